@@ -20,6 +20,8 @@ from tests.harness import BrokerProcess
 from tests.real.proxy import TcpProxy
 from tests.real.s3 import S3Server
 
+pytestmark = pytest.mark.shows("publish.back_pressure")
+
 MIB = 1 << 20
 TAIL = 2 * MIB
 SIZE = 16 * 1024
@@ -110,6 +112,7 @@ async def outage(minio: S3Server, seconds: float) -> None:
             assert not unexpected(broker)
 
 
+@pytest.mark.shows("store.lost_store")
 @pytest.mark.timeout(300)  # its own waits add up to more than the usual bound: a minute each for acks and for what is unanswered
 async def test_a_store_that_goes_and_comes_back(minio: S3Server) -> None:
     """Refused with 429 and 10167 after at most a second of slowing down, repeatedly, with core traffic and memory

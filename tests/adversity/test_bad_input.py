@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import nats.errors
+import pytest
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
@@ -178,6 +179,7 @@ async def test_bytes_of_any_kind_on_the_socket(tmp_path: Path) -> None:
             await throw(broker.port, bytes(data), connected=rng.random() < 0.8)
 
 
+@pytest.mark.shows("api.strict_json")
 async def test_any_json_on_every_api_subject(tmp_path: Path) -> None:
     """Each request has an answer or none, never a traceback; in any case the next one is served."""
     rng = dice()

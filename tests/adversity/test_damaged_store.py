@@ -116,6 +116,7 @@ async def test_a_damaged_segment_stops_the_start(tmp_path: Path, part: str) -> N
         await broker.close()
 
 
+@pytest.mark.shows("store.damage")
 @pytest.mark.parametrize("part", ["index", "frame"])
 async def test_a_damaged_block_costs_its_own_reads_alone(tmp_path: Path, part: str) -> None:
     """The broker runs. Reads of the damaged message are refused or time out, and the log names the object; every other

@@ -250,6 +250,7 @@ async def test_numbers_at_the_edges(tmp_path: Path) -> None:
         assert _unforeseen(broker) == []
 
 
+@pytest.mark.shows("stream.last_seq")
 async def test_a_stream_ends_at_its_last_sequence(tmp_path: Path) -> None:
     """Its last two sequences are assigned, then publishes are refused; also after a restart, and for async streams."""
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as broker:

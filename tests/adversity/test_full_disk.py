@@ -19,6 +19,8 @@ from tests.adversity.clients import Writer, connect, health, read_all, unexpecte
 from tests.harness import BrokerProcess
 from tests.real.s3 import MISSING
 
+pytestmark = pytest.mark.shows("store.full_disk")
+
 SIZE_MIB = 12
 ENVIRON = {"JETBLOCK_TAIL_BYTES_MAX": "1mb", "JETBLOCK_SEGMENT_BYTES": "64kb", "JETBLOCK_COMPRESSION": "none"}
 

@@ -229,6 +229,7 @@ async def _kill_rounds(directory: Path, rounds: int) -> None:
     assert run.batches
 
 
+@pytest.mark.shows("copy.restart", "store.kill")
 async def test_copies_and_counters_survive_kills(tmp_path: Path) -> None:
     await _kill_rounds(tmp_path, 2)
 

@@ -211,6 +211,7 @@ async def kill_rounds(store: Store, rounds: int) -> History:
     return run.history
 
 
+@pytest.mark.shows("publish.durable", "store.kill")
 @pytest.mark.timeout(300)
 async def test_25_kills_on_a_directory(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     await kill_rounds(make_store("directory", tmp_path, request), 25)

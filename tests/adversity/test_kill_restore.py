@@ -32,6 +32,7 @@ def backup(name: str) -> Backup:
     return Backup({"name": name, "subjects": [f"{name}.>"]}, {}, archive)
 
 
+@pytest.mark.shows("store.kill")
 async def test_killed_while_restoring(tmp_path: Path) -> None:
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")

@@ -84,6 +84,7 @@ class Run:
         await nc.close()
 
 
+@pytest.mark.shows("consumer.survives", "store.kill")
 async def test_work_queues_survive_kills(tmp_path: Path) -> None:
     """Publishers wait for PubAcks, consumers for the answers to their acks; the broker is killed on the way."""
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.SystemRandom().randrange(1 << 32)))

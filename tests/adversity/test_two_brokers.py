@@ -24,6 +24,8 @@ from tests.harness import BrokerProcess, free_port
 from tests.real.proxy import TcpProxy
 from tests.real.s3 import S3Server
 
+pytestmark = pytest.mark.shows("store.two_brokers")
+
 T = 1.5
 """The lease in these tests, seconds."""
 TAKING = 1.0
@@ -60,6 +62,7 @@ def url_of(broker: BrokerProcess) -> str:
     return f"nats://127.0.0.1:{broker.port}"
 
 
+@pytest.mark.shows("cluster.standby")
 async def test_a_second_broker_on_a_directory_waits_and_takes_over(tmp_path: Path) -> None:
     """It serves no client meanwhile; it takes over within a second after a SIGKILL, and after a clean stop; clients
     that know both brokers continue by themselves."""
@@ -111,6 +114,7 @@ async def test_a_paused_owner_of_a_directory_keeps_it(tmp_path: Path) -> None:
         await nc.close()
 
 
+@pytest.mark.shows("cluster.standby")
 async def test_take_over_on_s3_after_a_kill(minio: S3Server) -> None:
     """The standby sees no growth of the log for T, and serves within T and a second; the killed broker, started again,
     becomes the standby; a clean stop hands over without waiting for T."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from broker.clock import ManualClock
 from broker.cluster.ownership import seal_at
 from broker.cluster.standby import wait_for_lease, wait_for_lock
@@ -79,6 +81,7 @@ def test_the_same_name_takes_over_at_once() -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.shows("cluster.standby")
 def test_after_a_clean_stop_any_broker_takes_over_at_once() -> None:
     """The owner's own seal says that it is gone."""
     async def main(clock: ManualClock) -> None:

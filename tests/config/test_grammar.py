@@ -17,6 +17,8 @@ from broker.config.load import load
 from broker.config.settings import ConfigError
 from tests.harness import NatsServerProcess
 
+pytestmark = pytest.mark.shows("operation.grammar")
+
 HASH = "$2a$11$3kIDaCxw.Glsl1.u5nKa6eUnNDLV5HV9tIuUp7EHhMt6Nm9myW1aS"
 OTHERS = {
     "inc.conf": "port: 4333\n", "var.conf": "port: $outer\n", "loop.conf": "include loop.conf\n",
@@ -150,6 +152,7 @@ SAME_WORDS = [
 ]
 
 
+@pytest.mark.shows("operation.unknown_keys")
 @pytest.mark.parametrize("text", SAME_WORDS)
 def test_mistakes_in_the_words_of_the_real_server(directory: Path, text: str) -> None:
     """Text that launchers and people search for; the file's name may precede it."""

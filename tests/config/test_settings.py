@@ -230,6 +230,7 @@ REFUSED: list[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.shows("store.sync_interval")
 @pytest.mark.parametrize(("text", "why"), REFUSED)
 def test_file_refused(load_with: Load, text: str, why: str) -> None:
     """Each mistake is named, with its place in the file, its key and what would be right."""
@@ -248,6 +249,7 @@ def test_what_settings_allow_the_log_takes(load_with: Load) -> None:
     assert load_with("--store file:///a", JETBLOCK_COMMIT_INTERVAL="10s").storage.commit_interval_ns == 10_000_000_000
 
 
+@pytest.mark.shows("operation.check")
 def test_an_empty_file_fails_a_check_only(load_with: Load) -> None:
     """As on nats-server, which starts with such a file."""
     notice = "x.conf: config has no values or is empty"
@@ -263,6 +265,7 @@ def test_every_mistake_at_once(load_with: Load) -> None:
     assert [line.rsplit("x.conf", 1)[1][:5] for line in str(caught.value).splitlines()] == [":1:0:", ":2:1:", ":3:1:"]
 
 
+@pytest.mark.shows("auth.redaction")
 def test_secrets_stay_out_of_messages(load_with: Load) -> None:
     """Neither a refusal nor the printed settings show a password, a token or a key."""
     with pytest.raises(ConfigError) as caught:
@@ -277,6 +280,7 @@ def test_secrets_stay_out_of_messages(load_with: Load) -> None:
     assert "hunter2" not in repr(load_with(file="authorization { users [ {user: a, password: hunter2} ] }"))
 
 
+@pytest.mark.shows("operation.flags_win")
 def test_precedence(load_with: Load) -> None:
     """Flags override the environment, which overrides the file, in any order."""
     text = "port: 1001\nmax_payload: 1KB\nping_max: 9"
@@ -351,6 +355,7 @@ def test_file_that_is_no_text(load_with: Load, tmp_path: Path) -> None:
         load_with(f"-c {path}")
 
 
+@pytest.mark.shows("operation.flags")
 @pytest.mark.parametrize(("words", "wanted"), [
     (["-p", "-1"], {"clients.port": -1}),
     (["--port=4333"], {"clients.port": 4333}),
@@ -368,6 +373,7 @@ def test_flags(words: list[str], wanted: dict[str, Any]) -> None:
     assert read_flags(words).values == wanted
 
 
+@pytest.mark.shows("operation.flags")
 def test_other_words_of_the_command_line() -> None:
     """Flags other than settings: files, signals, arguments after the flags."""
     line = read_flags(["-c", "f", "-sd=d", "--signal", "ldm=7", "-t", "stray", "-p", "1"])
@@ -444,6 +450,7 @@ def test_what_is_shown_can_be_read_back(load_with: Load, flags: str, file: str, 
     assert show(again) == show(found)
 
 
+@pytest.mark.shows("auth.redaction")
 def test_what_is_shown_masks_secrets(load_with: Load) -> None:
     """Every password, token and key is masked; a file with masks in it causes a notice."""
     for text in ("authorization { user: u, password: hunter2 }", "authorization { token: hunter2 }",
@@ -485,6 +492,7 @@ def test_any_file(words: list[str]) -> None:
         pass
 
 
+@pytest.mark.shows("operation.unknown_keys")
 @pytest.mark.parametrize("text", [
     "x: 1", "port: 1\n  Foo: 2", "\n\nx: 1", "jetstream {\n foo: 1\n}", "a: 1\nb: 2",
     "authorization {\n\n   foo: 1\n}"])

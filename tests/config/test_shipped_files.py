@@ -80,6 +80,7 @@ def test_every_commented_setting_is_valid() -> None:
     assert (found.auth.user, found.storage.url, found.storage.s3_region) == ("app", "s3://jetblock/streams", "us-east-1")
 
 
+@pytest.mark.shows("operation.container")
 def test_compose_starts_what_the_broker_takes(compose: dict[str, Any]) -> None:
     """Its flags and variables become settings: S3, no pause between commits, a name of its own."""
     service = compose["services"]["jetblock"]
@@ -219,6 +220,7 @@ def test_compose_waits_in_order(compose: dict[str, Any]) -> None:
     assert services["bucket"]["configs"][0]["target"] == services["bucket"]["environment"]["POLICY"]
 
 
+@pytest.mark.shows("operation.container")
 def test_image_has_what_the_build_copies() -> None:
     """Every path that the Dockerfile copies is there and not ignored, and it does not run as root."""
     text = (ROOT / "Dockerfile").read_text()
@@ -270,6 +272,7 @@ def test_spark_page_is_up_to_date() -> None:
     assert made["PAGE"].read_text() == made["page"](), "run: python docs/generators/spark_options.py"
 
 
+@pytest.mark.shows("operation.keys")
 def test_each_key_of_nats_server_is_dealt_with() -> None:
     """Accepted, without effect, or refused with a reason: none is unknown, and none is ignored silently."""
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "nats_server_keys.py"))
@@ -280,3 +283,15 @@ def test_each_key_of_nats_server_is_dealt_with() -> None:
     assert fates["cluster.routes"] == ("cluster", "needs other servers, and this version of jetblock runs alone")
     with pytest.raises(ValueError, match="unknown"):
         made["fate"]("jetstream.nonsense")
+
+
+@pytest.mark.shows("core.mqtt", "core.write_timeout", "core.max_sub_tokens", "auth.ocsp", "auth.cert_store", "auth.proxies",
+                   "auth.encryption", "operation.queue_limits", "operation.profiling", "operation.syslog",
+                   "cluster.routes", "cluster.gateways", "cluster.leaf_nodes")
+@pytest.mark.parametrize("key", ["mqtt", "write_timeout", "max_sub_tokens", "ocsp", "tls.cert_store", "proxies", "jetstream.key",
+                                 "jetstream.request_queue_limit", "prof_port", "syslog", "cluster", "gateway", "leafnodes"])
+def test_what_does_not_exist_here_is_refused_by_name(key: str) -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "generators" / "nats_server_keys.py"))
+    named, reason = made["fate"](key)
+    assert named == key
+    assert reason.startswith(("is not supported", "is nothing that jetblock has", "needs other servers"))

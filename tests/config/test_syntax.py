@@ -90,6 +90,7 @@ FAILS: list[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.shows("operation.grammar")
 @pytest.mark.parametrize(("text", "wanted"), READS)
 def test_reads(text: str, wanted: dict[str, Any]) -> None:
     """Each text has the table's values."""

@@ -44,6 +44,7 @@ async def understood(process: type[ServerProcess], path: Path) -> dict[str, Any]
     return {name: page[name] for name in SHOWN if page.get(name, -1) not in (0, -1)}
 
 
+@pytest.mark.shows("operation.grammar")
 @pytest.mark.parametrize("name", FILES)
 async def test_both_understand_the_same(name: str, tmp_path: Path) -> None:
     """Each value in /varz."""

@@ -16,6 +16,7 @@ from broker.jetstream.wire.ids import short_hash
 from tests.jetstream.in_process import Inside
 
 
+@pytest.mark.shows("store.restart")
 async def test_streams_and_consumers_are_there_after_a_restart() -> None:
     """Create, update, publish, pull, pause; then restart from the applied state: everything is as before."""
     async with Inside() as broker:
@@ -54,6 +55,7 @@ async def test_memory_streams_and_consumers_are_forgotten() -> None:
         assert (await broker.ok("CONSUMER.NAMES.S"))["consumers"] == []
 
 
+@pytest.mark.shows("api.durable_answers")
 async def test_an_answer_means_persisted() -> None:
     """A create that was answered is in the applied state, which contains only what is stored."""
     async with Inside() as broker:
@@ -108,6 +110,7 @@ async def test_a_stream_that_cannot_be_used_says_why_and_keeps_its_subjects() ->
         assert "from_the_future" in listed["offline"]["S"]
 
 
+@pytest.mark.shows("accounts.domains", "api.domain")
 async def test_the_api_of_a_domain() -> None:
     async with Inside(JetStreamSettings(domain="hub")) as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S"}, prefix="$JS.hub.API.")
@@ -120,11 +123,13 @@ async def test_the_api_of_a_domain() -> None:
             await broker.ask("INFO", prefix="$JS.other.API.")
 
 
+@pytest.mark.shows("operation.strict")
 async def test_a_lenient_server_passes_over_unknown_fields() -> None:
     async with Inside(JetStreamSettings(strict=False)) as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "bogus": 1})
 
 
+@pytest.mark.shows("accounts.jetstream_limits")
 @pytest.mark.parametrize("account, server, first, second, err_code", [
     (AccountLimits(max_streams=1), ServerLimits(), {}, {}, 10027),
     (AccountLimits(max_storage=100), ServerLimits(), {"max_bytes": 60}, {"max_bytes": 41}, 10047),
@@ -141,6 +146,7 @@ async def test_what_an_account_may_have(account: AccountLimits, server: ServerLi
         await broker.ok("STREAM.CREATE.S", {"name": "S", **first})
 
 
+@pytest.mark.shows("api.info")
 async def test_account_info_counts_what_there_is() -> None:
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "max_bytes": 1000})
@@ -167,6 +173,7 @@ async def test_a_stream_receives_the_subjects_of_its_configuration_and_no_others
             await broker.publish("b")
 
 
+@pytest.mark.shows("deliver.status_503")
 async def test_a_deleted_consumer_answers_nothing() -> None:
     """Neither its pull requests nor its acks; a waiting request gets a status."""
     async with Inside() as broker:
@@ -186,6 +193,7 @@ async def test_a_deleted_consumer_answers_nothing() -> None:
                 await broker.client.request(subject, timeout=10)
 
 
+@pytest.mark.shows("api.ack_subjects")
 async def test_acks_come_in_both_forms() -> None:
     """The longer one names the account by a hash, which is nats-server's."""
     assert short_hash("$G") == "szMpdrwD"

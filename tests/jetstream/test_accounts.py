@@ -152,6 +152,7 @@ async def disabled(peer: Peer) -> list[Any]:
     return answers
 
 
+@pytest.mark.shows("accounts.jetstream_limits")
 async def test_limits_are_each_account_s_own_as_on_nats_server(tmp_path: Path) -> None:
     """The same scenario for each of several accounts, one after the other, on one server."""
     conf = tmp_path / "accounts.conf"
@@ -254,6 +255,7 @@ async def test_limits_change_while_streams_are_full() -> None:
         assert "error" not in json.loads((await broker.client.request("G", bytes(size))).data)
 
 
+@pytest.mark.shows("accounts.jetstream_on_off")
 async def test_jetstream_is_disabled_and_enabled_again() -> None:
     async with Inside() as broker:
         caller = await add(broker, "A")

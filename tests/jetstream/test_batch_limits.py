@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from broker.config.settings import JetStreamSettings, ServerLimits
 from broker.jetstream.inflight import BatchLimits
 from tests.jetstream.in_process import Inside
+
+pytestmark = pytest.mark.shows("publish.atomic_limits")
 
 
 async def send(broker: Inside, batch: str, place: int, **headers: str) -> Any:
@@ -17,6 +21,7 @@ async def send(broker: Inside, batch: str, place: int, **headers: str) -> Any:
     return json.loads(data) if data else None
 
 
+@pytest.mark.shows("operation.limits")
 async def test_limits_of_batches_are_configured() -> None:
     """Messages, open batches, and time: each ends with an error or an advisory."""
     limits = ServerLimits(batch_max_inflight_per_stream=2, batch_max_msgs=2, batch_timeout_ns=50_000_000)

@@ -48,6 +48,7 @@ async def _initial(watcher: KeyValue.KeyWatcher) -> list[tuple[str, bytes | None
     return seen
 
 
+@pytest.mark.shows("kv.watch")
 async def test_watchers_of_a_bucket(js: JetStreamContext) -> None:
     """Last values, history, without deletes, headers only, one key, wildcards: each in full, then later puts."""
     kv = await js.create_key_value(bucket="B", history=5)
@@ -77,6 +78,7 @@ async def test_watchers_of_a_bucket(js: JetStreamContext) -> None:
     assert (entry.key, entry.value) == ("b.x", b"7")
 
 
+@pytest.mark.shows("kv.bucket", "kv.put_get", "kv.create_update", "kv.delete", "kv.keys")
 async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, js: JetStreamContext) -> None:
     """Create and update only at the current revision; history is bounded; deletes are purged by age; a restart changes
     nothing."""
@@ -115,6 +117,7 @@ async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, 
         await js.key_value("B")
 
 
+@pytest.mark.shows("objects.put_get", "objects.delete")
 async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContext, tmp_path: Path) -> None:
     """Put, replace, read into a file, list, delete: chunks of replaced or deleted objects are gone, also on restart."""
     store = await js.create_object_store("F")
@@ -145,6 +148,7 @@ async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContex
     assert (await store.get_info("small")).description == "later"
 
 
+@pytest.mark.shows("objects.links", "objects.watch", "objects.seal", "objects.damage")
 async def test_objects_that_are_watched_linked_damaged_and_sealed(js: JetStreamContext) -> None:
     """Watchers see each change; links lead to objects and buckets; a wrong digest is detected; a seal ends all
     writing."""
@@ -179,6 +183,52 @@ async def test_objects_that_are_watched_linked_damaged_and_sealed(js: JetStreamC
     with pytest.raises(errors.APIError):
         await other.delete("link")
     assert (await other.get_info("link")).is_link()
+
+
+@pytest.mark.shows("kv.mirror", "kv.republish", "copy.mirror_filter", "copy.source_options")
+async def test_buckets_fed_by_another_one(server: ServerProcess, js: JetStreamContext) -> None:
+    """A mirror and a bucket with sources have the keys of another bucket under their own names; it republishes changes."""
+    def of_b(name: str) -> api.StreamSource:
+        return api.StreamSource(name="KV_B", subject_transforms=[api.SubjectTransform(src="$KV.B.>", dest=f"$KV.{name}.>")])
+
+    listener = await nats.connect(server.url)
+    heard = await listener.subscribe("heard.>")
+    await listener.flush()
+    origin = await js.create_key_value(bucket="B", republish=api.RePublish(src="$KV.B.>", dest="heard.>"))
+    await origin.put("a", b"1")
+    message = await heard.next_msg(SECONDS)
+    assert (message.subject, message.data, message.headers["Nats-Sequence"]) == ("heard.a", b"1", "1")
+    await listener.close()
+
+    await js.add_stream(api.StreamConfig(name="KV_M", mirror=of_b("M"), max_msgs_per_subject=1, allow_direct=True))
+    await js.add_stream(api.StreamConfig(name="KV_S", subjects=["$KV.S.>"], sources=[of_b("S")], max_msgs_per_subject=1,
+                                         allow_rollup_hdrs=True, allow_direct=True))
+    watchers = [await (await js.key_value(name)).watchall() for name in "MS"]
+    await origin.put("b", b"2")
+    for watcher in watchers:
+        seen = []
+        while len(seen) < 2:
+            entry = await watcher.updates(timeout=SECONDS)
+            seen += [(entry.key, entry.value)] if entry else []
+        assert seen == [("a", b"1"), ("b", b"2")]
+    copy = await js.key_value("S")
+    await copy.put("b", b"its own")
+    assert (await copy.get("b")).value == b"its own"
+    assert (await (await js.key_value("M")).get("b")).value == b"2"
+
+
+@pytest.mark.shows("objects.bucket")
+async def test_object_buckets_come_and_go(js: JetStreamContext) -> None:
+    """A bucket's status and its limits, and nothing of it once it is deleted."""
+    store = await js.create_object_store("F", api.ObjectStoreConfig(description="files", max_bytes=CHUNK))
+    assert ((status := await store.status()).bucket, status.description, status.sealed) == ("F", "files", False)
+    await store.put("o", b"x" * 1000)
+    assert (await (await js.object_store("F")).get("o")).data == b"x" * 1000
+    with pytest.raises(errors.APIError, match="maximum bytes exceeded"):
+        await store.put("too large", b"x" * CHUNK)
+    assert await js.delete_object_store("F")
+    with pytest.raises(errors.NotFoundError):
+        await js.object_store("F")
 
 
 async def _describe(js: JetStreamContext, bucket: str, name: str, more: dict[str, Any]) -> None:

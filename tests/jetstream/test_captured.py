@@ -28,7 +28,7 @@ STORAGES: dict[str, dict[str, Any]] = {"file": {}, "memory": {"storage": "memory
 every_storage = pytest.mark.parametrize("config", STORAGES.values(), ids=STORAGES)
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shows("publish.own_subjects")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[BrokerProcess, NatsServerProcess],

@@ -13,6 +13,7 @@ from tests.jetstream.in_process import Inside
 pytestmark = pytest.mark.asyncio
 
 
+@pytest.mark.shows("kv.ttl")
 async def test_buckets_of_stock_clients() -> None:
     """nats.py enables TTLs whenever it creates a bucket: a key expires, and leaves a marker where the bucket has a
     limit for them; both after a restart too."""

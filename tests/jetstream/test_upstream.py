@@ -49,6 +49,7 @@ async def make(broker: Inside, name: str, **config: Any) -> None:
     await broker.ok(f"STREAM.CREATE.{name}", {"name": name, "allow_direct": True, **config})
 
 
+@pytest.mark.shows("copy.restart")
 @pytest.mark.parametrize("storage", ["file", "memory"])
 async def test_a_mirror_goes_on_after_a_restart(storage: str) -> None:
     """Messages before, while and after the mirror's broker is away: each has the sequence and the time of its origin. A
@@ -71,6 +72,7 @@ async def test_a_mirror_goes_on_after_a_restart(storage: str) -> None:
         assert times[0] == times[1]
 
 
+@pytest.mark.shows("copy.mirror")
 async def test_a_mirror_reads_many_blocks() -> None:
     """A backlog of several commits, larger than one read, with a filter and gaps; the cache holds little of it."""
     async with Inside() as broker:
@@ -90,6 +92,7 @@ async def test_a_mirror_reads_many_blocks() -> None:
         await grown(broker, "D", 500)
 
 
+@pytest.mark.shows("copy.restart")
 async def test_sources_take_each_message_once_over_restarts() -> None:
     """Two sources, restarts between publishes, once also after all copies are purged."""
     async with Inside() as broker:
@@ -109,6 +112,7 @@ async def test_sources_take_each_message_once_over_restarts() -> None:
         assert (sources["A"]["seq"], sources["A"]["lag"], sources["B"]["seq"]) == (4, 0, 8)
 
 
+@pytest.mark.shows("copy.missing")
 async def test_an_origin_that_comes_goes_and_comes_back() -> None:
     """A missing origin is an error in the info. When it is recreated, a source copies all of it; a mirror only what is
     beyond its own."""
@@ -137,6 +141,7 @@ async def test_an_origin_that_comes_goes_and_comes_back() -> None:
         assert [body for _, body in (await stored(broker, "D")).values()] == [b"old 1", b"old 2", b"new 1", b"new 2", b"new 3"]
 
 
+@pytest.mark.shows("copy.mirror_direct", "stream.mirror_direct")
 async def test_a_mirror_answers_direct_gets_for_an_origin_that_is_gone() -> None:
     async with Inside() as broker:
         await make(broker, "S", subjects=["s"])
@@ -178,6 +183,7 @@ async def test_publishes_and_copies_share_a_stream() -> None:
         assert [body for body in bodies if body[:1] == b"s"] == [b"s%d" % n for n in range(200)]
 
 
+@pytest.mark.shows("copy.external")
 async def test_an_origin_that_no_import_reaches_is_an_error_in_the_info() -> None:
     async with Inside() as broker:
         external = {"api": "JS.other.API", "deliver": "d"}
@@ -191,6 +197,7 @@ async def test_an_origin_that_no_import_reaches_is_an_error_in_the_info() -> Non
         assert "import of that service" in (await info(broker, "M"))["mirror"]["error"]["description"]
 
 
+@pytest.mark.shows("copy.restart")
 @pytest.mark.parametrize("seed", range(2))
 async def test_crashes_neither_repeat_nor_lose_what_is_copied(seed: int) -> None:
     """The process ends again and again while messages are published, copied and purged from the stream that copies: each
@@ -241,6 +248,7 @@ async def test_sources_of_a_stream_that_keeps_what_consumers_wait_for(retention:
         assert await stored(broker, "D") == wanted | others
 
 
+@pytest.mark.shows("publish.counter_sources")
 @pytest.mark.parametrize("seed", range(3))
 async def test_sums_of_counters_are_those_of_a_plain_model(seed: int) -> None:
     """Two origins, a stream that sums them up with increments of its own, and a stream that copies those sums, through

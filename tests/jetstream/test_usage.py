@@ -87,6 +87,7 @@ async def fill(peer: Peer, storage: str) -> list[Any]:
     return told
 
 
+@pytest.mark.shows("operation.store_limits")
 @pytest.mark.parametrize("storage", STORAGES)
 async def test_a_full_server_answers_as_nats_server_does(tmp_path: Path, storage: str) -> None:
     conf = tmp_path / "bounds.conf"

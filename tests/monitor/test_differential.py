@@ -176,6 +176,8 @@ REFUSED = [
 ]
 
 
+@pytest.mark.shows("monitoring.varz", "monitoring.connz", "monitoring.close_reasons", "monitoring.subsz", "monitoring.jsz",
+                   "monitoring.healthz", "monitoring.accountz", "monitoring.routez", "monitoring.stacksz")
 @pytest.mark.parametrize("path", PAGES)
 async def test_page(pair: Pair, path: str) -> None:
     """One page of both."""

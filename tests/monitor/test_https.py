@@ -34,6 +34,7 @@ def configure(path: Path, authority: Authority, **tls: str) -> None:
                     f'tls {{ cert_file: "{files.cert}", key_file: "{files.key}", ca_file: "{authority.ca}"{more} }}\n')
 
 
+@pytest.mark.shows("monitoring.https")
 @BOTH
 async def test_certificate_and_reload(tmp_path: Path, process: type[ServerProcess]) -> None:
     """Pages come by TLS without a client's certificate, even where clients need one; SIGHUP loads another certificate."""

@@ -52,6 +52,7 @@ async def scrape(broker: BrokerProcess) -> Values:
             for family in parser.text_string_to_metric_families(body.decode()) for sample in family.samples}
 
 
+@pytest.mark.shows("monitoring.metrics")
 async def test_every_metric_is_there(used: BrokerProcess) -> None:
     """Of its type, with its help and labels; what has a unit has a base unit, and only counters end in _total."""
     _, body = await fetch(used.monitor_url + "/metrics")
@@ -69,6 +70,7 @@ async def test_every_metric_is_there(used: BrokerProcess) -> None:
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= found.keys()
 
 
+@pytest.mark.shows("monitoring.metrics")
 async def test_values(used: BrokerProcess) -> None:
     """Those of the stream, of its consumer, of clients and of commits."""
     values = await scrape(used)
@@ -108,6 +110,7 @@ async def test_counters_only_grow(used: BrokerProcess) -> None:
             assert after[key] >= value, key
 
 
+@pytest.mark.shows("monitoring.metrics")
 async def test_openmetrics(used: BrokerProcess) -> None:
     """In the other format, when it is asked for; its parser is strict about names and order."""
     async with BrokerConnection(used) as connection:

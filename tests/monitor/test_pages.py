@@ -17,6 +17,7 @@ def server() -> Server:
     return Server()
 
 
+@pytest.mark.shows("monitoring.connz")
 @pytest.mark.parametrize(("query", "cids"), [
     ({}, [1, 2, 3]), ({"sort": "cid"}, [1, 2, 3]), ({"sort": "msgs_to"}, [2, 1, 3]), ({"sort": "bytes_from"}, [3, 1, 2]),
     ({"sort": "subs"}, [2, 1, 3]), ({"sort": "pending"}, [3, 1, 2]), ({"sort": "last"}, [1, 3, 2]),
@@ -44,6 +45,7 @@ def test_connz_gathers_only_what_it_shows(server: Server) -> None:
     assert server.page("CONNZ", subs="detail", cid="2")["connections"][0]["subscriptions_list_detail"] == [SUB]
 
 
+@pytest.mark.shows("monitoring.connz")
 def test_connz_by_subject(server: Server) -> None:
     """Requests to the system account can ask for the connections that a subject reaches, in one account."""
     def cids(**members: Any) -> list[int]:
@@ -56,6 +58,7 @@ def test_connz_by_subject(server: Server) -> None:
         cids(filter_subject="foo")
 
 
+@pytest.mark.shows("monitoring.subsz")
 def test_subsz_takes_one_page(server: Server) -> None:
     """The total is of all, the list of what was asked for."""
     page = server.page("SUBSZ", subs="1", offset="7", limit="5")
@@ -72,6 +75,7 @@ def test_without_jetstream(server: Server) -> None:
     assert server.page("HEALTHZ") == {"status": "ok", "status_code": 200}
 
 
+@pytest.mark.shows("monitoring.healthz")
 @pytest.mark.parametrize(("health", "plain", "server_only", "enabled_only"), [
     (Health(), 200, 200, 200),
     (Health("standby", "another broker owns the store", serving=False), 503, 503, 503),
@@ -94,6 +98,7 @@ def test_healthz_asks_for_more_or_less(server: Server, health: Health, plain: in
             assert (details["status"], details["errors"][0]["error"]) == ("error", health.error)
 
 
+@pytest.mark.shows("monitoring.healthz")
 def test_stream_that_is_offline(server: Server) -> None:
     """/healthz fails for it, unless it is asked about something else."""
     assert server.jetstream is not None

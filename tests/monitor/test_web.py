@@ -105,6 +105,7 @@ async def test_errors(pages: Pages) -> None:
     assert (await pages.get("/healthz?live=1"))[::2] == (200, b'{"status":"ok"}')
 
 
+@pytest.mark.shows("monitoring.callback")
 async def test_callback(pages: Pages) -> None:
     """JSONP for a page, an error keeps its status; a callback that is no name could run any script."""
     status, headers, body = await pages.get("/varz?callback=my.call")
@@ -115,6 +116,7 @@ async def test_callback(pages: Pages) -> None:
     assert (await pages.get("/varz?callback=alert(1)//"))[::2] == (400, b"callback must be a JavaScript name")
 
 
+@pytest.mark.shows("monitoring.stacksz")
 async def test_links_and_stacks(pages: Pages) -> None:
     """Every page that the first one links to is there; /stacksz shows this test."""
     body = (await pages.get("/"))[2].decode()
@@ -125,6 +127,7 @@ async def test_links_and_stacks(pages: Pages) -> None:
     assert b"test_links_and_stacks" in (await pages.get("/stacksz"))[2]
 
 
+@pytest.mark.shows("monitoring.base_path")
 async def test_base_path() -> None:
     """Everything is below it, the links too."""
     async with Pages(base_path="/nats/") as below:

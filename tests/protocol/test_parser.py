@@ -81,6 +81,7 @@ def fed(made: Parser, data: bytes) -> list[Op]:
         batch = made.feed(b"")
 
 
+@pytest.mark.shows("core.pub")
 @pytest.mark.parametrize("name", CASES)
 def test_whole(name: str) -> None:
     """All of a case in one read."""
@@ -90,6 +91,7 @@ def test_whole(name: str) -> None:
     assert made.idle
 
 
+@pytest.mark.shows("core.pub")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("step", [1, 2, 3, 7])
 def test_in_pieces(name: str, step: int) -> None:
@@ -113,6 +115,7 @@ def test_with_more_behind(name: str) -> None:
     assert fed(made, b"cd\r\n") == [(b"next", b"", 0, b"abcd")]
 
 
+@pytest.mark.shows("core.errors")
 @pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.parametrize("step", [1, 1000])
 def test_error(name: str, step: int) -> None:

@@ -25,6 +25,7 @@ def naive(pattern: str) -> re.Pattern[str]:
     return re.compile(r"\.".join(parts))
 
 
+@pytest.mark.shows("core.wildcards")
 @given(patterns)
 def test_matches(pattern: str) -> None:
     """``matches`` agrees with a regular expression on every subject of up to five tokens of a small alphabet."""

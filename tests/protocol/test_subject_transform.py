@@ -68,6 +68,7 @@ def transformed(src: str, dest: str, subject: str) -> str | None:
     return None if made is None else made.decode()
 
 
+@pytest.mark.shows("core.mapping_functions")
 async def test_mappings_are_those_of_nats_server(tmp_path: Path) -> None:
     """Each subject of the table, published to a nats-server with the table as its mappings, arrives where ours says."""
     entries = "\n".join(f'  "{src}": "{dest}"' for src, dest, _ in MAPPINGS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from broker.clock import ManualClock
 from broker.config.access import AccountSettings
 from broker.config.sharing import Destination, Export, Import, Latency, SubjectMapping
@@ -12,6 +14,7 @@ from broker.server.accounts.account import Account
 from broker.server.routing.router import Router
 
 
+@pytest.mark.shows("monitoring.accountz")
 def test_exports_imports_and_mappings() -> None:
     """Each kind, with what is unset left out."""
     settings = AccountSettings(

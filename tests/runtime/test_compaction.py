@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import nats
+import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy
@@ -19,6 +20,8 @@ from broker.storage.format.header import key_position
 from broker.storage.objectstore.file import FileStore
 from broker.storage.paths import ShardPaths
 from broker.storage.shard import Shard
+
+pytestmark = pytest.mark.shows("store.compaction")
 
 SETTINGS = {"storage.compaction_segments": 1000, "storage.compaction_quiet_ns": 3_600_000_000_000, "storage.compaction_cpu": 100,
             "storage.compaction_bytes_per_second": 1 << 40, "storage.reader_grace_ns": 0}

@@ -60,6 +60,7 @@ async def serving(process: type[ServerProcess], tmp_path: Path, text: str = FILE
         yield broker
 
 
+@pytest.mark.shows("accounts.apart")
 @BOTH
 async def test_accounts_are_apart(process: type[ServerProcess], tmp_path: Path) -> None:
     """The same subject in two accounts is two subjects."""
@@ -99,6 +100,7 @@ async def test_jetstream_of_each_account(process: type[ServerProcess], tmp_path:
         assert caught.value.err_code == 10039
 
 
+@pytest.mark.shows("auth.permissions")
 @BOTH
 async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None:
     """What a user may not do is refused by name, and the connection stays."""
@@ -117,6 +119,7 @@ async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None
         assert (await mine.next_msg(5)).data == b"yes"
 
 
+@pytest.mark.shows("accounts.limits")
 @BOTH
 async def test_limits_of_an_account(process: type[ServerProcess], tmp_path: Path) -> None:
     """Connections, subscriptions of each, and the size of a message, which INFO tells."""
@@ -153,6 +156,7 @@ async def limits(broker: ServerProcess, user: str) -> tuple[int, int]:
     return size, subscriptions
 
 
+@pytest.mark.shows("accounts.system")
 @BOTH
 async def test_users_of_the_system_account_alone(process: type[ServerProcess], tmp_path: Path) -> None:
     """They keep nobody else out: who has no credentials is in the default account, with its streams."""

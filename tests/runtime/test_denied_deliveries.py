@@ -50,6 +50,7 @@ async def heard(client: Client, deliver: str, pull: bool) -> list[str]:
     return found
 
 
+@pytest.mark.shows("auth.permissions")
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
 @pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 async def test_denied_subjects_are_not_delivered(process: type[ServerProcess], pull: bool, tmp_path: Path) -> None:

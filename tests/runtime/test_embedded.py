@@ -11,6 +11,8 @@ import pytest
 from broker.embedded import Broker
 from broker.errors import StartError
 
+pytestmark = pytest.mark.shows("operation.embedded")
+
 
 async def test_streams_in_memory_on_a_free_port() -> None:
     """Two of them do not know of each other; after the end there is nothing at the address."""

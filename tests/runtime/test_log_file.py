@@ -13,6 +13,8 @@ import pytest
 from broker.runtime.log_file import LogFile
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 
+pytestmark = pytest.mark.shows("operation.log_files")
+
 STAMP = re.compile(r"x\.log\.\d{4}(\.\d\d){5}\.\d{9}")
 
 

@@ -37,6 +37,7 @@ def test_version() -> None:
         assert re.fullmatch(r"jetblock: v\d+\.\d+\.\d+", done.stdout.splitlines()[1])
 
 
+@pytest.mark.shows("operation.flags")
 def test_help_and_unknown_flags() -> None:
     """Usage for both; an unknown flag or word is an error, with a suggestion."""
     for word in ("--help", "-h", "help"):
@@ -70,6 +71,7 @@ def test_print_config(tmp_path: Path) -> None:
     assert run("--print-config", "-p", "x").returncode == 1
 
 
+@pytest.mark.shows("auth.no_auth_user")
 @BOTH
 async def test_no_auth_user(process: type[ServerProcess], tmp_path: Path) -> None:
     """A client without credentials is let in as that user; wrong credentials are refused all the same."""
@@ -81,6 +83,7 @@ async def test_no_auth_user(process: type[ServerProcess], tmp_path: Path) -> Non
             await nats.connect(broker.url, user="a", password="x", allow_reconnect=False)
 
 
+@pytest.mark.shows("operation.check")
 def test_bad_configuration(tmp_path: Path) -> None:
     """Status 1, and the line that launchers look for."""
     path = tmp_path / "x.conf"
@@ -171,6 +174,7 @@ class BlockedPort:
         self._socket.close()
 
 
+@pytest.mark.shows("operation.log_lines", "operation.pid_file")
 @BOTH
 async def test_lines_and_files_of_a_start(process: type[ServerProcess], tmp_path: Path) -> None:
     """Log lines in their form and order, the ports file, the pid file with no newline; the same for both servers."""
@@ -191,6 +195,7 @@ async def test_lines_and_files_of_a_start(process: type[ServerProcess], tmp_path
         assert (await fetch(server.monitor_url + "/healthz"))[0] == 200
 
 
+@pytest.mark.shows("operation.signals")
 @BOTH
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupt")])
 async def test_clean_end(process: type[ServerProcess], number: signal.Signals, name: str) -> None:
@@ -213,6 +218,7 @@ async def test_clean_end(process: type[ServerProcess], number: signal.Signals, n
             await closed.wait()
 
 
+@pytest.mark.shows("core.lame_duck")
 @BOTH
 async def test_lame_duck(process: type[ServerProcess], tmp_path: Path) -> None:
     """SIGUSR2: a connected client is informed, new ones are refused, and without clients it ends with 0."""
@@ -261,6 +267,7 @@ async def until(condition: object, seconds: float = 10) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.shows("operation.signals")
 async def test_other_signals() -> None:
     """SIGUSR1 without a log file and SIGHUP are answered with a line, and the broker goes on."""
     async with BrokerProcess() as server:
@@ -283,6 +290,7 @@ async def test_temporary_store_is_warned_of(process: type[ServerProcess], named:
         assert len(said) == (0 if named else 1)
 
 
+@pytest.mark.shows("operation.signals", "operation.lame_duck_command")
 async def test_signals_by_the_command(tmp_path: Path) -> None:
     """``--signal`` reaches a running broker by its id or its pid file; what cannot be reached is an error."""
     pid_file = tmp_path / "pid"
@@ -349,6 +357,7 @@ async def test_ipv6() -> None:
         raise
 
 
+@pytest.mark.shows("operation.pid_file")
 async def test_ports_file_appears_whole(tmp_path: Path) -> None:
     """It is readable by everybody as its directory allows, and no temporary file is left."""
     async with BrokerProcess() as server:

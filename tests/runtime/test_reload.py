@@ -15,6 +15,8 @@ import pytest
 
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 
+pytestmark = pytest.mark.shows("operation.reload")
+
 BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 RELOADED = r"\[INF\] Reloaded server configuration"
 
@@ -234,6 +236,7 @@ async def test_what_cannot_change(tmp_path: Path) -> None:
         assert any("Reloaded: max_payload = 10" in line for line in server.broker.stderr)
 
 
+@pytest.mark.shows("operation.flags_win")
 @BOTH
 async def test_flags_stay(process: type[ServerProcess], tmp_path: Path) -> None:
     """What the command line says is still stronger than the file."""

@@ -181,6 +181,7 @@ def _without_null(answer: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in answer.items() if name != "data" or value is not None}
 
 
+@pytest.mark.shows("monitoring.requests", "monitoring.account_requests", "monitoring.statsz", "accounts.system")
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("subject", "request_body"), REQUESTS, ids=_name)
 async def test_same_answers(brokers: tuple[Broker, Broker], subject: str, request_body: object) -> None:
@@ -204,6 +205,7 @@ FROM_ACCOUNT: list[tuple[str, object]] = [
 ]
 
 
+@pytest.mark.shows("monitoring.account_requests")
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("subject", "request_body"), FROM_ACCOUNT, ids=_name)
 async def test_an_account_asks_about_itself(brokers: tuple[Broker, Broker], subject: str, request_body: object) -> None:
@@ -225,6 +227,7 @@ async def test_an_account_asks_nothing_else(brokers: tuple[Broker, Broker], subj
             await broker.user.ask(subject.replace("<id>", broker.id))
 
 
+@pytest.mark.shows("monitoring.connect_events")
 @pytest.mark.asyncio(loop_scope="module")
 async def test_same_events(brokers: tuple[Broker, Broker]) -> None:
     """A client comes, publishes and goes; another one is refused: the same events with the same members."""
@@ -250,6 +253,7 @@ async def test_same_events(brokers: tuple[Broker, Broker]) -> None:
     assert [event["sent"] for event in ours if "reason" in event] == [event["sent"] for event in real if "reason" in event]
 
 
+@pytest.mark.shows("monitoring.kick")
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kick(brokers: tuple[Broker, Broker]) -> None:
     """The client is gone, and the answers are the same."""
@@ -267,6 +271,7 @@ async def test_kick(brokers: tuple[Broker, Broker]) -> None:
     assert list(differences(*answers)) == []
 
 
+@pytest.mark.shows("monitoring.reload_request", "monitoring.server_events")
 @pytest.mark.parametrize("kind", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 async def test_reload_and_shutdown(kind: type[ServerProcess], tmp_path: Path) -> None:
     """A new user can log in; a wrong file changes nothing and is the answer; the end is announced. The system account

@@ -65,6 +65,7 @@ async def test_publish_and_subscribe(event_loop_policy: asyncio.AbstractEventLoo
         assert [m.headers for m in got] == [{"N": str(i)} if i % 2 else None for i in range(100)]
 
 
+@pytest.mark.shows("core.no_responders")
 async def test_request() -> None:
     """Requests are answered, many at a time; one without a responder fails at once."""
     async with running() as server, client(server) as nc, client(server) as service:
@@ -79,6 +80,7 @@ async def test_request() -> None:
             await nc.request("half", b"", timeout=5)
 
 
+@pytest.mark.shows("core.queue_groups")
 async def test_queue_group() -> None:
     """Each message has one member; all members get some."""
     async with running() as server, client(server) as nc:
@@ -102,6 +104,7 @@ async def test_queue_group() -> None:
         assert min(counts) > 50
 
 
+@pytest.mark.shows("core.sub")
 async def test_drain_and_auto_unsubscribe() -> None:
     """A drained connection has handled all earlier messages; a limited subscription stops at its limit."""
     async with running() as server, client(server) as nc:
@@ -124,6 +127,7 @@ async def test_drain_and_auto_unsubscribe() -> None:
         assert server.router.subscription_count == own
 
 
+@pytest.mark.shows("core.pub")
 async def test_large_messages() -> None:
     """Messages up to max_payload pass whole; a larger one ends the connection."""
     async with running() as server, client(server) as nc:
@@ -185,6 +189,7 @@ async def until_gone(server: Server, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.shows("core.slow_consumer")
 async def test_slow_consumer_by_bytes() -> None:
     """A client with more than max_pending unread is disconnected and counted; the publisher is unaffected."""
     async with running(max_pending=4 * 1024 * 1024) as server, deaf(server), Wire(server.port) as publisher:
@@ -198,6 +203,7 @@ async def test_slow_consumer_by_bytes() -> None:
         assert [ended["reason"] for ended in server.connections(closed=True)] == ["Slow Consumer (Pending Bytes)"]
 
 
+@pytest.mark.shows("core.slow_consumer")
 async def test_slow_consumer_by_time() -> None:
     """A client that reads nothing within the write deadline is disconnected although little is pending."""
     async with running(write_deadline_ns=200_000_000) as server, deaf(server), Wire(server.port) as publisher:
@@ -231,6 +237,7 @@ async def test_a_reader_is_not_slow() -> None:
         assert server.connections()[0]["pending_bytes"] > 0
 
 
+@pytest.mark.shows("core.stall")
 async def test_fast_producer_is_stalled() -> None:
     """While a receiver is above three quarters of its bound, its publisher is slowed down, and counted."""
     async with running(max_pending=40 * 1024 * 1024) as server, deaf(server), Wire(server.port) as publisher:
@@ -242,6 +249,7 @@ async def test_fast_producer_is_stalled() -> None:
         assert server.varz()["stalled_clients"] > 0
 
 
+@pytest.mark.shows("core.stall")
 async def test_fast_producer_is_not_stalled_when_that_is_turned_off() -> None:
     """The publisher continues at full speed; the receiver is disconnected at its bound."""
     async with running(max_pending=8 * 1024 * 1024, no_fast_producer_stall=True) as server, deaf(server), \
@@ -298,6 +306,7 @@ async def test_release_after_the_end() -> None:
 # Shutdown and keep-alive
 
 
+@pytest.mark.shows("core.lame_duck")
 async def test_lame_duck() -> None:
     """No new connections, INFO with ldm for those that can take one, the grace period, then the end of each."""
     async with running(lame_duck_duration_ns=400_000_000, lame_duck_grace_period_ns=200_000_000) as server, Wire(
@@ -353,6 +362,7 @@ async def test_half_closed_client() -> None:
         assert await wire.end() == b"MSG a 1 2\r\nhi\r\n"
 
 
+@pytest.mark.shows("core.ping")
 async def test_pings_keep_a_client() -> None:
     """A client that answers is never stale; its round trip is measured."""
     async with running(ping_interval_ns=50_000_000, ping_max=1) as server, Wire(server.port) as wire:
@@ -365,6 +375,7 @@ async def test_pings_keep_a_client() -> None:
         assert entry["rtt"] != "0s"
 
 
+@pytest.mark.shows("core.info")
 async def test_advertise() -> None:
     """New addresses are sent to clients that accept them, and to new ones."""
     async with running() as server, Wire(server.port) as wire:

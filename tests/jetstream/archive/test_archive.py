@@ -39,6 +39,7 @@ def written() -> bytes:
     return writer.begin(STREAM) + writer.consumer(CONSUMER) + writer.messages(MSGS) + writer.end()
 
 
+@pytest.mark.shows("api.restore")
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
 def test_nats_servers_archive(step: int) -> None:
     stream, durable, other, *batches, end = read(REAL, step)
@@ -53,6 +54,7 @@ def test_nats_servers_archive(step: int) -> None:
     assert end is END
 
 
+@pytest.mark.shows("api.snapshot")
 @pytest.mark.parametrize("step", [1 << 20, 1000, 13])
 def test_an_archive_of_ours(step: int) -> None:
     stream, consumer, *batches, end = read(written(), step)

@@ -136,6 +136,7 @@ async def test_without_consumers(broker: Inside) -> None:
     assert (await restored(broker.client, backup, name="T", subjects=["t"]))["state"]["consumer_count"] == 0
 
 
+@pytest.mark.shows("api.snapshot")
 async def test_chunks_are_as_large_as_asked(broker: Inside) -> None:
     await fill(broker, 40, 4000)
     backup = await take(broker.client, "S", chunk_size=1)
@@ -331,6 +332,7 @@ BAD = {
 }
 
 
+@pytest.mark.shows("api.restore")
 @pytest.mark.parametrize("storage", ["file", "memory"])
 async def test_a_bad_archive_leaves_nothing(broker: Inside, storage: str) -> None:
     for what, data in BAD.items():

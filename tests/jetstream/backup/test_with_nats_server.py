@@ -122,6 +122,7 @@ async def seen(client: Client, name: str) -> dict[str, Any]:
             "consumers": {one: plain(await api(client, f"CONSUMER.INFO.{name}.{one}")) for one in sorted(names)}}
 
 
+@pytest.mark.shows("api.snapshot", "api.restore")
 @pytest.mark.parametrize("source", [0, 1], ids=["from nats-server", "from jetblock"])
 async def test_a_backup_is_the_same_stream_on_both(clients: tuple[Client, Client], source: int) -> None:
     backup = await fill(clients[source], new_name())
@@ -143,6 +144,7 @@ async def test_a_backup_is_the_same_stream_on_both(clients: tuple[Client, Client
     assert streams[1]["consumers"]["WORK"]["num_ack_pending"] == 13
 
 
+@pytest.mark.shows("api.snapshot")
 async def test_ours_is_restored_there_and_comes_back(clients: tuple[Client, Client]) -> None:
     real, ours = clients
     name = new_name()
@@ -157,6 +159,7 @@ async def test_ours_is_restored_there_and_comes_back(clients: tuple[Client, Clie
     assert await seen(ours, name) == before
 
 
+@pytest.mark.shows("api.restore")
 @pytest.mark.parametrize("changes", [
     {}, {"name": "T", "subjects": ["t"]}, {"max_msgs": 3}, {"max_msgs_per_subject": 2}, {"max_bytes": 1000}, {"max_msg_size": 10},
     {"max_msgs": 3, "discard": "new"}, {"max_bytes": 1000, "discard": "new"},
@@ -194,6 +197,7 @@ async def test_changed_configurations(clients: tuple[Client, Client], changes: d
     assert answers[1] == answers[0]
 
 
+@pytest.mark.shows("advisory.snapshot", "advisory.restore")
 async def test_advisories(clients: tuple[Client, Client]) -> None:
     """Each server's own: which, and what they say."""
     heard = []

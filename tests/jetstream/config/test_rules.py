@@ -66,6 +66,7 @@ def test_defaults_take_the_place_of_zeros() -> None:
     assert (config.num_replicas, config.duplicate_window) == (1, 120 * SECOND)
 
 
+@pytest.mark.shows("operation.limits")
 def test_the_window_for_duplicates_fits_into_age_and_server_limit() -> None:
     assert stream({"max_age": 5 * SECOND}).duplicate_window == 5 * SECOND
     server = ServerLimits(duplicate_window_ns=7 * SECOND)
@@ -105,6 +106,7 @@ def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err
         stream(value, neighbours={"T": StreamConfig(name="T", subjects=["t"], max_msg_size=10)})
 
 
+@pytest.mark.shows("copy.own_consumer")
 @pytest.mark.parametrize("value, field", [
     ({"mirror": {"name": "T", "external": {"api": "JS.a.API"}, "consumer": {"name": "C", "deliver_subject": "d"}}},
      "mirror.consumer with external"),
@@ -184,6 +186,7 @@ def test_consumers_take_their_stream_s_limits() -> None:
     assert error.description.endswith("1m0s")
 
 
+@pytest.mark.shows("operation.limits")
 def test_server_limits_are_defaults_and_bounds_of_consumers() -> None:
     server = ServerLimits(max_ack_pending=7, max_request_batch=9)
     config = consumer({"ack_policy": "explicit"}, server=server)

@@ -5,7 +5,7 @@ In nats-server the audit of a request and the advisory of its effect race, so ea
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 _AUDIT = "sub audit $JS.EVENT.ADVISORY.API\n"
 
@@ -82,7 +82,23 @@ SCENARIOS: dict[str, str] = {
         "api CONSUMER.LIST.S", 'api CONSUMER.PAUSE.S.C {"pause_until": "2099-01-01T00:00:00Z"}',
         "api CONSUMER.PAUSE.S.C", 'pull C p {"batch": 1}', "api CONSUMER.RESET.S.C", 'api CONSUMER.RESET.S.C {"seq": x',
         'api CONSUMER.UNPIN.S.C {"group": "g"}', "api CONSUMER.DELETE.S.C", "api CONSUMER.DELETE.S.C"),
-    "audit of what has no answer": _AUDIT + "stream\ndrop audit\n" + _audited(
-        "tell STREAM.INFO.S", "tell STREAM.INFO.NONE", "tell STREAM.NO.SUCH",
-        'tell STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "max_msgs": 7}'),
+    "audit of what has no answer": _AUDIT + """stream
+        drop audit
+        tell STREAM.INFO.S
+        get audit 1
+        tell STREAM.INFO.NONE
+        get audit 1
+        tell STREAM.NO.SUCH
+        rest audit
+        tell STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "max_msgs": 7}
+        get audit 1
+        rest audit""",
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "advisory.api_audit": ("audit of *",),
+    "advisory.consumer_action": ("consumers", "a consumer that nobody uses"),
+    "advisory.consumer_pause": ("paused",),
+    "advisory.stream_action": ("streams",),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

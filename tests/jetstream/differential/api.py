@@ -13,7 +13,7 @@ Each scenario begins on servers without streams. Bodies are sent as written.
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 _STREAM = 'api STREAM.CREATE.S {"name": "S", "subjects": ["s.>"], "allow_direct": true}'
 _SIX = "\n".join([_STREAM, "pub s.0 zero", "pub s.1 one", "pub s.2 two", "pub[a: b] s.0 three", "pub s.1 four",
@@ -571,3 +571,68 @@ SCENARIOS: dict[str, str] = {
         pub[Nats-Rollup: all] s.0 x
         api STREAM.INFO.S""",
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "api.clusters_only": ("clusters only",),
+    "api.consumer_action": ("actions",),
+    "api.consumer_create": ("four ways to create", "create requests that cannot be"),
+    "api.consumer_delete": ("nothing there",),
+    "api.consumer_info": ("consumer lists", "pause"),
+    "api.consumer_names": ("consumer lists",),
+    "api.consumer_pause": ("pause",),
+    "api.consumer_reset": ("reset",),
+    "api.consumer_unpin": ("unpin",),
+    "api.direct_batch": ("direct get of batches", "direct get of several subjects"),
+    "api.direct_get": ("direct get", "direct get that cannot be"),
+    "api.info": ("account info",),
+    "api.levels": ("required level", "metadata"),
+    "api.msg_delete": ("message delete", "message delete in memory"),
+    "api.msg_get": ("message get", "message get that cannot be"),
+    "api.msg_next": ("pulling",),
+    "api.nobody": ("nobody home", "nothing there"),
+    "api.pedantic": ("pedantic", "pedantic consumers"),
+    "api.stream_create": ("create", "create with everything", "create asynchronous"),
+    "api.stream_delete": ("bodies that are no objects", "nothing there"),
+    "api.stream_info": ("state",),
+    "api.stream_list": ("paging", "create"),
+    "api.stream_names": ("stream names", "paging"),
+    "api.stream_purge": ("purge", "purge forbidden"),
+    "api.stream_update": ("update",),
+    "api.strict_json": ("wrong types", "unknown fields", "closed sets", "no JSON", "names without case",
+                        "two values in one body", "bodies that are no objects", "create requests that cannot be",
+                        "consumer fields of wrong types"),
+    "api.unknown": ("unknown subjects",),
+    "cluster.raft": ("clusters only",),
+    "consumer.defaults": ("consumer defaults", "consumers that cannot be"),
+    "consumer.deliver_policy": ("where consumers start", "where consumers cannot start"),
+    "consumer.description": ("consumer defaults", "actions"),
+    "consumer.durable": ("four ways to create",),
+    "consumer.ephemeral": ("four ways to create",),
+    "consumer.pause_until": ("pause",),
+    "consumer.updates": ("consumer updates", "push consumer updates"),
+    "deliver.status_503": ("nobody home",),
+    "deliver.direct_statuses": ("direct get that cannot be", "direct get of batches", "direct get of several subjects"),
+    "kv.bucket": ("key-value bucket",),
+    "publish.pub_ack": ("publishing",),
+    "stream.allow_direct": ("direct get",),
+    "stream.compression": ("create with everything", "closed sets"),
+    "stream.consumer_limits": ("limits for consumers",),
+    "stream.defaults": ("limits that cannot be", "limits put right", "closed sets"),
+    "stream.deny": ("purge forbidden", "create with everything"),
+    "stream.description": ("metadata", "create with everything"),
+    "stream.discard_new_per_subject": ("create with everything",),
+    "stream.first_seq": ("first sequence",),
+    "stream.max_msgs": ("limits shrink",),
+    "stream.name": ("limits that cannot be", "wrong types"),
+    "stream.no_ack": ("no-ack of everything",),
+    "stream.num_replicas": ("limits that cannot be",),
+    "stream.persist_mode": ("create asynchronous", "closed sets"),
+    "stream.placement": ("create with everything",),
+    "stream.same_again": ("create",),
+    "stream.sealed": ("seal",),
+    "stream.shown": ("create with everything", "state", "state of a memory stream"),
+    "stream.storage": ("state of a memory stream", "message delete in memory"),
+    "stream.subjects": ("subjects", "overlap"),
+    "stream.updates": ("update", "updates that only go one way"),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 
 def _msg(subject: str, place: int, *headers: str, batch: str = "b", commit: str = "") -> str:
@@ -133,3 +133,18 @@ SCENARIOS: dict[str, str] = {
     "beside a consumer": 'stream {"allow_atomic": true}\nconsumer C {"filter_subject": "s.b"}\n'
                          + _batch("s.a", "s.b", "s.c", "s.b") + '\ninfo C\npull C p {"batch": 5, "no_wait": true}\nrest p\ninfo C',
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "publish.async": ("with async persistence",),
+    "publish.atomic": ("committed*", "in memory", "nothing but its end", "only a sequence, only a commit",
+                       "no place, or none that is one", "ids", "gaps", "unknown commits", "two at a time",
+                       "message ids", "last sequence*", "expectations of wildcards", "roll-ups*", "a roll-up of all*",
+                       "beside a consumer"),
+    "publish.atomic_limits": ("fifty", "too many messages"),
+    "publish.order": ("which comes first",),
+    "publish.required_level": ("required API level",),
+    "publish.transformed": ("transformed and published again",),
+    "stream.atomic": ("not allowed", "no longer allowed", "on a mirror"),
+    "stream.republish": ("transformed and published again",),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

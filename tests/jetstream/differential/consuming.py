@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 _FIVE = "stream\nfill 5 s.#\n"
 _PULL = _FIVE + "consumer C\n"
@@ -1137,3 +1137,68 @@ SCENARIOS: dict[str, str] = {
                             ("pushing", PUSHING), ("life", LIFE))
     for name, scenario in scenarios.items()
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "advisory.ack_metric": ("acks: sampled",),
+    "api.ack_subjects": ("acks: in the longer form",),
+    "consumer.ack_policy": ("pulling: ack none", "acks: all", "acks: one by one"),
+    "consumer.ack_wait": ("redelivery: ack_wait", "life: update of ack_wait and max_deliver"),
+    "consumer.backoff": ("redelivery: backoff*",),
+    "consumer.deliver_group": ("pushing: to a group*",),
+    "consumer.deliver_policy": ("starts: deliver *",),
+    "consumer.deliver_subject": ("pushing: to a subject", "pushing: moved to another subject"),
+    "consumer.ephemeral": ("life: ephemeral goes", "life: push ephemeral goes"),
+    "consumer.filter_subject": ("starts: filter*",),
+    "consumer.filter_subjects": ("starts: several filters*", "life: filters of both kinds"),
+    "consumer.flow_control": ("pushing: flow control", "pushing: heartbeats under flow control"),
+    "consumer.headers_only": ("pulling: headers only", "pushing: headers only"),
+    "consumer.idle_heartbeat": ("pushing: heartbeats*",),
+    "consumer.inactive_threshold": ("life: ephemeral goes", "life: pulled in time it stays, then goes",
+                                    "pushing: a durable that nobody hears goes"),
+    "consumer.max_ack_pending": ("redelivery: max_ack_pending*", "life: update of max_ack_pending"),
+    "consumer.max_deliver": ("redelivery: max_deliver*", "pushing: max_deliver"),
+    "consumer.max_waiting": ("pulling: max_waiting*", "life: one-shots with one place to wait"),
+    "consumer.mem_storage": ("life: memory",),
+    "consumer.ordered": ("pushing: ordered",),
+    "consumer.rate_limit": ("pushing: rate limit",),
+    "consumer.replay_policy": ("pulling: replay at the original pace", "pushing: replay at the original pace"),
+    "consumer.request_limits": ("pulling: limits of requests", "pulling: limit of expires as a duration",
+                                "life: limits of requests change"),
+    "consumer.sample_freq": ("acks: sampled",),
+    "consumer.state": ("life: deleted at the floor", "life: first_seq", "life: purged in part",
+                       "acks: all with redeliveries"),
+    "consumer.updates": ("life: update of *", "life: updates that cannot be", "life: limits of requests change"),
+    "deliver.ack": ("acks: one by one", "acks: twice", "acks: nonsense", "acks: of what was never delivered"),
+    "deliver.ack_all": ("acks: all*", "pushing: ack all"),
+    "deliver.count": ("redelivery: redelivery count rises for each",),
+    "deliver.double_ack": ("acks: one by one", "acks: next"),
+    "deliver.flow_control": ("pushing: flow control",),
+    "deliver.heartbeats": ("pulling: heartbeats", "pushing: heartbeats*"),
+    "deliver.nak": ("acks: nak*",),
+    "deliver.next": ("acks: next", "pushing: next from a push consumer"),
+    "deliver.pause": ("life: paused*",),
+    "deliver.progress": ("acks: in progress",),
+    "deliver.pull": ("pulling: batch*", "pulling: no_wait*", "pulling: expires", "pulling: bodies that cannot be",
+                     "pulling: requests pending"),
+    "deliver.pull_bytes": ("pulling: max_bytes*", "pulling: expires with bytes"),
+    "deliver.pull_heartbeat": ("pulling: heartbeats*",),
+    "deliver.push": ("pushing: to a subject", "pushing: without acks", "pushing: interest goes and comes",
+                     "pushing: redelivery"),
+    "deliver.push_group": ("pushing: to a group*",),
+    "deliver.redelivery": ("redelivery: several times", "redelivery: order", "redelivery: nobody to take it",
+                           "redelivery: ack after expiry"),
+    "deliver.removed": ("life: messages deleted under it", "life: purged*", "life: limits * under it",
+                        "life: messages age under it", "life: stream purged while a push consumer waits"),
+    "deliver.reset": ("life: reset",),
+    "deliver.stalled": ("redelivery: max_ack_pending*", "pushing: max_ack_pending"),
+    "deliver.status_400": ("pulling: bodies that cannot be", "pulling: heartbeats that cannot be"),
+    "deliver.status_404": ("pulling: no_wait at the end",),
+    "deliver.status_408": ("pulling: expires", "pulling: requests pending", "pulling: inbox gone"),
+    "deliver.status_409": ("pulling: max_waiting", "pulling: limits of requests", "pulling: max_bytes",
+                           "pulling: pulling from a push consumer", "pulling: deleted under requests"),
+    "deliver.term": ("acks: term",),
+    "deliver.turns": ("pulling: requests take turns*",),
+    "stream.max_consumers": ("life: max_consumers",),
+    "stream.max_msgs_per_subject": ("life: one message per subject",),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

@@ -5,7 +5,7 @@ Consumers whose acks come with answers to flow control requests, and consumers t
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 _FLOW = '{"deliver_subject": "d", "ack_policy": "flow_control"'
 
@@ -126,3 +126,12 @@ SCENARIOS: dict[str, str] = {
         rest ev
         info C""",
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "consumer.ack_flow_control": ("flow control acks*",),
+    "consumer.direct": ("direct consumers*", "sourcing consumers"),
+    "consumer.pause_until": ("created paused",),
+    "copy.consumer": ("flow control acks", "sourcing consumers"),
+    "copy.identity": ("identity of the stream",),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 _INCREMENTS = ("1", "+1", "-3", "0", "-0", "007", "123456789012345678901234567890", "x", "1.5", "", " 4", "4 ", "--1", "+", "1_000",
                "0x10", "1e3", "٣")
@@ -181,3 +181,12 @@ SCENARIOS: dict[str, str] = {
         api STREAM.CREATE.B {"name": "B"}
         api STREAM.UPDATE.B {"name": "B", "allow_msg_counter": true}""",
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "publish.counter_sources": ("sources that a client made up", "the sum of a source", "sums of several sources",
+                                "counters that are not summed"),
+    "publish.incr": ("increments", "totals", "beside other headers*", "limits", "batches*",
+                     "a broken counter in a batch"),
+    "stream.counter": ("configurations",),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

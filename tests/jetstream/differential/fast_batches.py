@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 START, APPEND, COMMIT, END, PING = range(5)
 
@@ -70,3 +70,9 @@ SCENARIOS: dict[str, str] = {
     "with an atomic batch's headers": _on("", _msg(1, START, "Nats-Batch-Id: x", "Nats-Batch-Sequence: 1"), _msg(2, COMMIT)),
     "transformed": _on('"subject_transform": {"src": "s.*", "dest": "s.new.{{wildcard(1)}}"}', *_msgs(1, 3), _msg(4, COMMIT)),
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "publish.fast": ("*",),
+    "stream.batched": ("not allowed", "no longer allowed"),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

@@ -12,7 +12,7 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
     api SUBJECT BODY            a request to $JS.API.SUBJECT                                               [its answer]
     tell SUBJECT BODY           the same without a reply subject
     pub[Name: value; …] SUBJECT BODY        a JetStream publish                                            [its PubAck]
-    into[Name: value; …] REPLY SUBJECT BODY     a publish with this reply subject, without waiting
+    into[Name: value; …] REPLY SUBJECT BODY     a publish with this reply subject (``-``: none), without waiting
     fill N SUBJECT              N publishes with bodies 1..N; a ``#`` in the subject becomes the number   [last PubAck]
     sub BOX SUBJECT QUEUE       listen under a name of its own (SUBJECT: that of the box; QUEUE: none)
     unsub BOX
@@ -294,7 +294,7 @@ class Player:
 
     async def do_into(self, headers: str, rest: str) -> None:
         reply, subject, body = [*rest.split(" ", 2), ""][:3]
-        self._publish(subject, body.encode(), reply, headers)
+        self._publish(subject, body.encode(), "" if reply == "-" else reply, headers)
 
     async def do_fill(self, rest: str) -> Any:
         count, subject = rest.split()

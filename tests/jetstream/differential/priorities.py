@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 
 def _consumer(policy: str, messages: int = 6, options: str = "") -> str:
@@ -290,3 +290,15 @@ SCENARIOS: dict[str, str] = {
         get p 1
         info C""",
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "advisory.pinned": ("pinned: unpinned", "pinned: timeout"),
+    "api.consumer_unpin": ("unpin", "pinned: unpinned"),
+    "consumer.priority_groups": ("several groups", "configurations that cannot be", "requests of no group*",
+                                 "policies change"),
+    "deliver.overflow": ("overflow: *",),
+    "deliver.pinned": ("pinned: *",),
+    "deliver.prioritized": ("prioritized: *",),
+    "deliver.status_423": ("pinned: wrong id", "pinned: waiting when unpinned"),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

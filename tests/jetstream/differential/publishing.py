@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from itertools import combinations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 SCENARIOS: dict[str, str] = {
+    "without a reply subject": """stream {"max_msg_size": 60}
+        into - s.a one
+        into[Nats-Msg-Id: 1] - s.a two
+        into[Nats-Msg-Id: 1] - s.a again
+        into[Nats-Expected-Last-Sequence: 9] - s.a three
+        into - s.a too large by far, since this stream takes no message of more than sixty bytes
+        into - elsewhere four
+        pub s.b five
+        state
+        msgs S""",
     "message ids": """stream {"duplicate_window": 300ms}
         pub[Nats-Msg-Id: a] s.a 1
         pub[Nats-Msg-Id: a] s.b 2
@@ -342,3 +352,36 @@ SCENARIOS |= {
         "stream", "pub[Nats-Msg-Id: a] s.a 1", *(f"pub[{_TOO_LARGE}; {one}] s.a x" for one in FAULTS), "state"]),
     "sealed, and another fault": _sealed(*(f"pub[{one}] s.a x" for one in [*FAULTS, _TOO_LARGE])),
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "publish.no_reply": ("without a reply subject",),
+    "api.direct_get": ("direct gets after removals",),
+    "publish.expected_last_msg_id": ("expected last message id",),
+    "publish.expected_last_seq": ("expected last sequence",),
+    "publish.expected_last_subject_seq": ("expected last sequence of a subject",),
+    "publish.expected_stream": ("expected stream",),
+    "publish.full": ("max_msgs, discard new", "max_bytes, discard new", "discard_new_per_subject"),
+    "publish.header_limit": ("headers too large, and another fault",),
+    "publish.headers_kept": ("headers are kept as they are", "odd headers"),
+    "publish.max_size": ("max_msg_size",),
+    "publish.msg_id": ("message ids*", "message id of what was refused"),
+    "publish.order": ("what comes first", "two faults*", "headers too large, and another fault",
+                      "sealed, and another fault"),
+    "publish.rollup": ("roll-up*",),
+    "stream.deny": ("nothing may be removed",),
+    "stream.discard_new": ("max_msgs, discard new", "max_bytes, discard new", "max_msgs_per_subject, discard new"),
+    "stream.discard_new_per_subject": ("discard_new_per_subject", "roll-up over discard_new_per_subject"),
+    "stream.discard_old": ("max_msgs", "max_bytes", "max_msgs_per_subject"),
+    "stream.duplicate_window": ("message ids outlive their messages", "duplicate window shrinks"),
+    "stream.limits_retention": ("max_msgs", "max_bytes", "max_age"),
+    "stream.max_age": ("max_age",),
+    "stream.max_bytes": ("max_bytes*",),
+    "stream.max_msg_size": ("max_msg_size",),
+    "stream.max_msgs": ("max_msgs*",),
+    "stream.max_msgs_per_subject": ("max_msgs_per_subject*",),
+    "stream.no_ack": ("no_ack",),
+    "stream.rollup": ("roll-ups forbidden", "roll-ups"),
+    "stream.sealed": ("sealed", "sealed, and another fault"),
+    "stream.storage": ("memory and its direct gets",),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 _QUEUE = 'stream {"retention": "workqueue"}\n'
 _INTEREST = 'stream {"retention": "interest"}\n'
@@ -858,3 +858,14 @@ INTEREST: dict[str, str] = {
 SCENARIOS: dict[str, str] = {
     f"{kind}: {name}": one
     for kind, found in (("work queue", WORK_QUEUES), ("rules", RULES), ("interest", INTEREST)) for name, one in found.items()}
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "deliver.interest": ("interest: all must ack", "interest: ack all", "interest: ack none*",
+                         "interest: each kind of answer", "interest: those whose filters match must ack"),
+    "deliver.workqueue": ("work queue: acks remove", "work queue: each kind of answer",
+                          "work queue: acks again and acks of nothing", "work queue: redelivered, then acked"),
+    "stream.interest_retention": ("interest: *",),
+    "stream.retention_updates": ("rules: updates", "interest: limits to interest*"),
+    "stream.workqueue_retention": ("work queue: *", "rules: *"),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

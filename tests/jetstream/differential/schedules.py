@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 _STREAM = 'stream {"allow_msg_schedules": true, "allow_msg_ttl": true}'
 _FAR = "@at 2099-01-01T00:00:00Z"
@@ -142,3 +142,11 @@ SCENARIOS: dict[str, str] = {
         api STREAM.PURGE.TICK {"filter": "TICK.t.>"}
         state""",
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "publish.schedule_at": ("firing", "patterns"),
+    "publish.schedule_options": ("headers*", "what is stored", "begun and ended in a batch"),
+    "publish.schedule_repeated": ("patterns",),
+    "stream.schedules": ("configurations",),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

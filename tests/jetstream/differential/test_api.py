@@ -22,6 +22,7 @@ from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
 from tests.harness import BrokerProcess, NatsServerProcess
+from tests.jetstream.differential import coverage
 from tests.jetstream.differential.api import SCENARIOS
 from tests.jetstream.in_process import Inside
 
@@ -168,3 +169,4 @@ async def test_answers_are_those_of_nats_server(servers: tuple[Server, ...], nam
     for one in got:
         for (step, theirs), (_, ours) in zip(expected, one, strict=True):
             assert ours == theirs, step
+    assert not coverage.unkept(name, expected), "coverage.py says that nats-server sends this"

@@ -17,7 +17,7 @@ import pytest_asyncio
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.jetstream.differential.player import Player
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shows("copy.other_accounts")]
 
 CONFIG = """
 jetstream {{ max_mem: 100MB, max_file: 100MB, store_dir: "{}" }}

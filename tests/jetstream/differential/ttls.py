@@ -7,7 +7,7 @@ TTLs are whole seconds, so steps that take time are combined: several streams in
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 _TTLS = ("1s", "1", "01", "1500ms", "never", "NEVER", "1h2m3s", "0", "0s", "0.5s", "-1s", "-1", "+1s", "x", "", "1x", "9223372036",
          "1.5s", "١s")
@@ -109,3 +109,10 @@ SCENARIOS: dict[str, str] = {
         rest p
         info C""",
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "publish.ttl": ("a TTL's spelling*", "what comes before a TTL", "expiry"),
+    "stream.delete_markers": ("streams with markers", "a TTL below that of markers", "expiry"),
+    "stream.msg_ttl": ("TTLs may be allowed later", "expiry"),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

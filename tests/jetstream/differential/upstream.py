@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 
 def _creates(*configs: str) -> str:
@@ -334,3 +334,21 @@ SCENARIOS: dict[str, str] = {
         make C {"mirror": {"name": "A"}}
         api STREAM.UPDATE.A {"name": "A", "subjects": ["a"], "sources": [{"name": "C"}]}""",
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "copy.cycles": ("cycles",),
+    "copy.info": ("mirror", "sources"),
+    "copy.mirror": ("mirror", "mirrors that cannot be", "mirror of a mirror", "consumers of a mirror"),
+    "copy.mirror_filter": ("mirror filters",),
+    "copy.mirror_gaps": ("mirror with gaps", "mirror of a stream that begins late"),
+    "copy.mirror_promote": ("mirror becomes a stream",),
+    "copy.missing": ("mirror of what is not there",),
+    "copy.source_duplicates": ("sources and duplicates",),
+    "copy.source_options": ("sources", "sources that cannot be"),
+    "copy.source_updates": ("sources come and go",),
+    "copy.sources": ("sources", "one source", "sources with limits", "sources that cannot be"),
+    "publish.transformed": ("transform",),
+    "stream.republish": ("republish*",),
+    "stream.subject_transform": ("transform*",),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

@@ -117,4 +117,4 @@ async def test_without_the_setting_they_are_refused() -> None:
         assert await broker.error("STREAM.CREATE.AUDIT", {"name": "AUDIT", "subjects": [">"], "no_ack": True}) == 10065
 
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.shows("stream.overlapping")]

@@ -14,6 +14,7 @@ from tests.jetstream.stream.world import World, ask, everything, pub, publish, r
 from tests.storage.listening import Listening
 
 
+@pytest.mark.shows("stream.persist_mode", "publish.async")
 async def test_async_acknowledges_at_once() -> None:
     """persist_mode async: PubAcks and refusals go out when the decision is taken; consumers still wait for the store."""
     world = World()

@@ -52,6 +52,7 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come about")
 
 
+@pytest.mark.shows("publish.back_pressure")
 async def test_a_full_log_slows_and_then_refuses() -> None:
     """While the log has no room publishers are held for a second, then refused by 429 and 10167; sequenced messages are
     acknowledged once the store is back, and then publishes are accepted again."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from broker.gotime import format_time
 from broker.jetstream.stream.stream import Stream
 from broker.storage.log.settings import LogSettings
@@ -36,6 +38,7 @@ def at(world: World, seconds: int) -> str:
     return "@at " + format_time(world.clock.now_ns() + seconds * SECOND)
 
 
+@pytest.mark.shows("publish.schedule_at")
 async def test_a_time_fires_once_and_is_purged_with_it() -> None:
     """Also where the time passed while the broker was down."""
     world = World(settings=LogSettings(segment_count=3))
@@ -56,6 +59,7 @@ async def test_a_time_fires_once_and_is_purged_with_it() -> None:
     await world.close()
 
 
+@pytest.mark.shows("publish.schedule_repeated")
 async def test_an_interval_fires_again_and_again() -> None:
     """Missed times are made up for by a single message; a restart in between loses and repeats nothing."""
     world = World()
@@ -78,6 +82,7 @@ async def test_an_interval_fires_again_and_again() -> None:
     await world.close()
 
 
+@pytest.mark.shows("publish.schedule_options")
 async def test_what_ends_a_schedule() -> None:
     """A purge, a delete, a newer schedule, a message that ends it, and a plain message after it."""
     world = World()

@@ -102,6 +102,7 @@ def _shape(name: str, value: Any) -> Any:
     return type(value).__name__ if name in ("id", "timestamp", "start", "rtt") else value
 
 
+@pytest.mark.shows("advisory.api_audit")
 @pytest.mark.parametrize("name", CONFIGURED)
 async def test_who_asked_and_where_as_nats_server_tells_it(name: str, tmp_path: Path) -> None:
     """The members of ``client`` by how it came in, ``server`` and ``domain``; a token is never shown."""

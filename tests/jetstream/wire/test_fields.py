@@ -47,6 +47,7 @@ def complaint(text: bytes, of: type[Any] = StreamConfigRequest) -> str:
     return caught.value.description.removeprefix("invalid JSON: ")
 
 
+@pytest.mark.shows("api.strict_json")
 @pytest.mark.parametrize("text, said", [
     (b'{"max_msgs":"x"}',
      "json: cannot unmarshal string into Go struct field StreamConfigRequest.max_msgs of type int64"),
@@ -181,6 +182,7 @@ def test_the_word_for_a_syntax_error_is_always_found(source: str) -> None:
         assert syntax_error(source)
 
 
+@pytest.mark.shows("api.errors")
 def test_an_error_carries_its_code_and_its_words() -> None:
     error = ApiError(10071, seq=7)
     assert error.to_json() == {"code": 400, "err_code": 10071, "description": "wrong last sequence: 7"}

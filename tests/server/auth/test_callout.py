@@ -24,6 +24,8 @@ from tests.keys import key, secret
 from tests.server.operator.clients import connected, write
 from tests.server.raw_client import Wire
 
+pytestmark = pytest.mark.shows("auth.callout")
+
 BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 ISSUER, OTHER = key(ACCOUNT, "issuer"), key(ACCOUNT, "other")
 OK = b"PONG\r\n"

@@ -69,6 +69,7 @@ async def login(port: int, **fields: Any) -> bytes:
 REFUSED = b"-ERR 'Authorization Violation'\r\n"
 
 
+@pytest.mark.shows("auth.password")
 @BOTH
 async def test_bcrypt_users(process: type[ServerProcess], tmp_path: Path) -> None:
     """The password logs in and the hash does not; every refusal has its line, and none contains a secret."""
@@ -98,6 +99,7 @@ async def test_bcrypt_users(process: type[ServerProcess], tmp_path: Path) -> Non
         assert not [line for line in server.stderr if "hush-hush" in line or "$2" in line]
 
 
+@pytest.mark.shows("auth.token")
 @BOTH
 async def test_bcrypt_token(process: type[ServerProcess], tmp_path: Path) -> None:
     """A token may be a hash, too; unquoted in a file as well, where ``$`` begins a variable."""
@@ -109,6 +111,7 @@ async def test_bcrypt_token(process: type[ServerProcess], tmp_path: Path) -> Non
         assert await login(server.port, user="u", **{"pass": "secret"}) == REFUSED
 
 
+@pytest.mark.shows("auth.timeout")
 @BOTH
 async def test_authentication_timeout_is_logged(process: type[ServerProcess], tmp_path: Path) -> None:
     """A client that never identifies itself: a debug line, like nats-server's."""

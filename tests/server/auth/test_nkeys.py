@@ -15,6 +15,8 @@ from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.keys import key, signed
 from tests.server.raw_client import Wire
 
+pytestmark = pytest.mark.shows("auth.nkeys")
+
 BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 A, R, W, N, B = (key(USER, name) for name in "ARWNB")
 REFUSED = b"-ERR 'Authorization Violation'\r\n"

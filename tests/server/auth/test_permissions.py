@@ -210,6 +210,7 @@ async def real_port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[i
         yield process.port
 
 
+@pytest.mark.shows("auth.password", "auth.permissions")
 @pytest.mark.parametrize("name", DIALOGUES)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_dialogue(name: str, real_port: int) -> None:
@@ -218,6 +219,7 @@ async def test_dialogue(name: str, real_port: int) -> None:
         assert await play(server.port, DIALOGUES[name]) == await play(real_port, DIALOGUES[name])
 
 
+@pytest.mark.shows("auth.no_auth_user")
 async def test_no_auth_user(tmp_path: Path) -> None:
     """Clients without credentials are that user: in its account, with its permissions; no other client is."""
     path = tmp_path / "nats.conf"
@@ -250,6 +252,7 @@ async def test_violations_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFi
 # Settings that nats-server's configuration lacks, and what is shown
 
 
+@pytest.mark.shows("auth.expiry")
 async def test_expiry() -> None:
     """A login expires at its time; the connection gets the reason, and one without an expiry stays."""
     clock = GuardedClock()
@@ -293,6 +296,7 @@ async def test_stock_clients() -> None:
             await client.close()
 
 
+@pytest.mark.shows("accounts.limits")
 async def test_accounts_count_apart() -> None:
     """Connections, messages, bytes and subscriptions of each account, also of a connection that moves."""
     async with running(ACCOUNTS, users=tuple(USERS)) as server, Wire(server.port) as moving, Wire(server.port) as b:
@@ -368,6 +372,7 @@ def test_subscriptions_that_need_a_filter() -> None:
     assert [grouped(subject) for subject in (b"foo", b"bar.x", b"bar.x.y")] == [True, True, False]
 
 
+@pytest.mark.shows("auth.allow_responses")
 def test_reply_permissions_end() -> None:
     """After the given number of responses or time, and no earlier; a negative number is no limit."""
     now_ns = 0
@@ -393,6 +398,7 @@ def test_reply_permissions_end() -> None:
     assert all(forever.use(b"r") for _ in range(100))
 
 
+@pytest.mark.shows("auth.allow_responses")
 def test_reply_permissions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expired permissions are removed; if there are very many, also the oldest."""
     monkeypatch.setattr("broker.server.auth.permissions._REPLIES_MAX", 3)

@@ -17,7 +17,7 @@ from nats.aio.subscription import Subscription
 
 from tests.harness import BrokerProcess, NatsServerProcess
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.shows("core.trace_messages")]
 
 DEST = {"Nats-Trace-Dest": "trace.x"}
 ONLY = {**DEST, "Nats-Trace-Only": "true"}

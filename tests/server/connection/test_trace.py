@@ -30,6 +30,7 @@ async def traced(process: type[ServerProcess], *flags: str, say: bytes = DIALOGU
         return lines
 
 
+@pytest.mark.shows("operation.trace_log")
 async def test_same_lines_as_the_real_server() -> None:
     """The same lines; ours show a read's operations first, then their results."""
     ours, theirs = await traced(BrokerProcess), await traced(NatsServerProcess)
@@ -42,6 +43,7 @@ async def test_same_lines_as_the_real_server() -> None:
     assert any("CONNECT" in line and "[REDACTED]" in line for line in ours)
 
 
+@pytest.mark.shows("operation.trace_log")
 async def test_payloads_are_cut_and_one_line_each() -> None:
     """``--max_traced_msg_len`` cuts; line ends and escapes in a payload do not make lines of their own."""
     payload = b"[INF] a\r\n\x1b[31mfaked line"
@@ -51,6 +53,7 @@ async def test_payloads_are_cut_and_one_line_each() -> None:
     assert '<<- [CONNECT {"pass":"[REDACTED]","auth_token":"[REDACTED]"}]' in lines
 
 
+@pytest.mark.shows("auth.redaction")
 async def test_secrets_are_found_however_they_are_spelled() -> None:
     """Names of any case and with escapes, which the server accepts; undecodable input is not shown at all."""
     for connect in (b'{"PASS":"hunter2","Auth_Token":"hunter2"}', b'{"p\\u0061ss":"hunter2"}', b'{"pass":["hunter2"]}',

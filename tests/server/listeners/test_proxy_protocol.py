@@ -15,6 +15,8 @@ from broker.server.listeners.proxy_protocol import ProxyHeader, ProxyHeaderError
 from broker.server.server import Server
 from tests.certificates import Authority
 
+pytestmark = pytest.mark.shows("core.proxy_protocol")
+
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 
 

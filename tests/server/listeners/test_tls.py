@@ -84,6 +84,7 @@ async def closed_reason(server: Server, count: int = 1) -> str:
     return reason
 
 
+@pytest.mark.shows("core.tls")
 async def test_after_info_everything_is_encrypted_and_whole(authority: Authority) -> None:
     """nats-py over TLS, with messages of many records."""
     async with serving(authority) as server:
@@ -99,6 +100,7 @@ async def test_after_info_everything_is_encrypted_and_whole(authority: Authority
         await client.close()
 
 
+@pytest.mark.shows("core.tls")
 async def test_info_says_what_is_required(authority: Authority) -> None:
     """The fields by which clients choose, for each way to begin."""
     for fields, tls, want in (({}, {}, {"tls_required": True}),
@@ -109,6 +111,7 @@ async def test_info_says_what_is_required(authority: Authority) -> None:
             assert {name: value for name, value in info.items() if name.startswith("tls")} == want
 
 
+@pytest.mark.shows("core.tls")
 async def test_a_client_may_come_in_plain_text_where_that_is_allowed(authority: Authority) -> None:
     """``allow_non_tls``: the first byte decides; a client silent for the handshake's timeout is a plain one."""
     async with serving(authority, {"clients.allow_non_tls": True}, timeout_ns=100_000_000) as server:
@@ -126,6 +129,7 @@ async def test_a_client_may_come_in_plain_text_where_that_is_allowed(authority: 
         assert ["tls_version" in row for row in server.connections()] == [False, False, True]
 
 
+@pytest.mark.shows("core.tls_first")
 async def test_the_handshake_may_come_first(authority: Authority) -> None:
     """``handshake_first``: no byte before the handshake; INFO after it, however the ClientHello is cut."""
     async with serving(authority, handshake_first_ns=0) as server:
@@ -140,6 +144,7 @@ async def test_the_handshake_may_come_first(authority: Authority) -> None:
         assert b"INFO" not in await silent.rest()
 
 
+@pytest.mark.shows("core.tls_first")
 async def test_the_handshake_may_come_first_for_those_who_begin_it(authority: Authority) -> None:
     """``handshake_first: 300ms``: INFO follows after the delay for a client that waits for it."""
     async with serving(authority, {"clients.allow_non_tls": True}, handshake_first_ns=30_000_000) as server:
@@ -200,6 +205,7 @@ async def test_who_is_slow_silent_or_no_tls_client_is_closed(authority: Authorit
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.shows("auth.client_certificates")
 async def test_clients_without_a_trusted_certificate_are_refused(
         authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """``verify``: none, one of another authority, one that is trusted."""
@@ -222,6 +228,7 @@ async def test_clients_without_a_trusted_certificate_are_refused(
         assert (await line.ping()).endswith(b"PONG\r\n")
 
 
+@pytest.mark.shows("auth.client_certificates")
 async def test_only_pinned_certificates_are_let_in(authority: Authority) -> None:
     """``pinned_certs``: SHA-256 of the public key."""
     import hashlib
@@ -243,6 +250,7 @@ async def test_only_pinned_certificates_are_let_in(authority: Authority) -> None
         assert await closed_reason(server) == "TLS Handshake Failure"
 
 
+@pytest.mark.shows("auth.client_certificates")
 @pytest.mark.parametrize("user, subject, names", [
     ("derek@nats.io", "CN=a", [x509.RFC822Name("derek@nats.io")]),
     ("app.example.com", "CN=a", [x509.RFC822Name("else@nats.io"), x509.DNSName("app.example.com")]),
@@ -316,6 +324,7 @@ async def test_certificates_can_be_read_again(authority: Authority) -> None:
         assert (await plain.ping()).endswith(b"PONG\r\n")
 
 
+@pytest.mark.shows("auth.tls_certificates")
 async def test_the_certificate_is_the_one_for_the_name_that_is_asked_for(authority: Authority) -> None:
     """``certs``: the first one serves, unless another has the name."""
     one, two = authority.server("one", ["localhost"]), authority.server("two", ["*.example.com"])
@@ -355,6 +364,7 @@ def test_what_cannot_be_used_is_refused_by_name(authority: Authority, fields: di
         server.load()
 
 
+@pytest.mark.shows("auth.tls_certificates")
 async def test_versions_and_ciphers_are_those_that_are_set(authority: Authority) -> None:
     """``min_version`` and ``cipher_suites``, which is about TLS 1.2."""
     old = authority.trust()
@@ -373,6 +383,7 @@ async def test_versions_and_ciphers_are_those_that_are_set(authority: Authority)
         assert (server.connections()[0]["tls_version"], server.connections()[0]["tls_cipher_suite"]) == ("1.2", suite)
 
 
+@pytest.mark.shows("auth.connection_rate")
 async def test_handshakes_can_be_limited_to_so_many_a_second(authority: Authority) -> None:
     """``connection_rate_limit``."""
     async with serving(authority, connection_rate_limit=1) as server:

@@ -28,6 +28,8 @@ from tests import tokens
 from tests.certificates import Authority
 from tests.keys import key
 
+pytestmark = pytest.mark.shows("core.websocket")
+
 CONNECT = b'CONNECT {"verbose":false,"protocol":1,"headers":true}\r\nPING\r\n'
 
 
@@ -371,6 +373,7 @@ async def test_this_port_may_ask_for_credentials_of_its_own(rule: dict[str, str]
         writer.close()
 
 
+@pytest.mark.shows("auth.connection_types")
 async def test_users_may_be_bound_to_a_way_of_coming() -> None:
     """``allowed_connection_types``, and ``no_auth_user`` of this port alone."""
     users = (User("tcp", "p", connection_types=frozenset({"STANDARD"})), User("web", "p"))

@@ -21,6 +21,8 @@ from tests.keys import key
 from tests.server.operator.clients import BOTH, ask, connected, directory, write
 from tests.server.raw_client import Wire
 
+pytestmark = pytest.mark.shows("auth.claims_requests")
+
 A, B = key(ACCOUNT, "A").public, key(ACCOUNT, "B").public
 SIGNER = key(ACCOUNT, "signer")
 UPDATE, LIST, DELETE = "$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.LIST", "$SYS.REQ.CLAIMS.DELETE"
@@ -221,6 +223,7 @@ async def stream(client: Client) -> int:
     return info.state.messages
 
 
+@pytest.mark.shows("accounts.tiers")
 @BOTH
 async def test_jetstream_follows_the_claims(process: type[ServerProcess], tmp_path: Path) -> None:
     """An account gets JetStream with its claims, loses it, and has its streams again, also after a restart; its tier is R1."""

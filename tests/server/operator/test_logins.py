@@ -17,6 +17,8 @@ from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.keys import key
 from tests.server.raw_client import Wire
 
+pytestmark = pytest.mark.shows("auth.jwt")
+
 BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 
 NOW = int(time.time())
@@ -200,6 +202,7 @@ async def test_limits(process: type[ServerProcess], tmp_path: Path) -> None:
                 assert await wire.end() == b"-ERR 'Maximum Payload Violation'\r\n"
 
 
+@pytest.mark.shows("auth.expiry")
 @BOTH
 async def test_a_user_expires(process: type[ServerProcess], tmp_path: Path) -> None:
     """By its token, by the end of its window of time, and with its account."""

@@ -21,6 +21,8 @@ from tests.keys import key
 from tests.server.operator.clients import BOTH, connected, write
 from tests.server.raw_client import Wire
 
+pytestmark = pytest.mark.shows("auth.resolvers")
+
 NAMES = [key(ACCOUNT, name).public for name in "ABC"]
 TOKENS = {key(ACCOUNT, name).public: tokens.account(name) for name in ("A", "SYS")}
 

@@ -95,6 +95,7 @@ async def arrives(a: Wire, b: Wire, kind: str, sent: str, got: str) -> bool:
     return found is not None
 
 
+@pytest.mark.shows("auth.jwt", "accounts.stream_sharing")
 @BOTH
 async def test_imports(process: type[ServerProcess], tmp_path: Path) -> None:
     """Every import of the table works or does not, as its claims say."""
@@ -131,6 +132,7 @@ async def test_permission_that_ends(process: type[ServerProcess], tmp_path: Path
                 pass
 
 
+@pytest.mark.shows("accounts.mappings")
 @BOTH
 async def test_mappings(process: type[ServerProcess], tmp_path: Path) -> None:
     """Subjects are mapped as the claims say."""

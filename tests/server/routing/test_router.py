@@ -107,6 +107,7 @@ def router() -> Router:
     return Router(ManualClock(), random.Random(1), at_once)
 
 
+@pytest.mark.shows("core.wildcards")
 def test_is_a_bus(router: Router) -> None:
     """The type checker verifies that the router is JetStream's ``Bus``."""
     bus: Bus = router
@@ -336,6 +337,7 @@ def test_deliver_to_one_client(router: Router) -> None:
     assert peer.counted == [2, 10]
 
 
+@pytest.mark.shows("core.headers")
 def test_deliver_strips_headers(router: Router) -> None:
     """A client without headers gets the payload alone."""
     peer = FakePeer(router, headers=False)

@@ -60,6 +60,7 @@ async def _reload(kind: type[ServerProcess], path: Path, before: str, after: str
         return await play(server.port, STEPS, reload)
 
 
+@pytest.mark.shows("accounts.stream_sharing")
 @pytest.mark.parametrize("name", CHANGES)
 async def test_reload(name: str, tmp_path: Path) -> None:
     """Live connections and their subscriptions see the change, as on nats-server."""
@@ -91,6 +92,7 @@ async def _ask(server: Server) -> str:
         return (await client.settled()).decode().split("\r\n")[1]
 
 
+@pytest.mark.shows("accounts.stream_sharing")
 async def test_an_import_waits_for_its_export() -> None:
     """The accounts may come in any order; an import begins with its export, and ends with it."""
     async with running(ACCOUNTS[1:], users=LOGINS["users"][1:]) as server:
@@ -169,6 +171,7 @@ async def test_a_limit_counts_messages_of_both_accounts() -> None:
         assert not router.interest(b"ev")
 
 
+@pytest.mark.shows("core.mappings")
 async def test_mappings_of_the_default_account() -> None:
     """Those at the top of a configuration; JetStream's domain adds its own, which the account's precede."""
     mappings = (SubjectMapping("x.*", (Destination("y.$1"),)), SubjectMapping("$JS.dom.API.INFO", (Destination("z"),)))

@@ -296,6 +296,7 @@ async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
         yield real.port, ours.port
 
 
+@pytest.mark.shows("accounts.stream_sharing", "accounts.service_sharing", "accounts.mappings")
 @pytest.mark.parametrize("name", DIALOGUES)
 async def test_dialogue(name: str, ports: tuple[int, int]) -> None:
     """Both servers, one dialogue, the same messages."""

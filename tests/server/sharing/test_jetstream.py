@@ -146,6 +146,7 @@ async def test_advisories_tell_who_asked(clients: Clients) -> None:
     assert (event["client"]["acc"], event["client"]["svc"]) == ("B", "A")
 
 
+@pytest.mark.shows("accounts.domains")
 async def test_domain(clients: Clients) -> None:
     """The domain's name stands before the API's subjects, and those of buckets."""
     js = clients["a"].jetstream(domain="dom")
@@ -158,6 +159,7 @@ async def test_domain(clients: Clients) -> None:
     assert await _unanswered(clients["a"], "$JS.other.API.INFO")
 
 
+@pytest.mark.shows("accounts.user_info")
 async def test_user_info(clients: Clients) -> None:
     """Every account's users learn their own user and account."""
     for name in "abcd":

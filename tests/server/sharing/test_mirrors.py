@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import pytest
 from nats.js.api import ExternalStream, StreamSource
 
 from tests.harness import BrokerProcess
@@ -30,6 +31,7 @@ accounts {{
     return path
 
 
+@pytest.mark.shows("copy.other_accounts")
 async def test_imports_come_and_go(tmp_path: Path) -> None:
     """Without the import of the API, or of the deliveries, the mirror copies nothing, and its info says why; with both it
     goes on where it was, also after a restart of the broker."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +87,7 @@ def _mapped(mapping: SubjectMapping, subject: bytes, count: int = 1000) -> Count
     return Counter(subject for subject, *_ in taken or ops)
 
 
+@pytest.mark.shows("core.mappings")
 def test_weights() -> None:
     """Each destination gets its share; the source keeps the rest, or it is lost where the source is a destination."""
     shares = _mapped(SubjectMapping("a.*", (Destination("b.$1", 20), Destination("c.$1", 30))), b"a.x")
@@ -99,6 +101,7 @@ def test_weights() -> None:
     assert len(_mapped(SubjectMapping("a", (Destination("b.{{random(4)}}"),)), b"a")) == 4
 
 
+@pytest.mark.shows("core.mappings")
 @given(st.lists(st.tuples(_patterns(), _LITERAL), min_size=1, max_size=4, unique_by=lambda pair: pair[0]),
        st.lists(_LITERAL, min_size=1, max_size=30))
 def test_first_mapping_applies(pairs: list[tuple[str, str]], subjects: list[str]) -> None:
@@ -159,6 +162,7 @@ def _response(router: Router, timers: _Timers) -> Response:
     return Response(b"_INBOX.1", router, b"req", None, timers.now_ns, None)
 
 
+@pytest.mark.shows("accounts.service_sharing")
 def test_responses_expire() -> None:
     """After the threshold without a response, and not while a stream of them goes on."""
     timers = _Timers()

@@ -109,6 +109,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
         yield theirs, await _play(mine.port)
 
 
+@pytest.mark.shows("accounts.trace")
 @pytest.mark.parametrize("at", range(len(PUBLISHES)), ids=lambda at: " ".join(map(str, PUBLISHES[at])))
 async def test_trace(at: int, played: tuple[list[Any], list[Any]]) -> None:
     """The same event, deliveries and replies."""

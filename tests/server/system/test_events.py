@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import nats
+import pytest
 import pytest_asyncio
 
 from broker.config.access import AccountSettings, User
@@ -31,6 +32,7 @@ def url(server: Server) -> str:
     return f"nats://127.0.0.1:{server.port}"
 
 
+@pytest.mark.shows("monitoring.connect_events")
 async def test_connect_and_disconnect(server: Server) -> None:
     """Both name the client and its account; the second one has the traffic and the reason."""
     async with Listener(url(server), "$SYS.ACCOUNT.A.*") as listener:
@@ -58,6 +60,7 @@ async def test_connect_and_disconnect(server: Server) -> None:
         assert gone["server"]["seq"] > came["server"]["seq"]
 
 
+@pytest.mark.shows("monitoring.auth_events")
 async def test_refused_login(server: Server) -> None:
     """The system account hears of it, and the account that the connection was in; then that the connection ended."""
     async with Listener(url(server), "$SYS.>") as listener, Wire(server.port) as wire:
@@ -84,6 +87,7 @@ async def test_connection_that_never_logs_in(server: Server) -> None:
         assert "user" not in gone["client"]
 
 
+@pytest.mark.shows("monitoring.account_events")
 async def test_connections_of_an_account(server: Server) -> None:
     """Each change under both names; nothing about the default account; on request, too."""
     async with Listener(url(server), "$SYS.>") as listener:
@@ -138,6 +142,7 @@ async def test_slow_subscriber_of_its_own_end() -> None:
         assert gone["received"]["bytes"] > 50_000
 
 
+@pytest.mark.shows("monitoring.server_events")
 async def test_lame_duck() -> None:
     """The server's identity is the whole event; it reaches subscribers before their connections end."""
     async with (running(ACCOUNTS, users=USERS, lame_duck_duration_ns=200_000_000,
@@ -148,6 +153,7 @@ async def test_lame_duck() -> None:
         assert (lame["name"], lame["id"]) == (server.server_name, server.server_id)
 
 
+@pytest.mark.shows("monitoring.server_events")
 async def test_shutdown() -> None:
     """The last event, before the subscribers' connections are closed."""
     async with running(ACCOUNTS, users=USERS) as server, Listener(url(server), "$SYS.SERVER.>") as listener:
@@ -180,6 +186,7 @@ async def test_nothing_is_built_for_nobody(server: Server) -> None:
         assert (await listener.ask("$SYS.REQ.ACCOUNT.$SYS.CONNS"))["server"]["seq"] == before + 1
 
 
+@pytest.mark.shows("accounts.system")
 async def test_no_system_account() -> None:
     """Clients come, go and are refused as ever."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "accounts.no_system": True,

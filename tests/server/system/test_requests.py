@@ -57,6 +57,7 @@ async def test_permissions(server: Server) -> None:
         assert b"503" in await other.settled()
 
 
+@pytest.mark.shows("monitoring.kick")
 async def test_kick(server: Server, system: Listener) -> None:
     """Ends a connection; an unknown one is an error, and what is no request is one, too."""
     subject = f"$SYS.REQ.SERVER.{server.server_id}.KICK"
@@ -74,6 +75,7 @@ async def test_kick(server: Server, system: Listener) -> None:
     assert json.loads((await system.ask_raw(subject, b"{x")).data)["error"]["code"] == 400
 
 
+@pytest.mark.shows("monitoring.kick")
 async def test_lame_duck_for_one_client(server: Server, system: Listener) -> None:
     """Tells one client to go elsewhere; one that understands no such INFO is an error."""
     subject = f"$SYS.REQ.SERVER.{server.server_id}.LDM"

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from broker.config.access import User
 from broker.server.system.statsz import Statsz, figures
 from tests.server.in_process import running
 from tests.server.system.listening import Listener
+
+pytestmark = pytest.mark.shows("monitoring.statsz")
 
 VARZ: dict[str, Any] = {
     "start": "2026-01-01T00:00:00Z", "mem": 1, "cores": 2, "cpu": 3.5, "connections": 4, "total_connections": 5,

@@ -69,6 +69,7 @@ def test_a_deleted_stream_of_many_segments_leaves_an_idle_broker() -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.shows("store.compaction")
 def test_a_purge_frees_all_but_what_stays() -> None:
     """All but the last ten messages are purged: about ten segments stay."""
     async def main(clock: ManualClock) -> None:

@@ -67,6 +67,7 @@ async def same_everywhere(shared: MemoryStore, rig: Rig) -> None:
     assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
 
 
+@pytest.mark.shows("store.compaction")
 def test_thousands_of_small_segments_become_few_objects() -> None:
     """Two streams publish one by one; after a quiet while each has a block or two, and the old segments are gone."""
     async def main(clock: ManualClock) -> None:
@@ -112,6 +113,7 @@ def test_a_new_owner_reads_and_goes_on() -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.shows("store.compaction")
 @pytest.mark.parametrize("calls", range(0, 40, 3))
 def test_killed_at_any_call_nothing_is_lost(calls: int) -> None:
     """The process dies after so many calls of the store since compaction began; a new owner finds everything, and no object
@@ -366,6 +368,7 @@ def test_a_run_that_is_tampered_with_gives_no_wrong_message(how: str) -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.shows("store.compaction")
 def test_large_blocks_are_rewritten_when_half_is_dead() -> None:
     """Blocks of 2 MiB stay where they are, until more than half of their messages were removed."""
     async def main(clock: ManualClock) -> None:

@@ -107,6 +107,7 @@ def test_floor_over_a_filter_and_redeliveries() -> None:
     assert (info["delivered"]["consumer_seq"], info["delivered"]["stream_seq"]) == (5, 6)
 
 
+@pytest.mark.shows("deliver.double_ack")
 def test_double_acks_are_answered_once_persisted() -> None:
     """An ack with a reply is answered with an empty message, after the log has what it changed; also when repeated."""
     w, consumer, got = start(3)
@@ -172,6 +173,7 @@ def test_ack_none_counts_as_acked_when_delivered() -> None:
     assert state(consumer) == (5, 0, 0)
 
 
+@pytest.mark.shows("advisory.nak")
 def test_nak_delivers_again_at_once_with_advisory() -> None:
     """-NAK: to the tail of the redelivery queue, ahead of new messages; the delivery count goes up; an advisory for
     each."""
@@ -215,6 +217,7 @@ def test_progress_starts_the_wait_anew() -> None:
     assert [(d.seq, d.count) for d in w.pass_time(200 * MS)] == [(1, 2)]
 
 
+@pytest.mark.shows("advisory.terminated")
 def test_term_acks_with_an_advisory() -> None:
     """+TERM: no redelivery; the advisory has the reason; also for a message that is not pending."""
     w, consumer, got = start(1, ack_wait=SECOND)
@@ -270,6 +273,7 @@ def test_ack_all_after_a_crash_that_forgot_the_delivery() -> None:
     assert [(d.seq, d.cseq) for d in w.pull(back, b"9")] == [(5, 5), (6, 6)]
 
 
+@pytest.mark.shows("advisory.ack_metric")
 def test_sampled_acks_send_a_metric() -> None:
     """sample_freq 100: each ack of a pending message sends deliveries and the time since it was delivered."""
     w, consumer, got = start(2, sample_freq="100%")

@@ -56,6 +56,7 @@ def test_backoff() -> None:
     assert at == [9, 39, 59, 79, 99]
 
 
+@pytest.mark.shows("advisory.max_deliver")
 @pytest.mark.parametrize("max_deliver", [1, 2, 3])
 @pytest.mark.parametrize("nak", [False, True])
 def test_max_deliver(max_deliver: int, nak: bool) -> None:
@@ -81,6 +82,7 @@ def test_max_deliver(max_deliver: int, nak: bool) -> None:
     assert consumer.info()["num_redelivered"] == 0
 
 
+@pytest.mark.shows("consumer.survives")
 def test_waits_go_on_after_a_restart() -> None:
     """Pending messages stay pending, with the rest of their ack wait and their delivery counts."""
     w = World()

@@ -31,6 +31,7 @@ async def ask(client: Client, subject: str, body: dict[str, object]) -> dict[str
     return answer
 
 
+@pytest.mark.shows("api.ack_subjects")
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("config", "origin"), [
     ("debug: false", ""),

@@ -52,6 +52,7 @@ def test_a_refused_request_says_why(body: bytes, text: str) -> None:
     assert not seqs(sent)
 
 
+@pytest.mark.shows("deliver.status_412")
 @pytest.mark.parametrize("level, refused", [
     (b"5", False), (b"6", True), (b"x", True), (b"-1", False), (b"", False)])
 def test_required_api_level(level: bytes, refused: bool) -> None:
@@ -286,6 +287,7 @@ def test_deleting_a_consumer_ends_its_requests() -> None:
     assert not w.pull(consumer, b"5")
 
 
+@pytest.mark.shows("deliver.shutdown")
 def test_a_shutdown_says_what_was_left() -> None:
     """409 Server Shutdown carries the rest of the batch."""
     w = World()

@@ -32,6 +32,7 @@ def test_delivers_only_while_somebody_listens() -> None:
     assert seqs(w.bus.take()) == [3]
 
 
+@pytest.mark.shows("deliver.stored_first")
 def test_woken_when_a_commit_lands() -> None:
     w = World()
     w.consumer(deliver_subject="d", ack_policy="none")

@@ -192,6 +192,7 @@ class Staging:
         await self.world.close()
 
 
+@pytest.mark.shows("publish.atomic_limits", "advisory.batch_abandoned")
 async def test_idle_batches_are_abandoned() -> None:
     """Ten seconds after their last message, with an advisory."""
     staging = Staging()
@@ -209,6 +210,7 @@ async def test_idle_batches_are_abandoned() -> None:
     await staging.close()
 
 
+@pytest.mark.shows("publish.atomic_limits")
 async def test_open_batches_are_bounded() -> None:
     """In one stream, in all streams, by messages and by bytes."""
     staging = Staging(per_stream=2, total=3, max_msgs=3, staged_bytes=5000)

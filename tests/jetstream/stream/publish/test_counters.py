@@ -80,6 +80,7 @@ def test_what_a_stored_message_says(payload: bytes, expected: Total) -> None:
     assert Total.of(b"", payload) == expected
 
 
+@pytest.mark.shows("stream.counter")
 async def test_increments_have_a_bound() -> None:
     """An absurd number is refused, and one within the bound can be added any number of times."""
     world = World()

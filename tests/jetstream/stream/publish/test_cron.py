@@ -13,6 +13,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 UTC = ZoneInfo("UTC")
 
 
+@pytest.mark.shows("publish.schedule_repeated")
 @pytest.mark.parametrize("pattern, after, expected", [
     ("* * * * * *", "2026-01-01T00:00:00.5Z", "2026-01-01T00:00:01Z"),
     ("0 * * * * *", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"),
@@ -30,6 +31,7 @@ def test_expressions(pattern: str, after: str, expected: str) -> None:
     assert format_time(next_match(pattern, UTC, parse_time(after))) == expected
 
 
+@pytest.mark.shows("publish.schedule_repeated")
 @pytest.mark.parametrize("pattern, after, expected", [
     ("0 0 9 * * *", "2026-03-28T09:00:00Z", "2026-03-29T07:00:00Z"),  # summer time begins that night
     ("0 0 9 * * *", "2026-10-24T09:00:00Z", "2026-10-25T08:00:00Z"),  # and ends

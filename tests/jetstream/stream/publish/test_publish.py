@@ -45,6 +45,7 @@ async def test_replies_keep_the_order_of_decisions() -> None:
     await world.close()
 
 
+@pytest.mark.shows("publish.pub_ack")
 async def test_pub_ack_bytes() -> None:
     """The exact bytes of a PubAck, a duplicate's PubAck, and a refusal."""
     world = World()

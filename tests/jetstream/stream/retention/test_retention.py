@@ -22,6 +22,7 @@ async def expire(world: World, stream: object) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.shows("stream.max_age")
 async def test_age_takes_whole_blocks_and_the_edge() -> None:
     """Messages expire when they are max_age old, not before: whole blocks, and part of the one at the edge, loaded or
     not."""

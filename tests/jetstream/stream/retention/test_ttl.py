@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.retention import ttl
 from broker.jetstream.stream.stream import Stream
@@ -63,6 +65,7 @@ async def test_a_restart_reads_nothing_and_forgets_nothing(monkeypatch: Any) -> 
     await world.close()
 
 
+@pytest.mark.shows("stream.msg_ttl")
 async def test_only_what_is_due_leaves() -> None:
     """Messages with other TTLs, or none, stay between those that expire; no head need be loaded."""
     world = World(settings=LogSettings(segment_count=5))
@@ -175,6 +178,7 @@ async def headers_of(stream: Stream, subject: bytes) -> bytes:
 MARKER = b"NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\nNats-TTL: 5s\r\nNats-Rollup: sub\r\n\r\n"
 
 
+@pytest.mark.shows("stream.delete_markers")
 async def test_a_marker_takes_the_place_of_the_last_message() -> None:
     """By TTL and by max_age; the marker then expires without a trace. After a restart too."""
     world = World()

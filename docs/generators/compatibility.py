@@ -1,0 +1,217 @@
+"""Writes docs/COMPATIBILITY.md: ``python docs/generators/compatibility.py``.
+
+The features are in compatibility.toml. Which tests show a feature is read from the tests: from the mark
+``shows("area.feature", …)`` of a test or, as ``pytestmark``, of a module, and from the table ``SHOWS`` of a module whose
+tests are data by name. A feature that no test shows is not there, whatever anybody says; a test compares the page.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+__all__ = ["PAGE", "Area", "Feature", "Shown", "areas", "page", "page_of", "scenarios", "shown"]
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TESTS = ROOT / "tests"
+PAGE = ROOT / "docs" / "COMPATIBILITY.md"
+NAMED_DATA = ("SCENARIOS", "DIALOGUES", "GUARDED", "CONFIGURED")
+"""The tables in which a module with ``SHOWS`` has its tests by name."""
+NOT_RUN = ("skip", "skipif", "xfail")
+
+HEAD = """# Compatibility
+
+Made by `docs/generators/compatibility.py` from `docs/generators/compatibility.toml` and from what the tests say they show.
+
+What a client, a user or an operator of nats-server 2.15 may rely on, and whether it is here. **yes**: the tests named
+beside it show it. **no**: no test shows it, so do not rely on it. **absent**: it does not exist here, for the reason below it,
+and the tests, if any, show what is said to those who ask for it. Where something works in another way, that stands below it.
+
+{scenarios} scenarios of requests, publishing and consuming, and {dialogues} dialogues of the core protocol, are played to the
+real nats-server and to jetblock in every run of the tests, and all that comes back is compared: these are the tests in
+*italics*. `*` stands for anything in a name.
+
+| area | yes | no | absent |
+|---|---:|---:|---:|
+"""
+
+ERROR_CODES = """
+## Error codes
+
+Of nats-server's {total} error codes of JetStream, {given} come in the scenarios beside it and {elsewhere} in other tests. {types}
+types of answers, advisories and metrics come in them too, with the fields that nats-server's have, and values of the same types
+(`tests/jetstream/differential/coverage.py` has both lists). These codes do not occur:
+
+| codes | why not |
+|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A row of the page."""
+
+    text: str
+    differs: str = ""
+    absent: str = ""
+
+
+@dataclass(frozen=True)
+class Area:
+    """A table of the page: features by their keys, "area.feature"."""
+
+    title: str
+    features: dict[str, Feature]
+
+
+@dataclass(frozen=True, order=True)
+class Shown:
+    """A test that shows a feature: a function, a whole module (no name), or data by name."""
+
+    path: str
+    """From tests/."""
+    name: str = ""
+    data: bool = False
+
+
+def areas() -> list[Area]:
+    """What compatibility.toml has."""
+    found = []
+    for area, table in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items():
+        rows = {}
+        for key, given in table["features"].items():
+            row = {"is": given} if isinstance(given, str) else dict(given)
+            rows[f"{area}.{key}"] = Feature(row.pop("is"), **row)
+        found.append(Area(table["title"], rows))
+    return found
+
+
+# ---- what tests say
+
+
+def shown(tests: Path = TESTS) -> dict[str, list[Shown]]:
+    """The tests by the features that they name, known or not."""
+    found: dict[str, set[Shown]] = {}
+    for path in sorted(tests.rglob("*.py")):
+        source = path.read_text()
+        if "shows(" in source or "SHOWS" in source:
+            for feature, test in _of_module(path.relative_to(tests), ast.parse(source)):
+                found.setdefault(feature, set()).add(test)
+    return {feature: sorted(named) for feature, named in found.items()}
+
+
+def _of_module(path: Path, module: ast.Module) -> Iterator[tuple[str, Shown]]:
+    where = path.as_posix()
+    for statement in module.body:
+        for function in statement.body if isinstance(statement, ast.ClassDef) else [statement]:
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from ((feature, Shown(where, function.name.removeprefix("test_")))
+                            for feature in _features_of(function.decorator_list))
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            target = targets[0].id if isinstance(targets[0], ast.Name) else ""
+            if target == "pytestmark":
+                marks = statement.value.elts if isinstance(statement.value, ast.List) else [statement.value]
+                yield from ((feature, Shown(where)) for feature in _features_of(marks))
+            elif target == "SHOWS":
+                yield from _of_data(where, ast.literal_eval(statement.value))
+
+
+def _of_data(where: str, shows: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, Shown]]:
+    known = _named_data(where)
+    for feature, names in shows.items():
+        for name in names:
+            if not any(fnmatchcase(one, name) for one in known):
+                raise ValueError(f"tests/{where}: SHOWS has {name!r} for {feature}, and there is none of that name")
+            yield feature, Shown(where, name, data=True)
+
+
+def _named_data(where: str) -> list[str]:
+    module = importlib.import_module("tests." + where.removesuffix(".py").replace("/", "."))
+    return [name for table in NAMED_DATA for name in getattr(module, table, ())]
+
+
+def _features_of(marks: list[ast.expr]) -> list[str]:
+    """What those marks say is shown: nothing where one keeps the test from running, or from mattering."""
+    found: list[str] = []
+    for mark in marks:
+        called, args = (mark.func, mark.args) if isinstance(mark, ast.Call) else (mark, [])
+        name = ast.unparse(called).removeprefix("pytest.mark.")
+        if name in NOT_RUN:
+            return []
+        if name == "shows":
+            found += map(ast.literal_eval, args)
+    return found
+
+
+# ---- the page
+
+
+def page() -> str:
+    """The page as it should be.
+
+    Raises: ValueError if a test names an unknown feature, or unknown data.
+    """
+    return page_of(areas(), shown())
+
+
+def page_of(areas: list[Area], tests: dict[str, list[Shown]]) -> str:
+    if unknown := sorted(tests.keys() - {key for area in areas for key in area.features}):
+        raise ValueError(f"not in compatibility.toml: {', '.join(f'{key} ({tests[key][0].path})' for key in unknown)}")
+    out = [HEAD.format(scenarios=scenarios(), dialogues=len(_named_data("server/test_differential.py")))]
+    for area in areas:
+        verdicts = Counter(_verdict(row, tests.get(key, [])) for key, row in area.features.items())
+        anchor = area.title.lower().replace(" ", "-")
+        out.append(f"| [{area.title}](#{anchor}) | {verdicts['yes']} | {verdicts['no']} | {verdicts['absent']} |\n")
+    for area in areas:
+        out.append(f"\n## {area.title}\n\n| feature | here | shown by |\n|---|---|---|\n")
+        out += (_row(row, tests.get(key, [])) for key, row in area.features.items())
+    return "".join([*out, *_error_codes()])
+
+
+def _error_codes() -> Iterator[str]:
+    coverage = importlib.import_module("tests.jetstream.differential.coverage")
+    given, elsewhere, never = len(coverage.CODES), len(coverage.CODES_ELSEWHERE), coverage.CODES_NEVER_GIVEN
+    yield ERROR_CODES.format(total=given + elsewhere + sum(map(len, never.values())), given=given, elsewhere=elsewhere,
+                             types=len(coverage.TYPES) + len(coverage.TYPES_ELSEWHERE))
+    yield from (f"| {', '.join(map(str, codes))} | {reason} |\n" for reason, codes in never.items())
+
+
+def scenarios() -> int:
+    """How many there are beside the real nats-server."""
+    paths = [path for path in (TESTS / "jetstream" / "differential").glob("*.py") if "\nSCENARIOS" in path.read_text()]
+    return sum(len(_named_data(path.relative_to(TESTS).as_posix())) for path in paths)
+
+
+def _verdict(row: Feature, tests: list[Shown]) -> str:
+    return "absent" if row.absent else "yes" if tests else "no"
+
+
+def _row(row: Feature, tests: list[Shown]) -> str:
+    text = "<br>".join(filter(None, (row.text, row.absent or row.differs)))
+    return f"| {text} | **{_verdict(row, tests)}** | {'; '.join(_tests(tests))} |\n"
+
+
+def _tests(tests: list[Shown]) -> Iterator[str]:
+    """Each file once, with the names of its tests."""
+    for path in dict.fromkeys(one.path for one in tests):
+        names = [f"*{_escaped(one.name)}*" if one.data else _escaped(one.name)
+                 for one in tests if one.path == path and one.name]
+        link = f"[{path.removesuffix('.py')}](../tests/{path})"
+        yield f"{link}: {', '.join(names)}" if names else link
+
+
+def _escaped(name: str) -> str:
+    return name.replace("*", "\\*").replace("_", "\\_").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    PAGE.write_text(page())

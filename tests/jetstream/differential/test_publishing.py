@@ -1,0 +1,20 @@
+"""Publishing: the same checks, batches, counters, schedules and advisories on the real nats-server and on the broker.
+
+player.py describes the scenarios, and what is compared: deliveries, statuses to the byte, and what consumers and
+streams report after each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.jetstream.differential.scenarios import PUBLISHING
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize("name", PUBLISHING)
+async def test_all_is_as_on_nats_server(compare: Callable[[str], Awaitable[None]], name: str) -> None:
+    await compare(name)
