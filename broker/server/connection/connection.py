@@ -413,7 +413,7 @@ class Client(asyncio.Protocol):
         self.parser.limit(own.max_control_line, own.max_payload if account.max_payload < 0 else
                           min(own.max_payload, account.max_payload))
         bounds = [bound for bound in (own.max_subscriptions or -1, account.max_subscriptions) if bound >= 0]
-        self._subscribing.limit(min(bounds, default=-1))
+        self._subscribing.limit(min(bounds, default=-1), own.max_sub_tokens)
 
     def _take_rules(self, login: Login) -> None:
         rules = login.rules
