@@ -323,6 +323,10 @@ class Route:
             return [(group[0], list(range(room)))] if room else []
         chosen: dict[int, list[int]] = {}
         rooms = [_room(sub, count) for sub in group]
+        if min(rooms) == count:
+            for i, at in enumerate(self.rng.choices(range(size), k=count)):
+                chosen.setdefault(at, []).append(i)
+            return [(group[at], indexes) for at, indexes in chosen.items()]
         randrange = self.rng.randrange
         for i in range(count):
             first = randrange(size)
