@@ -19,9 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from broker.clock import SystemClock
+from broker.config.access import AccountLimits
+from broker.config.settings import ServerLimits
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream
-from broker.jetstream.settings import AccountLimits, ServerLimits
 from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.jetstream.stream.stream import Stream
 from broker.storage.checkpoint.checkpointer import Checkpointer
@@ -72,6 +73,13 @@ def fill(state: ShardState, blocks: int) -> StreamState:
     return stream
 
 
+class Later(SystemClock):
+    """Two hours later."""
+
+    def now_ns(self) -> int:
+        return super().now_ns() + 7200 * 10**9
+
+
 class Stalls:
     """A stream, and the longest pause of the loop in each of several operations."""
 
@@ -79,16 +87,16 @@ class Stalls:
         self.blocks = blocks
         self.worst: dict[str, tuple[float, float]] = {}
 
-    async def open(self) -> None:
+    async def open(self, max_age_ns: int = 0) -> None:
         clock, rng, store = SystemClock(), random.Random(1), MemoryStore()
         state = ShardState()
         stored = fill(state, self.blocks)
         self.log = Log(store, PATHS.log, 1, bytes(16), state, clock, rng)
-        snapshot = Snapshot(state, None, {}, [], False, 0, 0, 0, [])
+        snapshot = Snapshot(state, None, {}, [], False, 0, 0, 0, 0, [])
         self.checkpointer = Checkpointer(self.log, PATHS, snapshot, rng, executor=ThreadPoolExecutor(1))
         self.sweeper = Sweeper(self.log, PATHS, clock, rng)
         self.sweeper.start(self.checkpointer)
-        given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"]})
+        given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"], "max_age": max_age_ns})
         reader = BlockReader(store, Cache(1 << 20), lambda ref: object_key(PATHS, ref))
         self.stream = Stream(check_stream(given, {}, AccountLimits(), ServerLimits()), stored, account="$G", stream_id=7,
                              created_ns=1, log=self.log, reader=reader, bus=Bus(), clock=clock, rng=rng)  # type: ignore[arg-type]
@@ -128,6 +136,18 @@ class Stalls:
         await self.stream.look()
         await self.measure("delete of the stream", self._delete())
         await self.close()
+        await self.open(3600 * 10**9)
+        await self.stream.look()
+        self.stream._clock = Later()  # type: ignore[assignment]
+        self.stream.retention._clock = Later()  # type: ignore[assignment]
+        await self.measure("expiry of all by max_age", self._expire())
+        await self.close()
+
+    async def _expire(self) -> None:
+        self.stream.retention.expire()
+        while self.stream.msgs:  # noqa: ASYNC110 (a pass tells nobody)
+            await asyncio.sleep(0.001)
+        await self.log.persisted()
 
     async def _purge(self) -> None:
         await self.stream.purge(None, 0, 0)

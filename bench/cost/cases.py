@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -109,8 +110,10 @@ def thousand_consumers(trial: Trial) -> None:
     other.send(b"".join(client.next(f"C{i}", count) for i in range(consumers)) + b"PING\r\n")
     other.until(b"PONG\r\n")
     with trial.measured("published to a stream of 1000 consumers, delivered to the one each is for", count):
+        reading = threading.Thread(target=other.receive, args=(count,))
+        reading.start()
         trial.fill(count, [f"bench.s{i}" for i in range(consumers)])
-        other.receive(count)
+        reading.join()
 
 
 def pending_acks(trial: Trial) -> None:

@@ -12,13 +12,17 @@ from typing import Final
 from broker.config.sharing import Export, Import, SubjectMapping
 from broker.protocol.subject import is_valid
 
-__all__ = ["ANONYMOUS", "DEFAULT_ACCOUNT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits", "AccountSettings", "NkeyUser",
-           "OuterTrace", "Permissions", "ResponsePermission", "SubjectPermission", "User", "split_pattern"]
+__all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits",
+           "AccountSettings", "NkeyUser", "OuterTrace", "Permissions", "ResponsePermission", "SubjectPermission", "User",
+           "split_pattern"]
 
 DEFAULT_ACCOUNT = "$G"
 """The account of users without one."""
 
 SYSTEM_ACCOUNT = "$SYS"
+
+CONNECTION_TYPES: Final = frozenset(
+    {"STANDARD", "WEBSOCKET", "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS"})
 
 ANONYMOUS = "nats-anonymous"
 """The user of clients without credentials if only the system account has users. It has no password or other secret."""
@@ -129,6 +133,9 @@ class AccountSettings:
 
     default_permissions: Permissions | None = None
     """The permissions of users without their own; None: everything is allowed."""
+
+    name_tag: str = ""
+    """How logs and monitoring show it, if its name is a key."""
 
     max_connections: int = -1
     max_subscriptions: int = -1

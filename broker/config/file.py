@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 
 from broker.config import kinds
 from broker.config.digest import digest
+from broker.config.reading.callout import read_callout
 from broker.config.reading.findings import Findings, shown
 from broker.config.reading.identities import Identities
+from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
 from broker.config.reading.refused import NO_EFFECT, REFUSED
 from broker.config.settings import SETTINGS, CertificateFiles, ConfigError, Setting
 from broker.config.syntax import SyntaxFailure, Value, parse
@@ -64,7 +66,7 @@ def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str])
         top = parse(text, file=path, environ=environ, read=read)
     except SyntaxFailure as error:
         raise ConfigError(str(error)) from None
-    meaning = _Meaning()
+    meaning = _Meaning(read)
     if not top.value:
         meaning.report.notices.append(f"{path}: {EMPTY}")
     meaning.section("", top)
@@ -94,7 +96,8 @@ def address(value: Any) -> tuple[str | None, int]:
 class _Meaning:
     """Walks the maps of one file and collects settings and errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[str], str]) -> None:
+        self.read = read
         self.found = FileSettings()
         self.report = Findings()
         self.bucket: Value | None = None
@@ -170,6 +173,24 @@ class _Meaning:
 
     def permissions(self, value: Value) -> None:
         self.identities.permissions(value)
+
+    def callout(self, value: Value) -> None:
+        self.put("auth.callout", read_callout(value, self.report), value)
+
+    def operators(self, value: Value) -> None:
+        self.put("operator.tokens", read_operators(value, self.report, self.read), value)
+
+    def trusted_keys(self, value: Value) -> None:
+        self.put("operator.trusted_keys", read_trusted(value, self.report), value)
+
+    def resolver(self, value: Value) -> None:
+        self.put("operator.resolver", read_resolver(value, self.report), value)
+
+    def preload(self, value: Value) -> None:
+        self.put("operator.preload", read_preload(value, self.report), value)
+
+    def pinned_accounts(self, value: Value) -> None:
+        self.put("operator.pinned_accounts", read_pinned(value, self.report), value)
 
     def accounts(self, value: Value) -> None:
         self.found.places["accounts.configured"] = value.place
@@ -275,6 +296,11 @@ class _Meaning:
         "listen": listen, "http": http, "https": https, "authorization": authorization, "authorization.users": users,
         **dict.fromkeys(("authorization.default_permissions", "authorization.default_permission",
                          "authorization.permissions"), permissions),
+        **dict.fromkeys(("operator", "operators", "roots", "root", "root_operators", "root_operator"), operators),
+        **dict.fromkeys(("resolver", "account_resolver", "accounts_resolver"), resolver),
+        **dict.fromkeys(("trusted", "trusted_keys"), trusted_keys),
+        "resolver_preload": preload, "resolver_pinned_accounts": pinned_accounts,
+        "authorization.auth_callout": callout, "authorization.auth_hook": callout,
         "accounts": accounts, "mappings": mappings, "maps": mappings,
         "jetstream": jetstream, "jetstream.enabled": enabled, "jetstream.enable": enabled,
         "jetstream.disabled": disabled, "jetstream.disable": disabled,
@@ -286,10 +312,14 @@ class _Meaning:
     }
 
 
+_OLD_NAMES = {"root", "roots", "root_operator", "root_operators"}
+"""Never suggested: nobody who writes ``prot`` means an operator."""
+
+
 def _known_in(section: str) -> set[str]:
     """The accepted keys of a section: suggestions for a misspelled one."""
     known = (key.rpartition(".") for key in (*_BY_KEY, *_SECTIONS, *NO_EFFECT, *_Meaning.SPECIAL))
-    return {name for above, _, name in known if above == section}
+    return {name for above, _, name in known if above == section} - _OLD_NAMES
 
 
 def _as_written(setting: Setting, value: Value) -> Any:

@@ -18,17 +18,19 @@ from broker.config.access import ANONYMOUS, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, Use
 from broker.config.environment import read_environment
 from broker.config.file import EMPTY, FileSettings, read_file
 from broker.config.flags import CommandLine
+from broker.config.operator import ResolverSettings
 from broker.config.ports import tls_contradictions, values_with_flags, websocket_contradictions
+from broker.config.reading.operator import operator_contradictions
 from broker.config.settings import (
     MASK,
     SETTINGS,
-    AccountsSettings,
     ConfigError,
     Settings,
     default_store_url,
     make_settings,
 )
 from broker.gotime import format_duration
+from broker.jwt.claims import operator_claims
 from broker.machine import memory_bytes
 
 __all__ = ["TEMPORARY_NOTICE", "load", "read_text"]
@@ -58,6 +60,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     outer = read_environment(environ)
     values = values_with_flags({**file.values, **outer}, line)
     _let_others_in(values, authorization=file.authorization)
+    _take_from_operator(values)
     values["storage.url"] = _store(line, outer, file)
     values["jetstream.enabled"] = _jetstream(line, outer, file)
     if values["jetstream.enabled"]:
@@ -94,6 +97,18 @@ def _let_others_in(values: dict[str, Any], *, authorization: bool) -> None:
     if (users or nkeys) and accounts == {system} and not authorization and not values.get("auth.no_auth_user"):
         values["auth.users"] = (*users, User(ANONYMOUS))
         values["auth.no_auth_user"] = ANONYMOUS
+
+
+def _take_from_operator(values: dict[str, Any]) -> None:
+    """A single operator's token names the system account and the account server, unless the file does."""
+    tokens = values.get("operator.tokens", ())
+    if len(tokens) != 1:
+        return
+    claims = operator_claims(tokens[0])
+    if claims.system_account:
+        values.setdefault("accounts.system", claims.system_account)
+    if values.get("operator.resolver") is None and claims.account_server_url.startswith(("http://", "https://")):
+        values["operator.resolver"] = ResolverSettings("url", url=f"{claims.account_server_url}/accounts")
 
 
 def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
@@ -142,6 +157,8 @@ def _jetstream(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> 
 def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     """Paths and reason for each set of contradicting settings."""
     clients, auth, storage = settings.clients, settings.auth, settings.storage
+    yield from operator_contradictions(settings)
+    yield from _callout_contradictions(settings)
     yield from tls_contradictions(settings.tls, "tls")
     yield from websocket_contradictions(settings)
     pages = settings.monitoring
@@ -167,7 +184,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
     elif auth.no_auth_user and auth.no_auth_user not in auth.names:
         yield ("auth.no_auth_user",), (f'no_auth_user: "{auth.no_auth_user}" not present as user or nkey in '
                                        f"authorization block or account configuration")
-    yield from _accounts_contradictions(settings.accounts)
+    yield from _accounts_contradictions(settings)
     if storage.tail_bytes_max < 2 * storage.segment_bytes:
         yield (("storage.tail_bytes_max", "storage.segment_bytes"),
                "tail_bytes_max must be at least twice segment_bytes")
@@ -183,9 +200,22 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
                f"({format_duration(storage.lease_ns)}), or one slow request loses the store")
 
 
-def _accounts_contradictions(accounts: AccountsSettings) -> Iterator[tuple[tuple[str, ...], str]]:
+def _callout_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    callout = settings.auth.callout
+    if callout is None:
+        return
+    names = {account.name for account in settings.accounts.configured}
+    for name in callout.allowed_accounts:
+        if name not in names:
+            yield ("auth.callout",), f'auth_callout allowed account "{name}" not found in configured accounts'
+    if settings.operator.tokens:
+        yield ("auth.callout",), "operators do not allow authorization callouts to be configured directly"
+
+
+def _accounts_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    accounts = settings.accounts
     names = {account.name for account in accounts.configured}
-    if accounts.system not in {*names, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT}:
+    if not settings.operator.enabled and accounts.system not in {*names, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT}:
         yield ("accounts.system",), (f"error resolving system account: account missing: there is no account "
                                      f"{accounts.system!r} in accounts")
     if accounts.no_system and accounts.system != SYSTEM_ACCOUNT:

@@ -21,11 +21,14 @@ from typing import Any
 
 from broker.config import kinds
 from broker.config.access import SYSTEM_ACCOUNT, AccountLimits, AccountSettings, NkeyUser, User
+from broker.config.callout import CalloutSettings
 from broker.config.kinds import Kind
+from broker.config.operator import ResolverSettings
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
 __all__ = ["MASK", "SETTINGS", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "CertificateFiles",
            "ClientSettings", "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings", "NkeyUser",
+           "OperatorSettings",
            "ProcessSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",
            "WebSocketSettings", "default_store_url", "make_settings"]
 
@@ -124,6 +127,9 @@ class AuthSettings:
     users: tuple[User, ...] = _setting((), kinds.names, "Several users; from a file only.", variable="")
     nkeys: tuple[NkeyUser, ...] = _setting(
         (), kinds.names, "Users who sign in with a key; from a file only.", variable="")
+    callout: CalloutSettings | None = _setting(  # noqa: RUF009 (it is a field)
+        None, kinds.text, "An authorization service that decides who may connect; from a file only.",
+        "authorization.auth_callout", "authorization.auth_hook", variable="")
     no_auth_user: str = _setting(
         "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user")
     timeout_ns: int = _setting(
@@ -147,6 +153,33 @@ class AccountsSettings:
         "system_account", "system")
     no_system: bool = _setting(
         False, kinds.boolean, "Have no system account.", "no_system_account", "no_system", "no_sys_acc")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSettings:
+    """Operator mode: users come with tokens, which accounts sign, whose tokens operators sign."""
+
+    tokens: tuple[str, ...] = _setting(
+        (), kinds.names, "Operators' tokens (JWT), or paths of files with them: users log in with tokens, and accounts come "
+        "from the resolver; from a file only.", "operator", "operators", "roots", "root", "root_operators", "root_operator",
+        variable="")
+    trusted_keys: tuple[str, ...] = _setting(
+        (), kinds.names, "Operators' public keys, in place of their tokens; from a file only.", "trusted_keys", "trusted",
+        variable="")
+    resolver: ResolverSettings | None = _setting(  # noqa: RUF009 (it is a field)
+        None, kinds.text, "Where tokens of accounts come from: MEMORY, URL(https://…), or { type: full, dir: … }; from a file "
+        "only.", "resolver", "account_resolver", "accounts_resolver", variable="")
+    preload: tuple[tuple[str, str], ...] = _setting(
+        (), kinds.names, "Tokens of accounts, by account; from a file only.", "resolver_preload", variable="")
+    pinned_accounts: tuple[str, ...] = _setting(
+        (), kinds.names, "The only accounts whose users may connect, besides the system account's; from a file only.",
+        "resolver_pinned_accounts", variable="")
+    default_sentinel: str = _setting(
+        "", kinds.text, "Bearer token of clients that come without one; from a file only.", "default_sentinel", variable="")
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.tokens or self.trusted_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +417,23 @@ class StorageSettings:
     reader_grace_ns: int = _setting(
         10 * MINUTE, kinds.duration_ns(0), "How long the store keeps an object after nothing names it: a Spark query has at "
         "least so long, from its plan, to read it. Costs the space of what is removed in that time.", "jetblock.reader_grace")
+    compaction: bool = _setting(
+        True, kinds.boolean, "Whether small and half-dead blocks are merged into larger objects in the background.",
+        "jetblock.compaction")
+    compaction_segments: int = _setting(
+        64, kinds.integer(2, 1024), "Objects of about one size that are merged into one.", "jetblock.compaction_segments")
+    compaction_quiet_ns: int = _setting(
+        30 * SECOND, kinds.duration_ns(10 * MS), "After so long without a commit as few as 8 small objects are merged.",
+        "jetblock.compaction_quiet")
+    compaction_bytes_per_second: int = _setting(
+        16 * MIB, kinds.size(64 * KIB), "Bytes that compaction reads and writes in a second, at most.",
+        "jetblock.compaction_bytes_per_second")
+    compaction_cpu: int = _setting(
+        20, kinds.integer(1, 100), "Share of one core that compaction takes, at most, in percent.",
+        "jetblock.compaction_cpu")
+    compaction_dead_share: int = _setting(
+        50, kinds.integer(1, 100), "Share of removed bytes, in percent, from which on a large block is written again "
+        "without them.", "jetblock.compaction_dead_share")
     compression: str = _setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 
@@ -401,6 +451,7 @@ class Settings:
     websocket: WebSocketSettings = dataclasses.field(default=WebSocketSettings(), metadata={"section": "websocket"})
     auth: AuthSettings = AuthSettings()
     accounts: AccountsSettings = AccountsSettings()
+    operator: OperatorSettings = OperatorSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
     logging: LoggingSettings = LoggingSettings()
     process: ProcessSettings = ProcessSettings()

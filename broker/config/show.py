@@ -10,6 +10,8 @@ from typing import Any
 
 from broker import __version__
 from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
+from broker.config.callout import CalloutSettings
+from broker.config.operator import ResolverSettings
 from broker.config.settings import MASK, SETTINGS, Setting, Settings
 from broker.config.sharing import Export, Import
 from broker.gotime import format_duration
@@ -33,7 +35,13 @@ def show(settings: Settings) -> str:
             continue
         if setting.path.startswith("websocket.tls.") and not settings.websocket.tls.enabled:
             continue
-        if setting.keys and value is not None and value not in ("", ()):
+        if setting.path == "operator.resolver" and settings.operator.resolver is not None:
+            top["resolver"] = _resolver(settings.operator.resolver)
+        elif setting.path == "auth.callout" and settings.auth.callout is not None:
+            _put(top, "authorization.auth_callout", _callout(settings.auth.callout))
+        elif setting.path == "operator.preload" and settings.operator.preload:
+            top["resolver_preload"] = {account: _text(token) for account, token in settings.operator.preload}
+        elif setting.keys and value is not None and value not in ("", ()):
             _put(top, setting.keys[0], _written(setting, value))
     _put(top, "jetstream.enabled", _word(settings.jetstream.enabled))
     users = _users(settings, DEFAULT_ACCOUNT)
@@ -55,6 +63,28 @@ def show(settings: Settings) -> str:
     if MASK in "".join(lines := list(_lines(top))):
         head.append(f"# {MASK} stands for a secret: replace it before this file is used.")
     return "\n".join([*head, *lines, ""])
+
+
+def _callout(callout: CalloutSettings) -> _Block:
+    shown = {"issuer": _text(callout.issuer), "account": _text(callout.account), "auth_users": _texts(callout.auth_users)}
+    if callout.xkey:
+        shown["xkey"] = _text(callout.xkey)
+    if callout.allowed_accounts:
+        shown["allowed_accounts"] = _texts(callout.allowed_accounts)
+    return shown
+
+
+def _resolver(resolver: ResolverSettings) -> str | _Block:
+    if resolver.kind == "memory":
+        return "MEMORY"
+    if resolver.kind == "url":
+        return f'URL("{resolver.url}")'
+    shown: _Block = {"type": resolver.kind, "dir": _text(resolver.directory), "limit": str(resolver.limit),
+                     "timeout": _text(format_duration(resolver.timeout_ns))}
+    if resolver.kind == "cache":
+        return shown | {"ttl": _text(format_duration(resolver.ttl_ns))}
+    shown["allow_delete"] = _word(resolver.allow_delete)
+    return shown | ({"hard_delete": _word(resolver.hard_delete)} if resolver.allow_delete else {})
 
 
 def _name_bucket(top: _Block, url: str) -> None:

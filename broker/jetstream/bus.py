@@ -111,6 +111,13 @@ class Bus(Protocol):
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
         """Whether anybody subscribes to the literal ``subject`` (in that queue group, when given)."""
 
+    def destination(self, subject: bytes) -> tuple[str, bytes] | None:
+        """The account, and the subject there, where the broker receives a request to the literal ``subject``: through the
+        account's mappings and the services that it imports. None: no handler of the broker receives it."""
+
+    def receives(self, account: str, subject: bytes) -> bool:
+        """Whether a subscription here to the literal ``subject`` gets what ``account`` publishes to that same subject."""
+
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
         """Call ``changed(now_interested)`` on each change from now on; its ``interested`` is the current state."""
 

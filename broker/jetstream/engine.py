@@ -15,19 +15,22 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
 from broker.config.settings import AccountLimits, ClientSettings, JetStreamSettings
 from broker.jetstream.account.account import Account
+from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.inflight import BatchLimits, Inflight
+from broker.jetstream.stream.adoption import follow
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.block import STREAM_ID
 from broker.storage.log.listener import LogListener
 from broker.storage.log.memory_log import MemoryLog
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.listeners import Listener
+    from broker.storage.format.records.adoption import Adopted
     from broker.storage.log.log import Log
     from broker.storage.log.putter import Segment
     from broker.storage.read.reader import BlockReader
@@ -53,7 +57,8 @@ class JetStream(LogListener):
     Args: ``settings`` from the configuration; ``direct_bytes_max`` are the bytes after which a batched direct get ends
         (nats-server: max_pending).
     Attributes: ``accounts`` that have JetStream, and ``apis`` of all accounts, by name; ``failed_streams``: those
-        that cannot store anything until the next ``open``, by id, with the reason.
+        that cannot store anything until the next ``open``, by id, with the reason; ``external``: mirrors and sources
+        of other accounts' streams, which are to look again when accounts share other things.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, settings: JetStreamSettings | None = None, *,
@@ -73,6 +78,7 @@ class JetStream(LogListener):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
+        self.external = ExternalFollowers()
         self._inflight = Inflight(BatchLimits.of(limits))
         self._usage = {storage: ServerUsage(storage, limits.bytes_max(storage)) for storage in STORAGES}
 
@@ -140,6 +146,7 @@ class JetStream(LogListener):
         """
         api, account = self.apis.pop(name), self.accounts.pop(name, None)
         api.stop_listening()
+        self.external.look_again()
         task = self._start(self._leave(api, account, self._leaving.get(name)), "remove account")
         self._leaving[name] = task
         task.add_done_callback(lambda _: self._left(name, task))
@@ -232,6 +239,8 @@ class JetStream(LogListener):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for account in self.accounts.values():
+            account.upstreams.leave_all()
+        for account in self.accounts.values():
             await account.openings.cancel()
             account.release()
         if self._memory_log is not None:
@@ -254,6 +263,13 @@ class JetStream(LogListener):
         """The total max_bytes of all accounts' streams of a storage kind, except one stream."""
         return sum(reserved(account.streams, storage, except_stream=except_stream) for account in self.accounts.values())
 
+    def stream(self, account: str, name: str) -> Stream:
+        """The live stream of an account. Raises: ApiError, as that account's API answers."""
+        found = self.accounts.get(account)
+        if found is None:
+            raise ApiError(10039)
+        return found.stream(name)
+
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
                     listeners: Mapping[str, Listener], usage: Usage) -> Stream:
         """A live stream: a new one, or one restored from its persisted state.
@@ -273,6 +289,23 @@ class JetStream(LogListener):
         """Cache the segment if it is mostly small blocks, which are not worth cache entries of their own."""
         if segment.whole is not None and self._reader is not None:
             self._reader.admit_segment(segment.position, segment.whole)
+
+    def blocks_adopted(self, adopted: Sequence[Adopted]) -> Sequence[Adopted]:
+        """See ``LogListener``."""
+        streams = {stream.stream_id: stream for account in self.accounts.values() for stream in account.streams.values()
+                   if stream.stored}
+        again = []
+        for one in adopted:
+            stream = streams.get(one.ref[STREAM_ID])
+            if stream is None or stream.offline is not None:
+                continue
+            try:
+                if not follow(stream, one):
+                    again.append(one)
+            except ValueError as error:
+                _log.exception("stream %s > %s does not have what compaction has joined", stream.account, stream.name)
+                stream.failed(error)
+        return again
 
     def lease_renewed(self) -> None:
         """Consumers resume deliveries that they held back."""

@@ -16,8 +16,9 @@ __all__ = ["account_view"]
 _RESPONSE_TYPES: Final = {"singleton": "Singleton", "stream": "Streamed", "chunked": "Chunked"}
 
 
-def account_view(account: Account, updated: str, with_jetstream: Collection[str]) -> AccountView:
-    """Args: ``with_jetstream``: names of the accounts that have it."""
+def account_view(account: Account, updated: str, with_jetstream: Collection[str],
+                 claims: dict[str, Any] | None = None) -> AccountView:
+    """Args: ``with_jetstream``: names of the accounts that have it; ``claims``: what its token says, if it has one."""
     settings: AccountSettings = account.settings
     traffic, figures = account.traffic(), routing_statistics(account.router)
     return AccountView(
@@ -26,7 +27,8 @@ def account_view(account: Account, updated: str, with_jetstream: Collection[str]
         sublist=SublistFigures(figures.subscriptions, figures.cached, figures.inserts, figures.removes, figures.lookups,
                                figures.family_hits, figures.fanout_max, figures.fanout_total),
         updated=updated, exports=[_export(export) for export in settings.exports],
-        imports=[_import(one) for one in settings.imports], mappings=_mappings(settings.mappings))
+        imports=[_import(one) for one in settings.imports], mappings=_mappings(settings.mappings),
+        name_tag=settings.name_tag, claims=claims or {})
 
 
 def _export(export: Export) -> dict[str, Any]:

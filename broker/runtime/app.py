@@ -16,7 +16,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -91,6 +91,7 @@ class App:
             log.warning("%s", notice)
         try:
             server.load()
+            await server.delegation.resolve_system()
         except ValueError as error:
             raise StartError(str(error)) from None
         await self._bind()
@@ -193,6 +194,7 @@ class App:
                     js.add_account(name, account.router, account.settings.jetstream)
             except ApiError as error:
                 log.error("Error enabling jetstream on account %r: %s", name, error)
+        js.external.look_again()
 
     async def lame_duck(self) -> None:
         """Send the clients elsewhere; returns when the lame duck period is over."""
@@ -234,6 +236,7 @@ class App:
         for account in self.server.accounts:
             if self._answers_in(account):
                 await self._add_to_jetstream(account)
+        self.server.delegation.on_account = self._account_came
         self.jetstream.listen()
 
     def _answers_in(self, account: Account) -> bool:
@@ -250,6 +253,32 @@ class App:
         except ApiError as error:
             raise StartError(f"Can't start JetStream: Error enabling jetstream on configured accounts: Error enabling "
                              f"jetstream on account {account.name!r}: {error}") from None
+
+    def _account_came(self, account: Account) -> Awaitable[None] | None:
+        """An account was added or changed while the broker runs; its users wait for its streams."""
+        from broker.jetstream.wire.errors import ApiError
+
+        js = self.jetstream
+        if js is None or account.is_system:
+            return None
+        try:
+            if account.name in js.apis:
+                return js.change_limits(account.name, account.settings.jetstream)
+            return js.add_account(account.name, account.router, account.settings.jetstream)
+        except ApiError as error:
+            log.error("Error configuring jetstream for account [%s]: %s", account.name, error)
+        return None
+
+    async def _look_up_owners(self, names: Iterable[str]) -> None:
+        """Have the accounts that own stored streams, which no user has asked for yet."""
+        from broker.server.operator.accounts import AccountError
+
+        assert self.server.delegation.operator is not None
+        for name in names:
+            try:
+                await self.server.delegation.operator.get(name)
+            except AccountError as error:
+                log.warning("Account %s, which has streams, is not known: %s", name, error)
 
     async def _serve(self) -> None:
         """Returns when clients can connect, however often the shard is lost on the way. Raises: StartError."""
@@ -272,6 +301,9 @@ class App:
         log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
                  recovered.segments)
         log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, shard.log.store.puts_cost))
+        if self.server.delegation.operator is not None:
+            owners = {state.account for state in shard.state.streams.values()} - self.jetstream.apis.keys()
+            await self._look_up_owners(sorted(owners))
         await self.jetstream.open(shard.log, self.shard_host.reader)
         return shard.log
 

@@ -22,12 +22,14 @@ Prepare = Callable[[Settings], Callable[[], None]]
 _LINES: dict[str, str] = {
     "auth.user": "authorization username", "auth.password": "authorization password", "auth.token": "authorization token",
     "auth.users": "authorization users", "auth.nkeys": "authorization nkey users", "accounts.configured": "accounts",
-    "server_tags": "tags"}
+    "operator.preload": "accounts",
+    "operator.resolver": "account resolver", "operator.default_sentinel": "default sentinel", "server_tags": "tags"}
 """Names in the log of settings whose values are not shown."""
 
 _RELOADABLE = frozenset({
     *_LINES, *(setting.path for setting in SETTINGS if setting.path.startswith(("tls.", "websocket.")) and
                setting.path not in ("websocket.port", "websocket.host")),
+    "operator.pinned_accounts",
     "clients.allow_non_tls", "clients.proxy_protocol", "auth.timeout_ns", "auth.no_auth_user",
     "clients.max_connections", "clients.max_subscriptions", "clients.max_sub_tokens", "clients.max_payload",
     "clients.max_control_line", "clients.ping_interval_ns", "clients.ping_max", "clients.write_deadline_ns",
@@ -67,7 +69,7 @@ def _shown(setting: Setting, settings: Settings) -> str:
     value: Any = settings[setting.path]
     if setting.secret:
         return MASK
-    if setting.path in _LINES:
+    if setting.path in _LINES or setting.path.startswith("operator."):
         return "…"
     if isinstance(value, bool):
         return "true" if value else "false"

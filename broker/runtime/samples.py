@@ -132,6 +132,10 @@ def _shard(shard: Shard) -> Iterator[Sample]:
     yield Sample("jetblock_store_up", log.store_error is None)
     yield Sample("jetblock_checkpoint_rounds_total", shard.checkpointer.rounds)
     yield Sample("jetblock_checkpoint_lag_segments", shard.checkpointer.segments_since)
+    if (compactor := shard.compactor) is not None:
+        yield Sample("jetblock_compaction_merges_total", compactor.merges)
+        yield Sample("jetblock_compaction_read_bytes_total", compactor.read_bytes)
+        yield Sample("jetblock_compaction_written_bytes_total", compactor.written_bytes)
 
 
 def _buckets(histogram: Histogram) -> Buckets:

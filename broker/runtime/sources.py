@@ -121,6 +121,8 @@ class Sources:
                     "epoch": shard_log.epoch, "position": shard_log.position.number, "commits": shard_log.commit_count,
                     "commit_bytes": shard_log.commit_bytes, "tail_bytes": shard_log.tail_bytes,
                     "store_error": str(shard_log.store_error or "")}
+                if (compactor := shard_host.shard.compactor) is not None:
+                    figures["log"]["compaction"] = compactor.figures()
         return figures
 
     def _health(self) -> Health:
@@ -136,7 +138,9 @@ class Sources:
     def _accounts(self) -> list[AccountView]:
         server, js = self._parts.server, self._parts.jetstream
         updated = format_time(server.configured_at_ns)
-        return [account_view(account, updated, js.accounts.keys() if js is not None else ())
+        operator = server.delegation.operator
+        return [account_view(account, updated, js.accounts.keys() if js is not None else (),
+                             operator.shown(account.name) if operator is not None else None)
                 for account in server.accounts]
 
     def _jetstream(self) -> JetStreamView | None:

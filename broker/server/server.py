@@ -36,6 +36,7 @@ from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
 from broker.server.connection.statistics import connection_row, identity, subscription_row, uptime
+from broker.server.delegation import Delegation
 from broker.server.listeners.entrance import ClientPort, users_by_certificate
 from broker.server.listeners.opening import Opening, needs_opening
 from broker.server.routing.router import Router
@@ -74,8 +75,10 @@ class Server:
         self.rng = rng if rng is not None else random.Random()
         self.accounts = Accounts(settings.accounts, lambda name: Router(self.clock, self.rng, self._call_soon, name),
                                  Exchange(self.rng, self._call_later, self.clock.now_ns), self.rng,
-                                 settings.jetstream.domain if settings.jetstream.enabled else "")
-        self.server_id = _server_id(self.rng)
+                                 settings.jetstream.domain if settings.jetstream.enabled else "",
+                                 operator=settings.operator.enabled)
+        self.delegation = Delegation(self, settings)
+        self.server_id = self.delegation.server_id or _server_id(self.rng)
         self._event_seq = 0
         self.clients: dict[int, Client] = {}
         self.server_name = settings.server_name or self.server_id
@@ -152,6 +155,7 @@ class Server:
         self.flusher = Flusher(self.loop)
         if not self._loaded:
             self.load()
+        await self.delegation.resolve_system()
         await self.bind()
         assert self._bound is not None
         bound, self._bound = self._bound, None
@@ -172,6 +176,7 @@ class Server:
     async def close(self) -> None:
         """Stop accepting, send each client what is queued for it, and close them all."""
         self.stop_listening()
+        self.delegation.close()
         if self.system is not None:
             self.system.stop()
         for client in list(self.clients.values()):
@@ -226,6 +231,7 @@ class Server:
 
     def load(self) -> None:
         """Load the certificates and users; ``start`` does so if this was not called before. Raises: ValueError."""
+        self.delegation.load(self.settings)
         for apply in self._prepare_entrances(self.settings, wanted_accounts(self.settings.accounts)):
             apply()
         self._loaded = True
@@ -235,11 +241,17 @@ class Server:
 
         Source: nats-server, server/reload.go (reloadAuthorization, maxConnOption).
         """
-        wanted = wanted_accounts(settings.accounts)
+        wanted = wanted_accounts(settings.accounts, operator=settings.operator.enabled)
+        if self.delegation.operator is not None:
+            wanted |= {account.name: account.settings for account in self.accounts}
+        delegate = self.delegation.prepare(settings)
         entrances = self._prepare_entrances(settings, wanted)
 
         def apply() -> None:
-            access_changed = (settings.auth, settings.accounts) != (self.settings.auth, self.settings.accounts)
+            before = self.settings
+            access_changed = (settings.auth, settings.accounts, settings.operator) != (
+                before.auth, before.accounts, before.operator)
+            delegate()
             self.settings = settings
             self.configured_at_ns = self.clock.now_ns()
             for apply_entrance in entrances:
@@ -269,10 +281,14 @@ class Server:
 
     def _prepare_entrances(self, settings: Settings, accounts: Mapping[str, AccountSettings]) -> list[Callable[[], None]]:
         def chain_of(auth: AuthSettings, by_certificate: bool) -> AuthenticatorChain | None:
+            by_tokens = self.delegation.by_tokens(settings, self._authenticators)
+            if by_tokens is not None:
+                return by_tokens
             auth = replace(auth, users=tuple(user_of(user, accounts.get(user.account)) for user in auth.users),
                            nkeys=tuple(user_of(user, accounts.get(user.account)) for user in auth.nkeys))
-            return authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate,
-                                 certificate_only=certificate_only)
+            chain = authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate,
+                                  certificate_only=certificate_only)
+            return self.delegation.with_service(chain, auth)
 
         certificate_only = users_by_certificate(settings)
         ready = [self.entrance.prepare(settings, chain_of)]
@@ -354,7 +370,7 @@ class Server:
         if client.ip_known:
             fields["client_ip"] = client.ip
         fields["max_payload"] = client.parser.max_payload
-        if (chain := client.entrance.authenticator) is not None and chain.wants_nonce:
+        if (chain := client.entrance.authenticator) is not None and chain.wants_nonce and not client.connected:
             client.nonce = client.nonce or _nonce()
             fields["nonce"] = client.nonce.decode()
         client.entrance.describe(fields)

@@ -27,7 +27,7 @@ from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
 
 __all__ = ["FORMAT", "ID_MAX", "NAME_BYTES_MAX", "ROOT", "STREAMS", "Key", "ShardPaths", "StreamPaths", "escape",
-           "object_key", "parse", "unescape"]
+           "object_key", "parse", "run_key", "unescape"]
 
 ROOT: Final = "v1/"
 """All our keys begin with this."""
@@ -165,6 +165,14 @@ def block_key(shard: ShardPaths, account: str, name: str, ref: BlockRef) -> str:
     """``object_key`` of a block of the stream with these names."""
     own = StreamPaths(account, name, ref.stream_id) if ref.place is BlockPlace.STREAM_RUN else None
     return object_key(shard, ref, own)
+
+
+def run_key(shard: ShardPaths, run: tuple[int, int, int, int], account: str, name: str) -> str:
+    """The key of a run given by epoch, number, id, and the stream that it belongs to alone, or 0; the names are that
+    stream's."""
+    epoch, number, run_id, stream_id = run
+    folder: _RunPaths = StreamPaths(account, name, stream_id) if stream_id else shard
+    return folder.run(Position(epoch, number), run_id)
 
 
 @dataclass(frozen=True, slots=True)

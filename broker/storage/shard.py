@@ -1,4 +1,4 @@
-"""A shard as its owner runs it: recovery, then the log with its checkpointer and sweeper, and a clean stop.
+"""A shard as its owner runs it: recovery, then the log with its checkpointer, sweeper and compaction, and a clean stop.
 
 Ownership is decided before (``cluster.ownership``): the epoch is an argument, and after a clean stop the caller puts the
 seal at the position that ``close`` returns.
@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from broker.clock import Clock
 from broker.config.settings import StorageSettings
 from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSettings
 from broker.storage.checkpoint.sweeper import READER_GRACE_NS, Sweeper
+from broker.storage.compaction.compactor import Compactor
+from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.codec import Codec
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import Pulse
@@ -36,10 +38,12 @@ class ShardSettings:
     """All settings of a shard; see its parts."""
 
     def __init__(self, *, log: LogSettings | None = None, checkpoint: CheckpointSettings | None = None,
-                 sweep_grace_ns: int = READER_GRACE_NS) -> None:
+                 sweep_grace_ns: int = READER_GRACE_NS, compaction: CompactionSettings | None = None) -> None:
         self.log = log or LogSettings()
         self.checkpoint = checkpoint or CheckpointSettings()
         self.sweep_grace_ns = sweep_grace_ns
+        self.compaction = compaction
+        """None: there is none."""
 
     @classmethod
     def for_store(cls, store: ObjectStore, settings: StorageSettings) -> ShardSettings:
@@ -56,16 +60,22 @@ class ShardSettings:
                 lease_ns=settings.lease_ns if costly else None,
                 put_timeout_ns=settings.put_timeout_ns if costly else None,
                 codec=Codec[settings.compression.upper()]),
-            checkpoint=None if costly else CheckpointSettings(segments=4096), sweep_grace_ns=settings.reader_grace_ns)
+            checkpoint=None if costly else CheckpointSettings(segments=4096), sweep_grace_ns=settings.reader_grace_ns,
+            compaction=CompactionSettings(
+                segments=settings.compaction_segments, quiet_ns=settings.compaction_quiet_ns,
+                bytes_per_second=settings.compaction_bytes_per_second, cpu=settings.compaction_cpu / 100,
+                dead_share=settings.compaction_dead_share / 100) if settings.compaction else None)
 
 
 class Shard:
     """One shard, owned."""
 
-    def __init__(self, log: Log, checkpointer: Checkpointer, sweeper: Sweeper, snapshot: Snapshot) -> None:
+    def __init__(self, log: Log, checkpointer: Checkpointer, sweeper: Sweeper, snapshot: Snapshot,
+                 compactor: Compactor | None = None) -> None:
         self.log = log
         self.checkpointer = checkpointer
         self.sweeper = sweeper
+        self.compactor = compactor
         self.recovered = snapshot
         """The result of recovery: how much was replayed, and which checkpoints could not be used."""
 
@@ -98,7 +108,14 @@ class Shard:
         sweeper = Sweeper(log, paths, clock, rng, grace_ns=settings.sweep_grace_ns, clock_trusted=clock_trusted)
         sweeper.start(checkpointer)
         checkpointer.start()
-        return cls(log, checkpointer, sweeper, snapshot)
+        compactor = None
+        if settings.compaction is not None:
+            # A thread of its own: those of the commits are as many as there are puts in flight.
+            own = None if executor is None else ThreadPoolExecutor(1, thread_name_prefix="compaction")
+            compactor = Compactor(log, paths, checkpointer, sweeper, clock, random.Random(rng.getrandbits(64)),
+                                  settings.compaction, executor=own, clock_trusted=clock_trusted)
+            compactor.start()
+        return cls(log, checkpointer, sweeper, snapshot, compactor)
 
     async def close(self, *, checkpoint: bool = True) -> Position:
         """Drain the log, cut a last checkpoint, stop; returns the first number never used, for the seal.
@@ -106,6 +123,7 @@ class Shard:
         Streams must have been shut down. Raises: Fenced, or what stopped the log: then there is nothing to seal.
         """
         try:
+            await self._stop_compaction()
             await self.log.drain()
             await self.checkpointer.finish()
             await self.sweeper.stop()
@@ -121,9 +139,14 @@ class Shard:
 
     async def abandon(self) -> None:
         """Stop at once; what is not persisted is dropped. May be called twice."""
+        await self._stop_compaction()
         await self.checkpointer.stop()
         await self.sweeper.stop()
         await self.log.close()
+
+    async def _stop_compaction(self) -> None:
+        if self.compactor is not None:
+            await self.compactor.stop()
 
 
 async def _recover(store: ObjectStore, paths: ShardPaths, epoch: int, clock: Clock, rng: random.Random,

@@ -30,6 +30,8 @@ from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.log.settings import LogSettings
 from tests.harness import NatsServerProcess
 
+ACCOUNT_KEY = "AAAACAQDAQCQMBYIBEFAWDANBYHRAEISCMKBKFQXDAMRUGY4DUPB776S"
+
 Load = Callable[..., Settings]
 
 
@@ -179,12 +181,25 @@ REFUSED: list[tuple[str, str]] = [
     ("leafnodes { port: -1 }", '"leafnodes" needs other servers'),
     ("system_account: A", ":1:0: error resolving system account: account missing"),
     ("accounts { A {} }\nsystem_account: A\nno_system: true", "there cannot be no system account and one that is named"),
-    ("operator: x", '"operator" is not supported'),
-    ("resolver: MEMORY", '"resolver" is not supported'),
+    ("operator: /nowhere", ':1:0: error parsing operator JWT: open /nowhere: no such file or directory'),
+    ("operator: eyJ.x.y", ":1:0: error parsing operator JWT: invalid JSON"),
+    ("resolver: X", ':1:0: error parsing account resolver, should be MEM or  URL("url") or a map'),
+    ("resolver_tls { ca_file: x }", '"resolver_tls" is not supported'),
     ("mqtt { port: 1 }", '"mqtt" is nothing that jetblock has'),
     ("gateway { name: g }", '"gateway" needs other servers'),
     ("authorization { users [ { user: a, proxy_required: true } ] }", '"proxy_required" is not supported'),
-    ("authorization { auth_callout { issuer: A } }", '"auth_callout" is not supported'),
+    ("authorization { auth_callout { issuer: A } }", 'Expected callout user to be a valid public account nkey, got "A"'),
+    ("authorization { auth_callout { account: A } }", "Authorization callouts require an issuer to be specified"),
+    ("authorization { auth_callout: 5 }", "Expected authorization callout to be a map/struct, got 5"),
+    (f"authorization {{ auth_callout {{ issuer: {ACCOUNT_KEY} }} }}", "require authorized users to be specified"),
+    (f"authorization {{ auth_callout {{ issuer: {ACCOUNT_KEY}, auth_users: x }} }}", "Expected auth_users field to be an array"),
+    (f"authorization {{ auth_callout {{ issuer: {ACCOUNT_KEY}, auth_users: [x], xkey: x }} }}",
+     'Expected callout xkey to be a valid public xkey, got "x"'),
+    (f"authorization {{ auth_callout {{ issuer: {ACCOUNT_KEY}, auth_users: [x], allowed_accounts: [N] }} }}",
+     ':1:16: auth_callout allowed account "N" not found in configured accounts'),
+    (f"authorization {{ auth_callout {{ issuer: {ACCOUNT_KEY}, auth_users: [x], what: 1 }} }}",
+     'Unknown field "what" parsing authorization callout'),
+    ("authorization { users: [ { user: a, password: b } ], proxy_required: true }", '"proxy_required" is not supported'),
     ("server_name: 'a b'", "server_name cannot contain spaces"),
     ("port: x", "port must be a port number, or -1 for any free one, not 'x'"),
     ("port: 70000", "port must be a port between 1 and 65535"),

@@ -276,7 +276,7 @@ def test_each_key_of_nats_server_is_dealt_with() -> None:
     fates = {key: made["fate"](key) for key in made["KEYS"]}
     assert len(fates) > 375
     assert fates["accounts.A.jetstream.cluster_traffic"][1].startswith("has no effect here")
-    assert fates["resolver_preload"][1].startswith("is not supported")
+    assert fates["resolver_tls"][1].startswith("is not supported")
     assert fates["cluster.routes"] == ("cluster", "needs other servers, and this version of jetblock runs alone")
     with pytest.raises(ValueError, match="unknown"):
         made["fate"]("jetstream.nonsense")

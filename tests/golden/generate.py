@@ -112,6 +112,18 @@ def _scheduled() -> OpenBlock[None]:
     return block
 
 
+def _adoption() -> OpenBlock[None]:
+    """Two blocks of a run, of two streams, take the places of others; runs are released."""
+    other = open_block(STREAM + 1, [[Row(9, T0, b"logs", 0, b"a")], [Row(11, T0, b"logs", 0, b"b")]])
+    sealed = [seal_block(block, AT, object_id=77) for block in (_one_message(), other)]
+    encode_segment(AT, NONCE, sealed, kind=ObjectKind.RUN, object_id=77, place=BlockPlace.RUN)
+    shard: OpenBlock[None] = OpenBlock(0, None)
+    shard.add_record(RecordKind.ADOPTION, {"blocks": [[1, 1, sealed[0].packed], [2, 40, sealed[1].packed]]})
+    shard.add_record(RecordKind.RELEASE, {"runs": ["v1/shards/0/runs/00000003-00000000002a-000000000000004d",
+                                                   "v1/streams/%24%47/s/0123456789abcdef/runs/00000003-00000000002a-0000000000000005"]})
+    return shard
+
+
 def _many_subjects() -> OpenBlock[None]:
     rows = [Row(1 + i, T0 + i // 50, b"sensor.%d.%s" % (i * 7 % 40, b"temp" if i % 3 else b"hum"), 0,
                 b'{"value": %d.%d}' % (i % 40, i % 10)) for i in range(150)]
@@ -155,6 +167,7 @@ def sound() -> Iterator[Golden]:
     yield Golden("segment-of-schedules", encode(_scheduled()))
     yield Golden("segment-of-many-subjects", encode(_many_subjects()))
     yield Golden("segment-of-several-frames", encode(_frames()))
+    yield Golden("segment-of-an-adoption", encode(_adoption()))
     yield Golden("segment-with-unknown-optional-record", _with_record(
         Record(250, 1, pack_value({"from": "later"}), must_understand=False)))
     yield Golden("segment-with-a-subject-filter", encode(_many_subjects(), _few_subjects_of_many_tokens()))

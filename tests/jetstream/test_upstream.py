@@ -178,11 +178,17 @@ async def test_publishes_and_copies_share_a_stream() -> None:
         assert [body for body in bodies if body[:1] == b"s"] == [b"s%d" % n for n in range(200)]
 
 
-async def test_an_origin_of_another_account_is_refused_by_name() -> None:
+async def test_an_origin_that_no_import_reaches_is_an_error_in_the_info() -> None:
     async with Inside() as broker:
-        answer = await broker.api("STREAM.CREATE.M", {
-            "name": "M", "mirror": {"name": "S", "external": {"api": "JS.other.API", "deliver": "d"}}})
-        assert "external" in answer["error"]["description"]
+        external = {"api": "JS.other.API", "deliver": "d"}
+        await make(broker, "M", mirror={"name": "S", "external": external})
+        await make(broker, "D", sources=[{"name": "S", "external": external}])
+
+        async def shown() -> bool:
+            found = [(await info(broker, "M"))["mirror"], *(await info(broker, "D"))["sources"]]
+            return [one.get("error", {}).get("err_code") for one in found] == [10029, 10045]
+        await until(shown)
+        assert "import of that service" in (await info(broker, "M"))["mirror"]["error"]["description"]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -233,3 +239,57 @@ async def test_sources_of_a_stream_that_keeps_what_consumers_wait_for(retention:
         assert await stored(broker, "D") == wanted | others
         await broker.restart()
         assert await stored(broker, "D") == wanted | others
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_sums_of_counters_are_those_of_a_plain_model(seed: int) -> None:
+    """Two origins, a stream that sums them up with increments of its own, and a stream that copies those sums, through
+    crashes, purges and origins that are deleted and made anew: each sum is that of the totals that were last counted."""
+    rng = random.Random(seed)
+    counted: dict[str, dict[str, int]] = {"A": {}, "B": {}, "D": {}}
+    over: set[tuple[str, str]] = set()
+    """(stream, name): its next total begins at 0."""
+
+    async def increment(broker: Inside, stream: str, name: str) -> None:
+        amount, counts = rng.choice([1, -7, 10 ** 25]), counted[stream]
+        counts[name] = amount + (0 if (stream, name) in over else counts.get(name, 0))
+        over.discard((stream, name))
+        answer = await broker.client.request(f"{stream}.{name}", b"", timeout=10, headers={"Nats-Incr": str(amount)})
+        if stream != "D":
+            assert json.loads(answer.data)["val"] == str(counts[name])
+
+    async def totals(broker: Inside, subject: str) -> list[int]:
+        msgs = [await broker.ask(f"DIRECT.GET.{stream}.{subject}") for stream in "DE"]
+        return [int(json.loads(msg.data)["val"]) if msg.data else 0 for msg in msgs]
+
+    async with Inside() as broker:
+        async def origin(name: str) -> None:
+            await make(broker, name, subjects=[f"{name}.*"], allow_msg_counter=True, max_msgs_per_subject=rng.choice([-1, 1]))
+
+        for name in "AB":
+            await origin(name)
+        await make(broker, "D", subjects=["D.*"], allow_msg_counter=True, max_msgs_per_subject=rng.choice([-1, 1]), sources=[
+            {"name": name, "subject_transforms": [{"src": f"{name}.*", "dest": "D.$1"}]} for name in "AB"])
+        await make(broker, "E", allow_msg_counter=True, sources=[{"name": "D"}])
+        for _ in range(10):
+            for _ in range(rng.randrange(12)):
+                await increment(broker, rng.choice("ABD"), rng.choice("xyz"))
+            if rng.random() < 0.5:
+                await broker.js.close()
+                await broker.log.close()
+                await broker.open()
+            for name in "xyz":
+                expected = sum(counts.get(name, 0) for counts in counted.values())
+
+                async def there(subject: str = f"D.{name}", expected: int = expected) -> bool:
+                    return await totals(broker, subject) == [expected] * 2
+                await until(there)
+            event = rng.random()
+            if event < 0.3:
+                await broker.ok("STREAM.DELETE.A")
+                await origin("A")
+                over.update(("A", name) for name in "xyz")
+            elif event < 0.6:
+                await broker.ok("STREAM.PURGE.E")
+                for name in "xyz":
+                    await increment(broker, "D", name)

@@ -49,7 +49,7 @@ class Pages:
         reader, writer = await self.connect(trust)
         writer.write(request)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 return await reader.read()
         finally:
             writer.close()
@@ -235,7 +235,11 @@ async def test_any_request(caplog: pytest.LogCaptureFixture, line: bytes, fields
         if answer.startswith(b"HTTP/1.1 100 "):
             answer = answer.partition(b"\r\n\r\n")[2]
         assert not answer or answer.split()[1] in (b"200", b"400", b"404", b"417", b"503"), answer
-        assert (await found.get("/leafz"))[0] == 200
+        async with asyncio.timeout(30):
+            # Again, where a busy machine took longer than these pages wait.
+            while not (answer := await found.ask(b"GET /leafz HTTP/1.0\r\n\r\n")):
+                pass
+        assert b" 200 OK" in answer
     assert failures == []
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
 

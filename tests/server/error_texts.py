@@ -84,6 +84,8 @@ ELSEWHERE: dict[str, str] = {
     "Connection throttling is active. Please try again later.":
         "tests/server/listeners/test_tls.py::test_handshakes_can_be_limited_to_so_many_a_second",
     "User Authentication Expired": "tests/server/auth/test_permissions.py::test_expiry",
+    "Account Authentication Expired": "tests/server/operator/test_claims_requests.py::test_an_account_is_deleted",
+    "User Authentication Revoked": "tests/server/operator/test_claims_requests.py::test_an_update_ends_clients",
 }
 """Texts whose conditions a configuration file alone does not bring about, and the tests that do."""
 

@@ -12,6 +12,8 @@ import pytest
 
 import broker.cluster.ownership as ownership
 import broker.storage.checkpoint.orphans as orphans
+import broker.storage.checkpoint.sweeper as sweeper
+import broker.storage.state.applied as applied
 from broker.cluster.entries import entries
 from broker.cluster.identity import Identity
 from broker.storage.checkpoint.checkpointer import Checkpointer
@@ -21,6 +23,7 @@ from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Patience
+from broker.storage.state.applied import ShardState
 from broker.storage.state.released import Released
 
 __all__ = ["RULES"]
@@ -146,7 +149,30 @@ def applied_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Checkpointer, "_round", broken)
 
 
+def dead_stays_dead(patch: pytest.MonkeyPatch) -> None:
+    """A run's block takes the place of others as it was made: what was removed since is back."""
+    patch.setattr(applied, "dead_in", lambda ref, parts: None)
+
+
+def own_runs_stay(patch: pytest.MonkeyPatch) -> None:
+    """A run that nothing names yet is taken for an orphan, though its own writer is about to adopt it."""
+    find = orphans.orphan_runs
+
+    async def broken(store: ObjectStore, paths: ShardPaths, state: ShardState, epoch: int, list_: Any) -> list[str]:
+        return await find(store, paths, state, epoch + 1, list_)
+
+    find_orphans = Sweeper._find_orphans
+
+    async def each_round(self: Sweeper, epoch: int, checkpointer: Checkpointer) -> None:
+        await find_orphans(self, epoch, checkpointer)
+        self._finding = None
+
+    patch.setattr(sweeper, "orphan_runs", broken)
+    patch.setattr(Sweeper, "_find_orphans", each_round)
+
+
 RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     rule.__name__.replace("_", "-"): rule
-    for rule in (ack_in_order, read_the_header, seal_all, relist, keep_seals, released, applied_only)}
+    for rule in (ack_in_order, read_the_header, seal_all, relist, keep_seals, released, applied_only,
+                 dead_stays_dead, own_runs_stay)}
 

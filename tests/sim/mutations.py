@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 import broker.cluster.ownership as ownership
+import broker.jetstream.engine as engine
+import broker.jetstream.stream.adoption as adoption
 import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.compaction.merge as merge
 import broker.storage.put as put_module
 import broker.storage.read.recovery as recovery
 import broker.storage.shard as shard
@@ -246,9 +249,47 @@ def late_applied_pages(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsumerState, "pack", broken)
 
 
+def removals_come_back(patch: pytest.MonkeyPatch) -> None:
+    """A live stream takes a run's block as it was made, with what was removed since."""
+    patch.setattr(adoption, "dead_in", lambda ref, parts: None)
+
+
+def streams_not_told(patch: pytest.MonkeyPatch) -> None:
+    """Live streams go on reading what compaction has replaced, and that is deleted."""
+    patch.setattr(Log, "tell_adopted", lambda self, adopted: [])
+
+
+def walks_interrupted(patch: pytest.MonkeyPatch) -> None:
+    """Blocks are replaced below an operation that walks through them."""
+    follow = adoption.follow
+
+    def broken(stream: Any, adopted: Any) -> bool:
+        walks, stream.heads.walks = stream.heads.walks, 0
+        try:
+            return follow(stream, adopted)
+        finally:
+            stream.heads.walks = walks
+
+    patch.setattr(engine, "follow", broken)
+
+
+def ids_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """Compaction drops the ids of messages."""
+    patch.setattr(merge, "_ids", lambda one, head: {})
+
+
+def rounds_across_adoptions(patch: pytest.MonkeyPatch) -> None:
+    """A round copies one part of a table before blocks of it are replaced, and another after that."""
+    async def broken(self: Checkpointer, change: Callable[[], object]) -> None:
+        change()
+
+    patch.setattr(Checkpointer, "between_rounds", broken)
+
+
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (wait_for_oldest, never_muted, lease_from_end, orphans_prove_the_lease, ours_by_nonce_alone,
                      sweep_to_newest_root, serve_though_sealed, drop_by_name, update_lost_in_pages, ceiling_lost_in_pages,
                      redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten, removals_forgotten,
-                     double_ack_at_once, update_not_recorded, late_applied_pages)}
+                     double_ack_at_once, update_not_recorded, late_applied_pages, removals_come_back, streams_not_told,
+                     walks_interrupted, ids_left_behind, rounds_across_adoptions)}

@@ -1,6 +1,7 @@
 """A seeded simulation: one store, several brokers that may all believe they own it, and an oracle that reads it afresh.
 
-The brokers run the real engine: ownership, recovery, log, checkpoints, sweeping. Simulated around it:
+The brokers run the real engine: ownership, recovery, log, checkpoints, sweeping, and with odd seeds compaction. Simulated
+around it:
 
     Network     each broker's connection to the store, which refuses, loses answers, is slow, and lets puts land late, also
                 after the broker's death (FaultyStore); a broker can be paused there for longer than any sweep
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from broker.clock import ManualClock
@@ -25,6 +26,7 @@ from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.cluster.standby import wait_for_lease
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockRef, Outcome
 from broker.storage.format.claim import Claim
 from broker.storage.format.errors import CutOff, FormatError
@@ -47,10 +49,17 @@ from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
 from tests.sim.loop import SimLoop
 
-__all__ = ["Lost", "World"]
+__all__ = ["Lost", "World", "eager_compaction"]
 
 PATHS = ShardPaths(0)
 SECOND = 1_000_000_000
+
+
+def eager_compaction(choice: Callable[[Sequence[int]], int]) -> CompactionSettings:
+    """Compaction that has a few messages for large blocks, and works all the time."""
+    return CompactionSettings(
+        segments=choice((2, 3, 8)), quiet_ns=choice((1, 5)) * SECOND, few=2, cpu=1.0, large_bytes=choice((200, 2000)),
+        object_bytes=choice((400, 4000, 1 << 20)), block_bytes=choice((100, 1000, 1 << 20)), merge_bytes=choice((500, 1 << 20)))
 
 
 class Lost(AssertionError):
@@ -103,7 +112,7 @@ class Oracle:
         for stream in state.streams.values():
             if stream.offline is not None:
                 raise Lost(f"{stream!r} is offline: {stream.offline}")
-            live[stream.stream_id] = self._live(stream)
+            live[stream.stream_id] = self._checked(stream)
         for key, payload in self.acked.items():
             stream_id, seq = key
             if stream_id not in live:
@@ -123,13 +132,14 @@ class Oracle:
                 if consumer.delivered_sseq < seq:
                     raise Lost(f"the consumer of {stream_id} forgot that {seq} was delivered: {consumer.delivered_sseq}")
 
-    def _live(self, stream: StreamState) -> dict[int, bytes]:
-        """The stream's messages, every one read; and the invariants of its state."""
-        messages: dict[int, bytes] = {}
-        for entry in stream.blocks:
-            for seq, payload in self._payloads(entry.ref).items():
-                if seq >= stream.first_seq and not entry.is_dead(seq):
-                    messages[seq] = payload
+    def live(self, stream: StreamState) -> dict[int, bytes]:
+        """The stream's messages, every one read."""
+        return {seq: payload for entry in stream.blocks for seq, payload in self._payloads(entry.ref).items()
+                if seq >= stream.first_seq and not entry.is_dead(seq)}
+
+    def _checked(self, stream: StreamState) -> dict[int, bytes]:
+        """The same, and the invariants of the stream's state."""
+        messages = self.live(stream)
         if len(messages) != stream.msgs:
             raise Lost(f"{stream!r} holds {len(messages)} messages")
         for consumer in stream.consumers.values():
@@ -192,7 +202,7 @@ class SimStream:
         self.stream_id = stream_id
         self.first_seq, self.last_seq = (1, 0) if state is None else (state.first_seq, state.last_seq)
         self.bytes = 0 if state is None else state.bytes
-        self.live: set[int] = set() if state is None else set(_live_seqs(state))
+        self.live: set[int] = set() if state is None else set(owner.oracle.live(state))
         self.size = message_size(b"s", 0, bytes(12))
         self.delivered = self.floor = 0
         if state is not None:
@@ -492,7 +502,7 @@ class World:
                             commit_interval_ns=rng.choice((0, 0, 20_000_000)), lease_ns=self.lease_ns,
                             put_timeout_ns=2 * SECOND),
             checkpoint=CheckpointSettings(segments=rng.choice((3, 8, 20)), replayed_segments=10, replayed_epochs=3),
-            sweep_grace_ns=0)
+            sweep_grace_ns=0, compaction=eager_compaction(rng.choice) if self.seed % 2 else None)
 
     async def _main(self) -> None:
         rng = self.rng
@@ -531,11 +541,3 @@ class World:
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
-
-
-def _live_seqs(state: StreamState) -> Iterator[int]:
-    for entry in state.blocks:
-        for seq in range(max(entry.ref.first_seq, state.first_seq), entry.ref.last_seq + 1):
-            if not entry.is_dead(seq):
-                yield seq
-

@@ -241,6 +241,7 @@ def dump(state: ShardState) -> dict[str, Any]:
         "names": dict(sorted(state.names.items())),
         "segments": dict(sorted(state.segments.items())),
         "unnamed": sorted(state.unnamed),
+        "runs": dict(sorted(state.runs.items())),
         "letgo": {at: released.to_record() for at, released in sorted(state.released.items())},
         "streams": {s.stream_id: {
             "who": (s.account, s.name, s.config, s.created_ns, s.extra, s.ceiling, s.offline),

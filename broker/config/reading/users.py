@@ -10,6 +10,7 @@ from typing import Any
 
 from broker.config import kinds
 from broker.config.access import (
+    CONNECTION_TYPES,
     DEFAULT_ACCOUNT,
     NkeyUser,
     Permissions,
@@ -31,7 +32,6 @@ _USER = aliases("user username", "password pass", "nkey", "permissions permissio
                 "connection_types allowed_connection_types clients", "proxy_required")
 _PERMISSIONS = aliases("publish pub import", "subscribe sub export", "allow_responses publish_allow_responses")
 _RESPONSES = aliases("max max_msgs max_messages max_responses", "expires expiration ttl")
-_CONNECTION_TYPES = frozenset({"STANDARD", "WEBSOCKET", "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS"})
 
 
 def read_users(value: Value, found: Findings, account: str = DEFAULT_ACCOUNT) -> list[AnyUser]:
@@ -86,7 +86,7 @@ def _read_user(row: Value, found: Findings, account: str) -> AnyUser | None:
 
 def _read_connection_types(value: Value, found: Findings) -> frozenset[str]:
     names = [name.upper() for name in found.texts("allowed connection types", value) or ()]
-    unknown = [name for name in names if name not in _CONNECTION_TYPES]
+    unknown = [name for name in names if name not in CONNECTION_TYPES]
     if unknown:
         found.wrong(value, "invalid connection types [" + " ".join(f'"{name}"' for name in unknown) + "]")
     return frozenset(names)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock
 from broker.config.settings import AccountLimits, JetStreamSettings
+from broker.jetstream.account.external import account_of
 from broker.jetstream.account.incoming import Incoming, Parts
 from broker.jetstream.account.quota import Quota
 from broker.jetstream.account.restore import OfflineStream, Openings, stored_config, stored_consumers
@@ -54,7 +55,7 @@ from broker.jetstream.stream.overlaps import Overlaps
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
-from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError, invalid_config
+from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.ids import unique_id
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.consumer_create import ConsumerCreate
@@ -102,7 +103,7 @@ class Account:
         self._restored = False
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._quota = Quota(host, name, self.streams, limits, settings.server)
-        self.upstreams = Upstreams(self._origin, clock)
+        self.upstreams = Upstreams(self._origin, clock, host.external)
         self.incoming = Incoming(self, Parts(self._configs, self._check_new, self._quota.check_consumer, self._make_stream,
                                              self._forget_consumers, self._add, self._attach))
         self._quota.incoming = self.incoming.streams
@@ -255,7 +256,8 @@ class Account:
         self._check_consumer_limits(stream, config)
         del configs[stream.name]
         self._check_overlap(config, configs)
-        self._check_upstream(config)
+        check_filter_subjects(config)
+        check_supported(config)
         self._record(stream, stream.enforcement.update_record(config))
         to_interest = config.retention == "interest" != stream.config.retention
         limits_applied = stream.update(config)
@@ -316,7 +318,8 @@ class Account:
         # A stream without a limit still needs room for something.
         self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
         self._check_overlap(config, others)
-        self._check_upstream(config)
+        check_filter_subjects(config)
+        check_supported(config)
 
     def _check_overlap(self, config: StreamConfig, others: dict[str, StreamConfig]) -> None:
         if not self.settings.overlapping_streams and subjects_overlap(config.subjects, others.values()):
@@ -351,23 +354,11 @@ class Account:
         self.upstreams.configure(stream)
         self.upstreams.changed(stream.name)
 
-    def _origin(self, given: StreamSource) -> Stream:
+    def _origin(self, given: StreamSource, mirror: bool) -> Stream:
         """The stream that a mirror or source in this account names. Raises: ApiError."""
-        if given.external is not None and not self._is_own_api(given.external.api):
-            raise ApiError(10045, err=f"no stream can be reached by the API prefix {given.external.api}")
-        return self.stream(given.name)
-
-    def _is_own_api(self, prefix: str) -> bool:
-        return bool(self.domain) and prefix == f"$JS.{self.domain}.API"
-
-    def _check_upstream(self, config: StreamConfig) -> None:
-        """Refuse upstreams that cannot be followed. Raises: ApiError."""
-        check_filter_subjects(config)
-        check_supported(config)
-        for given in [config.mirror, *config.sources]:
-            if given is not None and given.external is not None and not self._is_own_api(given.external.api):
-                raise invalid_config(f"stream configuration field 'external' with api {given.external.api!r} is not supported "
-                                     "by this server yet: mirrors and sources are of its own account and domain")
+        if given.external is None or (self.domain and given.external.api == f"$JS.{self.domain}.API"):
+            return self.stream(given.name)
+        return self._host.stream(account_of(given, self.bus, mirror=mirror), given.name)
 
     @staticmethod
     def _record(stream: Stream, record: RecordBody) -> None:

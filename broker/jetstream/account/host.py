@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.stream.listeners import Listener
 from broker.jetstream.stream.stream import Stream
 
@@ -58,6 +59,13 @@ class Host(Protocol):
 
     def reserved(self, storage: str, *, except_stream: Stream | None = None) -> int:
         """The total max_bytes of all accounts' streams of a storage kind, except one stream."""
+
+    @property
+    def external(self) -> ExternalFollowers:
+        """The mirrors and sources of all accounts that read streams of other accounts."""
+
+    def stream(self, account: str, name: str) -> Stream:
+        """The live stream of an account. Raises: ApiError, as that account's API answers."""
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
                     listeners: Mapping[str, Listener], usage: Usage) -> Stream:

@@ -52,7 +52,6 @@ LEVEL_KEY = "_nats.level"
 UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("mirror.consumer", lambda c: c.mirror is not None and c.mirror.consumer),
     ("sources.consumer", lambda c: any(source is not None and source.consumer for source in c.sources)),
-    ("sources of a stream with allow_msg_counter", lambda c: c.sources and c.allow_msg_counter),
 )
 """Fields that are read and checked, but not implemented in this version: a value other than the default is refused with
 10052 that names the field."""

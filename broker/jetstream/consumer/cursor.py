@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Sequence
-from itertools import compress
+from itertools import compress, islice
 from typing import Protocol
 
 from broker.jetstream.filters import Filters
@@ -144,7 +144,7 @@ class Cursor:
         Returns None at the end of what is persisted. The cursor moves past them only in ``passed``.
         """
         if self.skip:
-            return self._take_listed()
+            return self._take_listed(count_max, bytes_max)
         while True:
             found = self.stream.next_chunk(self.next_seq, self.narrow)
             if found is None:
@@ -210,17 +210,34 @@ class Cursor:
         return Taken(seqs, [subjects[k] for k in picks], None if hlens is None else [hlens[k] for k in picks],
                      [bodies[k] for k in picks], [times[k] for k in picks], end)
 
-    def _take_listed(self) -> Taken | Loading | None:
-        """The next of the listed sequences (last message of each subject), one at a time."""
+    def _take_listed(self, count_max: int, bytes_max: int) -> Taken | Loading | None:
+        """The next of the listed sequences (last message of each subject), as far as they are in one chunk."""
         while self.skip:
-            found = self.find(self.skip[0])
-            if isinstance(found, Taken):
-                return found
-            if found is not None:
+            found = self.stream.next_chunk(self.skip[0], None)
+            self._to_take = None if isinstance(found, tuple) else found
+            if isinstance(found, tuple):
+                chunk, block, _ = found
+                picks = self._listed(chunk, block, min(count_max, bytes_max * len(chunk) // (chunk.size + 1) + 1))
+                if picks:
+                    return self._columns(chunk, picks, chunk.seq(picks[-1]) + 1)
+            elif found is not None and found.seq == self.skip[0]:
                 return found
             self.pending -= self.known
             self._unlist()
         return None
+
+    def _listed(self, chunk: Chunk, block: Block, most: int) -> list[int]:
+        """Indexes in ``chunk`` of the next listed sequences: up to ``most``, at least one, until one is gone."""
+        picks: list[int] = []
+        first, dead, seqs = max(chunk.first_seq, self.stream.first_seq), block.dead, chunk.seqs
+        for seq in islice(self.skip, max(most, 1)):
+            if not first <= seq <= chunk.last_seq or (dead is not None and seq in dead):
+                break
+            k = seq - chunk.first_seq if seqs is None else bisect_left(seqs, seq)
+            if seqs is not None and seqs[k] != seq:
+                break
+            picks.append(k)
+        return picks
 
     def find(self, seq: int) -> Taken | Loading | None:
         """The one message ``seq``, or None when it is gone."""
@@ -240,8 +257,9 @@ class Cursor:
     def passed(self, taken: Taken, n: int) -> None:
         """The first ``n`` of ``taken`` were delivered."""
         if self.skip:
-            self.pending -= 1
-            self._unlist()
+            for _ in range(n):
+                self.pending -= 1
+                self._unlist()
             return
         if not n:
             return

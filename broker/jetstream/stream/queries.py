@@ -44,6 +44,9 @@ __all__ = ["Loading", "Queries"]
 
 T = TypeVar("T")
 
+_SEARCHED_MAX = 16
+"""So many subjects are searched for in a block's list of subjects, which may be thousands; with more, each of those is matched."""
+
 _PICKS_MAX = 64
 """Blocks whose matching messages are remembered, for all filtered readers of a stream together."""
 
@@ -146,9 +149,12 @@ class Queries:
         if picks is not None:
             self._picks.move_to_end(key)
             return picks
-        wanted = {i for i, subject in enumerate(head.subjects) if filters.match(subject)}
+        if filters.literal and len(filters.literals) <= _SEARCHED_MAX:
+            wanted = {i for subject in filters.literals if (i := head.subject_id(subject)) is not None}
+        else:
+            wanted = {i for i, subject in enumerate(head.subjects) if filters.match(subject)}
         ids = head.subject_ids
-        if len(wanted) == len(head.subjects) or ids is None:
+        if not wanted or len(wanted) == len(head.subjects) or ids is None:
             picks = range(block.count if wanted else 0)
         elif len(wanted) == 1:
             picks = head.postings(wanted.pop())

@@ -144,9 +144,10 @@ class Stream:
         self.retention.one_by_one = self.ttls
         self.scheduler = Scheduler(self.live, self.subjects, self.queries, log, self._tasks, clock, self._publish_own)
         replies = Replies(self, log, bus, domain)
+        self.rollups = Rollups(self.live, self.heads, self.subjects, self.retention)
         context = CheckContext(
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
-            self.retention, Rollups(self.live, self.heads, self.subjects, self.retention),
+            self.retention, self.rollups,
             Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim,
             self._publish_when_stored, self.interest)
         self._batching = Batching(log, context, replies, inflight,

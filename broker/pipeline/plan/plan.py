@@ -51,6 +51,8 @@ class ScanTask(NamedTuple):
     dead: DeadSet | None
     messages: int = 0
     """Upper bound of the wanted messages; 0: unknown."""
+    removed: int = 0
+    """Messages of the block that were removed one by one."""
 
 
 class Estimate(NamedTuple):
@@ -128,7 +130,7 @@ def _tasks(snapshot: StreamSnapshot, selection: Selection, summaries: bool = Fal
             continue
         yield ScanTask(snapshot.account, snapshot.name, snapshot.stream_id, snapshot.shard,
                        object_key(shard, ref, own), _with_subjects(ref, summary if summaries else None), first, last,
-                       entry.dead, min(messages, last - first + 1)), sure
+                       entry.dead, min(messages, last - first + 1), entry.dead_count), sure
 
 
 def _with_subjects(ref: BlockRef, summary: SubjectSummary | None) -> BlockRef:

@@ -96,13 +96,16 @@ class MissingObjects:
             dead = sum(max(0, min(last, missing.last_seq) - max(first, missing.first_seq) + 1)
                        for first, last in missing.dead.seqs())
         due = missing.last_seq - missing.first_seq + 1 - dead
+        ref = missing.ref
+        if (missing.first_seq, missing.last_seq) == (ref.first_seq, ref.last_seq):
+            due = min(due, ref.count - missing.removed)
         left = 0
         for task in self._tasks(snapshot, missing, Selection()):
             live = count_live(task)
             if live is None:
                 return False  # moved again; its reader looks again
             left += live
-        # For a block with gaps in its sequences, the number of messages it held in a range is unknown. Then a loss is
+        # The number of messages that a block with gaps in its sequences held in a part of it is unknown. Then a loss is
         # presumed, unless all of them had been removed before.
         return left < due
 

@@ -31,7 +31,7 @@ class Accounts:
     """
 
     def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router], exchange: Exchange,
-                 rng: random.Random, domain: str = "") -> None:
+                 rng: random.Random, domain: str = "", *, operator: bool = False) -> None:
         self._make_router = make_router
         self._rng = rng
         self._domain = domain
@@ -40,7 +40,7 @@ class Accounts:
         self._deleted: set[str] = set()
         self._on_added: Callable[[Account], None] | None = None
         self._system_name = "" if settings.no_system else settings.system
-        wanted = wanted_accounts(settings)
+        wanted = wanted_accounts(settings, operator=operator)
         self.default = self._add(wanted.pop(DEFAULT_ACCOUNT))
         self.system = self._add(wanted.pop(settings.system)) if not settings.no_system else None
         """None: there is no system account."""
@@ -146,11 +146,11 @@ def user_of(user: AnyUser, account: AccountSettings | None) -> AnyUser:
     return user if user.permissions is not None else replace(user, permissions=account.default_permissions)
 
 
-def wanted_accounts(settings: AccountsSettings) -> dict[str, AccountSettings]:
-    """Every account that must exist, by name."""
+def wanted_accounts(settings: AccountsSettings, *, operator: bool = False) -> dict[str, AccountSettings]:
+    """Every account that must exist, by name. ``operator``: others come with tokens, and have all the users."""
     wanted = {one.name: one for one in settings.configured}
     # The default account has JetStream if no other account is configured, as on nats-server.
-    alone = not wanted.keys() - {DEFAULT_ACCOUNT, settings.system}
+    alone = not operator and not wanted.keys() - {DEFAULT_ACCOUNT, settings.system}
     default = wanted.get(DEFAULT_ACCOUNT, AccountSettings(DEFAULT_ACCOUNT))
     if alone and default.jetstream is None:
         default = replace(default, jetstream=NO_LIMITS)

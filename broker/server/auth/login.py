@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from broker.config.access import DEFAULT_ACCOUNT
+from broker.jwt.claims import UserClaims, UserPermissions
+from broker.jwt.fields import one_line
 from broker.server.auth.permissions import AccessRules
 
-__all__ = ["Authenticator", "ConnectionFacts", "Credentials", "Decision", "Login", "Refusal", "SlowCheck", "Waiter"]
+__all__ = ["VIOLATION", "Authenticator", "ConnectionFacts", "Credentials", "Decision", "Login", "Refusal", "SlowCheck",
+           "Waiter"]
 
 
 class ConnectionFacts(Protocol):
@@ -29,6 +32,13 @@ class ConnectionFacts(Protocol):
     ip: str
     connection_type: str
     """STANDARD, WEBSOCKET or IN_PROCESS."""
+
+    cid: int
+    client_type: str
+    """nats or websocket."""
+
+    def tls_facts(self) -> dict[str, Any] | None:
+        """Version and cipher of its TLS, by their names in authorization requests; None without it."""
 
     @property
     def nonce(self) -> bytes:
@@ -42,11 +52,13 @@ class ConnectionFacts(Protocol):
 class Credentials:
     """CONNECT's fields, and the connection that sent them."""
 
-    __slots__ = ("connection", "fields")
+    __slots__ = ("connection", "fields", "token")
 
     def __init__(self, fields: Mapping[str, Any], connection: ConnectionFacts) -> None:
         self.fields = fields
         self.connection = connection
+        self.token = ""
+        """The token that it is taken to have come with."""
 
     def text(self, field: str) -> str:
         """A field of CONNECT; "" when it was not sent."""
@@ -57,6 +69,10 @@ class Credentials:
     def anonymous(self) -> bool:
         """Whether the client sent neither a user, a password nor a token."""
         return not any(map(self.text, ("user", "pass", "auth_token")))
+
+
+VIOLATION: Final = "Authorization Violation"
+"""What a client is told that may not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +95,19 @@ class Login:
     connection_types: frozenset[str] = frozenset()
     """The types of connection that this user may use; empty: all."""
 
+    max_subscriptions: int = -1
+    max_payload: int = -1
+    """The user's own limits; -1: none."""
+
+    token: UserClaims | None = None
+    """What its token says; None: it logged in in another way."""
+
+    claims: UserClaims | None = None
+    """The same, with the limits that apply: a scoped signing key's, where such a key signed."""
+
+    scope: UserPermissions | None = None
+    """That key's, before templates are filled in."""
+
     tags: tuple[str, ...] = ()
     """The user's tags, which monitoring shows."""
 
@@ -88,13 +117,19 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The client is refused. It is not sent the reason."""
+    """The client is refused, or may not stay. It is not sent the reason."""
 
     why: str = ""
     """For the log, at debug level."""
 
     reason: str = "Authentication Failure"
     """Why the connection ended, as monitoring shows it."""
+
+    text: str | None = VIOLATION
+    """What the client is told; None: nothing."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "why", one_line(self.why))
 
 
 class Waiter(Protocol):

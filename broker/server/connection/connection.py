@@ -24,7 +24,8 @@ from typing import Any, Final, cast
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.server.accounts.account import Account
-from broker.server.auth.login import Login
+from broker.server.auth.login import Login, Refusal
+from broker.server.connection.cipher_suites import standard_name
 from broker.server.connection.connect_options import CONNECT_DEFAULTS, described, go_quoted, read_connect
 from broker.server.connection.handshake import EVERYBODY, Handshake
 from broker.server.connection.host import Entrance, Host
@@ -54,6 +55,7 @@ class Client(asyncio.Protocol):
         self.server = server
         self.entrance = entrance = entrance or server.entrance
         self.connection_type = entrance.connection_type
+        self.client_type = entrance.client_type
         self._loop = server.loop
         self._clock = server.clock
         settings = server.settings.clients
@@ -232,6 +234,13 @@ class Client(asyncio.Protocol):
         tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         return tls
 
+    def tls_facts(self) -> dict[str, Any] | None:
+        """Version and cipher of TLS; None without it."""
+        tls = self.tls
+        if tls is None or (cipher := tls.cipher()) is None:
+            return None
+        return {"version": (tls.version() or "").removeprefix("TLSv"), "cipher": standard_name(cipher[0])}
+
     @property
     def pending_bytes(self) -> int:
         return self._outbound.pending_bytes
@@ -405,15 +414,19 @@ class Client(asyncio.Protocol):
         self.account, self.router, self.login = account, account.router, login
         self._take_limits()
         self._take_rules(login)
-        return True
+        return not self.closed
 
     def _take_limits(self) -> None:
-        """Apply the server's limits, or the account's where they are lower."""
-        own, account = self.server.settings.clients, self.account.settings
-        self.parser.limit(own.max_control_line, own.max_payload if account.max_payload < 0 else
-                          min(own.max_payload, account.max_payload))
-        bounds = [bound for bound in (own.max_subscriptions or -1, account.max_subscriptions) if bound >= 0]
-        self._subscribing.limit(min(bounds, default=-1), own.max_sub_tokens)
+        """Apply the server's limits, or those of account and user where they are lower."""
+        own, account, user = self.server.settings.clients, self.account.settings, self.login
+        self.parser.limit(own.max_control_line, min(bound for bound in (
+            own.max_payload, account.max_payload, user.max_payload) if bound >= 0))
+        most = min((bound for bound in (
+            own.max_subscriptions or -1, account.max_subscriptions, user.max_subscriptions) if bound >= 0), default=-1)
+        self._subscribing.limit(most, own.max_sub_tokens)
+        if most == 0 and user.kind == "jwt":
+            # A token that names no number allows none: as on nats-server, such a client cannot even stay.
+            self.fail("maximum subscriptions exceeded", "Maximum Subscriptions Exceeded")
 
     def _take_rules(self, login: Login) -> None:
         rules = login.rules
@@ -442,6 +455,10 @@ class Client(asyncio.Protocol):
         """The users have changed; ``names`` are the current ones."""
         self._handshake.reconsider(names)
 
+    def judged(self, decision: Login | Refusal) -> None:
+        """What the account says of this user has changed."""
+        self._handshake.decided_again(decision)
+
     def logged_in(self, login: Login) -> None:
         """Finish CONNECT after its credentials were accepted."""
         options = self.options
@@ -452,7 +469,8 @@ class Client(asyncio.Protocol):
             return
         self.server.logged_in(self)
         if not self.connected:
-            self.label += described(options, self.router.name, login.user, login.kind)
+            name, tag = self.account.name, self.account.settings.name_tag
+            self.label += described(options, f"{name}/{tag}" if tag else name, login.user, login.kind)
         self.connected = True
         self._verbose = options["verbose"]
         self._publishing.answer(verbose=self._verbose, pedantic=options["pedantic"])

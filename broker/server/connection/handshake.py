@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from broker.clock import Clock
 from broker.protocol.parser import Parser
-from broker.server.auth.login import Authenticator, ConnectionFacts, Credentials, Login, Refusal, SlowCheck
+from broker.server.auth.login import VIOLATION, Authenticator, ConnectionFacts, Credentials, Login, Refusal, SlowCheck
 from broker.server.connection.connect_options import go_quoted
 
 __all__ = ["EVERYBODY", "Handshake"]
@@ -31,6 +31,9 @@ EVERYBODY: Final = Login()
 """The login of every client of a server without authentication."""
 
 _EARLY_BYTES: Final = 32 * 1024
+
+_TIMER_SECONDS_MAX: Final = 86_400.0
+"""The loop's timers have a bound: a later expiry is looked at again."""
 
 
 class LoginServer(Protocol):
@@ -157,7 +160,7 @@ class Handshake:
             self._again = _Again(self, decision)
 
     def decided_again(self, decision: Login | Refusal) -> None:
-        """The credentials of a logged-in client were checked again."""
+        """The credentials of a logged-in client, or what its account says of it, were checked again."""
         client = self._client
         self._again = None
         if isinstance(decision, Login) and not self._may_come(decision):
@@ -209,12 +212,17 @@ class Handshake:
         label = self._client.label
         if refusal.why:
             log.debug("%s - %s", label, refusal.why)
+        if refusal.text != VIOLATION:
+            self._client.fail(refusal.text, refusal.reason)
+            return
         fields = self._client.options
         who = ""
         if fields.get("nkey"):
             who = f" - Nkey {go_quoted(fields['nkey'])}"
         elif fields.get("user"):
             who = f" - User {go_quoted(fields['user'])}"
+        elif fields.get("jwt") and self._client.login.kind == "jwt":
+            who = f" - JWT User {go_quoted(self._client.login.user)}"
         elif fields.get("auth_token") and not fields.get("jwt"):
             who = ' - Token "[REDACTED]"'
         log.error("%s - authentication error%s", label, who)
@@ -228,6 +236,7 @@ class Handshake:
 
     def check_done(self, decision: Login | Refusal) -> None:
         self._check = None
+        self._end_timer()
         self._decided(decision)
         early, self._early = self._early, b""
         if not self._client.closed:
@@ -251,7 +260,13 @@ class Handshake:
     def _begin_expiry(self, login: Login) -> None:
         self._end_expiry()
         if login.expires_at_ns is not None:
-            seconds = max(login.expires_at_ns - self._server.clock.now_ns(), 0) / 1e9
+            self._watch_expiry(login.expires_at_ns)
+
+    def _watch_expiry(self, at_ns: int) -> None:
+        seconds = max(at_ns - self._server.clock.now_ns(), 0) / 1e9
+        if seconds > _TIMER_SECONDS_MAX:
+            self._expiry = self._server.loop.call_later(_TIMER_SECONDS_MAX, self._watch_expiry, at_ns)
+        else:
             self._expiry = self._server.loop.call_later(seconds, self._expired)
 
     def _expired(self) -> None:

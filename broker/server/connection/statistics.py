@@ -13,7 +13,7 @@ from broker.server.connection.cipher_suites import standard_name
 from broker.server.connection.connection import Client
 from broker.server.routing.route import Subscription
 
-__all__ = ["connection_row", "identity", "peer_certificates", "subscription_row", "uptime"]
+__all__ = ["connection_row", "identity", "peer_certificates", "subscription_row", "token_fields", "uptime"]
 
 
 def connection_row(client: Client, now_ns: int, *, authenticated: bool) -> dict[str, Any]:
@@ -44,6 +44,7 @@ def connection_row(client: Client, now_ns: int, *, authenticated: bool) -> dict[
     if authenticated and (user or options.get("auth_token")):
         fields["authorized_user"] = user or "[REDACTED]"
     fields["account"] = client.account.name
+    fields |= token_fields(client)
     return fields
 
 
@@ -83,6 +84,17 @@ def tls_fields(client: Client) -> dict[str, Any]:
     return {**fields, "tls_first": True} if client.tls_first else fields
 
 
+def token_fields(client: Client) -> dict[str, Any]:
+    """What a row shows of the token that the client logged in with."""
+    login = client.login
+    if login.kind != "jwt" or login.token is None or login.claims is None:
+        return {}
+    issuer = login.token.issuer if login.token.issuer_account else client.account.name
+    shown = "[REDACTED]" if login.claims.limits.bearer else client.options.get("jwt")
+    fields = {"jwt": shown, "issuer_key": issuer, "name_tag": client.account.settings.name_tag, "tags": list(login.tags)}
+    return {name: value for name, value in fields.items() if value}
+
+
 def identity(client: Client, server_name: str) -> dict[str, Any]:
     """``client`` as JetStream's advisories show it."""
     options = client.options
@@ -91,6 +103,7 @@ def identity(client: Client, server_name: str) -> dict[str, Any]:
         "user": client.login.user or options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
         "name": options.get("name"), "lang": options.get("lang"), "ver": options.get("version"),
         "rtt": client.rtt_ns, "server": server_name, "kind": "Client", "client_type": client.entrance.client_type,
+        **token_fields(client), "jwt": "", "name_tag": client.login.name_tag,
     }
     return {name: value for name, value in fields.items() if value}
 

@@ -60,3 +60,6 @@ class Shadows(Protocol):
     def added(self, sub: Subscription) -> None: ...
 
     def removed(self, sub: Subscription) -> None: ...
+
+    def carries(self, account: str, subject: bytes) -> bool:
+        """Whether a subscription to the literal ``subject`` gets what ``account`` publishes to that same subject."""

@@ -61,13 +61,16 @@ BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], None]
 
 
 class Subjects(Protocol):
-    """An account's router, as a trace sees it."""
+    """An account's router, as those see it who follow a message through accounts."""
 
     @property
     def name(self) -> str: ...
 
     def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
         """The subscriptions that would get a message from ``source``; one of each queue group, at random."""
+
+    def arrival(self, subject: bytes, hops: int) -> tuple[str, bytes] | None:
+        """``Route.destination`` of a message to the literal ``subject``, which is mapped already."""
 
 
 class Hop(NamedTuple):
@@ -202,6 +205,17 @@ class Route:
         """The subscription, if it is a client's, the only receiver, and without a limit."""
         if len(self.clients) == 1 and not self.handlers and not self.limited and not self._spreads:
             return self.clients[0]
+        return None
+
+    def destination(self, account: str, subject: bytes, hops: int) -> tuple[str, bytes] | None:
+        """The account, and the subject there, where a handler of the broker receives a message to the literal ``subject``
+        of ``account``, through at most ``hops`` other accounts; None: there is no such handler."""
+        if self.inside:
+            return account, subject
+        for relay in self.relays if hops else ():
+            hop = relay.hop(subject)
+            if hop is not None and (found := hop.router.arrival(hop.to, hops - 1)) is not None:
+                return found
         return None
 
     def shown(self, subject: bytes) -> Match[Subscription]:

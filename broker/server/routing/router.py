@@ -30,6 +30,7 @@ from broker.clock import Clock
 from broker.protocol import encoder
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
+from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
 from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
 from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
@@ -47,10 +48,11 @@ _SCAN_MAX: Final = 2048
 _INBOXES: Final = (b"_INBOX.", b"_R_.")
 """Beginnings of reply subjects: those of clients, and those of service imports."""
 
-_ACK: Final = b"$JS.ACK."
-_ACK_TOKENS: Final = 9
 _DOT: Final = ord(".")
 _NO_FAMILY: Final = (b"", 0)
+_HOPS_MAX: Final = 64
+"""Accounts that a message is followed through."""
+
 _REFUSED: Final = (b"$NRG.", b"_GR_.")
 _SYSTEM: Final = "$SYS"
 _REFUSED_BY_SYSTEM: Final = (b"_GR_.",)
@@ -73,6 +75,7 @@ class Router:
         self._routes: dict[bytes, Route] = {}
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
+        self._heads: set[bytes] = set()
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
         self._family = _NO_FAMILY
         self.lookups = self.family_hits = 0  # subjects that no route was cached for; those that shared their family's
@@ -282,6 +285,15 @@ class Router:
             return len(route.receivers) > len(route.relays) or any(relay.interested(subject) for relay in route.relays)
         return any(group[0].queue == queue for group in route.groups)
 
+    def destination(self, subject: bytes) -> tuple[str, bytes] | None:
+        return self.arrival(subject if self.mapper is None else self.mapper.map(subject))
+
+    def arrival(self, subject: bytes, hops: int = _HOPS_MAX) -> tuple[str, bytes] | None:
+        return (self._routes.get(subject) or self._resolve(subject)).destination(self.name, subject, hops)
+
+    def receives(self, account: str, subject: bytes) -> bool:
+        return account == self.name or (self.shadows is not None and self.shadows.carries(account, subject))
+
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
         """Call ``changed(now_interested)`` after each change from now on, on a later turn of the loop."""
         watch = InterestWatch(subject, queue, changed, self.interest(subject, queue), self._unwatch)
@@ -301,7 +313,7 @@ class Router:
         self.subs.insert(sub)
         if sub.denies is not None:
             self._deniers += 1
-        if _reads_acks(sub.subject):
+        if reads_acks(sub.subject):
             self._ack_readers += 1
         self._changed(sub.subject)
         if self.shadows is not None:
@@ -317,7 +329,7 @@ class Router:
         if self.subs.remove(sub):
             if sub.denies is not None:
                 self._deniers -= 1
-            if _reads_acks(sub.subject):
+            if reads_acks(sub.subject):
                 self._ack_readers -= 1
             self._changed(sub.subject)
             if self.shadows is not None:
@@ -372,24 +384,42 @@ class Router:
                 if route is not None:
                     self._family = (head + b".", head.count(b".") + 1)
                     return route
-            elif subject.startswith(_ACK) and not self._ack_readers:
+            elif subject.startswith(ACK) and not self._ack_readers:
                 head = subject.rsplit(b".", 5)[0]
                 route = self._acks.get(head)
                 self.family_hits += route is not None
-                if (route is None and subject.count(b".") == _ACK_TOKENS - 1
+                if (route is None and subject.count(b".") == ACK_TOKENS - 1
                         and not self._denied_some(match := self.subs.match(subject))):
                     route = self._build(match)
                     if len(self._acks) >= ROUTES_KEPT:
                         _halve(self._acks)
                     self._acks[head] = route
                 if route is not None:
-                    self._family = (head + b".", _ACK_TOKENS - 1)
+                    self._family = (head + b".", ACK_TOKENS - 1)
                     return route
         self._family = _NO_FAMILY
-        route = self._refusal if subject.startswith(self._refused) else self._build(self._match(subject))
+        refused = subject.startswith(self._refused)
         if len(self._routes) >= ROUTES_KEPT:
+            if not refused and (common := self._common(subject)) is not None:
+                return common
             _halve(self._routes)
+        route = self._refusal if refused else self._build(self._match(subject))
         self._routes[subject] = route
+        return route
+
+    def _common(self, subject: bytes) -> Route | None:
+        """The route of all subjects that differ from this one in the last token, or None; for subjects that are more than the
+        cache takes, such as the keys of a bucket. Only a prefix that is met again is worth a look."""
+        head = subject.rpartition(b".")[0]
+        if not head or subject[-1] == _DOT:
+            return None
+        if head not in self._heads:
+            if len(self._heads) >= ROUTES_KEPT:
+                self._heads.clear()
+            self._heads.add(head)
+            return None
+        if (route := self._inbox(head)) is not None:
+            self._family = (head + b".", head.count(b".") + 1)
         return route
 
     def _inbox(self, prefix: bytes) -> Route | None:
@@ -475,20 +505,3 @@ class Router:
 def _halve(cache: dict[bytes, Route] | dict[bytes, Route | None]) -> None:
     for key in list(islice(cache, len(cache) // 2)):
         del cache[key]
-
-
-def _reads_acks(subject: bytes) -> bool:
-    """Whether a subscription distinguishes acks of one consumer, so that they cannot share a route.
-
-    ``$JS.ACK.<stream>.<consumer>.>`` and wider ones do not; nor does one with a word where acks have a number.
-    """
-    tokens = subject.split(b".")
-    if tokens[-1] == b">":
-        if len(tokens) <= 5:
-            return False
-        tokens = tokens[:-1]
-    elif len(tokens) != _ACK_TOKENS:
-        return False
-    if len(tokens) > _ACK_TOKENS or tokens[0] not in (b"$JS", b"*") or tokens[1] not in (b"ACK", b"*"):
-        return False
-    return all(token == b"*" or token.isdigit() for token in tokens[4:])

@@ -92,6 +92,9 @@ class StreamImports:
         if shadows:
             self._shadows[sub] = shadows
 
+    def carries(self, account: str, subject: bytes) -> bool:
+        return any(one.router.name == account and one.source_of(subject) == subject for one in self._imports)
+
     def removed(self, sub: Subscription) -> None:
         for router, shadow in self._shadows.pop(sub, ()):
             router.remove(shadow)

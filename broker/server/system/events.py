@@ -27,7 +27,7 @@ from broker.config.access import DEFAULT_ACCOUNT
 from broker.gotime import format_time
 from broker.server.accounts.account import Account
 from broker.server.connection.connection import Client
-from broker.server.connection.statistics import identity
+from broker.server.connection.statistics import identity, token_fields
 from broker.server.routing.router import Router
 from broker.server.system.requests import compact
 
@@ -127,7 +127,8 @@ class Events:
 
 
 def _shown(client: Client) -> dict[str, Any]:
-    return identity(client, "") | {"name_tag": client.account.name}
+    return identity(client, "") | token_fields(client) | {
+        "name_tag": client.account.settings.name_tag or client.account.name}
 
 
 def connections_event(account: Account) -> dict[str, Any]:

@@ -109,6 +109,8 @@ class Checkpointer(LogListener):
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
+        self._holds = 0
+        self._held: list[asyncio.Future[None]] = []
         if snapshot.root is not None:
             self._take(snapshot.root, snapshot.members)
         if (self.due or snapshot.segments > self.settings.replayed_segments
@@ -132,6 +134,23 @@ class Checkpointer(LogListener):
         """Let a round in progress end; from then on only ``cut`` starts one."""
         async with self._busy:
             await self.stop()
+
+    async def between_rounds(self, change: Callable[[], object]) -> None:
+        """Call ``change``, which adds a record that replaces parts of tables, while no round copies them; none does so until
+        all that is sequenced by then is persisted. A round copies a table in parts, and the record must be in all of them
+        or in none."""
+        async with self._busy:
+            change()
+            self._holds += 1
+            self._log.wait(self._release)
+
+    def _release(self) -> None:
+        self._holds -= 1
+        if not self._holds:
+            held, self._held = self._held, []
+            for future in held:
+                if not future.done():
+                    future.set_result(None)
 
     @property
     def due(self) -> bool:
@@ -157,6 +176,10 @@ class Checkpointer(LogListener):
         async with self._busy:
             log = self._log
             state = log.state
+            while self._holds:
+                self._held.append(asyncio.get_running_loop().create_future())
+                log.schedule_commit()
+                await self._held[-1]
             start = state.position
             # A stream that cannot be replayed here must be replayable by a newer broker: its segments stay.
             if start <= self._attempted or any(s.offline is not None for s in state.streams.values()):
@@ -210,6 +233,8 @@ class Checkpointer(LogListener):
     def commits_paused(self) -> bool:
         """Whether commits must wait for a root: otherwise a recovery would take ever longer."""
         settings = self.settings
+        if self._holds:
+            return False  # the next round waits for one of them
         behind = (self._segments + self._before_segments >= settings.hold_factor * settings.segments
                   or self._head_bytes + self._before_bytes >= settings.hold_factor * settings.head_bytes)
         return behind and not any(s.offline is not None for s in self._log.state.streams.values())

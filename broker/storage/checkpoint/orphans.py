@@ -1,4 +1,5 @@
-"""Objects of earlier owners that nothing names: segments beyond their epoch's end, pages without a root.
+"""Objects of earlier owners that nothing names: segments beyond their epoch's end, pages without a root, runs that were
+never adopted.
 
 They are found by listing the log and the pages, which can take minutes for a long log on S3. So it is done in the
 background, a slice at a time, and nothing waits for it.
@@ -13,12 +14,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from broker.storage.format.header import Position, position_key
+from broker.storage.format.header import ObjectKind, Position, position_key
 from broker.storage.objectstore.base import NotFound, ObjectStore
-from broker.storage.paths import ShardPaths, parse
+from broker.storage.paths import STREAMS, ShardPaths, parse, run_key
 from broker.storage.state.applied import ShardState
 
-__all__ = ["orphan_pages", "orphan_segments"]
+__all__ = ["orphan_pages", "orphan_runs", "orphan_segments"]
 
 T = TypeVar("T")
 Ask = Callable[[str, Callable[[], Awaitable[T]]], Awaitable[T]]
@@ -58,6 +59,31 @@ async def orphan_pages(store: ObjectStore, paths: ShardPaths, epoch: int, list_:
     while after is not None:
         positions, after = await _some_below(store, paths.page_objects, epoch, after, list_)
         found.update(positions)
+    return found
+
+
+async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, epoch: int, list_: Ask[list[str]]
+                      ) -> list[str]:
+    """Keys of runs of the epochs below ``epoch`` that ``state`` neither names nor has released.
+
+    Only their writer could still adopt them, by a record of its own epoch, and that has ended.
+    """
+    names = {stream.stream_id: (stream.account, stream.name) for stream in state.streams.values()}
+    known = {run_key(paths, run, *names.get(run[3], ("", ""))) for run in (*state.runs, *state.freed_runs)
+             if not run[3] or run[3] in names}
+    known.update(*(released.runs for released in state.released.values()))
+    found: list[str] = []
+    for prefix in (paths.runs, STREAMS):
+        async def some(prefix: str = prefix) -> list[str]:
+            return [info.key for info in await store.list(prefix)]
+
+        for i, text in enumerate(await list_(prefix, some)):
+            if i % _TURN == 0:
+                await asyncio.sleep(0)
+            key = parse(text)
+            if (key is not None and key.kind is ObjectKind.RUN and key.position is not None
+                    and key.position.epoch < epoch and text not in known):
+                found.append(text)
     return found
 
 

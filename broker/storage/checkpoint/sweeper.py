@@ -4,8 +4,10 @@
     segments    they have no live block, and are at or before the oldest kept root, so that no replay needs them
     pages       no kept root needs any page of the object
     roots       they are older than the kept ones
+    runs        they have no live block; they are never replayed, so no root needs them
     orphans     an earlier owner left them beyond its end, or put them without a root that names them; looked for once,
-                after our own first root, in a background task, so that no round and no commit waits for that
+                after our own first root, in a background task, so that no round and no commit waits for that; also runs
+                of ours that were not adopted
 
 A round releases everything that its oldest root no longer needs, in as many records as that takes. A freed segment waits
 for three roots beyond it, which an idle log would never get by itself, so freed segments start rounds:
@@ -31,14 +33,14 @@ from typing import Any, TypeVar
 
 from broker.clock import Clock
 from broker.storage.checkpoint.checkpointer import Checkpointer
-from broker.storage.checkpoint.orphans import orphan_pages, orphan_segments
+from broker.storage.checkpoint.orphans import orphan_pages, orphan_runs, orphan_segments
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, key_position, position_key
 from broker.storage.format.records.release import Release
 from broker.storage.log.log import Log
 from broker.storage.log.writer import SealedBlock
 from broker.storage.objectstore.base import NotFound, StoreError
-from broker.storage.paths import ShardPaths, parse
+from broker.storage.paths import ShardPaths, parse, run_key
 from broker.storage.put import Backoff
 from broker.storage.state.released import Released
 
@@ -78,6 +80,9 @@ class Sweeper:
         self._clock_trusted = clock_trusted
         self._finding: asyncio.Task[None] | None = None
         self._orphans: dict[str, set[Position]] = {"segments": set(), "pages": set()}
+        self._orphan_runs: list[str] = []
+        self.in_use: Callable[[], bool] = lambda: False
+        """Whether live streams still read from objects that the applied state does not name any more."""
         self._done: list[Position] = []
         self._queue: deque[tuple[int, Released]] = deque()
         self._wake = asyncio.Event()
@@ -123,6 +128,8 @@ class Sweeper:
         keep: frozenset[Position] = frozenset().union(*(root.objects for root in kept))
         roots = [key.position for info in await self._list(self._paths.checkpoints)
                  if (key := parse(info)) is not None and key.position is not None and key.position < kept[0].position]
+        if not self._may_release():
+            return  # something changed while the store was asked
         full = len(kept) >= checkpointer.settings.roots_kept
         pages_gone = {position for released in state.released.values() for position in released.pages}
         roots_gone = {position for released in state.released.values() for position in released.roots}
@@ -132,15 +139,20 @@ class Sweeper:
             # It still works on what the oldest root of an earlier round did not need.
             self._more.cancel()
         segments = self._unneeded(kept[0].position if full else Position(0, 0))
-        self._release(next(segments, ()), pages, roots)
+        self._release(next(segments, ()), pages, roots, self._unneeded_runs())
         checkpointer.dropped.difference_update(pages)
         self._orphans["pages"].difference_update(pages)
         self._more = asyncio.get_running_loop().create_task(
             self._release_more(segments, kept[0].position if full else None), name="releasing")
 
+    def abandon_run(self, key: str) -> None:
+        """A run of ours will never be adopted: release it with the next round."""
+        self._orphan_runs.append(key)
+
     def _may_release(self) -> bool:
         """Not while a stream is offline: what it needs is not counted."""
-        return self._clock_trusted() and all(stream.offline is None for stream in self._log.state.streams.values())
+        streams = self._log.state.streams.values()
+        return self._clock_trusted() and not self.in_use() and all(stream.offline is None for stream in streams)
 
     def _unneeded(self, oldest: Position) -> Iterator[list[Position]]:
         """Segments that no root from ``oldest`` on needs, and orphans, as many at a time as fit into a record."""
@@ -156,6 +168,16 @@ class Sweeper:
             yield some_orphans
             self._orphans["segments"].difference_update(some_orphans)
 
+    def _unneeded_runs(self) -> list[str]:
+        """Keys of runs without live blocks, and of those never adopted, as many as fit into a record; they count as released
+        from here on. If the record is not persisted, the next owner finds them as orphans."""
+        freed = self._log.state.freed_runs
+        keys = [run_key(self._paths, run, *freed.pop(run)) for run in [*freed][:_POSITIONS_MAX]]
+        more = max(0, _POSITIONS_MAX - len(keys))
+        keys += self._orphan_runs[:more]
+        del self._orphan_runs[:more]
+        return keys
+
     async def _release_more(self, segments: Iterator[list[Position]], swept_to: Position | None) -> None:
         """One record after the other, each persisted before the next, so that none of them makes a large segment."""
         try:
@@ -170,11 +192,12 @@ class Sweeper:
         if swept_to is not None:
             self._swept_to = swept_to
 
-    def _release(self, segments: Sequence[Position], pages: Sequence[Position], roots: Sequence[Position]) -> None:
+    def _release(self, segments: Sequence[Position], pages: Sequence[Position], roots: Sequence[Position],
+                 runs: Sequence[str] = ()) -> None:
         """Record all of these, and what was deleted since the last record, unless there is nothing to record."""
         done, self._done = self._done, []
-        if segments or pages or roots or done:
-            self._record(Release(segments, pages, roots, done))
+        if segments or pages or roots or done or runs:
+            self._record(Release(segments, pages, roots, done, runs))
 
     def _record(self, release: Release) -> None:
         self._log.block(self._log.shard).add(release)
@@ -249,6 +272,8 @@ class Sweeper:
         await self._delete_all([paths.checkpoint(p) for p in released.roots])
         await self._delete_all([paths.pages(p) for p in released.pages])
         await self._delete_all([paths.log(p) for p in released.segments], spare_seals=True)
+        await self._delete_all([key for key in released.runs if (parsed := parse(key)) is not None
+                                and parsed.kind is ObjectKind.RUN and parsed.shard in (None, paths.shard)])
 
     async def _delete_all(self, keys: list[str], spare_seals: bool = False) -> None:
         for at in range(0, len(keys), _AT_ONCE):
@@ -284,6 +309,7 @@ class Sweeper:
             orphans["segments"] |= await orphan_segments(self._store, self._paths, log.state, epoch, self._is_seal,
                                                         self._asked, self._asked)
             pages = await orphan_pages(self._store, self._paths, epoch, self._asked)
+            self._orphan_runs += await orphan_runs(self._store, self._paths, log.state, epoch, self._asked)
         except StoreError as error:
             _log.debug("the search for orphans was not completed: %s", error)  # the log has stopped
             return
@@ -296,7 +322,7 @@ class Sweeper:
         # Now, not at the next round: an idle log has none.
         if self._clock_trusted() and log.failure is None:
             some, some_pages = sorted(orphans["segments"])[:_POSITIONS_MAX], sorted(orphans["pages"])[:_POSITIONS_MAX]
-            self._release(some, some_pages, [])
+            self._release(some, some_pages, [], self._unneeded_runs() if self._may_release() else ())
             orphans["segments"].difference_update(some)
             orphans["pages"].difference_update(some_pages)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from broker.storage.format.records.adoption import Adopted
 from broker.storage.log.putter import Segment
 
 __all__ = ["LogListener"]
@@ -15,6 +18,11 @@ class LogListener:
 
     def segment_persisted(self, segment: Segment) -> None:
         """All that follows from ``segment`` was done: owners were notified, and what waited for it was called."""
+
+    def blocks_adopted(self, adopted: Sequence[Adopted]) -> Sequence[Adopted]:
+        """Blocks of runs have taken the places of others in the applied state. Returns those to be told of again: a live
+        stream is in the middle of something that relies on the old ones."""
+        return ()
 
     def lease_renewed(self) -> None:
         """A put has renewed an expired lease: while it was expired nothing was served."""

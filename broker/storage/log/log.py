@@ -22,12 +22,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 from broker.clock import Clock
 from broker.storage.format.header import Position
+from broker.storage.format.records.adoption import Adopted
 from broker.storage.log.commit_schedule import BLOCKS_MANY, BYTES_MANY, Action, CommitSchedule, Facts
 from broker.storage.log.lease import Lease
 from broker.storage.log.listener import LogListener
@@ -260,6 +261,10 @@ class Log:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.failure is None:
             self.fail(Fenced("the log was closed"), tell=False)
+
+    def tell_adopted(self, adopted: Sequence[Adopted]) -> list[Adopted]:
+        """Pass on which blocks took the places of others; returns those to be told of again."""
+        return [one for listener in self._listeners for one in listener.blocks_adopted(adopted)]
 
     def schedule_commit(self) -> None:
         """Ask the schedule once the current callback, and others that are ready, have run."""

@@ -218,6 +218,6 @@ def _stored(block: StoredBlock) -> BlockRef:
     return block.ref
 
 
-def _id(ref: BlockRef) -> tuple[int, int, int, int]:
+def _id(ref: BlockRef) -> tuple[int, int, int, int, int]:
     epoch, number = ref.position
-    return ref.stream_id, epoch, number, ref.object_id
+    return ref.stream_id, epoch, number, ref.object_id, ref.core_offset  # a run may hold several blocks of a stream

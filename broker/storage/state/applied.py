@@ -21,6 +21,7 @@ from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, Bloc
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position, key_position, position_key
 from broker.storage.format.record import Record
+from broker.storage.format.records.adoption import Adopted, Adoption
 from broker.storage.format.records.ceiling import Ceiling
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
@@ -37,7 +38,8 @@ from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.extra import update_extra
 from broker.storage.state.released import Released
 from broker.storage.state.stream import START, StreamState
-from broker.storage.state.table import Kept, log_keys
+from broker.storage.state.swap import dead_in
+from broker.storage.state.table import BlockEntry, Kept, RunKey, log_keys, run_keys
 
 __all__ = ["ShardState"]
 
@@ -49,7 +51,8 @@ _LEFT_AT_ONCE = 1024
 class ShardState:
     """All of a shard, as of ``position``; or, for a reader, those streams of it that are ``wanted``.
 
-    ``segments`` counts, for each segment that is not released, the live blocks in it; 0: nothing refers to it.
+    ``segments`` counts, for each segment that is not released, the live blocks in it; 0: nothing refers to it. ``runs``
+    counts the live blocks in runs; a run without any is in ``freed_runs``, not here.
     While a replay runs the counts are not kept; ``finish_replay`` makes them. In a reader's state they never are.
 
     Blocks leave by the million when a stream is deleted or purged: they leave their tables at once, and the counts a slice
@@ -61,12 +64,14 @@ class ShardState:
         "_leaving",
         "_unmade",
         "freed",
+        "freed_runs",
         "names",
         "on_left",
         "opening",
         "position",
         "released",
         "replaying",
+        "runs",
         "segments",
         "streams",
         "unnamed",
@@ -91,9 +96,13 @@ class ShardState:
         """Those of ``segments`` with no live block."""
         self.freed = START
         """``position`` when a segment last lost its last live block: what a root at or beyond it no longer needs."""
+        self.runs: dict[RunKey, int] = {}
+        """Run → live blocks stored there."""
+        self.freed_runs: dict[RunKey, tuple[str, str]] = {}
+        """Runs that lost their last live block while this process applied; account and name of the stream that had it."""
         self.on_left: Callable[[], object] | None = None
         """Called when blocks left their stream. Its owner then calls ``tidy`` until nothing is left to do."""
-        self._leaving: deque[list[Kept]] = deque()
+        self._leaving: deque[tuple[StreamState, list[Kept]]] = deque()
         self.position = START
         self.opening: Opening | None = None
         """The newest opening; None: none was replayed yet."""
@@ -168,6 +177,7 @@ class ShardState:
         self.replaying = False
         self._deleted.clear()
         segments = dict.fromkeys(self.segments, 0)
+        runs: dict[RunKey, int] = {}
         for stream in self.streams.values():
             if stream.offline is not None:
                 continue  # nothing is swept while there is one
@@ -177,7 +187,9 @@ class ShardState:
                         raise Corrupt(f"stream {stream.name}", "block table", 0,
                                       f"it names segment {key_position(key)}, which was released")
                     segments[key] += 1
-        self.segments = segments
+                for run in run_keys(stream.stream_id, page.entries):
+                    runs[run] = runs.get(run, 0) + 1
+        self.segments, self.runs = segments, runs
         self.unnamed = {key for key, count in segments.items() if not count}
         # Which of them had blocks is no longer known: a few pass for records, of which each owner leaves some.
         self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
@@ -219,7 +231,7 @@ class ShardState:
         for removed in core.removed:
             left = blocks.remove(*removed)
             if left and counting:
-                self._left([left])
+                self._left(stream, [left])
             if stream.expiries:
                 stream.expiries.remove(removed[0], removed[1])
             if stream.schedules:
@@ -274,7 +286,7 @@ class ShardState:
         stream.last_time_ns = last_time_ns
         if trims:
             if (left := stream.blocks.trim(outcome[0])) and not self.replaying:
-                self._left(left)
+                self._left(stream, left)
             if stream.expiries:
                 stream.expiries.trim(outcome[0])
             if stream.schedules:
@@ -293,14 +305,52 @@ class ShardState:
                     key = position_key(position)
                     self.segments.pop(key, None)
                     self.unnamed.discard(key)
-                if released.segments or released.pages or released.roots:
+                if released.segments or released.pages or released.roots or released.runs:
                     earlier = self.released.setdefault(self.position, released)
                     if earlier is not released:  # two rounds ended within one segment
                         earlier.segments += released.segments
                         earlier.pages += released.pages
                         earlier.roots += released.roots
+                        earlier.runs += released.runs
+            elif record.kind == Adoption.KIND:
+                self._adopt(Adoption.decode(record.body))
             elif record.kind == Opening.KIND:
                 self.opening = Opening.decode(record.body)
+
+    def _adopt(self, adoption: Adoption) -> None:
+        """Let blocks of runs take the places of others. Streams that are gone, or offline here, are left as they are."""
+        for adopted in adoption.blocks:
+            ref = BlockRef.unpack(adopted.ref)
+            stream = self.streams.get(ref.stream_id)
+            if stream is not None and stream.offline is None:
+                try:
+                    self._swap(stream, adopted, ref)
+                except ValueError as error:
+                    self.take_offline(stream.stream_id, f"segment {self.position} is damaged: {error}")
+
+    def _swap(self, stream: StreamState, adopted: Adopted, ref: BlockRef) -> None:
+        """Raises: ValueError when the table does not have what the record replaces."""
+        if ref.place is BlockPlace.LOG or not adopted.first_seq <= ref.first_seq <= ref.last_seq <= adopted.last_seq:
+            raise ValueError(f"{ref!r} takes the place of {adopted.first_seq}..{adopted.last_seq}")
+        parts = stream.blocks.within(adopted.first_seq, adopted.last_seq)
+        if not parts or any(part.ref.position == ref.position and part.ref == ref for part in parts):
+            return  # all of it was removed meanwhile; or a page of the checkpoint held this already
+        if any(part.ref.position > ref.position for part in parts):
+            raise ValueError(f"{ref!r} was made before a block that it takes the place of")
+        entry = BlockEntry(ref)
+        entry.dead = dead_in(ref, parts)
+        if entry.dead is not None:
+            # Exact where those of the parts are: the run's block has every message that lives in them.
+            entry.dead_count = max(0, ref.count - sum(part.live_msgs for part in parts))
+            entry.dead_bytes = max(0, ref.bytes - sum(part.ref.bytes - part.dead_bytes for part in parts))
+        stays = entry.dead_count < ref.count
+        stream.blocks.swap(parts, entry if stays else None)
+        stream.dirty = True
+        if not self.replaying and self.wanted is None:
+            run = next(run_keys(stream.stream_id, [ref.pack()]))
+            self.runs[run] = self.runs.get(run, 0) + 1
+            self.freed_runs.pop(run, None)  # an earlier record has adopted others of its blocks, which left since
+            self._left(stream, [list(parts), [] if stays else [entry]])
 
     def _drop(self, stream: StreamState) -> None:
         del self.streams[stream.stream_id]
@@ -311,10 +361,10 @@ class ShardState:
             del self.names[name]
         left = stream.blocks.clear()
         if left and not self.replaying:
-            self._left(left)
+            self._left(stream, left)
 
-    def _left(self, blocks: list[list[Kept]]) -> None:
-        self._leaving += blocks
+    def _left(self, stream: StreamState, blocks: list[list[Kept]]) -> None:
+        self._leaving += [(stream, some) for some in blocks]
         self.tidy(_LEFT_AT_ONCE)
         if self.on_left is not None:
             self.on_left()
@@ -326,7 +376,7 @@ class ShardState:
         """Take up to ``count`` of the blocks that left out of the counts; returns whether there are more."""
         leaving, segments = self._leaving, self.segments
         while leaving and count > 0:
-            page = leaving[-1]
+            stream, page = leaving[-1]
             some = page[-count:]
             del page[-count:]
             if not page:
@@ -339,5 +389,13 @@ class ShardState:
                 segments[key] = live - 1
                 if live == 1:
                     self.unnamed.add(key)
+                    self.freed = self.position
+            for run in run_keys(stream.stream_id, some):
+                live = self.runs.get(run, 0)
+                if live > 1:
+                    self.runs[run] = live - 1
+                elif live:
+                    del self.runs[run]
+                    self.freed_runs[run] = (stream.account, stream.name)
                     self.freed = self.position
         return bool(leaving)

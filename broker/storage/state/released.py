@@ -1,4 +1,4 @@
-"""What a record releases for deletion: segments, pages and roots."""
+"""What a record releases for deletion: segments, pages, roots and runs."""
 
 from __future__ import annotations
 
@@ -39,21 +39,23 @@ class Runs(Collection[Position]):
 class Released:
     """What one record releases: it may be deleted once the record is persisted, by that record's writer or a later one."""
 
-    __slots__ = ("pages", "position", "roots", "segments")
+    __slots__ = ("pages", "position", "roots", "runs", "segments")
 
     def __init__(self, position: Position, segments: Iterable[Position] = (), pages: Iterable[Position] = (),
-                 roots: Iterable[Position] = ()) -> None:
+                 roots: Iterable[Position] = (), runs: Iterable[str] = ()) -> None:
         self.position = position
         """Of the segment that holds the record."""
         self.segments = Runs(segments)
         self.pages = list(pages)
         self.roots = list(roots)
+        self.runs = list(runs)
+        """Their keys."""
 
     def to_record(self) -> Release:
         """As a record, whose body a root keeps."""
-        return Release(self.segments, self.pages, self.roots)
+        return Release(self.segments, self.pages, self.roots, runs=self.runs)
 
     @classmethod
     def of(cls, position: Position, release: Release) -> Released:
         """From the record in the segment at ``position``."""
-        return cls(position, release.segments or (), release.pages or (), release.roots or ())
+        return cls(position, release.segments or (), release.pages or (), release.roots or (), release.runs or ())

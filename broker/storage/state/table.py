@@ -7,6 +7,9 @@ leaves.
 Everything here may be applied twice with the same result: blocks are only added once, and what is dead stays dead. A
 page that was copied a little later than its stream may therefore be replayed over.
 
+A block of a run may take the place of neighbours (``swap``): the one change that is neither at the end nor a removal.
+Applied again it changes nothing, since a block that is there already is left alone.
+
 A block with nothing dead is kept as its packed reference alone, a tuple of numbers and names: there may be
 millions, and the garbage collector untracks those. A ``BlockEntry`` is made of it on demand.
 """
@@ -14,18 +17,22 @@ millions, and the garbage collector untracks those. A ``BlockEntry`` is made of 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from broker.storage.format.block import FIRST_SEQ, LAST_SEQ, BlockPlace, BlockRef, PackedRef
 from broker.storage.format.header import NUMBER_BITS, position_key
 from broker.storage.state.dead import DeadSet
 
-__all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "TablePage", "log_keys"]
+__all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "RunKey", "TablePage", "log_keys", "run_keys"]
 
 PAGE_ENTRIES = 1024
 
+RunKey = tuple[int, int, int, int]
+"""Epoch, number and id of a run, and the stream that it belongs to alone, or 0."""
+
 _LOG = int(BlockPlace.LOG)
+_STREAM_RUN = int(BlockPlace.STREAM_RUN)
 
 
 class BlockEntry:
@@ -40,6 +47,19 @@ class BlockEntry:
         """Messages removed by sequence; exact, except in blocks with gaps, where it may be too low."""
         self.dead_bytes = 0
         """Their user size; an estimate where a removed range ended within the block."""
+
+    @property
+    def first_seq(self) -> int:
+        return self.ref.first_seq
+
+    @property
+    def last_seq(self) -> int:
+        return self.ref.last_seq
+
+    @property
+    def live_msgs(self) -> int:
+        """Messages that were not removed by sequence."""
+        return self.ref.count - self.dead_count
 
     def is_dead(self, seq: int) -> bool:
         """Whether the message at ``seq``, which is in this block, was removed (the stream's first_seq left aside)."""
@@ -89,6 +109,14 @@ Kept = PackedRef | BlockEntry
 """How a page keeps a block: as a reference while nothing of it is dead, or as an entry."""
 
 
+def run_keys(stream_id: int, blocks: Iterable[Kept]) -> Iterator[RunKey]:
+    """The run that each of ``blocks`` is stored in, except those in segments."""
+    for kept in blocks:
+        ref = kept if type(kept) is tuple else kept.ref.pack()  # type: ignore[union-attr]
+        if ref[0] != _LOG:
+            yield ref[1], ref[2], ref[3], stream_id if ref[0] == _STREAM_RUN else 0
+
+
 def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
     """The ``position_key`` of the segment that each of ``blocks`` is stored in, except those in runs."""
     for kept in blocks:
@@ -124,11 +152,13 @@ class TablePage:
 class BlockTable:
     """The live blocks of one stream."""
 
-    __slots__ = ("_count", "pages")
+    __slots__ = ("_count", "pages", "swaps")
 
     def __init__(self) -> None:
         self.pages: list[TablePage] = []
         """No page is empty."""
+        self.swaps = 0
+        """How often blocks gave way to another: who walks the table in slices then begins again."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -215,6 +245,62 @@ class BlockTable:
         if emptied:
             self.pages = [page for page in self.pages if page.entries]
         return left
+
+    def follows(self, first_seq: int, next_seq: int) -> bool:
+        """Whether the blocks that begin with these sequences are here, one directly after the other."""
+        p = bisect_right(self.pages, first_seq, key=_page_first) - 1
+        if p < 0:
+            return False
+        entries = self.pages[p].entries
+        i = bisect_right(entries, first_seq, key=_first) - 1
+        if _first(entries[i]) != first_seq:
+            return False
+        if i + 1 < len(entries):
+            return _first(entries[i + 1]) == next_seq
+        return p + 1 < len(self.pages) and _page_first(self.pages[p + 1]) == next_seq
+
+    def within(self, first: int, last: int) -> list[BlockEntry]:
+        """The blocks that lie in first..last. Raises: ValueError for one that does so in part."""
+        found: list[BlockEntry] = []
+        for entry in self.since(first):
+            if entry.first_seq > last:
+                break
+            if entry.first_seq < first or entry.last_seq > last:
+                raise ValueError(f"{entry.ref!r} lies in {first}..{last} in part")
+            found.append(entry)
+        return found
+
+    def swap(self, parts: Sequence[BlockEntry], entry: BlockEntry | None) -> None:
+        """Put ``entry`` in the place of ``parts``, which are what ``within`` gave; None: nothing takes it."""
+        first, last = parts[0].first_seq, parts[-1].last_seq
+        start = p = bisect_right(self.pages, first, key=_page_first) - 1
+        new: list[Kept] = [] if entry is None else [entry if entry.dead is not None else entry.ref.pack()]
+        while p < len(self.pages) and _first(self.pages[p].entries[0]) <= last:
+            page = self.pages[p]
+            i = bisect_left(page.entries, first, key=_first)
+            page.entries[i:bisect_right(page.entries, last, key=_first)] = new if p == start else []
+            page.place = None
+            p += 1
+        self._count += len(new) - len(parts)
+        self.swaps += 1
+        self._join_pages(max(0, start - 1), p + 1)
+
+    def _join_pages(self, start: int, end: int) -> None:
+        """Of neighbours that fill half a page together make one: else there would be as many pages as before."""
+        joined: list[TablePage] = []
+        for page in self.pages[start:end]:
+            if not page.entries:
+                continue
+            if joined and len(joined[-1].entries) + len(page.entries) <= PAGE_ENTRIES // 2:
+                before = joined[-1]
+                before.entries = before.entries + page.entries
+                before.place = None
+                before.room = PAGE_ENTRIES - len(before.entries)
+            else:
+                joined.append(page)
+        self.pages[start:end] = joined
+        if self.pages and (newest := self.pages[-1]).place is None:
+            newest.room = PAGE_ENTRIES - len(newest.entries)
 
     def trim(self, first_seq: int) -> list[list[Kept]]:
         """Drop the blocks that are wholly below ``first_seq``; returns them, page by page. Whole pages are not walked."""

@@ -108,7 +108,6 @@ def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err
 @pytest.mark.parametrize("value, field", [
     ({"mirror": {"name": "T", "consumer": {"name": "C", "deliver_subject": "d"}}}, "mirror.consumer"),
     ({"sources": [{"name": "T", "consumer": {"name": "C", "deliver_subject": "d"}}]}, "sources.consumer"),
-    ({"sources": [{"name": "T"}], "allow_msg_counter": True}, "allow_msg_counter"),
 ])
 def test_what_this_version_cannot_do_is_refused_by_name(value: dict[str, Any], field: str) -> None:
     with refused(10052) as error:

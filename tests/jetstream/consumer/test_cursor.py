@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from broker.jetstream.consumer.cursor import Cursor
+from array import array
+from types import SimpleNamespace
+
+from broker.jetstream.consumer.cursor import Cursor, Taken
 from broker.jetstream.filters import Filters
 from broker.storage.format.frame import Chunk
 
@@ -54,3 +57,48 @@ async def test_a_list_of_last_messages_survives_a_purge_of_some() -> None:
     assert (cursor.pending, list(cursor.skip)) == (1, [9])
     cursor.pass_over(11)
     assert (cursor.pending, cursor.next_seq, list(cursor.skip)) == (0, 11, [])
+
+
+class Chunks:
+    """A stream of chunks of four messages, sequences 1 to 20 without every fifth, of which some have left."""
+
+    first_seq, persisted_seq = 1, 20
+
+    def __init__(self) -> None:
+        self.dead: set[int] = set()
+        seqs = [seq for seq in range(1, 21) if seq % 5]
+        self.chunks = [Chunk(0, part[0], array("Q", part) if part[-1] - part[0] != 3 else None,
+                             [b"s%d" % seq for seq in part], None, [b"m%d" % seq for seq in part], array("q", part), 8)
+                       for part in zip(*[iter(seqs)] * 4, strict=True)]
+
+    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, object, int] | None:
+        for chunk in self.chunks:
+            for i in range(len(chunk)):
+                if chunk.seq(i) >= max(seq, self.first_seq) and chunk.seq(i) not in self.dead:
+                    return chunk, SimpleNamespace(dead=self.dead), i
+        return None
+
+    def may_hold(self, seq: int) -> bool:
+        return True
+
+    async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
+        return 0, 0
+
+
+def test_a_list_is_taken_as_far_as_one_chunk_goes() -> None:
+    """In runs, within what is wanted; what has left since the list was made, or was never there, is passed over, and counted
+    as pending no more; what a delivery did not reach comes again."""
+    stream = Chunks()
+    cursor = Cursor(stream, Filters(), 1, set())  # type: ignore[arg-type]
+    cursor.list_first([1, 2, 4, 5, 6, 8, 9, 11, 12, 16, 19], 20)
+    cursor.pending, cursor.known = 11, True
+    stream.dead = {8, 16}
+    stream.first_seq = 2
+    runs = []
+    while isinstance(taken := cursor.take(2, 1 << 20), Taken):
+        used = 1 if not runs else len(taken)
+        assert list(taken.bodies) == [b"m%d" % seq for seq in taken.seqs]
+        runs.append(list(taken.seqs[:used]))
+        cursor.passed(taken, used)
+    assert runs == [[2], [4], [6], [9], [11, 12], [19]]
+    assert (cursor.pending, cursor.next_seq) == (0, 21)

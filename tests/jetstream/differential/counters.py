@@ -99,6 +99,77 @@ SCENARIOS: dict[str, str] = {
         pub[Nats-Incr: 1; Nats-Counter-Sources: null] s.e
         pub[Nats-Incr: 1] s.e
         state""",
+    "the sum of a source": """stream {"allow_msg_counter": true}
+        pub[Nats-Incr: 5] s.a
+        pub[Nats-Incr: 7; a: b] s.a
+        pub[Nats-Incr: -2] s.b
+        make D {"sources": [{"name": "S"}], "subjects": ["d.>"], "allow_msg_counter": true, "allow_direct": true}
+        grown D 3
+        msgs D
+        pub[Nats-Incr: 1] s.a
+        grown D 4
+        api STREAM.PURGE.S {"filter": "s.a"}
+        pub[Nats-Incr: 1] s.a
+        grown D 5
+        msgs D
+        pub[Nats-Incr: 3] d.x
+        api STREAM.MSG.DELETE.D {"seq": 5}
+        pub[Nats-Incr: 1] s.a
+        grown D 7
+        msgs D""",
+    "sums of several sources": """stream {"allow_msg_counter": true}
+        make T {"subjects": ["t.>"], "allow_msg_counter": true}
+        make D {"sources": [{"name": "S", "subject_transforms": [{"src": "s.*", "dest": "sum.$1"}]}, {"name": "T", "subject_transforms": [{"src": "t.*.*", "dest": "sum.$1"}]}], "subjects": ["sum.>"], "allow_msg_counter": true}
+        pub[Nats-Incr: 5] s.a
+        grown D 1
+        pub[Nats-Incr: 100] t.a.x
+        grown D 2
+        pub[Nats-Incr: 1000] t.a.y
+        grown D 3
+        pub[Nats-Incr: -1; Nats-Msg-Id: 1] sum.a
+        pub[Nats-Incr: 1] s.a
+        grown D 5
+        pub[Nats-Incr: 10000000000000000000000000000000] t.a.x
+        grown D 6
+        msgs D
+        make E {"sources": [{"name": "D"}], "allow_msg_counter": true}
+        grown E 6
+        msgs E
+        pub[Nats-Incr: 1] s.c
+        grown E 7
+        msgs E""",
+    "counters that are not summed": """stream {"allow_msg_counter": true}
+        pub[Nats-Incr: 5] s.a
+        pub[Nats-Incr: 6] s.a
+        make D {"sources": [{"name": "S"}]}
+        grown D 2
+        msgs D
+        make M {"mirror": {"name": "S"}}
+        grown M 2
+        msgs M
+        make E {"sources": [{"name": "D"}], "allow_msg_counter": true}
+        grown E 2
+        msgs E""",
+    "a source of other messages": """stream
+        make D {"sources": [{"name": "S"}], "subjects": ["d.>"], "allow_msg_counter": true}
+        pub s.a 1
+        pub s.a 2
+        pub[Nats-Incr: 1] d.a
+        sleep 300ms
+        msgs D""",
+    "a sum with limits": """stream {"allow_msg_counter": true}
+        make D {"sources": [{"name": "S"}], "allow_msg_counter": true, "max_msgs_per_subject": 1, "max_msgs": 2}
+        pub[Nats-Incr: 5] s.a
+        pub[Nats-Incr: 6] s.a
+        pub[Nats-Incr: 6] s.b
+        pub[Nats-Incr: 6] s.c
+        pub[Nats-Incr: 6] s.a
+        grown D 5
+        msgs D
+        api STREAM.PURGE.D
+        pub[Nats-Incr: 6] s.a
+        grown D 6
+        msgs D""",
     "configurations": """api STREAM.CREATE.A {"name": "A", "allow_msg_counter": true, "discard": "new"}
         api STREAM.CREATE.A {"name": "A", "allow_msg_counter": true, "allow_msg_ttl": true}
         api STREAM.CREATE.A {"name": "A", "allow_msg_counter": true, "allow_msg_schedules": true}

@@ -99,16 +99,19 @@ class Box:
 
 
 class Player:
-    """One connection to one server."""
+    """One connection to one server; ``user``: its name and password."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, user: str = "") -> None:
         self.port = port
+        self.user = user
         self.silent_seconds = SILENT_SECONDS
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
         options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "protocol": 1,
                    "name": "player", "lang": "bytes", "version": "1.0"}
+        if self.user:
+            options |= {"user": self.user, "pass": self.user}
         self._sids: dict[int, Box] = {}
         self._boxes: dict[str, Box] = {}
         self._pins: list[str] = []

@@ -20,9 +20,13 @@ from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
 from broker.config.access import User
+from broker.config.operator import ResolverSettings
 from broker.config.settings import make_settings
+from broker.nkeys import ACCOUNT, USER
 from broker.server.server import Server
+from tests import tokens
 from tests.certificates import Authority
+from tests.keys import key
 
 CONNECT = b'CONNECT {"verbose":false,"protocol":1,"headers":true}\r\nPING\r\n'
 
@@ -332,6 +336,21 @@ async def test_credentials_may_come_in_cookies() -> None:
         wrong = await Browser.to(server, headers={"Cookie": "u=a; p=wrong"})
         wrong.send(CONNECT)
         assert await wrong.closed() == (1008, "Authentication Failure")
+
+
+async def test_a_token_may_come_in_a_cookie() -> None:
+    """A bearer's, in operator mode."""
+    operated = {"operator.tokens": (tokens.operator(),), "operator.resolver": ResolverSettings("memory"),
+                "operator.preload": ((key(ACCOUNT, "A").public, tokens.account()),)}
+    token = tokens.user(bearer_token=True, allowed_connection_types=["WEBSOCKET"])
+    async with serving(operated, jwt_cookie="j") as server:
+        browser = await Browser.to(server, headers={"Cookie": f"j={token}"})
+        browser.send(CONNECT)
+        await browser.until(b"PONG\r\n")
+        assert server.connections()[0]["authorized_user"] == key(USER, "u").public
+        without = await Browser.to(server)
+        without.send(CONNECT)
+        assert await without.closed() == (1008, "Authentication Failure")
 
 
 @pytest.mark.parametrize("rule, field", [

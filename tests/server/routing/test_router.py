@@ -157,6 +157,37 @@ def test_the_cache_is_bounded(router: Router) -> None:
     assert len(router._routes) <= ROUTES_KEPT
 
 
+def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) -> None:
+    """Those of a prefix share a route, until a subscription tells them apart; others, and malformed ones, are not of the family."""
+    every, one, two = Heard(), Heard(), Heard()
+    router.subscribe(b"kv.>", every)
+    ops = [msg(b"kv.%d.k%d" % (i % 7, i)) for i in range(3 * ROUTES_KEPT)]
+    router.route(ops, 0, len(ops), FakePeer(router), 5)
+    again = ops[ROUTES_KEPT:]
+    every.runs.clear()
+    router.route(again, 0, len(again), FakePeer(router), 5)
+    assert every.runs == [again]
+    assert len(router._routes) <= ROUTES_KEPT
+    some = [msg(subject) for subject in (b"kv.1.k99998", b"kv.1.k99999", b"kv.1.", b"kv..k1", b"kv.1.k99999.x", b"kw.1.k99999")]
+    router.subscribe(b"kv.1.k99999", one)
+    router.subscribe(b"*.1.k99999.*", two)
+    every.runs.clear()
+    router.route(some, 0, len(some), FakePeer(router), 5)
+    assert [op for run in every.runs for op in run] == [some[0], some[1], some[4]]
+    assert one.runs == [[some[1]]]
+    assert two.runs == [[some[4]]]
+
+
+def test_prefixes_of_one_subject_each_fill_no_cache(router: Router) -> None:
+    """Ever new prefixes are remembered up to a bound, and none gets a route of its own."""
+    router.subscribe(b"kv.>", Heard())
+    for i in range(3 * ROUTES_KEPT):
+        router.publish(b"kv.%d.state" % i, b"", 0, b"")
+    assert len(router._routes) <= ROUTES_KEPT
+    assert len(router._heads) <= ROUTES_KEPT
+    assert not router._inboxes
+
+
 def test_publish_counts_takers(router: Router) -> None:
     """Clients, in-process subscribers, and one of each queue group."""
     assert router.publish(b"a", b"", 0, b"") == 0

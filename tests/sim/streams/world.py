@@ -41,6 +41,7 @@ from tests.sim.streams.network import Late
 from tests.sim.streams.process import Process
 from tests.sim.streams.record import Lost, StreamRecord
 from tests.sim.streams.usage import CONSUMERS, STREAMS
+from tests.sim.world import eager_compaction
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
@@ -79,6 +80,8 @@ class World:
         """Payload to the stream that it was meant for."""
         self.judge = Judge(self.shared, self.records)
         self.late: Late = Late(list)
+        self.compacts = seed % 7 in (0, 2, 5)
+        """Whether blocks are compacted, as often as can be. By the seed, so that the others keep their histories."""
         self.leased = rng.random() < 0.6
         self.lease_ns = rng.choice((2, 4)) * SECOND
         factor = rng.choice((0.0, 0.3, 1.0, 2.0)) if self.leased else rng.choice((0.0, 0.0, 0.5))
@@ -199,7 +202,8 @@ class World:
                           put_timeout_ns=2 * SECOND if self.leased else None)
         checkpoint = CheckpointSettings(segments=rng.choice((3, 8, 25)), empty_segments=rng.choice((4, 12)),
                                         replayed_segments=10, replayed_epochs=3)
-        return ShardSettings(log=log, checkpoint=checkpoint, sweep_grace_ns=0)
+        return ShardSettings(log=log, checkpoint=checkpoint, sweep_grace_ns=0,
+                             compaction=eager_compaction(rng.choice) if self.compacts else None)
 
     # The course of things.
 

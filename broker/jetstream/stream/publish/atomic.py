@@ -11,12 +11,12 @@ Source: nats-server, server/stream.go, processJetStreamAtomicBatchMsg; server/je
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Literal
 
 from broker.jetstream.inflight import BATCH_BYTES_MAX, Inflight
 from broker.jetstream.settings import level_refused
-from broker.jetstream.stream.publish.batches import BATCH_COMMIT, BATCH_SEQUENCE, REQUIRED_LEVEL
+from broker.jetstream.stream.publish.batches import BATCH_COMMIT, BATCH_ID, BATCH_SEQUENCE, REQUIRED_LEVEL
 from broker.jetstream.stream.publish.headers import parse_sequence
 from broker.jetstream.stream.publish.idle import IdleTimer
 from broker.jetstream.wire.errors import ApiError
@@ -34,6 +34,11 @@ Reason = Literal["timeout", "large", "incomplete", "unsupported"]
 
 _ID_BYTES_MAX = 64
 
+_BLOCK: Final = b"NATS/1.0\r\n%b: " % BATCH_ID
+"""How clients begin the headers of a batch's message."""
+
+_PLAIN: Final = frozenset((BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT))
+
 _ROW_BYTES = 200
 """Memory of a staged message besides the bytes of its body and subject."""
 
@@ -43,10 +48,10 @@ class Batch:
 
     Attributes: ``last``: its last message's place in it, from 1; ``msgs`` as they will be stored; ``size`` in memory;
         ``commit``: the message that asks for the commit, once received; ``plans``: what its roll-ups remove, as far as
-        known.
+        known; ``plain``: none has a header that a check reads, except those of batches.
     """
 
-    __slots__ = ("batch_id", "commit", "deadline_ns", "last", "msgs", "plans", "size")
+    __slots__ = ("batch_id", "commit", "deadline_ns", "last", "msgs", "plain", "plans", "size")
 
     def __init__(self, batch_id: bytes) -> None:
         self.batch_id = batch_id
@@ -56,6 +61,7 @@ class Batch:
         self.deadline_ns = 0
         self.commit: Msg | None = None
         self.plans: dict[bytes, Callable[[], None]] = {}
+        self.plain = True
 
 
 class AtomicBatches:
@@ -108,10 +114,8 @@ class AtomicBatches:
             raise self._abandon(batch, "incomplete", ApiError(10176))
         if count > max_msgs:
             raise self._abandon(batch, "large", ApiError(10199, size=max_msgs))
-        now_ns = self._clock.monotonic_ns()
-        timeout_ns = self._inflight.limits.timeout_ns
-        batch.deadline_ns = now_ns + timeout_ns
-        self._timer.arm(timeout_ns)
+        batch.plain = batch.plain and headers.keys() <= _PLAIN
+        self._defer(batch)
         if not eob:
             self._stage(batch, (msg[0], b"", hlen, body))
         if commit is None:
@@ -122,6 +126,32 @@ class AtomicBatches:
             block = header_block.set(body[:hlen], BATCH_COMMIT, b"1")
             batch.msgs[-1] = subject, reply, len(block), block + body[hlen:]
         return batch
+
+    def take_run(self, ops: Sequence[Msg], start: int, end: int, size_max: int) -> int:
+        """Stage the messages from ``ops[start]`` on which continue one batch and have no other header, as clients write them, and
+        at most ``size_max`` bytes with their subject. Returns: how many those are; the next one is for ``take``."""
+        body, at = ops[start][3], len(_BLOCK)
+        cut = body.find(b"\r\n", at, at + _ID_BYTES_MAX + 2) if body.startswith(_BLOCK) else -1
+        batch = self._open.get(body[at:cut]) if cut > 0 else None
+        if batch is None or batch.commit is not None:
+            return 0
+        inflight, first = self._inflight, batch.last + 1
+        head = b"%b\r\n%b: " % (body[:cut], BATCH_SEQUENCE)
+        count = size = 0
+        for subject, reply, hlen, body in ops[start:min(end, start + inflight.limits.max_msgs - batch.last)]:
+            block = b"%b%d\r\n\r\n" % (head, first + count)
+            if reply or hlen != len(block) or not body.startswith(block) or len(subject) + len(body) > size_max:
+                break
+            count += 1
+            size += _ROW_BYTES + len(subject) + len(body)
+        if not count or batch.size + size > BATCH_BYTES_MAX or inflight.staged_bytes + size > inflight.limits.staged_bytes:
+            return 0
+        batch.msgs += ops[start:start + count]
+        batch.last += count
+        batch.size += size
+        inflight.staged_bytes += size
+        self._defer(batch)
+        return count
 
     def close(self, batch: Batch) -> None:
         """The batch is committed or refused."""
@@ -152,6 +182,11 @@ class AtomicBatches:
         batch = self._open[batch_id] = Batch(batch_id)
         inflight.atomic += 1
         return batch
+
+    def _defer(self, batch: Batch) -> None:
+        timeout_ns = self._inflight.limits.timeout_ns
+        batch.deadline_ns = self._clock.monotonic_ns() + timeout_ns
+        self._timer.arm(timeout_ns)
 
     def _stage(self, batch: Batch, msg: Msg) -> None:
         size = _ROW_BYTES + len(msg[0]) + len(msg[3])

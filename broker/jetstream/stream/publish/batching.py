@@ -17,12 +17,14 @@ from broker.jetstream.stream.publish.batches import REQUIRED_LEVEL
 from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
 from broker.jetstream.stream.publish.checks import ATOMIC, FAST, Checks
 from broker.jetstream.stream.publish.fast import FastBatches, FastMessage, FastRun
+from broker.jetstream.stream.publish.limits import RECORD_BYTES_MAX
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.protocol import headers as header_block
+from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 
 if TYPE_CHECKING:
     from broker.clock import Clock
-    from broker.jetstream.bus import Msg
+    from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.publish.pending import Pending
@@ -40,6 +42,7 @@ class Sequencer(Protocol):
     """What appends one message to the stream."""
 
     def add(self, pending: Pending, candidate: Candidate) -> Callable[[], None] | None: ...
+    def whole(self, msgs: Sequence[Msg], source: Source | None, time_ns: int) -> bool: ...
     def follow_up(self, after: Callable[[], None]) -> None: ...
 
 
@@ -102,28 +105,33 @@ class Batching:
         if batch is None:
             self._replies.staged(msg[1])
             return
+        first_seq = pending.first_seq
+        staged: list[Candidate] | None = None
         try:
-            staged = self._check(batch, pending)
+            if not (batch.plain and sequencer.whole(batch.msgs, pending.source, pending.time_ns)):
+                staged = self._check(batch, pending)
         except ApiError:
             atomic.close(batch)
             raise
         atomic.close(batch)
-        first_seq, stored = pending.first_seq, False
-        try:
-            stored = _store(sequencer, pending, staged)
-        finally:
-            if not stored:
-                pending.begin(self._live.last_seq + 1)
-                if self._live.last_seq >= first_seq:
-                    # A partial batch must not reach the store; a restart finds the stream as before the batch.
-                    error = RuntimeError(f"stream {self._config.name}: a batch was sequenced in part")
-                    _log.critical("%s, so nothing more is stored", error)
-                    self._log.fail(error)
-        if not stored:
-            raise ApiError(NOT_AVAILABLE)
+        if staged is None:
+            pending.begin(self._live.last_seq + 1)
+        else:
+            self._store(sequencer, pending, staged)
         # In an interest stream, messages that no consumer waits for are removed in the block that adds them.
         self._context.interest.drop_unwanted(first_seq)
-        self._replies.committed(msg[1], batch_id, len(staged), self._live.last_seq)
+        self._replies.committed(msg[1], batch_id, len(batch.msgs), self._live.last_seq)
+
+    def stage_run(self, ops: Sequence[Msg], start: int, end: int) -> int:
+        """Stage the messages from ``ops[start]`` on that continue an atomic batch and would pass the checks before that; returns
+        how many."""
+        if self._atomic is None or self._config.sealed:
+            return 0
+        usage, size_max = self._live.usage, self._config.max_msg_size
+        if size_max < 0:
+            size_max = RECORD_BYTES_MAX // 2
+        room = usage.bytes_max - usage.size_bytes - ROW_BYTES - HEADERS_BYTES
+        return self._atomic.take_run(ops, start, end, min(size_max, RECORD_BYTES_MAX // 2, room))
 
     def _check(self, batch: Batch, pending: Pending) -> list[Candidate]:
         """The batch's messages as they will be stored. Raises: ApiError, NotLoaded."""
@@ -141,6 +149,22 @@ class Batching:
         if staged.rollups:
             self._context.rollups.plan_all(staged.rollups, batch.plans)
         return found
+
+    def _store(self, sequencer: Sequencer, pending: Pending, staged: Sequence[Candidate]) -> None:
+        """Append checked messages, all of them. Raises: ApiError: none is in the stream."""
+        first_seq, stored = pending.first_seq, False
+        try:
+            stored = _store(sequencer, pending, staged)
+        finally:
+            if not stored:
+                pending.begin(self._live.last_seq + 1)
+                if self._live.last_seq >= first_seq:
+                    # A partial batch must not reach the store; a restart finds the stream as before the batch.
+                    error = RuntimeError(f"stream {self._config.name}: a batch was sequenced in part")
+                    _log.critical("%s, so nothing more is stored", error)
+                    self._log.fail(error)
+        if not stored:
+            raise ApiError(NOT_AVAILABLE)
 
     # --- fast ingest --------------------------------------------------------------------------------------------------
 

@@ -101,6 +101,7 @@ TABLE: Final = (
     Rule(expectations.last_msg_id, {expectations.LAST_MSG_ID}),                                     # 10070
     Rule(rollup.requested, {rollup.ROLLUP, schedules.PATTERN}),                                     # 10111
     Rule(counters.add),                                                                             # 10169, 10172
+    Rule(counters.fits),                                                                            # 10054, 10097
     Rule(limits.storage, bulk=True),                                                                # 10023
     Rule(unwanted.unwanted, bulk=True),                                                             # not stored
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
@@ -126,6 +127,7 @@ ATOMIC: Final = (
     Rule(atomic_checks.duplicate, {MSG_ID}),                                                        # 10201, 10167
     Rule(sources.forged, {sources.SOURCE}),                                                         # 10227
     Rule(counters.add),                                                                             # 10169, 10172
+    Rule(counters.fits),                                                                            # 10054, 10097
     Rule(atomic_checks.last_sequence, {expectations.LAST_SEQUENCE}),                                # 10071, 10164
     Rule(atomic_checks.last_subject_sequence,
          {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),                               # 10071, 10164, 10193
@@ -146,12 +148,15 @@ FAST: Final = tuple(rule for rule in TABLE if rule.make not in (batches.fast_ing
 """The same for a message of a fast-ingest batch, after it got its place; if unwanted, it is stored and then removed."""
 
 _OF_CLIENTS: Final = frozenset((
-    batches.fast_ingest, batches.atomic, counters.valid, counters.add, ttl.disabled, schedules.valid, schedules.plan,
-    sources.forged, unwanted.unwanted))
+    batches.fast_ingest, batches.atomic, counters.valid, ttl.disabled, schedules.valid, schedules.plan, sources.forged,
+    unwanted.unwanted))
 """Checks for clients only: a copied message has been accepted by its origin. One that no consumer waits for is stored
 and then removed."""
 
-COPIED: Final = tuple(rule for rule in TABLE if rule.make not in _OF_CLIENTS)
+_COUNTED: Final = frozenset((sources.SOURCE, counters.INCREMENT))
+
+COPIED: Final = tuple(Rule(counters.add_copied, _COUNTED) if rule.make is counters.add else rule
+                      for rule in TABLE if rule.make not in _OF_CLIENTS)
 """For messages copied from another stream, which come without headers of expectations and batches."""
 
 _READ: Final = frozenset(name for rule in (*TABLE, *ATOMIC) for name in rule.headers or ())

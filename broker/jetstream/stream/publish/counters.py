@@ -2,8 +2,13 @@
 
     publish  Nats-Incr: +5, no payload ──> stored  Nats-Incr: +5, {"val":"12"} ──> PubAck  …,"val":"12"
 
-Totals are integers of any size. A message that came from another stream's counter also has ``Nats-Counter-Sources``, which
-every later message of its subject carries on.
+Totals are integers of any size. Streams may sum up the counters of their sources. The increment of a copied message is
+then the difference between its total and the previous total from the same stream and subject. So messages that are
+missing there, or come twice, make the sum no different:
+
+    copied   Nats-Incr: +5, {"val":"12"}  ──> stored  Nats-Incr: 9, {"val":"109"}, Nats-Counter-Sources: {"EU":{"hits":"12"}}
+
+Every later message of the subject carries ``Nats-Counter-Sources`` on.
 
 Does not own: the totals (totals).
 
@@ -22,9 +27,10 @@ from broker.jetstream.stream.publish.expectations import (
     STREAM,
     SUBJECT,
 )
-from broker.jetstream.stream.publish.limits import Limits
+from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, Limits
 from broker.jetstream.stream.publish.rollup import ROLLUP
-from broker.jetstream.stream.publish.totals import SOURCES, Sources, Total, integer
+from broker.jetstream.stream.publish.sources import SOURCE
+from broker.jetstream.stream.publish.totals import SOURCES, TOTAL_DIGITS_MAX, Sources, Total, integer
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers as header_block
 
@@ -33,12 +39,15 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["INCREMENT", "add", "valid"]
+__all__ = ["INCREMENT", "add", "add_copied", "fits", "valid"]
 
 INCREMENT: Final = b"Nats-Incr"
 
 _ALONE: Final = (ROLLUP, STREAM, LAST_MSG_ID, SUBJECT, LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE)
 """Headers that an increment cannot be combined with."""
+
+_VALUE_END: Final = 10 ** TOTAL_DIGITS_MAX
+"""No total is this large: it could not be read again."""
 
 
 def valid(context: CheckContext, config: StreamConfig) -> Check:
@@ -59,37 +68,88 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
 
 def add(context: CheckContext, config: StreamConfig) -> Check | None:
     """10169 without an increment, 10172; otherwise the message gets the new total as its payload."""
-    totals, trims = context.totals, Limits(config).whole
+    latest = _Latest(context, config)
 
     def check(candidate: Candidate) -> None:
         text = candidate.headers.get(INCREMENT) if candidate.hlen else None
         if not text:
             raise ApiError(10169)
-        pending, subject = candidate.pending, candidate.subject
-        total = pending.totals.get(subject)
-        if total is None:
-            if trims:
-                # The messages accepted before may push the subject's last message out.
-                context.commit_pending(pending)
-            total = totals.of(subject)
-        if total.broken:
-            raise ApiError(10172)
-        try:
-            value = b"%d" % (total.value + int(text))
-        except ValueError:  # too many digits
-            raise ApiError(10171) from None
+        total = latest.of(candidate)
         block = candidate.body[:candidate.hlen]
         if total.sources:
             block = header_block.set(block, SOURCES, _json(total.sources))
-        payload = b'{"val":"%b"}' % value
-        candidate.size += len(block) + len(payload) - len(candidate.body)
-        candidate.hlen, candidate.body = len(block), block + payload
-        candidate.total = Total(int(value), total.sources)
-        if not total.sources and SOURCES in candidate.headers:
+        _become(candidate, block, Total(total.value + int(text), total.sources))
+        if not total.sources and SOURCES in candidate.headers and candidate.total is not None:
             # A client made up sources: the next message finds them, but not in the same batch.
-            candidate.total = (Total.of(block, payload)._replace(value=int(value)) if not pending.batched
+            block, payload = candidate.body[:candidate.hlen], candidate.body[candidate.hlen:]
+            candidate.total = (Total.of(block, payload)._replace(value=candidate.total.value) if not candidate.pending.batched
                                else candidate.total._replace(as_stored=False))
     return check if config.allow_msg_counter else None
+
+
+def add_copied(context: CheckContext, config: StreamConfig) -> Check | None:
+    """The same for a message that was copied from a source: 10169 if it is no increment, 10172 if it has no total."""
+    latest = _Latest(context, config)
+
+    def check(candidate: Candidate) -> None:
+        if not candidate.headers.get(INCREMENT):
+            raise ApiError(10169)
+        total, copied = latest.of(candidate), Total.of(b"", candidate.body[candidate.hlen:])
+        if copied.broken:
+            raise ApiError(10172)
+        said = candidate.headers[SOURCE].decode("utf-8", "replace").split(" ")
+        origin, subject = said[0], said[4]
+        subjects = total.sources.get(origin) or {}
+        increment = copied.value - (integer(subjects.get(subject, ""), TOTAL_DIGITS_MAX) or 0)
+        sources = total.sources | {origin: subjects | {subject: str(copied.value)}}
+        block = header_block.set(candidate.body[:candidate.hlen], INCREMENT, b"%d" % increment)
+        _become(candidate, header_block.set(block, SOURCES, _json(sources)), Total(total.value + increment, sources))
+    return check if config.allow_msg_counter else None
+
+
+def fits(context: CheckContext, config: StreamConfig) -> Check | None:
+    """10054 and 10097: the total and its sources made the message too large."""
+    most = config.max_msg_size
+
+    def check(candidate: Candidate) -> None:
+        if 0 <= most < len(candidate.body):
+            raise ApiError(10054)
+        if candidate.hlen > HEADERS_BYTES_MAX:
+            raise ApiError(10097)
+    return check if config.allow_msg_counter else None
+
+
+class _Latest:
+    """The totals before a message."""
+
+    __slots__ = ("_context", "_trims")
+
+    def __init__(self, context: CheckContext, config: StreamConfig) -> None:
+        self._context = context
+        self._trims = Limits(config).whole
+
+    def of(self, candidate: Candidate) -> Total:
+        """The total of the message's subject. Raises: ApiError 10172; NotLoaded."""
+        pending, subject = candidate.pending, candidate.subject
+        total = pending.totals.get(subject)
+        if total is None:
+            if self._trims:
+                # The messages accepted before may push the subject's last message out.
+                self._context.commit_pending(pending)
+            total = self._context.totals.of(subject)
+        if total.broken:
+            raise ApiError(10172)
+        return total
+
+
+def _become(candidate: Candidate, block: bytes, total: Total) -> None:
+    """Give the message these headers, and the total as its payload. Raises: ApiError 10171."""
+    if abs(total.value) >= _VALUE_END:
+        raise ApiError(10171)
+    payload = b'{"val":"%d"}' % total.value
+    candidate.size += len(block) + len(payload) - len(candidate.body)
+    candidate.hlen, candidate.body = len(block), block + payload
+    candidate.total = total
 
 
 def _json(sources: Sources) -> bytes:

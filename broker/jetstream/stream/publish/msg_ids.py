@@ -49,6 +49,7 @@ class MsgIds:
         self._clock = clock
         self._with_ids: list[LiveBlock] = []
         self._timer: asyncio.TimerHandle | None = None
+        self.loading = False
 
     def close(self) -> None:
         """Stop the timer."""
@@ -65,9 +66,22 @@ class MsgIds:
             noted.clear()  # of the blocks that are too old, only the last one matters
         noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
 
+    def swapped(self, old: Sequence[LiveBlock], new: LiveBlock | None) -> None:
+        """``new`` has the ids of ``old`` that may still be asked for."""
+        noted = self._with_ids
+        if noted and (places := [at for at, block in enumerate(noted) if block in old]):
+            noted[places[0]:places[-1] + 1] = [] if new is None else [new]
+
     async def load(self) -> None:
         """Load the ids of the window, and that of the last message, from the cores of recent blocks: newest first, as
         many as may be held, a slice per turn of the loop."""
+        self.loading = True
+        try:
+            await self._load()
+        finally:
+            self.loading = False
+
+    async def _load(self) -> None:
         live, dedupe = self._live, self._dedupe
         await live.look()
         blocks, more = self._with_ids, True

@@ -190,6 +190,18 @@ class Sequencer:
         log.urgent()
         return True
 
+    def whole(self, msgs: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
+        """Append the messages of an atomic batch, which have no headers but its own; False: they have to be checked one by one.
+        Raises: ApiError after an unexpected error, which left none in the stream."""
+        last_seq = self._live.last_seq
+        try:
+            return self._bulky and self._bulk(msgs, source, time_ns, batched=True)
+        except Exception as error:
+            self._unforeseen(error, index=bool(self._per_subject))
+            if self._live.last_seq == last_seq:
+                raise ApiError(NOT_AVAILABLE) from error
+            return True
+
     def _all_at_once(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
         """``_bulk``. False: decide message by message, which also finds the one that causes an unexpected error."""
         last_seq = self._live.last_seq
@@ -199,18 +211,18 @@ class Sequencer:
             self._unforeseen(error, index=bool(self._per_subject))
             return self._live.last_seq > last_seq
 
-    def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
-        """Append a whole run at once, if no message in it has to be checked on its own."""
+    def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int, batched: bool = False) -> bool:
+        """Append a whole run at once, if no message in it has to be checked on its own; ``batched``: see ``whole``."""
         subjects: Sequence[bytes]
         replies: Sequence[bytes]
         bodies: Sequence[bytes]
         subjects, replies, hlens, bodies = zip(*run, strict=True)
-        if self._selective and not self.context.interest.wants_all(subjects):
+        if self._selective and not batched and not self.context.interest.wants_all(subjects):
             return False
         count = len(bodies)
         with_headers = count - hlens.count(0)
         ids: Sequence[bytes] | None = None
-        if with_headers:
+        if with_headers and not batched:
             ids = msg_ids(hlens, bodies)
             if ids is None:
                 return False
@@ -268,8 +280,12 @@ class Sequencer:
         candidate = Candidate(pending)
         if (checks := self.checks) is None:
             checks = self.checks = Checks(self.context, self._config)
-        for i in range(start, end):
+        batching, i = self._batching if self._config.allow_atomic else None, start - 1
+        while (i := i + 1) < end:
             msg = ops[i]
+            if batching is not None and msg[2] and not pending.msgs and (staged := batching.stage_run(ops, i, end)):
+                i += staged - 1
+                continue
             try:
                 if (after := self._accept(pending, checks, candidate, msg)) is not None and pending.append():
                     self.follow_up(after)

@@ -20,15 +20,24 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.stored import StoredMsg
     from broker.jetstream.stream.state.subject_state import SubjectState
 
-__all__ = ["DIGITS_MAX", "SOURCES", "Sources", "Total", "Totals", "integer"]
+__all__ = ["DIGITS_MAX", "SOURCES", "TOTAL_DIGITS_MAX", "Sources", "Total", "Totals", "integer"]
 
 SOURCES: Final = b"Nats-Counter-Sources"
 
 DIGITS_MAX: Final = 4000
-"""Of an increment: within Python's default limit for conversion, and far beyond any count."""
+"""Of an increment: far beyond any count."""
+
+TOTAL_DIGITS_MAX: Final = 4200
+"""Of a total: within Python's default limit for conversion."""
 
 _TOTALS_MAX: Final = 8192
 """Totals cached for one stream."""
+
+_SOURCES_MAX: Final = 1 << 18
+"""Origins' subjects in them, about 50 MiB."""
+
+_TOTALS_MIN: Final = 1024
+"""Kept whatever their size: an atomic batch needs as many at once."""
 
 Sources = dict[str, dict[str, str]]
 """Stream → subject → the total that last came from there."""
@@ -44,6 +53,11 @@ class Total(NamedTuple):
     as_stored: bool = True
     """Whether the stored message says the same; if not, later publishes read it."""
 
+    @property
+    def sources_count(self) -> int:
+        """How many origins' subjects it has a total of."""
+        return sum(len(totals or ()) for totals in self.sources.values()) if self.sources else 0
+
     @classmethod
     def of(cls, headers: bytes, payload: bytes) -> Total:
         """Parse a stored message."""
@@ -56,9 +70,11 @@ class Total(NamedTuple):
             sources = json.loads(text) if text else {}
             if not all(type(total) is str for totals in (sources or {}).values() for total in (totals or {}).values()):
                 raise TypeError
+            if len(value) > TOTAL_DIGITS_MAX + 1:
+                raise ValueError("too long to be read")
         except (ValueError, TypeError, AttributeError):
             return cls(0, {}, True)
-        return cls(integer(value) or 0, sources or {})
+        return cls(integer(value, TOTAL_DIGITS_MAX) or 0, sources or {})
 
 
 _NOTHING: Final = Total(0, {})
@@ -70,13 +86,15 @@ class Totals:
     Args: ``get`` reads a message.
     """
 
-    __slots__ = ("_get", "_latest", "_subjects")
+    __slots__ = ("_get", "_latest", "_sources", "_subjects")
 
     def __init__(self, subjects: SubjectState, get: Callable[[int], Awaitable[StoredMsg | None]]) -> None:
         self._subjects = subjects
         self._get = get
         self._latest: dict[bytes, tuple[int, Total]] = {}
         """Subject → sequence of its last message, and the total; the latest last."""
+        self._sources = 0
+        """Origins' subjects in them."""
 
     def of(self, subject: bytes) -> Total:
         """The total of ``subject``, from its last message. Raises: NotLoaded."""
@@ -91,10 +109,15 @@ class Totals:
     def remember(self, subject: bytes, seq: int, total: Total) -> None:
         """The last message of ``subject`` is ``seq``, with this total."""
         latest = self._latest
-        latest.pop(subject, None)
-        if len(latest) >= _TOTALS_MAX:
-            del latest[next(iter(latest))]
+        if subject in latest:
+            self._forget(subject)
         latest[subject] = seq, total
+        self._sources += total.sources_count
+        while len(latest) > _TOTALS_MAX or (self._sources > _SOURCES_MAX and len(latest) > _TOTALS_MIN):
+            self._forget(next(iter(latest)))
+
+    def _forget(self, subject: bytes) -> None:
+        self._sources -= self._latest.pop(subject)[1].sources_count
 
     async def _load(self, subject: bytes, seq: int) -> None:
         msg = await self._get(seq)
@@ -102,7 +125,7 @@ class Totals:
             self.remember(subject, seq, Total.of(msg.headers, msg.payload))
 
 
-def integer(text: str) -> int | None:
+def integer(text: str, digits_max: int = DIGITS_MAX) -> int | None:
     """Parse a decimal integer as Go does; None for any other text."""
     digits = text[1:] if text[:1] in ("+", "-") else text
-    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX else None
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= digits_max else None

@@ -100,6 +100,10 @@ class Rollups:
                     raise
                 raise NotLoaded("what the roll-ups of a batch take out", work=partial(self._search, left), mark=len(left)) from None
 
+    def forget(self) -> None:
+        """Blocks of the stream were replaced: search again."""
+        self._searched = {}
+
     def plan(self, subject: bytes | None, staged: tuple[int, int] | None = None) -> Callable[[], None]:
         """Find what a roll-up of ``subject`` (None: of all) would remove if it were stored next.
 

@@ -114,7 +114,8 @@ class MessageTtls:
         """Take the limits of ``config``, and the headers of its delete markers, b"" where it has none."""
         self._max_age_ns = max(config.max_age, 0)
         self._marker = marker
-        self._aged_seq, self._age_due_ns, self._age_from = 0, NEVER, 0
+        self._aged_seq, self._age_due_ns = 0, NEVER
+        self._due_from = self._age_from = 0
         self.close()
         self.arm()
 

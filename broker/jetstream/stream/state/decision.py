@@ -58,6 +58,9 @@ class Decision:
         if not missing:
             raise Stuck(f"{not_loaded.what} was brought in, and is missing again")
         if len(self._held) + len(missing) > HEADS_AT_ONCE:
+            # Not those that left the stream, or gave way to a larger block.
+            self._held = {block: rows for block, rows in self._held.items() if self._live.holds(block)}
+        if len(self._held) + len(missing) > HEADS_AT_ONCE:
             raise Stuck(f"more than {HEADS_AT_ONCE} heads are needed at once for {not_loaded.what}")
         self._held.update(zip(missing, await self._heads.all_of(missing), strict=True))
 

@@ -52,7 +52,7 @@ class Heads:
         self._live = live
         self._owner = owner
         self.walks = 0
-        """Walks under way through the blocks as they were: none of them may be replaced meanwhile."""
+        """Loads and walks under way of blocks as they were: none of them may be replaced meanwhile."""
 
     async def of(self, block: LiveBlock) -> Rows | None:
         """The rows of a block; None when it has left the stream, and its object the store.
@@ -61,11 +61,14 @@ class Heads:
         """
         rows = self._live.resident(block)
         if rows is None:
+            self.walks += 1
             try:
                 rows = await self._owner.reader.head(block)
             except NotFound:
                 if self._live.holds(block):
                     raise
+            finally:
+                self.walks -= 1
         return rows
 
     def _begin(self, block: LiveBlock) -> asyncio.Task[Rows | None]:
@@ -75,7 +78,11 @@ class Heads:
 
     async def all_of(self, blocks: Iterable[LiveBlock]) -> list[Rows | None]:
         """``of`` each of a few blocks, side by side."""
-        return list(await asyncio.gather(*map(self.of, blocks)))
+        self.walks += 1
+        try:
+            return list(await asyncio.gather(*map(self.of, blocks)))
+        finally:
+            self.walks -= 1
 
     async def each(self, blocks: Iterable[LiveBlock], *, slow_start: bool = False
                    ) -> AsyncGenerator[tuple[LiveBlock, Rows], None]:

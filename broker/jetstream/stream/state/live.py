@@ -128,8 +128,8 @@ class Live:
         """Take up to ``count`` blocks, 0: only if a few are left, from the applied state; returns whether it has all."""
         assert self._stored is not None
         look = self._looking
-        if look is None or look.first_seq != look.state.first_seq:
-            # The latter: nothing of ours was live in what the applied state has dropped meanwhile.
+        if look is None or look.first_seq != look.state.first_seq or look.swaps != look.state.blocks.swaps:
+            # The second: nothing of ours was live in what the applied state has dropped meanwhile.
             state = self._stored()
             if state is None:
                 return self._looked([], [])
@@ -245,6 +245,10 @@ class Live:
         if block.open is not None:
             return OpenRows(block.open)
         return block.head or self._stored_rows(block)
+
+    def within(self, first: int, last: int) -> list[LiveBlock]:
+        """The blocks that begin within first..last, and one before them that reaches into it."""
+        return self.blocks[self.index_at(first):bisect_right(self._starts, last)]
 
     def index_at(self, seq: int) -> int:
         """Place of the first block that ends at or after ``seq``; ``len(blocks)`` when there is none."""
@@ -431,13 +435,14 @@ class Live:
             self._forget(block)
         return [Removal(block, first, last, msgs, 0 if i else size) for i, (first, last, msgs) in enumerate(removed)]
 
-    def replace_blocks(self, old: Sequence[LiveBlock], new: LiveBlock) -> None:
-        """Put ``new``, which holds exactly the live messages of the neighbours ``old``, in their place."""
+    def replace_blocks(self, old: Sequence[LiveBlock], new: LiveBlock | None) -> None:
+        """Put ``new``, in which exactly the live messages of the neighbours ``old`` live, in their place; None: none do."""
         i = bisect_right(self._starts, old[0].first_seq) - 1
-        if i < 0 or self.blocks[i:i + len(old)] != list(old) or new.count != sum(block.live_msgs for block in old):
+        live_msgs = 0 if new is None else new.live_msgs
+        if i < 0 or self.blocks[i:i + len(old)] != list(old) or live_msgs != sum(block.live_msgs for block in old):
             raise ValueError("a block may take the place of its neighbours only with all that lives in them")
-        self.blocks[i:i + len(old)] = [new]
-        self._begins[i:i + len(old)] = [new.first_seq]
+        self.blocks[i:i + len(old)] = [] if new is None else [new]
+        self._begins[i:i + len(old)] = [] if new is None else [new.first_seq]
 
     def leave(self) -> None:
         """The stream is gone: neither what it holds nor what still happens to that counts in ``usage``."""

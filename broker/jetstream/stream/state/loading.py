@@ -25,6 +25,7 @@ class Look:
         self.state = state
         self._told = told
         self.first_seq = state.first_seq
+        self.swaps = state.blocks.swaps
         self.blocks: list[LiveBlock] = []
         self.begins: list[int] = []
         self.msgs = self.bytes = 0

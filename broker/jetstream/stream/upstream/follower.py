@@ -13,6 +13,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from broker.jetstream.stream.state.decision import Stuck
@@ -34,6 +35,9 @@ __all__ = ["Follower", "Target"]
 _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.5, 30.0
+_LOOK_SECONDS = 10.0
+"""An origin that is reached through imports is looked for this often: they may change at any time."""
+
 _HEARTBEAT_NS = 1_000_000_000
 """An origin counts as heard from this often, even when it has nothing new."""
 
@@ -140,7 +144,7 @@ class Follower(ABC):
             try:
                 reader = await self._attach()
                 if reader is None:
-                    await self._woken.wait()
+                    await self._news()
                     continue
                 if await self._copy(reader):
                     pause, self._told = _PAUSE_SECONDS, ""
@@ -160,7 +164,7 @@ class Follower(ABC):
     async def _attach(self) -> OriginReader | None:
         """A reader of the current origin; None while there is none."""
         try:
-            origin = self._find(self.given)
+            origin = self._find(self.given, self.MIRRORS)
         except ApiError as error:
             self.error = error
             self._detach()
@@ -185,7 +189,7 @@ class Follower(ABC):
         """Copy what there is, then wait until there is more; returns whether anything was stored."""
         found = reader.read()
         if found is None:
-            await self._woken.wait()
+            await self._news()
             return False
         self._heard_ns = self._clock.monotonic_ns()
         if not isinstance(found, Batch):
@@ -197,6 +201,14 @@ class Follower(ABC):
         reader.next_seq = self.next_seq(found)
         await asyncio.sleep(0)  # lets other work run between two batches
         return True
+
+    async def _news(self) -> None:
+        if self.given.external is None:
+            await self._woken.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await self._woken.wait()
 
     def _tell(self, error: Exception) -> None:
         """Log what prevents copying, once until something is copied again."""

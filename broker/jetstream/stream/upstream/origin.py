@@ -71,8 +71,8 @@ class Origin(Protocol):
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, _Block, int] | Loading | None: ...
 
 
-Find = Callable[[StreamSource], Origin]
-"""The stream that a mirror or source names. Raises: ApiError, as the origin's API would answer, if there is none."""
+Find = Callable[[StreamSource, bool], Origin]
+"""The stream that a mirror (True) or source names. Raises: ApiError, as the origin's API would answer, if there is none."""
 
 
 class Batch:

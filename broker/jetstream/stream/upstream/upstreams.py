@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.config.upstream_rules import source_name
 from broker.jetstream.stream.upstream.follower import Follower, Target
@@ -13,18 +13,27 @@ if TYPE_CHECKING:
     from broker.clock import Clock
     from broker.jetstream.stream.upstream.origin import Find
 
-__all__ = ["Upstreams"]
+__all__ = ["External", "Upstreams"]
 
 _MIRROR = ""
 """A mirror's key among the followers of its stream: no source has this name."""
 
 
+class External(Protocol):
+    """The followers, in all accounts, whose origins are named with ``external``."""
+
+    def add(self, follower: Follower) -> None: ...
+    def discard(self, follower: Follower) -> None: ...
+    def changed(self, name: str) -> None: ...
+
+
 class Upstreams:
     """The followers of one account's streams."""
 
-    def __init__(self, find: Find, clock: Clock) -> None:
+    def __init__(self, find: Find, clock: Clock, external: External) -> None:
         self._find = find
         self._clock = clock
+        self._external = external
         self._followers: dict[str, dict[str, Follower]] = {}
         self._by_origin: dict[str, dict[Follower, str]] = {}
         """Name of an origin → follower → name of the stream that copies."""
@@ -41,6 +50,8 @@ class Upstreams:
             if name not in followers:
                 follower = followers[name] = (Source if name else Mirror)(stream, given, self._find, self._clock)
                 self._by_origin.setdefault(given.name, {})[follower] = stream.name
+                if given.external is not None:
+                    self._external.add(follower)
         if followers:
             self._followers[stream.name] = followers
 
@@ -58,6 +69,7 @@ class Upstreams:
         """A stream of that name was created or removed: followers of it look for it again."""
         for follower in self._by_origin.get(name, ()):
             follower.wake()
+        self._external.changed(name)
 
     def info(self, stream: Target) -> dict[str, Any]:
         """Members of a stream's info: its mirror, or its sources."""
@@ -75,6 +87,7 @@ class Upstreams:
 
     def _stop(self, follower: Follower) -> None:
         follower.stop()
+        self._external.discard(follower)
         others = self._by_origin[follower.given.name]
         del others[follower]
         if not others:

@@ -23,3 +23,4 @@ class RecordKind(IntEnum):
     OPENING = 11
     EXPIRY = 12
     SCHEDULE = 13
+    ADOPTION = 14

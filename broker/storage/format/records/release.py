@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from broker.storage.format.header import Position
-from broker.storage.format.records.body import RecordBody, as_map, damaged, pack_positions, unpack_positions
+from broker.storage.format.records.body import RecordBody, as_map, damaged, optional, pack_positions, unpack_positions
 from broker.storage.format.records.kinds import RecordKind
 
 __all__ = ["Release", "pack_runs", "unpack_runs"]
@@ -18,6 +18,7 @@ _RUN = [int, int, int]
 @dataclass(slots=True)
 class Release(RecordBody):
     """The objects, by their positions. ``done``: segments with earlier releases of which everything is deleted.
+    ``runs``: keys of runs, relative to the store's prefix.
 
     None: the key is missing, which means the same as an empty list.
     """
@@ -29,6 +30,7 @@ class Release(RecordBody):
     pages: Sequence[Position] | None = None
     roots: Sequence[Position] | None = None
     done: Sequence[Position] | None = None
+    runs: Sequence[str] | None = None
 
     def encode(self) -> dict[str, Any]:
         body: dict[str, Any] = {}
@@ -40,6 +42,8 @@ class Release(RecordBody):
             body["roots"] = pack_positions(self.roots)
         if self.done is not None:
             body["done"] = pack_positions(self.done)
+        if self.runs:
+            body["runs"] = list(self.runs)
         return body
 
     @classmethod
@@ -47,7 +51,10 @@ class Release(RecordBody):
         body = as_map(cls.KIND, body)
         pages, roots, done = [unpack_positions(cls.KIND, key, body[key]) if key in body else None
                               for key in ("pages", "roots", "done")]
-        return cls(cls._segments(body["segments"]) if "segments" in body else None, pages, roots, done)
+        runs = optional(cls.KIND, body, "runs", list, [])
+        if not all(type(key) is str for key in runs):
+            raise damaged(cls.KIND, "runs", "not a list of keys")
+        return cls(cls._segments(body["segments"]) if "segments" in body else None, pages, roots, done, runs or None)
 
     @classmethod
     def _segments(cls, runs: Any) -> list[Position]:

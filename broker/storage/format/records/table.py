@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from broker.storage.format.records.adoption import Adoption
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.ceiling import Ceiling
 from broker.storage.format.records.consumer_create import ConsumerCreate
@@ -35,5 +36,6 @@ BODIES: Final[dict[int, type[RecordBody]]] = {body.KIND: body for body in (
     Opening,
     Expiry,
     Schedule,
+    Adoption,
 )}
 """By kind."""

@@ -4,6 +4,7 @@ the order of these, are compared with nats-server by the scenarios "batches" in 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,36 @@ async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -
     await world.close()
 
 
+@pytest.mark.parametrize("config", [{}, {"max_msgs_per_subject": 2}, {"max_msgs": 12}, {"max_msgs": 12, "discard": "new"},
+                                    {"max_msg_size": 150}, {"retention": "interest"}, {"subject_transform": {
+                                        "src": "S.>", "dest": "T.>"}}], ids=str)
+@pytest.mark.parametrize("break_at", [None, 2, 5, 8])
+async def test_a_batch_sent_at_once_is_as_one_sent_message_by_message(config: dict[str, Any], break_at: int | None) -> None:
+    """Whether what continues a batch comes by one read or by many, and with or without another header on the way, decides
+    nothing: the same answers, the same messages, and as many bytes."""
+    found = []
+    for at_once in (True, False):
+        world = World(settings=LogSettings(segment_count=7))
+        stream = world.stream(allow_atomic=True, **config)
+        answers = []
+        for k, places in enumerate(([*range(1, 9)], [1, 2, 3, 5, 6], [1, 2, 2, 3], [*range(1, 9)])):
+            msgs = [pub(b"S.%d" % (i % 3), b"%d" % i * (1 + 9 * (k == 3) * i), reply=b"" if i < len(places) - 1 else None,
+                        Nats_Batch_Id=f"b{k}", Nats_Batch_Sequence=str(place),
+                        **({"Nats_Batch_Commit": "1"} if i == len(places) - 1 else {}),
+                        **({"Nats_Msg_Id": f"id{k}"} if i == break_at else {})) for i, place in enumerate(places)]
+            other = pub(b"S.other", b"between")
+            msgs.insert(4, other)
+            for some in (msgs,) if at_once else [[msg] for msg in msgs]:
+                publish(world, stream, *some)
+            await world.settle(stream)
+            answers += [world.bus.replies.get(msgs[-1][1]), world.bus.replies.get(other[1])]
+        found.append((answers, await everything(stream), stream.msgs, stream.live.size_bytes, stream.last_seq))
+        again = await world.restart(stream)
+        assert (await everything(again), again.msgs, again.live.size_bytes) == found[-1][1:4]
+        await world.close()
+    assert found[0] == found[1]
+
+
 async def test_a_refused_batch_leaves_no_trace() -> None:
     """Not in the index of subjects, not among the ids, not in memory; the next batch of the same name starts afresh."""
     world = World()
@@ -201,12 +232,13 @@ async def test_a_batch_fits_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     await staging.close()
 
 
-async def test_an_unforeseen_error_stores_nothing_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("header", [{}, {"Nats_Msg_Id": "id"}], ids=["stored at once", "one by one"])
+async def test_an_unforeseen_error_stores_nothing_of_a_batch(header: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """An error on the way into the block refuses the batch; one after some of it is in the block ends the log."""
     world = World()
     stream = world.stream(allow_atomic=True, max_msgs_per_subject=5)
     await ask(world, stream, pub(b"S.a", b"kept"))
-    msgs = batch("b", (b"S.a", {}), (b"S.b", {}))
+    msgs = batch("b", (b"S.a", {}), (b"S.b", header))
     index = stream.subjects.ready()
     calls: list[bytes] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -86,4 +87,27 @@ async def test_increments_have_a_bound() -> None:
     for _ in range(3):
         answer = await ask(world, stream, pub(b"S.a", Nats_Incr="9" * 4000))
     assert answer["val"] == str(3 * (10 ** 4000 - 1))
+    await world.close()
+
+
+async def test_sources_of_a_total_bound_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Totals of many sources push others out; those left are right, and those pushed out are read back."""
+    monkeypatch.setattr(totals, "_SOURCES_MAX", 10)
+    monkeypatch.setattr(totals, "_TOTALS_MIN", 1)
+    world = World()
+    stream = world.stream(allow_msg_counter=True)
+    sources = json.dumps({"T": {str(n): "1" for n in range(6)}})
+    for name in "abca":
+        answer = await ask(world, stream, pub(b"S.%b" % name.encode(), Nats_Incr="1", Nats_Counter_Sources=sources))
+    assert answer["val"] == "2"
+    assert len(stream.sequencer.context.totals._latest) == 1
+    await world.close()
+
+
+async def test_a_message_that_its_sources_make_too_large_is_refused() -> None:
+    """Stored headers have a bound, and max_msg_size includes the total."""
+    world = World()
+    stream = world.stream(allow_msg_counter=True, max_msg_size=40)
+    assert (await ask(world, stream, pub(b"S.a", Nats_Incr="1")))["val"] == "1"
+    assert (await ask(world, stream, pub(b"S.a", Nats_Incr="10000000")))["error"]["err_code"] == 10054
     await world.close()

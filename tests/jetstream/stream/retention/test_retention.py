@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
+
+import pytest
 
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.retention import retention
 from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.world import Listener, World, ask, everything, pub, publish
@@ -43,6 +47,26 @@ async def test_age_takes_whole_blocks_and_the_edge() -> None:
     state = await stream.info_state()
     assert (state["messages"], state["bytes"], state["first_seq"], state["last_seq"]) == (0, 0, 13, 12)
     assert state["first_ts"] == "0001-01-01T00:00:00Z"
+    await world.close()
+
+
+async def test_very_many_old_messages_leave_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One turn of the loop takes about as many as the bound says; the turns after it take the rest, without waiting."""
+    monkeypatch.setattr(retention, "_MSGS_AT_ONCE", 8)
+    world = World(settings=LogSettings(segment_count=4))
+    stream = world.stream(max_age=10 * SECOND)
+    for _ in range(10):
+        publish(world, stream, *[pub(b"S.a")] * 4)
+        await world.settle(stream)
+    world.clock.advance(100 * SECOND)
+    left = []
+    stream.retention.expire()
+    while stream.msgs:
+        left.append(stream.msgs)
+        await asyncio.sleep(0)
+    steps = [before - after for before, after in pairwise([40, *left, 0]) if before != after]
+    assert len(steps) >= 3
+    assert max(steps) <= 12
     await world.close()
 
 

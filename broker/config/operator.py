@@ -1,0 +1,27 @@
+"""Where account tokens come from, as a plain value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["ResolverSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolverSettings:
+    """``directory`` for full and cache, ``url`` for url."""
+
+    kind: Literal["memory", "full", "cache", "url"]
+    directory: str = ""
+    url: str = ""
+    allow_delete: bool = False
+    hard_delete: bool = False
+    limit: int = 0
+    """How many tokens the directory may have; 0: any number."""
+
+    ttl_ns: int = 0
+    """How long an unused token stays in a cache; 0: for ever."""
+
+    timeout_ns: int = 2_000_000_000
+    """For one look-up."""

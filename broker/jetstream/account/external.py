@@ -1,0 +1,99 @@
+"""Origins of mirrors and sources that are named with an API prefix (``external``): streams of other accounts.
+
+    external { api: "JS.b.API", deliver: "deliver.a" }     in account A, which imports from account B
+
+    JS.b.API.CONSUMER.CREATE.S   ── mappings, service imports ──>   $JS.API.CONSUMER.CREATE.S in B
+    deliver.a.M.<id>             <── a stream import from B ──      deliver.a.M.<id> in B
+
+nats-server copies through a consumer, which it makes by that request and which delivers to that subject. Here the other
+account's stream is read directly, and by the same permission: only if such a request and such deliveries would pass.
+
+Owns: finding the account, and telling followers that they should look again. Does not own: the streams (account), what
+followers do (upstream).
+
+Source: nats-server, server/stream.go, setupMirrorConsumer, trySetupSourceConsumer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.jetstream.wire.errors import ApiError
+from broker.protocol.subject import is_literal, is_valid
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus
+    from broker.jetstream.config.stream import StreamSource
+    from broker.jetstream.stream.upstream.follower import Follower
+
+__all__ = ["ExternalFollowers", "account_of"]
+
+_API = b"$JS.API."
+_CREATE = b"CONSUMER.CREATE."
+
+
+def account_of(given: StreamSource, bus: Bus, *, mirror: bool) -> str:
+    """The name of the account whose stream ``given`` names, as the account on ``bus`` reaches it.
+
+    Raises: ApiError 10029 (for a mirror) or 10045 with what is missing; 10056 for the API of another stream.
+    """
+    external = given.external
+    if external is None:
+        raise ValueError("the origin is of the same account")
+
+    def failed(why: str) -> ApiError:
+        return ApiError(10029 if mirror else 10045, err=why)
+
+    request = _create_request(given, mirror=mirror)
+    arrived = bus.destination(request) if is_literal(request) and is_valid(request) else None
+    if arrived is None or not arrived[1].startswith(_API + _CREATE):
+        raise failed(f"no JetStream API is reached by {request.decode()}: the account needs an import of that service")
+    name, subject = arrived
+    if subject.removeprefix(_API + _CREATE).split(b".")[0] != given.name.encode():
+        raise ApiError(10056)
+    delivery = _joined(external.deliver or "$JS", "M" if mirror else "S", "00000000")
+    if not bus.receives(name, delivery):
+        raise failed(f"account {name} cannot deliver to {delivery.decode()}: the account needs an import of that stream")
+    return name
+
+
+def _create_request(given: StreamSource, *, mirror: bool) -> bytes:
+    """The subject by which nats-server would create the consumer."""
+    assert given.external is not None
+    filters = [one.src for one in given.subject_transforms if mirror] or [given.filter_subject]
+    tail = f"CONSUMER.CREATE.{given.name}"
+    if len(filters) == 1 and filters[0]:
+        # Wildcards of a filter are words there; a literal in their place is let through by the same imports.
+        tail += f".JS_{'MIRROR' if mirror else 'SRC'}_00000000.{filters[0].replace('*', '_').replace('>', '_')}"
+    return _joined(given.external.api, tail)
+
+
+def _joined(*parts: str) -> bytes:
+    return ".".join(parts).replace("..", ".").encode()
+
+
+class ExternalFollowers:
+    """The followers, in all accounts, whose origins are named with ``external``."""
+
+    def __init__(self) -> None:
+        self._by_origin: dict[str, set[Follower]] = {}
+
+    def add(self, follower: Follower) -> None:
+        self._by_origin.setdefault(follower.given.name, set()).add(follower)
+
+    def discard(self, follower: Follower) -> None:
+        others = self._by_origin.get(follower.given.name)
+        if others is not None:
+            others.discard(follower)
+            if not others:
+                del self._by_origin[follower.given.name]
+
+    def changed(self, name: str) -> None:
+        """A stream of that name was created or removed in some account."""
+        for follower in self._by_origin.get(name, ()):
+            follower.wake()
+
+    def look_again(self) -> None:
+        """Accounts, or what they share, have changed."""
+        for name in self._by_origin:
+            self.changed(name)

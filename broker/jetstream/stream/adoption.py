@@ -1,0 +1,50 @@
+"""A live stream follows compaction: it reads from a run's block what the blocks hold that this one was made of.
+
+Owns: when that may be, and what it changes. Does not own: the applied state, which has done the same already, nor when the
+old objects are deleted (not before every stream has followed).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.jetstream.stream.state.block import LiveBlock
+from broker.storage.format.block import BlockRef
+from broker.storage.state.swap import dead_in
+from broker.storage.state.table import BlockEntry
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.stream import Stream
+    from broker.storage.format.records.adoption import Adopted
+
+__all__ = ["follow"]
+
+
+def follow(stream: Stream, adopted: Adopted) -> bool:
+    """Read from the new block. False: not now, since an operation relies on the old ones.
+
+    Raises: ValueError when the stream's blocks are not what the record says.
+    """
+    live = stream.live
+    if not live.looked:
+        return True  # they are loaded from the applied state, which has it
+    if stream.queue.busy or stream.heads.walks or stream.msg_ids.loading:
+        return False
+    ref = BlockRef.unpack(adopted.ref)
+    old = live.within(adopted.first_seq, adopted.last_seq)
+    if not old or (len(old) == 1 and old[0].ref == ref):
+        return True  # nothing of it lives; or it is there already
+    if (old[0].first_seq < adopted.first_seq or old[-1].last_seq > adopted.last_seq
+            or any(block.ref is None or block.ref.position > ref.position for block in old)):
+        raise ValueError(f"{ref!r} cannot take the place of {old}")
+    new: LiveBlock | None = LiveBlock.of_entry(BlockEntry(ref))
+    assert new is not None
+    new.dead = dead_in(ref, old)
+    new.live_msgs = sum(block.live_msgs for block in old)
+    new.live_bytes = sum(block.live_bytes for block in old)
+    if not new.live_msgs:
+        new = None
+    live.replace_blocks(old, new)
+    stream.msg_ids.swapped(old, new)
+    stream.rollups.forget()
+    return True

@@ -1,0 +1,120 @@
+"""Claims as the values that configured users and accounts have, too; and when and from where a user may come.
+
+Source: nats-server, server/accounts.go (updateAccountClaimsWithRefresh, buildPermissionsFromJwt), server/jwt.go
+(validateSrc, validateTimesAt).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from broker.config.access import (
+    AccountLimits,
+    AccountSettings,
+    OuterTrace,
+    Permissions,
+    ResponsePermission,
+    SubjectPermission,
+)
+from broker.config.sharing import Destination, SubjectMapping
+from broker.jwt.claims import NO_LIMIT, AccountClaims, JetStreamLimits, PermissionClaims, UserPermissions
+
+__all__ = ["account_settings", "may_come_from", "permissions_of", "seconds_left"]
+
+_TIER: Final = "R1"
+"""Every stream has one owner: the tier of streams without replicas."""
+
+_LIMIT_MAX: Final = (1 << 31) - 1
+
+
+def account_settings(claims: AccountClaims) -> AccountSettings:
+    """The account, without what it shares. Raises: ValueError for permissions that cannot be kept."""
+    limits = claims.limits
+    return AccountSettings(
+        claims.subject, name_tag=claims.name, jetstream=_jetstream(claims),
+        default_permissions=permissions_of(claims.default_permissions),
+        outer_trace=OuterTrace(claims.trace[0], claims.trace[1] or 100) if claims.trace is not None else None,
+        max_connections=_limit(limits.conn), max_subscriptions=_limit(limits.subs), max_payload=_limit(limits.payload),
+        mappings=tuple(SubjectMapping(source, tuple(Destination(one.subject, one.weight or 100, one.cluster)
+                                                    for one in destinations))
+                       for source, destinations in claims.mappings))
+
+
+def permissions_of(claims: PermissionClaims) -> Permissions | None:
+    """None: everything is allowed. Raises: ValueError for an invalid pattern."""
+    publish = SubjectPermission(claims.publish_allow or None, claims.publish_deny)
+    subscribe = SubjectPermission(claims.subscribe_allow or None, claims.subscribe_deny)
+    responses = None
+    if claims.responses is not None:
+        default = ResponsePermission()
+        responses = ResponsePermission(claims.responses.max_msgs or default.max_msgs,
+                                       claims.responses.expires_ns or default.expires_ns)
+    if responses is None and publish == subscribe == SubjectPermission():
+        return None
+    return Permissions(publish, subscribe, responses)
+
+
+def may_come_from(limits: UserPermissions, ip: str) -> bool:
+    """Whether a user with these limits may connect from ``ip``."""
+    if not limits.src:
+        return True
+    try:
+        address = ipaddress.ip_address(ip.partition("%")[0])
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped  # by a socket for both
+        return any(address in ipaddress.ip_network(network, strict=False) for network in limits.src)
+    except ValueError:
+        return False
+
+
+def seconds_left(limits: UserPermissions, now_ns: int) -> float | None:
+    """How long a user with these limits may stay, from ``now_ns`` on. Returns: 0 if it may not come now; None: for ever."""
+    if not limits.times:
+        return None
+    zone = _zone(limits.locale)
+    now = datetime.fromtimestamp(now_ns / 1e9, zone) if zone is not None else datetime.fromtimestamp(now_ns / 1e9).astimezone()
+    return max((_left(_at(now, start), _at(now, end), now) for start, end in limits.times), default=0.0)
+
+
+def _left(start: datetime, end: datetime, now: datetime) -> float:
+    if start < now < end:
+        return (end - now).total_seconds()
+    if start > end:  # the window crosses midnight
+        if end > now:
+            return (end - now).total_seconds()
+        if start < now:
+            return (end + timedelta(days=1) - now).total_seconds()
+    return 0.0
+
+
+def _at(day: datetime, time: str) -> datetime:
+    hour, minute, second = map(int, time.split(":"))
+    return day.replace(hour=hour, minute=minute, second=second, microsecond=0)
+
+
+def _zone(name: str) -> tzinfo | None:
+    """None: the machine's own."""
+    if name in ("", "Local"):
+        return None
+    return UTC if name == "UTC" else ZoneInfo(name)
+
+
+def _limit(value: int) -> int:
+    """Negative: none."""
+    return min(value, _LIMIT_MAX) if value >= 0 else NO_LIMIT
+
+
+def _jetstream(claims: AccountClaims) -> AccountLimits | None:
+    limits = claims.limits
+    given: JetStreamLimits | None = dict(limits.tiers).get(_TIER) if limits.tiers else limits.jetstream
+    if given is None or not given.enabled:
+        return None
+    return AccountLimits(
+        max_memory=given.mem_storage, max_storage=given.disk_storage, max_streams=given.streams, max_consumers=given.consumer,
+        max_ack_pending=given.max_ack_pending if given.max_ack_pending > 0 else NO_LIMIT,
+        memory_max_stream_bytes=given.mem_max_stream_bytes if given.mem_max_stream_bytes > 0 else NO_LIMIT,
+        storage_max_stream_bytes=given.disk_max_stream_bytes if given.disk_max_stream_bytes > 0 else NO_LIMIT,
+        max_bytes_required=given.max_bytes_required)

@@ -1,0 +1,223 @@
+"""Logging in with a user's token (JWT), signed for an account, which an operator signed for.
+
+    the token is a user's, valid now          at once
+    its account is known, or is looked up     by the accounts, which may take long
+    the account's key or a signing key of it made the token; a scoped key says what its users may do
+    the client signed the nonce, unless the token is a bearer's
+    not revoked, from the right network, at the right time
+
+Source: nats-server, server/auth.go (processClientOrLeafAuthentication), server/accounts.go (buildInternalNkeyUser).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
+
+from broker.clock import Clock
+from broker.config.access import CONNECTION_TYPES, Permissions
+from broker.jwt.access import may_come_from, permissions_of, seconds_left
+from broker.jwt.claims import AccountClaims, UserClaims, UserPermissions, user_claims
+from broker.jwt.scope import TemplateError, filled_in
+from broker.jwt.token import TokenError
+from broker.jwt.validation import blocking, user_issues
+from broker.server.auth.login import Credentials, Decision, Login, Refusal, SlowCheck, Waiter
+from broker.server.auth.nkeys import signature_problem
+from broker.server.auth.permissions import AccessRules
+
+__all__ = ["ClaimAccount", "ClaimAccounts", "JwtAuthenticator", "decided_again", "expiry_of", "login_of", "types_of"]
+
+log = logging.getLogger(__name__)
+
+_SECOND: Final = 1_000_000_000
+_NO_PERMISSIONS: Final = UserPermissions()
+_RULES: Final[WeakValueDictionary[Permissions, AccessRules]] = WeakValueDictionary()
+"""Users with equal permissions share their caches of subjects."""
+
+
+class ClaimAccount(Protocol):
+    """An account and its claims; all values change when its token does."""
+
+    @property
+    def claims(self) -> AccountClaims: ...
+
+    @property
+    def expired(self) -> bool: ...
+
+    @property
+    def trusted(self) -> bool:
+        """Whether a trusted operator signed its token."""
+
+    def signer(self, key: str) -> tuple[bool, UserPermissions | None]:
+        """Whether ``key`` signs for the account, and what its users may do (None: what their tokens say)."""
+
+
+class ClaimAccounts(Protocol):
+    """The accounts of the trusted operators."""
+
+    def find(self, name: str) -> ClaimAccount | None:
+        """The account, if it is known and need not be looked up again."""
+
+    def look_up(self, name: str, then: Callable[[ClaimAccount | None], None]) -> Callable[[], None]:
+        """Find it however long that takes; ``then`` is called later. Returns: what cancels the call."""
+
+
+class JwtAuthenticator:
+    """Every login is by token. ``default_sentinel``: the token of clients without one; ``pinned``: the only accounts
+    whose users may come; empty: all."""
+
+    wants_nonce = True
+
+    def __init__(self, accounts: ClaimAccounts, clock: Clock, default_sentinel: str = "",
+                 pinned: Collection[str] = ()) -> None:
+        self._accounts = accounts
+        self._clock = clock
+        self._default_sentinel = default_sentinel
+        self._pinned = frozenset(pinned)
+
+    def decide(self, credentials: Credentials) -> Decision | None:
+        try:
+            claims = self._claims(credentials)
+        except TokenError as error:
+            return Refusal(f"User JWT not valid: {error}")
+        if claims is None:
+            return Refusal("Authentication requires a user JWT")
+        issues = user_issues(claims, self._clock.now_ns() // _SECOND)
+        if blocking(issues):
+            return Refusal(f"User JWT no longer valid: {'; '.join(issue.why for issue in issues)}")
+        if claims.limits.proxy_required:
+            return Refusal("proxy required", "Proxy Required")
+        if self._pinned and claims.account not in self._pinned:
+            return Refusal(f"Account {claims.account} not listed as operator pinned account")
+        account = self._accounts.find(claims.account)
+        if account is None:
+            return _Lookup(self, self._accounts, claims, credentials)
+        return self.decide_in(account, claims, credentials)
+
+    def _claims(self, credentials: Credentials) -> UserClaims | None:
+        """The client's claims, or the sentinel's; None: neither has any. Raises: TokenError."""
+        credentials.token = credentials.text("jwt")
+        try:
+            return user_claims(credentials.token)
+        except TokenError:
+            credentials.token = self._default_sentinel
+            return user_claims(self._default_sentinel) if self._default_sentinel else None
+
+    def decide_in(self, account: ClaimAccount | None, claims: UserClaims, credentials: Credentials) -> Login | Refusal:
+        """The decision for a user of ``account``; None: there is none."""
+        connection = credentials.connection
+        if account is None:
+            return Refusal("Account JWT lookup error")
+        if not account.trusted:
+            return Refusal("Account JWT not signed by trusted operator")
+        found = login_of(account, claims)
+        if isinstance(found, Refusal):
+            return found
+        limits = found.claims.limits if found.claims is not None else _NO_PERMISSIONS
+        if account.expired:
+            return Refusal("Account JWT has expired")
+        if limits.bearer and account.claims.limits.disallow_bearer:
+            return Refusal("Account does not allow bearer tokens")
+        if found.connection_types and connection.connection_type not in found.connection_types:
+            return Refusal("Connection type not allowed")
+        if not limits.bearer and (problem := signature_problem(credentials, claims.subject)):
+            return Refusal(problem)
+        if account.claims.revoked(claims.subject, claims.issued_at):
+            return Refusal("User authentication revoked")
+        if not may_come_from(limits, connection.ip):
+            return Refusal(f"Bad src Ip {connection.ip}")
+        left = seconds_left(limits, self._clock.now_ns())
+        if left == 0:
+            return Refusal("Outside connect times")
+        return replace(found, expires_at_ns=expiry_of(claims, left, self._clock.now_ns()))
+
+
+def decided_again(login: Login, account: ClaimAccount) -> Login | Refusal:
+    """The decision for a client that is logged in, after its account's claims have changed."""
+    claims = login.token
+    if claims is None:
+        return login
+    revoked = account.claims.revoked(claims.subject, claims.issued_at)
+    if login.claims is not None and login.claims.limits.bearer and account.claims.limits.disallow_bearer:
+        return Refusal("Bearer User JWT not allowed")
+    if revoked:
+        return Refusal("User Authentication Revoked", "Credentials Revoked", "User Authentication Revoked")
+    signs, scope = account.signer(claims.issuer)
+    if not signs or scope != login.scope:
+        # Closed without a word, as by nats-server.
+        return Refusal("Signing key changed", text=None)
+    found = login_of(account, claims)
+    if isinstance(found, Refusal):
+        return found
+    if login.kind != "jwt":
+        # An authorization service's user: its token says no more than what it may do.
+        return replace(login, rules=found.rules)
+    return replace(found, expires_at_ns=login.expires_at_ns)
+
+
+def login_of(account: ClaimAccount, token: UserClaims) -> Login | Refusal:
+    """The user of ``token``, if its issuer may sign for ``account``."""
+    signs, scope = account.signer(token.issuer)
+    if not signs:
+        return Refusal("User JWT issuer is not known")
+    claims = token
+    if scope is not None:
+        if token.limits != _NO_PERMISSIONS:
+            return Refusal("User JWT is not valid: scoped users require no permissions or limits set")
+        try:
+            claims = replace(token, limits=filled_in(scope, token, account.claims))
+        except TemplateError as error:
+            return Refusal(f"User JWT generated invalid permissions: {error}")
+    types = types_of(claims)
+    if types is None:
+        return Refusal("invalid connection types")
+    try:
+        permissions = permissions_of(claims.limits.permissions) or permissions_of(account.claims.default_permissions)
+    except ValueError as error:
+        return Refusal(f"User JWT generated invalid permissions: {error}")
+    rules = None
+    if permissions is not None:
+        rules = _RULES.get(permissions)
+        if rules is None:
+            rules = _RULES[permissions] = AccessRules(permissions)
+    return Login(account.claims.subject, token.subject, "jwt", rules, connection_types=types,
+                 tags=token.tags, name_tag=token.name, max_subscriptions=claims.limits.subs,
+                 max_payload=claims.limits.payload, token=token, claims=claims, scope=scope)
+
+
+def types_of(claims: UserClaims) -> frozenset[str] | None:
+    """The types of connections that the user may use, empty: all; None: only such as nobody knows."""
+    named = frozenset(name.upper() for name in claims.limits.connection_types)
+    known = named & CONNECTION_TYPES
+    return known if known or not named else None
+
+
+def expiry_of(claims: UserClaims, left: float | None, now_ns: int) -> int | None:
+    ends = [claims.expires * _SECOND] if claims.expires else []
+    if left is not None:
+        ends.append(now_ns + int(left * _SECOND))
+    return min(ends, default=None)
+
+
+@dataclass(slots=True)
+class _Lookup(SlowCheck):
+    """A login that waits for its account's claims; it counts against the client's time to log in."""
+
+    authenticator: JwtAuthenticator
+    accounts: ClaimAccounts
+    claims: UserClaims
+    credentials: Credentials
+    cancel_lookup: Callable[[], None] | None = None
+
+    def begin(self, waiter: Waiter) -> None:
+        def found(account: ClaimAccount | None) -> None:
+            waiter.check_done(self.authenticator.decide_in(account, self.claims, self.credentials))
+
+        self.cancel_lookup = self.accounts.look_up(self.claims.account, found)
+
+    def cancel(self, waiter: Waiter) -> None:
+        if self.cancel_lookup is not None:
+            self.cancel_lookup()

@@ -1,0 +1,382 @@
+"""The accounts of trusted operators: each is known from when somebody needs it, and changes with its token.
+
+    look-up ──> resolver ──> token checked ──> registered ──> the accounts it imports from ──> ready
+                                                   │
+                                                   ├── another token: its clients are judged again
+                                                   └── its end: the clients are disconnected, the next look-up asks again
+
+Owns: the claims, their expiry, the look-ups under way. Does not own: where tokens are kept (resolver), the accounts
+themselves and their clients (the server, as ``Host``).
+
+Source: nats-server, server/server.go (lookupOrFetchAccount, fetchAccount, updateAccountWithClaimJWT,
+verifyAccountClaims), server/accounts.go (updateAccountClaimsWithRefresh, checkExpiration, removeCb).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Protocol
+
+from broker.clock import Clock
+from broker.config.access import AccountSettings
+from broker.config.settings import OperatorSettings
+from broker.gotime import format_time
+from broker.jwt.access import account_settings
+from broker.jwt.claims import AccountClaims, OperatorClaims, UserPermissions, account_claims, operator_claims
+from broker.jwt.sharing import exports_of, imports_of, next_expiry
+from broker.jwt.token import TokenError, decode_token
+from broker.jwt.validation import account_issues, blocking
+from broker.nkeys import ACCOUNT, is_public_key
+from broker.server.operator.resolver import Resolver, ResolverError, make_resolver
+
+__all__ = ["AccountError", "Host", "KnownAccount", "OperatorAccounts", "Trust"]
+
+log = logging.getLogger(__name__)
+
+_SECOND: Final = 1_000_000_000
+_ASK_AGAIN_NS: Final = _SECOND
+"""An expired account is not looked up more often."""
+
+_TIMER_SECONDS_MAX: Final = 86_400.0
+
+
+class AccountError(Exception):
+    """Why an account cannot be used."""
+
+
+class Host(Protocol):
+    """The server."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def put_account(self, settings: AccountSettings) -> Awaitable[object] | None:
+        """Add the account, or change it. Returns: what to wait for until it can be used."""
+
+    def judge_clients(self, name: str) -> None:
+        """The claims of an account have changed: its clients may have to go, or their permissions changed."""
+
+    def check_clients(self, name: str) -> None:
+        """Have all clients of an account log in again, with what they sent."""
+
+    def expire_clients(self, name: str) -> None:
+        """Disconnect all clients of an account, which has expired."""
+
+
+class Trust:
+    """The operators whose tokens, or keys, the configuration has."""
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self.operators: list[OperatorClaims] = [operator_claims(token) for token in settings.tokens]
+        self.keys = frozenset(settings.trusted_keys) | {
+            key for one in self.operators for key in (*one.signing_keys, *(() if one.strict_signing_keys else (one.subject,)))}
+        """The keys that may sign for accounts."""
+
+        self.strict_keys = frozenset(key for one in self.operators if one.strict_signing_keys for key in one.signing_keys)
+        """Accounts signed by these need signing keys of their own, too."""
+
+
+class KnownAccount:
+    """``ClaimAccount`` to authenticators."""
+
+    def __init__(self, token: str, claims: AccountClaims, trust: Trust) -> None:
+        self._trust = trust
+        self.token = token
+        self.claims = claims
+        self.expired = False
+        self.ready = False
+        """Whether the accounts that it imports from were looked up."""
+
+        self.updated_at_ns = 0
+        self._decoded_token = ""
+        self._values: dict[str, Any] = {}
+        self.timer: asyncio.TimerHandle | None = None
+        self.activation_timer: asyncio.TimerHandle | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """Its token as monitoring shows it."""
+        claims = self.claims
+        shown = {"expired": self.expired, "jwt": self.token, "issuer_key": claims.issuer, "tags": list(claims.tags),
+                 "decoded_jwt": self._decoded(),
+                 "revoked_user": {user: format_time(at * _SECOND) for user, at in claims.revocations.items()}}
+        return {name: value for name, value in shown.items() if value or name == "expired"}
+
+    def _decoded(self) -> dict[str, Any]:
+        if self._decoded_token != self.token:
+            self._decoded_token, self._values = self.token, decode_token(self.token).fields.values
+        return self._values
+
+    @property
+    def name(self) -> str:
+        return self.claims.subject
+
+    @property
+    def trusted(self) -> bool:
+        return self.claims.issuer in self._trust.keys
+
+    def signer(self, key: str) -> tuple[bool, UserPermissions | None]:
+        """Whether ``key`` signs for the account, and what its users may do; None: what their tokens say."""
+        if key == self.name and self.claims.issuer not in self._trust.strict_keys:
+            return True, self.claims.signing_keys.get(key)
+        return key in self.claims.signing_keys, self.claims.signing_keys.get(key)
+
+
+class OperatorAccounts:
+    """Accounts by their public keys."""
+
+    def __init__(self, settings: OperatorSettings, host: Host) -> None:
+        """Raises: ValueError if the resolver cannot be used."""
+        self._host = host
+        self.trust = Trust(settings)
+        self.resolver = _resolver(settings)
+        self._known: dict[str, KnownAccount] = {}
+        self._lookups: dict[str, asyncio.Task[KnownAccount]] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+
+    def __iter__(self) -> Iterator[KnownAccount]:
+        return iter(self._known.values())
+
+    def close(self) -> None:
+        """End the look-ups under way. Accounts go on expiring: the server may start again."""
+        for task in self._lookups.values():
+            task.cancel()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+
+    # Looking up
+
+    def shown(self, name: str) -> dict[str, Any]:
+        """The account's token as monitoring shows it; nothing if it has none."""
+        account = self._known.get(name)
+        return account.shown() if account is not None else {}
+
+    def known(self, name: str) -> KnownAccount | None:
+        return self._known.get(name)
+
+    def find(self, name: str) -> KnownAccount | None:
+        """The account, if it need not be looked up."""
+        account = self._known.get(name)
+        return account if account is not None and account.ready and not self._ask_again(account) else None
+
+    def look_up(self, name: str, then: Callable[[KnownAccount | None], None]) -> Callable[[], None]:
+        """Call ``then`` with the account, or None, later. Returns: what cancels that."""
+        def done(task: asyncio.Task[KnownAccount]) -> None:
+            then(None if task.cancelled() or task.exception() is not None else task.result())
+
+        def cancel() -> None:
+            task.remove_done_callback(done)
+
+        task = self._task(name)
+        task.add_done_callback(done)
+        return cancel
+
+    async def get(self, name: str) -> KnownAccount:
+        """The account, however long that takes. Raises: AccountError."""
+        account = self.find(name)
+        return account if account is not None else await asyncio.shield(self._task(name))
+
+    def _task(self, name: str) -> asyncio.Task[KnownAccount]:
+        task = self._lookups.get(name)
+        if task is None:
+            task = self._lookups[name] = asyncio.get_running_loop().create_task(self._look_up(name), name=f"look up {name}")
+            task.add_done_callback(partial(self._looked_up, name))
+        return task
+
+    def _looked_up(self, name: str, task: asyncio.Task[KnownAccount]) -> None:
+        del self._lookups[name]
+        # Who asked may be gone: a failure that nobody hears of is none to the loop.
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, AccountError):
+            log.error("looking up the account %s failed: %r", name, error)
+
+    def _ask_again(self, account: KnownAccount) -> bool:
+        return account.expired and self._host.clock.now_ns() - account.updated_at_ns >= _ASK_AGAIN_NS
+
+    async def _look_up(self, name: str) -> KnownAccount:
+        if name not in self._known:
+            return await self._take(name, await self._fetch(name))
+        account = self._known[name]
+        if self._ask_again(account):
+            account.updated_at_ns = self._host.clock.now_ns()
+            with suppress(AccountError):  # it stays expired
+                return await self._take(name, await self._fetch(name))
+        elif not account.ready:
+            await self._make_ready(account)
+        return account
+
+    async def _fetch(self, name: str) -> str:
+        if not is_public_key(name, ACCOUNT):
+            log.warning("Account fetch failed: will only fetch valid account keys")
+            raise AccountError("will only fetch valid account keys")
+        try:
+            return await self.resolver.fetch(name)
+        except ResolverError as error:
+            log.warning("Account fetch failed: %s", error)
+            raise AccountError(str(error)) from None
+
+    # Changing
+
+    async def update(self, name: str, token: str) -> None:
+        """Take another token of a known account. Raises: AccountError, and nothing has changed."""
+        account = self._known.get(name)
+        if account is not None and (account.token != token or not account.ready):
+            await self._take(name, token)
+
+    def remove(self, name: str) -> None:
+        """The token of an account was deleted: nobody may log in, and its clients go."""
+        if self._forget(name):
+            log.debug("Disable account %s due to remove", name)
+            self._host.expire_clients(name)
+
+    def _forget(self, name: str) -> bool:
+        """Have the account no more, and nothing in it. Returns: False if it was not known."""
+        account = self._known.pop(name, None)
+        if account is None:
+            return False
+        _end_timer(account)
+        account.expired = True
+        self._host.put_account(AccountSettings(name, max_connections=0))
+        return True
+
+    def prepare(self, settings: OperatorSettings) -> Callable[[], None]:
+        """Prepare for another resolver or other preloaded tokens. Returns: what applies them. Raises: ValueError."""
+        resolver = _resolver(settings)
+
+        def apply() -> None:
+            self.resolver = resolver
+            if resolver.local:
+                self._refreshing = asyncio.get_running_loop().create_task(self._refresh(), name="refresh accounts")
+
+        return apply
+
+    async def _refresh(self) -> None:
+        """Look at the known accounts again; with a resolver that has all, those without a valid token are removed."""
+        for name in list(self._known):
+            try:
+                await self.update(name, await self._fetch(name))
+            except AccountError as error:
+                if self.resolver.complete:
+                    log.info('Reloaded: deleting account [%s]: "%s"', error, name)
+                    self._forget(name)
+                    self._host.check_clients(name)
+
+    async def _take(self, name: str, token: str) -> KnownAccount:
+        """Use ``token`` for the account from now on."""
+        claims = self._verified(token)
+        if claims.subject != name:
+            raise AccountError("account validation failed")
+        account = self._known.get(name)
+        if account is None:
+            account = self._known[name] = KnownAccount(token, claims, self.trust)
+        account.token, account.claims, account.ready = token, claims, False
+        account.updated_at_ns = self._host.clock.now_ns()
+        self._watch_expiry(account)
+        self._watch_activations(account)
+        waiting = self._host.put_account(self._settings_of(account))
+        self._permit_imports(name)
+        if waiting is not None:
+            await waiting
+        self._host.judge_clients(name)
+        await self._make_ready(account)
+        return account
+
+    async def _make_ready(self, account: KnownAccount) -> None:
+        for one in account.claims.imports:
+            if one.account not in self._known and one.account != account.name:
+                try:
+                    await asyncio.shield(self._task(one.account))
+                except AccountError as error:
+                    log.error("Can't locate account [%s] for import of [%s] %s (err=%s)", one.account, one.subject, one.kind,
+                              error)
+        account.ready = True
+
+    def _settings_of(self, account: KnownAccount) -> AccountSettings:
+        """The account with what it shares; an import that nobody permits is not used until somebody does."""
+        def exporter(name: str) -> AccountClaims | None:
+            known = self._known.get(name)
+            return known.claims if known is not None else None
+
+        def signs(name: str, key: str) -> bool:
+            known = self._known.get(name)
+            return known is not None and known.signer(key)[0]
+
+        claims = account.claims
+        return replace(account_settings(claims), exports=exports_of(claims),
+                       imports=imports_of(claims, exporter, signs, self._now()))
+
+    def _permit_imports(self, name: str) -> None:
+        """An account's keys or revocations may have changed: look again at what others import from it by a token."""
+        for other in list(self._known.values()):
+            if any(one.account == name and one.token for one in other.claims.imports):
+                self._host.put_account(self._settings_of(other))
+
+    def _now(self) -> int:
+        return self._host.clock.now_ns() // _SECOND
+
+    def _verified(self, token: str) -> AccountClaims:
+        """Raises: AccountError."""
+        try:
+            claims = account_claims(token)
+            account_settings(claims)
+        except TokenError as error:
+            raise AccountError(str(error)) from None
+        except ValueError as error:
+            log.error("the claims of an account have invalid permissions: %s", error)
+            raise AccountError("account validation failed") from None
+        if claims.issuer not in self.trust.keys or blocking(account_issues(claims, self._now())):
+            raise AccountError("account validation failed")
+        return claims
+
+    # Expiry
+
+    def _watch_expiry(self, account: KnownAccount) -> None:
+        _end_timer(account)
+        account.expired = False
+        ends = account.claims.expires
+        if not ends:
+            return
+        left = ends - self._now()
+        if left <= 0:
+            account.expired = True
+            return
+        # Far ends are looked at again: timers have a bound.
+        seconds = min(float(left), _TIMER_SECONDS_MAX)
+        account.timer = asyncio.get_running_loop().call_later(seconds, self._expire, account)
+
+    def _watch_activations(self, account: KnownAccount) -> None:
+        if account.activation_timer is not None:
+            account.activation_timer.cancel()
+            account.activation_timer = None
+        ends = next_expiry(account.claims, now := self._now())
+        if ends is not None:
+            account.activation_timer = asyncio.get_running_loop().call_later(
+                min(float(ends - now), _TIMER_SECONDS_MAX), self._activation_ended, account)
+
+    def _activation_ended(self, account: KnownAccount) -> None:
+        account.activation_timer = None
+        if self._known.get(account.name) is account:
+            self._watch_activations(account)
+            self._host.put_account(self._settings_of(account))
+
+    def _expire(self, account: KnownAccount) -> None:
+        account.timer = None
+        self._watch_expiry(account)
+        if account.expired:
+            self._host.expire_clients(account.name)
+
+
+def _end_timer(account: KnownAccount) -> None:
+    if account.timer is not None:
+        account.timer.cancel()
+        account.timer = None
+
+
+def _resolver(settings: OperatorSettings) -> Resolver:
+    try:
+        return make_resolver(settings)
+    except ResolverError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,295 @@
+"""Where the tokens of accounts come from: the configuration, a directory, or an account server.
+
+    memory   what the configuration preloads
+    full     a directory with all of them, which requests in the system account change
+    cache    a directory with some of them: others would come from other servers, of which there are none here
+    url      GET <url><account>
+
+A directory of tokens is configuration, and as much in need of a backup as the configuration file: the broker's store
+does not have it. Each file is replaced whole, and synced before a request is answered.
+
+Source: nats-server, server/accounts.go (MemAccResolver, DirAccResolver, CacheDirAccResolver, URLAccResolver),
+server/dirstore.go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+from broker.config.operator import ResolverSettings
+from broker.config.settings import OperatorSettings
+from broker.jwt.claims import account_claims
+from broker.jwt.token import TOKEN_CHARS_MAX, TokenError, decode_token
+from broker.nkeys import ACCOUNT, is_public_key
+
+__all__ = ["DirectoryResolver", "MemoryResolver", "Resolver", "ResolverError", "UrlResolver", "make_resolver"]
+
+_SUFFIX: Final = ".jwt"
+_ASKED_AT_ONCE: Final = 8
+
+
+class ResolverError(Exception):
+    """Why there is no token, or it was not taken."""
+
+
+class Resolver(Protocol):
+    @property
+    def local(self) -> bool:
+        """Whether looking up is quick."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether an account that it does not have is meant to be gone."""
+
+    async def check(self) -> None:
+        """Whether it can be asked at all. Raises: ResolverError."""
+
+    async def fetch(self, account: str) -> str:
+        """Raises: ResolverError."""
+
+    def preload(self, tokens: Mapping[str, str]) -> None:
+        """Raises: ResolverError where tokens cannot be kept."""
+
+
+def make_resolver(settings: OperatorSettings) -> Resolver:
+    """The configured resolver, with the tokens to preload. Raises: ResolverError."""
+    kind = settings.resolver
+    resolver: Resolver
+    if kind is None or kind.kind == "memory":
+        resolver = MemoryResolver()
+    elif kind.kind == "url":
+        resolver = UrlResolver(kind.url, kind.timeout_ns)
+    else:
+        resolver = DirectoryResolver(kind)
+    if settings.preload:
+        resolver.preload(dict(settings.preload))
+    return resolver
+
+
+class MemoryResolver:
+    local = True
+    complete = True
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, str] = {}
+
+    async def check(self) -> None:
+        pass
+
+    async def fetch(self, account: str) -> str:
+        try:
+            return self._tokens[account]
+        except KeyError:
+            raise ResolverError("account missing") from None
+
+    def preload(self, tokens: Mapping[str, str]) -> None:
+        self._tokens = dict(tokens)
+
+
+class DirectoryResolver:
+    """A directory with a file ``<account>.jwt`` for each account. Only ``write`` and ``delete`` change it."""
+
+    local = True
+    complete = False
+
+    def __init__(self, settings: ResolverSettings) -> None:
+        """Raises: ResolverError if the directory can be neither used nor made."""
+        self.settings = settings
+        self.path = Path(os.path.abspath(settings.directory))
+        self._turn = asyncio.Lock()
+        try:
+            self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+            os.scandir(self.path).close()
+        except OSError as error:
+            raise ResolverError(f"the directory of the resolver cannot be used: {error}") from None
+
+    @property
+    def caches(self) -> bool:
+        return self.settings.kind == "cache"
+
+    async def check(self) -> None:
+        pass
+
+    async def fetch(self, account: str) -> str:
+        token = self.read(account)
+        if not token:
+            raise ResolverError("account jwt not found")
+        return token
+
+    def preload(self, tokens: Mapping[str, str]) -> None:
+        for account, token in tokens.items():
+            with suppress(ResolverError):
+                self._save(account, token, only_newer=True)
+
+    def read(self, account: str) -> str:
+        """The token; "" if there is none. Read anew: an operator may copy files into the directory."""
+        if not is_public_key(account, ACCOUNT):
+            raise ResolverError("will only fetch valid account keys")
+        path = self._file(account)
+        try:
+            if self.settings.ttl_ns and time.time_ns() - path.stat().st_mtime_ns > self.settings.ttl_ns:
+                path.unlink()
+                return ""
+            text = path.read_text("ascii")
+            if self.caches:
+                os.utime(path)  # the least recently used goes first
+        except (OSError, UnicodeError):
+            return ""
+        return text.strip()
+
+    async def write(self, account: str, token: str) -> None:
+        """Keep ``token``, on the disk when this returns. Raises: ResolverError."""
+        async with self._turn:
+            await asyncio.to_thread(self._save, account, token)
+
+    async def delete(self, account: str) -> None:
+        """Raises: ResolverError."""
+        async with self._turn:
+            await asyncio.to_thread(self._remove, account)
+
+    def accounts(self) -> list[str]:
+        """The accounts with a file, in order."""
+        return sorted(self._accounts())
+
+    def packed(self, now: int) -> Iterator[bytes]:
+        """``account|token`` of every account whose token is not expired, ``now`` in seconds since 1970."""
+        for account in self.accounts():
+            token = self.read(account)
+            if not token:
+                continue
+            try:
+                expires = decode_token(token).fields.integer("exp")
+            except TokenError:
+                expires = 0
+            if not 0 < expires < now:
+                yield f"{account}|{token}".encode()
+
+    def digest(self) -> bytes:
+        """Changes with the set of tokens: the exclusive-or of their SHA-256 sums."""
+        sums = (int.from_bytes(hashlib.sha256(self.read(account).encode()).digest()) for account in self.accounts())
+        total = 0
+        for one in sums:
+            total ^= one
+        return total.to_bytes(32)
+
+    def _accounts(self) -> Iterable[str]:
+        names = (entry.name.removesuffix(_SUFFIX) for entry in os.scandir(self.path) if entry.name.endswith(_SUFFIX))
+        return (name for name in names if is_public_key(name, ACCOUNT))
+
+    def _file(self, account: str) -> Path:
+        return self.path / f"{account}{_SUFFIX}"
+
+    def _save(self, account: str, token: str, *, only_newer: bool = False) -> None:
+        before = self.read(account)
+        if before == token:
+            return
+        if only_newer and before and not _is_newer(token, before):
+            return
+        if not before and 0 < self.settings.limit <= len(accounts := self.accounts()):
+            if not self.caches:
+                raise ResolverError("jwt store is full")
+            self._file(min(accounts, key=lambda name: self._file(name).stat().st_mtime)).unlink(missing_ok=True)
+        try:
+            self._replace(self._file(account), token)
+        except OSError as error:
+            raise ResolverError(f"the token could not be written: {error.strerror or error}") from None
+
+    def _replace(self, path: Path, text: str) -> None:
+        handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self.path)
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o640)
+            os.replace(name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+        self._sync()
+
+    def _remove(self, account: str) -> None:
+        if not self.settings.allow_delete and not self.caches:
+            raise ResolverError("store is not set up to for delete")
+        path = self._file(account)
+        try:
+            if self.settings.hard_delete or self.caches:
+                path.unlink()
+            else:
+                path.replace(path.with_name(path.name + ".deleted"))
+            self._sync()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ResolverError(f"{(error.strerror or str(error)).lower()}") from None
+
+    def _sync(self) -> None:
+        """Make the names durable."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class UrlResolver:
+    """An account server."""
+
+    local = False
+    complete = False
+
+    def __init__(self, url: str, timeout_ns: int) -> None:
+        self._url = url if url.endswith("/") else f"{url}/"
+        self._seconds = timeout_ns / 1e9
+        # Threads of its own: a server that hangs, asked about made-up accounts by strangers, must hold up nobody else.
+        self._threads = ThreadPoolExecutor(_ASKED_AT_ONCE, "account server")
+
+    async def check(self) -> None:
+        await self._ask(self._url)
+
+    async def fetch(self, account: str) -> str:
+        if not is_public_key(account, ACCOUNT):
+            raise ResolverError("will only fetch valid account keys")
+        return await self._ask(self._url + account)
+
+    async def _ask(self, url: str) -> str:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._get, url)
+
+    def preload(self, tokens: Mapping[str, str]) -> None:
+        raise ResolverError("resolver preloads only available for writeable resolver types MEM/DIR/CACHE_DIR")
+
+    def _get(self, url: str) -> str:
+        # In a thread, since name look-ups block; imported late, since few brokers have such a resolver.
+        from http.client import HTTPException
+        from urllib.error import HTTPError
+        from urllib.parse import urlsplit
+        from urllib.request import urlopen
+
+        parts = urlsplit(url)
+        shown = url.replace(f":{parts.password}@", ":xxxxx@") if parts.password else url
+        try:
+            with urlopen(url, timeout=self._seconds) as answer:
+                body: bytes = answer.read(TOKEN_CHARS_MAX + 1)
+        except HTTPError as error:
+            raise ResolverError(f'could not fetch <"{shown}">: {error.code} {error.reason}') from None
+        except (OSError, ValueError, HTTPException) as error:
+            raise ResolverError(f'could not fetch <"{shown}">: {error}') from None
+        return body.decode("ascii", "replace").strip()
+
+
+def _is_newer(token: str, than: str) -> bool:
+    try:
+        claims, before = account_claims(token), account_claims(than)
+    except TokenError:
+        return True
+    return claims.issued_at > before.issued_at

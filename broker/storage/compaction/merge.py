@@ -1,0 +1,196 @@
+"""Makes one run of neighbouring blocks of streams: bytes in, bytes out. No I/O; called in a thread.
+
+    inputs    the blocks of a piece: neighbours of one stream, as they were read, and what was dead of each
+    outputs   the same messages without the dead, in as few blocks as the bounds allow; no input is cut in two
+
+Message ids are replayed from blocks after a restart, so a block that may still be asked for them (``keep_ids``) keeps
+their record, and the messages that have one even if they are dead: they stay dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.format.block import BlockPlace, BlockRef, decode_core
+from broker.storage.format.codec import Codec
+from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.frame import Chunk
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.records.adoption import Adopted
+from broker.storage.format.records.message_ids import MessageIds
+from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
+from broker.storage.state.dead import DeadSet
+
+__all__ = ["Damaged", "Input", "Piece", "Run", "merge"]
+
+_MANY: Final = 256
+"""Messages of a frame after which there is a pause: fewer take less than a millisecond."""
+
+class Input(NamedTuple):
+    """One block: its bytes, what was dead when it was looked up, and the key of its object, for errors."""
+
+    ref: BlockRef
+    dead: DeadSet | None
+    core_data: bytes
+    index_data: bytes
+    frames_data: bytes
+    key: str
+
+
+class Piece(NamedTuple):
+    """Neighbouring blocks of one stream. Messages below the stream's first sequence count as live: a block's number of dead
+    ones, from which that of the joined block is made, leaves them out too."""
+
+    stream_id: int
+    keep_ids: bool
+    inputs: Sequence[Input]
+
+
+class Damaged(Exception):
+    """One of the blocks cannot be read: ``block`` is its stream and first sequence, the cause says why."""
+
+    def __init__(self, block: tuple[int, int], why: FormatError) -> None:
+        super().__init__(str(why))
+        self.block = block
+
+
+class Run(NamedTuple):
+    """An encoded run, and the record of what it is made of."""
+
+    data: list[bytes]
+    blocks: list[Adopted]
+    size: int
+
+
+class _Output:
+    """A block that is being joined."""
+
+    def __init__(self, stream_id: int) -> None:
+        self.block: OpenBlock[None] = OpenBlock(stream_id, None)
+        self.inputs: list[Input] = []
+        self.ids: list[tuple[int, bytes]] = []
+
+
+def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes, codec: Codec,
+          settings: CompactionSettings, pause: Callable[[], object] = lambda: None) -> Run | None:
+    """The run of what lives in ``pieces``; None where nothing does. ``pause`` is called between two frames. Raises: Damaged."""
+    outputs = [output for piece in pieces for output in _outputs(piece, settings, pause) if output.block.count]
+    if not outputs:
+        return None
+    sealed: list[SealedBlock[None]] = []
+    for output in outputs:
+        if output.ids:
+            output.block.add(MessageIds([at for at, _ in output.ids], [msg_id for _, msg_id in output.ids]))
+        sealed.append(seal_block(output.block, position, object_id=run_id))
+        pause()
+    data = encode_segment(position, nonce, sealed, codec, kind=ObjectKind.RUN, object_id=run_id, place=BlockPlace.RUN)
+    blocks = [_adopted(output, block) for output, block in zip(outputs, sealed, strict=True)]
+    size = sum(map(len, data))
+    _check(data, position, run_id, blocks)
+    return Run(data, blocks, size)
+
+
+def _outputs(piece: Piece, settings: CompactionSettings, pause: Callable[[], object]) -> Iterator[_Output]:
+    output = _Output(piece.stream_id)
+    for one in piece.inputs:
+        joined = output.block
+        if joined.count and (joined.raw_bytes + one.ref.bytes > settings.block_bytes
+                             or joined.count + one.ref.count > settings.block_messages):
+            yield output
+            output = _Output(piece.stream_id)
+        try:
+            _add(output, piece, one, pause)
+        except FormatError as error:
+            raise Damaged((piece.stream_id, one.ref.first_seq), error) from error
+    yield output
+
+
+def _add(output: _Output, piece: Piece, one: Input, pause: Callable[[], object]) -> None:
+    ref, joined = one.ref, output.block
+    head = decode_index(one.index_data, ref, one.key)
+    ids = _ids(one, head) if piece.keep_ids else {}
+    left_out = 0
+    before = joined.count
+    for number, frame in enumerate(head.frames):
+        chunk = decode_frame(head, number, one.frames_data[frame.offset:frame.offset + frame.stored_bytes], one.key)
+        left_out += _copy(chunk, one.dead, ids, joined)
+        if len(chunk) >= _MANY:
+            pause()
+    if joined.count - before + left_out != ref.count:
+        raise Corrupt(one.key, "index", ref.index_offset, f"{ref.count} messages were to be copied, and some were not found")
+    if ids:
+        at = before
+        for seq in _seqs_of(joined, before):
+            if (msg_id := ids.get(seq)) is not None:
+                output.ids.append((at, msg_id))
+            at += 1
+    output.inputs.append(one)
+
+
+def _copy(chunk: Chunk, dead: DeadSet | None, keep: Collection[int], joined: OpenBlock[None]) -> int:
+    """Append the messages of ``chunk`` that are not dead, or in ``keep``; returns how many were left out."""
+    count, times, seq_of = len(chunk), chunk.times, chunk.seq
+    left_out = start = 0
+    while start < count:
+        seq, time_ns = seq_of(start), times[start]
+        if dead is not None and seq in dead and seq not in keep:
+            left_out += 1
+            start += 1
+            continue
+        end = start + 1
+        if dead is None and chunk.seqs is None and times[count - 1] == time_ns:
+            end = count  # times never fall
+        while end < count and times[end] == time_ns and (next_seq := seq_of(end)) == seq + end - start and (
+                dead is None or next_seq not in dead or next_seq in keep):
+            end += 1
+        hlens = None if chunk.hlens is None else chunk.hlens[start:end]
+        joined.append_run(seq, chunk.subjects[start:end], hlens, chunk.bodies[start:end], time_ns)
+        start = end
+    return left_out
+
+
+def _seqs_of(joined: OpenBlock[Any], start: int) -> Iterator[int]:
+    at = 0
+    for first_seq, messages, _ in joined.runs:
+        if at + messages > start:
+            yield from range(first_seq + max(0, start - at), first_seq + messages)
+        at += messages
+
+
+def _ids(one: Input, head: Head) -> dict[int, bytes]:
+    """The message ids that a block records, by sequence."""
+    ref = one.ref
+    core = decode_core(one.core_data, ref.position, ref.stream_id, object_id=ref.object_id, name=one.key, offset=ref.core_offset)
+    found: dict[int, bytes] = {}
+    for record in core.records:
+        if record.kind == MessageIds.KIND:
+            said = MessageIds.decode(record.body)
+            found.update((head.seq_of(at), msg_id) for at, msg_id in zip(said.ordinals, said.ids, strict=True))
+    return found
+
+
+def _adopted(output: _Output, block: SealedBlock[None]) -> Adopted:
+    assert block.packed is not None
+    return Adopted(output.inputs[0].ref.first_seq, output.inputs[-1].ref.last_seq, block.packed)
+
+
+def _check(data: Sequence[bytes], position: Position, run_id: int, blocks: Sequence[Adopted]) -> None:
+    """Read the run as anybody would, before anything relies on it: each block is where its reference says, and whole.
+    Raises: Corrupt."""
+    whole = b"".join(data)
+    head = decode_head(whole, position, kind=ObjectKind.RUN, object_id=run_id, complete=True)
+    assert isinstance(head, SegmentHead)
+    for i, adopted in enumerate(blocks):
+        ref = BlockRef.unpack(adopted.ref)
+        row, core = head.rows[i], head.core(i)
+        if row.ref(ref.place, core) != ref:
+            raise Corrupt(head.header.name, "directory", 0, "a block is not where its reference says")
+        index = decode_index(whole[ref.index_offset:ref.index_offset + ref.index_bytes], ref, head.header.name)
+        for number, frame in enumerate(index.frames):
+            at = ref.frames_offset + frame.offset
+            decode_frame(index, number, whole[at:at + frame.stored_bytes], head.header.name)

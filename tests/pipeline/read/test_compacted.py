@@ -1,0 +1,78 @@
+"""Scans of a store whose blocks are merged: the same rows as before, also for a query that was planned before."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.inspect.source import Source
+from broker.inspect.survey import read_survey
+from broker.inspect.verify import verify
+from broker.pipeline.plan.plan import ScanTask, tasks
+from broker.pipeline.plan.selection import Selection
+from broker.pipeline.plan.snapshot import read_store
+from broker.pipeline.read.scan import read_tasks
+from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.format.block import BlockPlace
+from broker.storage.format.header import key_position
+from broker.storage.objectstore.memory import MemoryStore
+from tests.pipeline.read.test_scan import EXACT, rows_of
+from tests.pipeline.stores import MemoryObjectClient, Owner, Row, varied
+
+EVERYTHING = Selection()
+
+
+def planned(client: MemoryObjectClient, name: str, account: str) -> list[ScanTask]:
+    [snapshot] = read_store(client, account=account, stream=name)
+    return list(tasks(snapshot, EVERYTHING))
+
+
+def read(client: MemoryObjectClient, found: list[ScanTask]) -> list[Row]:
+    return rows_of(read_tasks(client, found, EVERYTHING, EXACT))
+
+
+async def compacted(owner: Owner, store: MemoryStore) -> None:
+    """Merge all that is small or half dead, and wait until what that replaced is deleted."""
+    assert owner.shard.compactor is not None
+    held = {key for key, count in owner.shard.state.segments.items() if count}
+    await owner.shard.compactor.work(quiet=True)
+    for _ in range(4):
+        owner.log.block(owner.log.shard).add_record(10, {})
+        owner.log.urgent()
+        await owner.log.persisted()
+        await owner.round()
+    freed = {owner.paths.log(key_position(key)) for key in held if not owner.shard.state.segments.get(key)}
+    assert freed
+    for _ in range(2000):
+        if not freed & store.objects.keys():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("what was merged is still there")
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_same_rows_from_merged_blocks(seed: int) -> None:
+    """Streams of all kinds, with removed messages, gaps, headers and large messages, before and after; the plans from before read
+    the same rows from the new blocks; and every byte of the store is sound."""
+    store = MemoryStore()
+    owner = await varied(store, seed)
+    owner.settings.compaction = CompactionSettings(segments=1000, few=2, cpu=1.0, bytes_per_second=1 << 40,
+                                                   large_bytes=1 << 16, quiet_ns=3_600_000_000_000)
+    await owner.again()
+    client = MemoryObjectClient(store)
+    streams = {name: stream for name, stream in owner.streams.items() if stream.live}
+    plans = {name: planned(client, name, stream.account) for name, stream in streams.items()}
+    await compacted(owner, store)
+    moved = 0
+    for name, stream in streams.items():
+        assert read(client, plans[name]) == stream.rows()
+        again = planned(client, name, stream.account)
+        assert read(client, again) == stream.rows()
+        moved += sum(task.ref.place is BlockPlace.RUN for task in again)
+    assert moved
+    source = Source(store, give_up_ns=0)
+    survey = await read_survey(source)
+    found = await verify(source, survey)
+    assert (survey.problems, found.problems, found.orphans) == ([], [], [])
+    await owner.kill()

@@ -1,0 +1,318 @@
+"""Authorization services, which decide who may connect, of jetblock and of the real server alike."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from broker.jwt.token import decode_token, encode_token
+from broker.nkeys import ACCOUNT, CURVE, SERVER, USER, CurveKeyPair, KeyPair, is_public_key
+from tests import tokens
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+from tests.keys import key, secret
+from tests.server.operator.clients import connected, write
+from tests.server.raw_client import Wire
+
+BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
+ISSUER, OTHER = key(ACCOUNT, "issuer"), key(ACCOUNT, "other")
+OK = b"PONG\r\n"
+REFUSED = b"-ERR 'Authorization Violation'\r\n"
+
+FILE = f"""
+authorization {{
+  timeout: 1
+  auth_callout {{ issuer: {ISSUER.public}, account: AUTH, auth_users: [ auth, keyed ] %s }}
+}}
+accounts {{
+  AUTH {{ users: [ {{user: auth, password: p}} ] }}
+  APP {{ users: [ {{user: app, password: p}} ] }}
+  DEFAULTS {{ users: [] }}
+  SYS {{ users: [ {{user: sys, password: p}} ] }}
+}}
+system_account: SYS
+"""
+
+Request = dict[str, Any]
+Answer = Callable[[Request], str | bytes | None]
+
+
+def user(request: Request, account: str = "APP", *, signer: KeyPair = ISSUER, sub: str = "", name: str = "bound", exp: int = 0,
+         **nats_claims: Any) -> str:
+    """The token of the user that is asked about."""
+    claims = {"sub": sub or request["nats"]["user_nkey"], "aud": account, "name": name,
+              "nats": {"type": "user", "subs": -1, "data": -1, "payload": -1, **nats_claims}}
+    return encode_token(claims | ({"exp": exp} if exp else {}), signer, int(time.time()))
+
+
+def response(request: Request, token: str = "", *, signer: KeyPair = ISSUER, sub: str = "", aud: str = "",
+             **nats_claims: Any) -> str:
+    claims = {"sub": sub or request["nats"]["user_nkey"], "aud": aud or request["nats"]["server_id"]["id"],
+              "nats": {"type": "authorization_response", **({"jwt": token} if token else {}), **nats_claims}}
+    return encode_token(claims, signer, int(time.time()))
+
+
+ANSWERS: dict[str, tuple[Answer, bytes]] = {
+    "right": (lambda request: response(request, user(request)), OK),
+    "expires later": (lambda request: response(request, user(request, exp=int(time.time()) + 100)), OK),
+    "by anybody else": (lambda request: response(request, user(request), signer=OTHER), REFUSED),
+    "to no account": (lambda request: response(request, user(request, "NOWHERE")), REFUSED),
+    "by another key": (lambda request: response(request, user(request, signer=OTHER)), REFUSED),
+    "with an issuer account": (lambda request: response(request, user(request, issuer_account=ISSUER.public)), REFUSED),
+    "for another user": (lambda request: response(request, user(request), sub=key(USER, "x").public), REFUSED),
+    "about another user": (lambda request: response(request, user(request, sub=key(USER, "x").public)), REFUSED),
+    "for another server": (lambda request: response(request, user(request), aud=key(SERVER, "x").public), REFUSED),
+    "an error": (lambda request: response(request, error="no such person"), REFUSED),
+    "an error and a user": (lambda request: response(request, user(request), error="x"), REFUSED),
+    "neither": (response, REFUSED),
+    "nothing": (lambda _request: b"", REFUSED),
+    "nonsense": (lambda _request: "nonsense", REFUSED),
+    "a user alone": (user, REFUSED),
+    "expired": (lambda request: response(request, user(request, exp=int(time.time()) - 10)), REFUSED),
+    "by another kind of connection": (
+        lambda request: response(request, user(request, allowed_connection_types=["WEBSOCKET"])), REFUSED),
+    "by no kind that is known": (lambda request: response(request, user(request, allowed_connection_types=["X"])), REFUSED),
+    "invalid permissions": (lambda request: response(request, user(request, pub={"allow": ["a..b"]})), REFUSED),
+    "at another time": (lambda request: response(request, user(
+        request, times=[{"start": "00:00:00", "end": "00:00:01"}], times_location="UTC")), REFUSED),
+    "silence": (lambda _request: None, REFUSED),
+}
+
+
+@asynccontextmanager
+async def service(client: Client, answer: Answer, requests: list[Request], curve: CurveKeyPair | None = None,
+                  *, seal: bool = True) -> AsyncIterator[None]:
+    """Answers all requests."""
+    async def serve(msg: Msg) -> None:
+        data, sender = msg.data, (msg.headers or {}).get("Nats-Server-Xkey", "")
+        if curve is not None:
+            assert not data.startswith(b"eyJ")
+            data = curve.open(data, sender)
+        token = decode_token(data.decode())
+        requests.append(token.fields.values)
+        said = answer(token.fields.values)
+        if said is not None:
+            body = said.encode() if isinstance(said, str) else said
+            await msg.respond(curve.seal(body, sender) if curve is not None and seal else body)
+
+    sub = await client.subscribe("$SYS.REQ.USER.AUTH", cb=serve)
+    await client.flush()
+    yield
+    await sub.unsubscribe()
+
+
+def as_user(name: str) -> bytes:
+    return b"CONNECT " + json.dumps({"user": name, "pass": "p", "verbose": False, "lang": "x", "protocol": 1}).encode() + b"\r\n"
+
+
+@BOTH
+async def test_answers(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Each answer of the table admits or refuses; the log names the reason and no credentials."""
+    async with process("-c", write(tmp_path, FILE % ""), monitor=False) as server:
+        auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
+        for case, (answer, wanted) in ANSWERS.items():
+            if case == "by another kind of connection" and process is NatsServerProcess:
+                continue  # which it does not look at
+            requests: list[Request] = []
+            async with service(auth, answer, requests), Wire(server.port) as wire:
+                wire.send(b'CONNECT {"user":"alice","pass":"hush-hush","verbose":false}\r\nPING\r\n')
+                assert await wire.until(b"\r\n") == wanted, case
+                assert len(requests) == 1, case
+        await auth.close()
+        assert not any("hush-hush" in line or "eyJ" in line for line in server.stderr)
+
+
+@BOTH
+async def test_what_a_request_tells(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Who the client is, as far as it is known, and what it sent."""
+    async with process("-c", write(tmp_path, FILE % ""), monitor=False) as server:
+        auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
+        requests: list[Request] = []
+        async with service(auth, ANSWERS["right"][0], requests), Wire(server.port) as wire:
+            wire.send(b'CONNECT {"user":"alice","pass":"x","auth_token":"t","jwt":"j","nkey":"UA","sig":"s","name":"n","lang":"py",'
+                      b'"version":"1","protocol":1,"verbose":false}\r\nPING\r\n')
+            await wire.until(OK)
+            info = json.loads(wire.info[5:])
+            [request] = requests
+            told = request["nats"]
+            assert request["iss"] == info["server_id"] == told["server_id"]["id"]
+            assert is_public_key(info["server_id"], SERVER)
+            assert (request["aud"], request["sub"]) == ("nats-authorization-request", ISSUER.public)
+            assert abs(request["exp"] - request["iat"] - 1) <= 1
+            assert {name: told["server_id"][name] for name in ("name", "host", "version")} == {
+                "name": info["server_name"], "host": "127.0.0.1", "version": "2.15.1"}
+            assert is_public_key(told["user_nkey"], USER)
+            assert told["client_info"].pop("id") == info["client_id"]
+            assert told["client_info"] == {"host": "127.0.0.1", "user": "UA", "name": "n", "kind": "Client", "type": "nats",
+                                           **({"nonce": info["nonce"]} if "nonce" in info else {})}
+            assert told["connect_opts"] == {"user": "alice", "pass": "x", "auth_token": "t", "nkey": "UA", "sig": "s", "name": "n",
+                                             "lang": "py", "version": "1", "protocol": 1}
+        await auth.close()
+
+
+@BOTH
+async def test_what_the_user_becomes(process: type[ServerProcess], tmp_path: Path) -> None:
+    """The name, account and permissions of the answer; nobody in the service's account may ask it."""
+    def answer(request: Request) -> str:
+        name = request["nats"]["connect_opts"]["user"]
+        return response(request, {
+            "bob": lambda: user(request, pub={"allow": ["b.>"]}, name=""),
+            "dave": lambda: user(request, "DEFAULTS", pub={"deny": ["y"]}),
+            "eve": lambda: user(request, "AUTH"), "short": lambda: user(request, exp=int(time.time()) + 2)}[name]())
+
+    async with process("-c", write(tmp_path, FILE % "")) as server:
+        auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
+        requests: list[Request] = []
+        async with service(auth, answer, requests):
+            for name, account, allowed, denied in (("bob", "APP", "b.x", "x"), ("dave", "DEFAULTS", "x", "y"),
+                                                   ("eve", "AUTH", "x", "$SYS.REQ.USER.AUTH")):
+                async with Wire(server.port) as wire:
+                    wire.send(as_user(name))
+                    heard = await wire.settled() + await wire.settled()
+                    assert b'"remote_account":"%s"' % account.encode() in heard
+                    wire.send(f"PUB {allowed} 0\r\n\r\nPUB {denied} 0\r\n\r\n".encode())
+                    refused = f"-ERR 'Permissions Violation for Publish to \"{denied}\"'\r\n".encode()
+                    assert await wire.settled() == refused + OK, name
+                    rows = (await server.monitor("/connz?auth=1"))["connections"]
+                    shown = {row["cid"]: row["authorized_user"] for row in rows}[json.loads(wire.info[5:])["client_id"]]
+                    assert shown == {"bob": "bob" if process is NatsServerProcess else requests[-1]["nats"]["user_nkey"]}.get(
+                        name, "bound")
+            async with Wire(server.port) as wire:
+                wire.send(as_user("short"))
+                assert b"-ERR 'User Authentication Expired'\r\n" in await wire.end()
+        await auth.close()
+
+
+@BOTH
+async def test_whom_it_decides_about(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Everybody but its own users; with ``allowed_accounts`` not about users of other accounts."""
+    for allowed, asked in (("", [("auth", 0), ("app", 1), ("sys", 1), ("x", 1)]),
+                           (", allowed_accounts: [ APP ]", [("auth", 0), ("app", 1), ("sys", 0), ("x", 1)])):
+        async with process("-c", write(tmp_path, FILE % allowed), monitor=False) as server:
+            auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
+            for name, count in asked:
+                requests: list[Request] = []
+                async with service(auth, ANSWERS["right"][0], requests), Wire(server.port) as wire:
+                    wire.send(as_user(name) + b"PING\r\n")
+                    assert OK in await wire.until(OK)
+                    assert len(requests) == count, name
+            # A wrong password of one of its own users is refused without asking.
+            requests = []
+            async with service(auth, ANSWERS["right"][0], requests), Wire(server.port) as wire:
+                wire.send(b'CONNECT {"user":"auth","pass":"x"}\r\n')
+                assert await wire.end() == REFUSED
+                assert requests == []
+            await auth.close()
+
+
+@BOTH
+async def test_sealed(process: type[ServerProcess], tmp_path: Path) -> None:
+    """With an xkey, requests are sealed for the service; its answers may be, for the server."""
+    curve = CurveKeyPair(secret(CURVE, "service"))
+    async with process("-c", write(tmp_path, FILE % f", xkey: {curve.public}"), monitor=False) as server:
+        auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
+        for seal, answer, wanted in ((True, ANSWERS["right"][0], OK), (False, ANSWERS["right"][0], OK),
+                                     (True, ANSWERS["by anybody else"][0], OK), (False, ANSWERS["by anybody else"][0], REFUSED),
+                                     (False, lambda _request: b"xkv1" + b"x" * 100, REFUSED)):
+            requests: list[Request] = []
+            async with service(auth, answer, requests, curve, seal=seal), Wire(server.port) as wire:
+                wire.send(as_user("x") + b"PING\r\n")
+                assert await wire.until(b"\r\n") == wanted
+                assert is_public_key(requests[0]["nats"]["server_id"]["xkey"], CURVE)
+        await auth.close()
+
+
+@BOTH
+async def test_a_service_that_is_not_there(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Its clients wait as long as they have to log in; a client that goes meanwhile leaves nothing."""
+    async with process("-c", write(tmp_path, FILE % ""), monitor=False) as server, Wire(server.port) as wire:
+        began = time.monotonic()
+        wire.send(as_user("x") + b"PING\r\n" * 3)
+        async with Wire(server.port) as gone:
+            gone.send(as_user("y"))
+        assert await wire.end() == REFUSED
+        assert 0.9 < time.monotonic() - began < 5
+        async with Wire(server.port) as own:
+            own.send(as_user("auth") + b"PING\r\n")
+            assert await own.until(OK) == OK
+
+
+@BOTH
+async def test_an_account_that_delegates(process: type[ServerProcess], tmp_path: Path) -> None:
+    """In operator mode: an account's claims name the service's users, and where its answers may put others."""
+    auth_user = key(USER, "auth").public
+    account = key(ACCOUNT, "AUTH")
+
+    def claims(**more: Any) -> dict[str, str]:
+        return {"AUTH": tokens.account("AUTH", authorization={"auth_users": [auth_user], **more}), "APP": tokens.account("APP"),
+                "FREE": tokens.account("FREE")}
+
+    def app(request: Request) -> str:
+        return response(request, user(request, "", signer=key(ACCOUNT, "APP"), name="alice"), signer=account)
+
+    cases: list[tuple[dict[str, Any], Answer, bytes]] = [
+        ({}, lambda request: response(request, user(request, "", signer=account), signer=account), OK),
+        ({}, app, REFUSED),
+        ({"allowed_accounts": [key(ACCOUNT, "APP").public]}, app, OK),
+        ({"allowed_accounts": ["*"]}, app, OK),
+        ({"allowed_accounts": ["*"]}, lambda request: response(request, user(
+            request, "", signer=key(ACCOUNT, "nobody")), signer=account), REFUSED),
+        ({}, lambda request: response(request, user(request, "", signer=account), signer=OTHER), REFUSED),
+    ]
+    sentinel = tokens.user("sentinel", "AUTH", bearer_token=True)
+    for i, (more, answer, wanted) in enumerate(cases):
+        text = tokens.configuration(claims(**more), f"default_sentinel: {sentinel}", "authorization { timeout: 1 }")
+        async with (process("-c", write(tmp_path, text), monitor=False) as server,
+                    connected(server, tokens.user("auth", "AUTH"), "auth") as auth):
+            requests: list[Request] = []
+            async with service(auth, answer, requests), Wire(server.port) as wire, Wire(server.port) as free:
+                wire.send(as_user("x") + b"PING\r\n")
+                assert await wire.until(b"\r\n") == wanted, i
+                assert requests[0]["sub"] == account.public
+                assert requests[0]["nats"]["connect_opts"]["jwt"] == sentinel
+                free.send(tokens.connect(free.info, tokens.user("f", "FREE"), "f") + b"PING\r\n")
+                assert await free.until(b"\r\n") == OK
+                assert len(requests) == 1
+
+
+def test_seals_of_others() -> None:
+    """The real server's format, and that anything else is refused."""
+    one, other = CurveKeyPair(secret(CURVE, "1")), CurveKeyPair(secret(CURVE, "2"))
+    sealed = one.seal(b"message", other.public)
+    assert sealed[:4] == b"xkv1"
+    assert other.open(sealed, one.public) == b"message"
+    for wrong in (b"", b"xkv1", b"xkv2" + sealed[4:], sealed[:-1] + bytes([sealed[-1] ^ 1]), base64.b64encode(sealed)):
+        with pytest.raises(ValueError, match="nkeys"):
+            other.open(wrong, one.public)
+    with pytest.raises(ValueError, match="nkeys"):
+        other.open(sealed, other.public)
+    with pytest.raises(ValueError, match="nkeys"):
+        one.seal(b"x", key(USER).public)
+    assert secret(CURVE, "1").hex() not in repr(vars(one))
+
+
+async def test_many_at_once(tmp_path: Path) -> None:
+    """A hundred clients are asked about at the same time, each answer for its own client."""
+    def answer(request: Request) -> str:
+        return response(request, user(request, name=request["nats"]["connect_opts"]["user"]))
+
+    text = (FILE % "").replace("timeout: 1", "timeout: 20")
+    async with BrokerProcess("-c", write(tmp_path, text)) as server:
+        auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
+        async with service(auth, answer, []):
+            clients = await asyncio.gather(*(nats.connect(server.url, user=f"u{i}", password="x", connect_timeout=20)
+                                             for i in range(100)))
+            rows = (await server.monitor("/connz?auth=1&limit=200"))["connections"]
+            assert {row["authorized_user"] for row in rows} == {"auth", *(f"u{i}" for i in range(100))}
+            await asyncio.gather(*(client.close() for client in clients))
+        await auth.close()

@@ -1,0 +1,171 @@
+"""What accounts share by their claims, for jetblock and the real server alike: who gets which messages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from broker.nkeys import ACCOUNT
+from tests import tokens
+from tests.harness import BrokerProcess, ServerProcess
+from tests.keys import key
+from tests.server.operator.clients import BOTH, ask, connected, directory, write
+
+A, B, SIGNER = key(ACCOUNT, "A").public, key(ACCOUNT, "B").public, key(ACCOUNT, "signer")
+ADMIN = tokens.user("admin", "SYS")
+UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
+
+EXPORTS: list[dict[str, Any]] = [
+    {"type": "stream", "subject": "open.>"}, {"type": "stream", "subject": "private.>", "token_req": True},
+    {"type": "service", "subject": "ask.*"}, {"type": "service", "subject": "secret.*", "token_req": True},
+    {"type": "service", "subject": "mine.*.x", "account_token_position": 2}]
+
+
+def stream(subject: str, **more: Any) -> dict[str, Any]:
+    return {"type": "stream", "account": A, "subject": subject, **more}
+
+
+def service(subject: str, **more: Any) -> dict[str, Any]:
+    return {"type": "service", "account": A, "subject": subject, **more}
+
+
+def activated(subject: str, kind: str = "stream", **more: Any) -> dict[str, str]:
+    return {"token": tokens.activation(subject, kind, of="A", to="B", **more)}
+
+
+NOW = int(time.time())
+IMPORTS: dict[str, tuple[dict[str, Any], str, str, bool]] = {
+    # What B imports, what A publishes (or B asks), what B gets it as (or A hears), and whether.
+    "a stream": (stream("open.>"), "open.x", "open.x", True),
+    "a part of a stream": (stream("open.a"), "open.a", "open.a", True),
+    "a stream under a prefix": (stream("open.>", to="here"), "open.x", "here.open.x", True),
+    "a stream under another name": (stream("open.*.b", local_subject="b.$1"), "open.x.b", "b.x", True),
+    "a private stream": (stream("private.>"), "private.x", "private.x", False),
+    "a private stream with a token": (stream("private.>", **activated("private.>")), "private.x", "private.x", True),
+    "a token for more": (stream("private.a", **activated("private.>")), "private.a", "private.a", True),
+    "an expired token": (stream("private.>", **activated("private.>", exp=NOW - 10)), "private.x", "private.x", False),
+    "an old token": (stream("private.x", **activated("private.x", iat=100)), "private.x", "private.x", True),
+    "a token by a signing key": (stream("private.>", **activated("private.>", signer=SIGNER)), "private.x", "private.x", True),
+    "a token by a stranger": (
+        stream("private.>", **activated("private.>", signer=key(ACCOUNT, "x"))), "private.x", "private.x", False),
+    "a service": (service("ask.a"), "ask.a", "ask.a", True),
+    "a service under another name": (service("ask.a", local_subject="local.a"), "local.a", "ask.a", True),
+    "a service, the old way": (service("local.a", to="ask.a"), "local.a", "ask.a", True),
+    "a private service": (service("secret.a"), "secret.a", "secret.a", False),
+    "a private service with a token": (service("secret.a", **activated("secret.a", "service")), "secret.a", "secret.a", True),
+    "a service of its own": (service(f"mine.{B}.x"), f"mine.{B}.x", f"mine.{B}.x", True),
+    "a service of another": (service(f"mine.{A}.x"), f"mine.{A}.x", f"mine.{A}.x", False),
+    "what is not exported": (stream("other"), "other", "other", False),
+}
+
+
+async def arrives(a: Client, b: Client, kind: str, sent: str, got: str) -> bool:
+    """Whether a message of A's stream gets to B, or a request of B to A and its answer back."""
+    if kind == "service":
+        async def answer(msg: Any) -> None:
+            await msg.respond(b"answer")
+
+        sub = await a.subscribe(got, cb=answer)
+        await a.flush()
+        try:
+            return (await b.request(sent, b"x", timeout=5)).data == b"answer"
+        except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+            return False
+        finally:
+            await sub.unsubscribe()
+    heard = await b.subscribe(">")
+    await b.flush()
+    await a.publish(sent, b"x")
+    await a.flush()
+    await b.publish("end")
+    subjects = []
+    while (subject := (await heard.next_msg(5)).subject) != "end":
+        subjects.append(subject)
+    await heard.unsubscribe()
+    return got in subjects
+
+
+@BOTH
+async def test_imports(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Every import of the table works or does not, as its claims say."""
+    a_token = tokens.account("A", exports=EXPORTS, signing_keys=[SIGNER.public])
+    config = write(tmp_path, directory(tmp_path, A=a_token, B=tokens.account("B")))
+    async with (process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin,
+                connected(server, tokens.user("a", "A"), "a") as a, connected(server, tokens.user("b", "B"), "b") as b):
+        for case, (row, sent, got, wanted) in IMPORTS.items():
+            said = await ask(admin, UPDATE, tokens.account("B", imports=[row]))
+            assert said["data"]["message"] == "jwt updated", case
+            assert await arrives(a, b, row["type"], sent, got) is wanted, case
+
+
+@BOTH
+async def test_permission_that_ends(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Imports end when the exporting account revokes the token, drops the key that signed it or the export, or the token
+    expires."""
+    imported = stream("private.>", **activated("private.>", signer=SIGNER, iat=1000))
+    before: dict[str, Any] = {"exports": EXPORTS, "signing_keys": [SIGNER.public]}
+    revoked = [{**row, "revocations": {B: 2000}} if row["subject"] == "private.>" else row for row in EXPORTS]
+    config = write(tmp_path, directory(tmp_path, A=tokens.account("A", **before), B=tokens.account("B", imports=[imported])))
+    async with (process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin,
+                connected(server, tokens.user("a", "A"), "a") as a, connected(server, tokens.user("b", "B"), "b") as b):
+        for change in ({**before, "exports": revoked}, {**before, "signing_keys": []}, {**before, "exports": []}):
+            assert await arrives(a, b, "stream", "private.x", "private.x")
+            await ask(admin, UPDATE, tokens.account("A", **change))
+            assert not await arrives(a, b, "stream", "private.x", "private.x")
+            await ask(admin, UPDATE, tokens.account("A", **before))
+        short = stream("private.>", **activated("private.>", exp=int(time.time()) + 2))
+        await ask(admin, UPDATE, tokens.account("B", imports=[short]))
+        assert await arrives(a, b, "stream", "private.x", "private.x")
+        async with asyncio.timeout(10):
+            while await arrives(a, b, "stream", "private.x", "private.x"):  # each turn waits for an answer of the server
+                pass
+
+
+@BOTH
+async def test_mappings(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Subjects are mapped as the claims say."""
+    token = tokens.account("A", mappings={"from.*": [{"subject": "to.{{wildcard(1)}}"}]})
+    async with (process("-c", write(tmp_path, tokens.configuration({"A": token})), monitor=False) as server,
+                connected(server, tokens.user()) as nc):
+        sub = await nc.subscribe("to.*")
+        await nc.publish("from.x", b"1")
+        assert (await sub.next_msg(5)).subject == "to.x"
+
+
+async def test_an_exporter_that_comes_later(tmp_path: Path) -> None:
+    """An account imports from one that has no token yet, and works when that has."""
+    config = write(tmp_path, directory(tmp_path, B=tokens.account("B", imports=[stream("open.>")])))
+    async with (BrokerProcess("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin,
+                connected(server, tokens.user("b", "B"), "b") as b):
+        await ask(admin, UPDATE, tokens.account("A", exports=EXPORTS))
+        async with connected(server, tokens.user("a", "A"), "a") as a:
+            assert await arrives(a, b, "stream", "open.x", "open.x")
+
+
+async def test_accounts_that_import_from_each_other(tmp_path: Path) -> None:
+    """Neither waits for the other."""
+    exports = [{"type": "stream", "subject": "a"}]
+    accounts = {"A": tokens.account("A", exports=exports, imports=[{"type": "stream", "account": B, "subject": "b"}]),
+                "B": tokens.account("B", exports=[{"type": "stream", "subject": "b"}], imports=[stream("a")])}
+    async with (BrokerProcess("-c", write(tmp_path, tokens.configuration(accounts)), monitor=False) as server,
+                connected(server, tokens.user("a", "A"), "a") as a, connected(server, tokens.user("b", "B"), "b") as b):
+        assert await arrives(a, b, "stream", "a", "a")
+        assert await arrives(b, a, "stream", "b", "b")
+
+
+@pytest.mark.parametrize("row", [
+    {"type": "stream", "account": A, "subject": "a.>.b"}, {"type": "service", "account": A, "subject": "a.>.b"},
+    {"type": "stream", "account": A, "subject": "open.*", "to": "x.*"}, {"type": "service", "account": "nonsense", "subject": "a"}])
+async def test_imports_that_make_no_sense(row: dict[str, Any], tmp_path: Path) -> None:
+    """They are left out; the account works."""
+    accounts = {"A": tokens.account("A", exports=[*EXPORTS, {"type": "stream", "subject": "a.>.b"}]),
+                "B": tokens.account("B", imports=[row, stream("open.>")])}
+    async with (BrokerProcess("-c", write(tmp_path, tokens.configuration(accounts)), monitor=False) as server,
+                connected(server, tokens.user("a", "A"), "a") as a, connected(server, tokens.user("b", "B"), "b") as b):
+        assert await arrives(a, b, "stream", "open.x", "open.x")

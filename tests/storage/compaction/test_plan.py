@@ -1,0 +1,99 @@
+"""Which objects are merged: how many stay, and how often a byte is written, for loads of many kinds. Pure; counted, not timed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import count, repeat
+
+import pytest
+
+from broker.storage.compaction.inventory import StoredObject
+from broker.storage.compaction.plan import groups
+from broker.storage.compaction.settings import CompactionSettings
+
+SETTINGS = CompactionSettings()
+
+
+class Shard:
+    """Objects in order of age, by the bytes of their small blocks."""
+
+    def __init__(self) -> None:
+        self.objects: list[StoredObject] = []
+        self.arrived = self.written = self.most = self.puts = 0
+        self._numbers = count(1)
+
+    def arrive(self, size: int) -> None:
+        self.objects.append(self._made(size))
+        self.arrived += size
+
+    def compact(self, quiet: bool) -> None:
+        """Until there is nothing to do; it must end."""
+        for _ in range(100):
+            found = groups(self.objects, SETTINGS, quiet)
+            if not found:
+                break
+            for group in found:
+                assert len(group) > 1
+                assert sum(one.live_bytes for one in group[2:]) <= SETTINGS.merge_bytes
+                at = self.objects.index(group[0])
+                for one in group:
+                    self.objects.remove(one)
+                made = self._made(sum(one.live_bytes for one in group))
+                self.objects.insert(at, made)
+                self.written += made.live_bytes
+                self.puts += 1
+        else:
+            pytest.fail("it does not end")
+        self.most = max(self.most, len([one for one in self.objects if one.live_bytes < SETTINGS.object_bytes]))
+
+    def _made(self, size: int) -> StoredObject:
+        made = StoredObject((1, 1, next(self._numbers), 0, 0))
+        made.live_bytes = size
+        return made
+
+
+def alternating() -> Iterator[int]:
+    """Large and small ones in turns, as by day and night."""
+    while True:
+        yield from repeat(500_000, 30)
+        yield from repeat(300, 30)
+
+
+def mixed() -> Iterator[int]:
+    rng = random.Random(7)
+    while True:
+        yield int(10 ** rng.uniform(2, 6.5))
+
+
+LOADS: dict[str, Callable[[], Iterator[int]]] = {
+    "tiny": lambda: repeat(170), "a thousand streams": lambda: repeat(170_000), "half a megabyte": lambda: repeat(500_000),
+    "alternating": alternating, "mixed": mixed}
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_busy_shard(load: str) -> None:
+    """Twenty thousand commits: at most 63 objects of each of four tiers, with what comes until the next look; each byte is written
+    at most three times after the log, and a put in sixty-three commits at most is added."""
+    shard = Shard()
+    for at, size in zip(range(20_000), LOADS[load](), strict=False):
+        shard.arrive(size)
+        if at % SETTINGS.segments == 0:
+            shard.compact(False)
+    assert shard.most <= 4 * 63
+    assert shard.written <= 3 * shard.arrived
+    assert shard.puts <= 20_000 / 63 or load not in ("tiny", "alternating")
+
+
+@pytest.mark.parametrize("burst", [1, 3, 10, 100])
+@pytest.mark.parametrize("load", ["tiny", "alternating", "mixed"])
+def test_a_shard_that_pauses(load: str, burst: int) -> None:
+    """Pauses after each few commits: at most seven objects of each of eight tiers, and each byte is written 16 times at most."""
+    shard = Shard()
+    for at, size in zip(range(6000), LOADS[load](), strict=False):
+        shard.arrive(size)
+        if at % burst == 0:
+            shard.compact(True)
+    shard.compact(True)
+    assert shard.most <= max(56, 2 * burst)
+    assert shard.written <= 16 * shard.arrived

@@ -1,0 +1,76 @@
+"""Tokens for tests: an operator, accounts and users, all made from names, in version 2 as ``nsc`` makes them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from broker.jwt.token import encode_token
+from broker.nkeys import ACCOUNT, OPERATOR, USER, KeyPair
+from tests.keys import key, signed
+
+__all__ = ["NO_LIMITS", "account", "activation", "configuration", "connect", "operator", "user"]
+
+NO_LIMITS: dict[str, Any] = {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": True, "conn": -1,
+                             "leaf": -1}
+
+
+def operator(name: str = "O", *, signer: KeyPair | None = None, **nats: Any) -> str:
+    pair = key(OPERATOR, name)
+    # Of the same second in each run: a reload takes another token for another operator.
+    return encode_token({"sub": pair.public, "name": name, "nats": {"type": "operator", **nats}}, signer or pair, 1_700_000_000)
+
+
+def account(name: str = "A", *, signer: KeyPair | None = None, limits: Mapping[str, Any] | None = None,
+            exp: int = 0, iat: int = 0, **nats: Any) -> str:
+    """An account's token; ``limits`` are added to none at all."""
+    claims = {"sub": key(ACCOUNT, name).public, "name": name,
+              "nats": {"type": "account", "limits": {**NO_LIMITS, **(limits or {})}, **nats}}
+    return encode_token(claims | ({"exp": exp} if exp else {}), signer or key(OPERATOR, "O"), iat or _now())
+
+
+def user(name: str = "u", of: str = "A", *, signer: KeyPair | None = None, scoped: bool = False, exp: int = 0, iat: int = 0,
+         nbf: int = 0, pair: KeyPair | None = None, **nats: Any) -> str:
+    """A user's token. ``signer``: a signing key of the account; ``scoped``: without limits of its own."""
+    limits = {} if scoped else {"subs": -1, "data": -1, "payload": -1}
+    if signer is not None:
+        nats = {"issuer_account": key(ACCOUNT, of).public, **nats}
+    claims = {"sub": (pair or key(USER, name)).public, "name": name, "nats": {"type": "user", **limits, **nats}}
+    times = {field: at for field, at in (("exp", exp), ("nbf", nbf)) if at}
+    return encode_token({**claims, **times}, signer or key(ACCOUNT, of), iat or _now())
+
+
+def activation(subject: str, kind: str, *, of: str, to: str, signer: KeyPair | None = None, exp: int = 0, iat: int = 0) -> str:
+    """Permission for account ``to`` to import from account ``of``."""
+    nats = {"type": "activation", "subject": subject, "kind": kind}
+    if signer is not None:
+        nats["issuer_account"] = key(ACCOUNT, of).public
+    claims = {"sub": key(ACCOUNT, to).public, "nats": nats}
+    return encode_token(claims | ({"exp": exp} if exp else {}), signer or key(ACCOUNT, of), iat or _now())
+
+
+def configuration(accounts: Mapping[str, str], *lines: str, operator_token: str = "", system: str = "SYS") -> str:
+    """A configuration file with these accounts' tokens, by name, and the system account."""
+    tokens = {"SYS": account("SYS"), **accounts}
+    preload = "\n".join(f"  {key(ACCOUNT, name).public}: {token}" for name, token in tokens.items())
+    named = f"system_account: {key(ACCOUNT, system).public}" if system else ""
+    return "\n".join([f"operator: {operator_token or operator()}", "resolver: MEMORY", named, *lines,
+                      f"resolver_preload {{\n{preload}\n}}", ""])
+
+
+def connect(info: bytes, token: str, name: str = "u", *, pair: KeyPair | None = None, **fields: Any) -> bytes:
+    """The CONNECT of a user with that token, who signs as the user ``name``."""
+    return signed(info, pair or key(USER, name), jwt=token, **fields)
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+def described(token: str) -> Any:
+    """A token's claims, to look at."""
+    from broker.nkeys import decode_base64url
+
+    return json.loads(decode_base64url(token.split(".")[1]))
