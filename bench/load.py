@@ -30,7 +30,7 @@ ACK_SUBJECT = re.compile(rb"\r\nMSG [^ ]+ \d+ (\$JS\.ACK\.[^ ]+) ")
 class Connection:
     """One NATS connection without a client's overhead; single-threaded, non-blocking once set up."""
 
-    def __init__(self, port: int, verbose: bool = False, tls: bool = False) -> None:
+    def __init__(self, port: int, verbose: bool = False, tls: bool = False, user: str = "") -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rest = b""
@@ -41,7 +41,7 @@ class Connection:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             self.sock = context.wrap_socket(self.sock)
         self.send(b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"lang":"bench","version":"1",'
-                  b'"protocol":1}\r\nPING\r\n')
+                  b'%b"protocol":1}\r\nPING\r\n' % (b'"user":"%b","pass":"p",' % user.encode() if user else b""))
         self.until(b"PONG\r\n")
 
     def send(self, data: bytes) -> None:

@@ -19,10 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from bench.core import run as core
 from bench.cost import run as cost
 from bench.servers import Minio, Server, jetblock, nats_server, with_tls
 from tests.real import parts
@@ -216,9 +217,16 @@ class Bench:
 
     def jetstream_cost(self) -> None:
         """What each JetStream operation costs: see ``bench.cost.run``, which has its own table."""
+        self.of_cases(cost.CASES, cost.measure)
+
+    def core_cost(self) -> None:
+        """What core NATS costs: see ``bench.core.run``."""
+        self.of_cases(core.CASES, core.measure)
+
+    def of_cases(self, cases: Iterable[str], measure: Callable[[str, float, int], list[dict[str, Any]]]) -> None:
         print(cost.HEAD)
-        for name in cost.CASES:
-            for row in cost.measure(name, self.scale, self.args.repeat):
+        for name in cases:
+            for row in measure(name, self.scale, self.args.repeat):
                 self.table.rows.append(row)
                 print(cost.line(row), flush=True)
 
@@ -284,7 +292,7 @@ class Bench:
     SPARK_MARKS: ClassVar = {"full scan to noop": ">= 0.5", "subject prefix, 0.1 %": ">= 1",
                              "count without payloads": ">= 2,000,000"}
     CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "work_queue", "core", "core_tls", "thousand_streams",
-             "memory_and_lag", "stalls", "restart", "jetstream_cost", "spark", "spark_small_blocks")
+             "memory_and_lag", "stalls", "restart", "jetstream_cost", "core_cost", "spark", "spark_small_blocks")
 
 
 def main() -> int:

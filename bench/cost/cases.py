@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from bench.cost.client import STREAM, Client, grouped, pub
 from bench.servers import Server
@@ -44,8 +45,9 @@ class Trial:
     figures: dict[str, Figure] = field(default_factory=dict)
     values: dict[str, tuple[float, str]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.client = Client(self.server.port)
+    @cached_property
+    def client(self) -> Client:
+        return Client(self.server.port)
 
     def n(self, count: int, least: int = 1000) -> int:
         return max(int(count * self.scale), min(least, count))

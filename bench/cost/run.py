@@ -13,12 +13,15 @@ import json
 import pathlib
 import sys
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bench.cost.cases import CASES, Figure, Trial
 from bench.servers import jetblock, nats_server
 
-__all__ = ["CASES", "HEAD", "line", "main", "measure"]
+__all__ = ["CASES", "HEAD", "line", "main", "measure", "rows", "table"]
+
+Measure = Callable[[str, float, int, bool], list[dict[str, Any]]]
 
 _COLUMNS = "{:<78} {:>12} {:>12} {:<6}{:>6} {:>10} {:>10}"
 HEAD = _COLUMNS.format("work", "jetblock", "nats-server", "", "ratio", "CPU µs", "nats CPU µs")
@@ -29,26 +32,37 @@ MARK = 0.5
 
 def measure(name: str, scale: float, repeat: int, ours_only: bool = False) -> list[dict[str, Any]]:
     """Run a case ``repeat`` times on each server, in turn. Returns: a row for each figure."""
-    best: dict[str, dict[str, Figure]] = {}
-    values: dict[str, dict[str, tuple[float, str]]] = {}
+    trials = []
     for _ in range(repeat):
         for begin in (jetblock,) if ours_only else (nats_server, jetblock):
             with begin() as server:
-                trial = Trial(server, scale)
-                CASES[name](trial)
-            for work, figure in trial.figures.items():
-                known = best.setdefault(work, {}).setdefault(server.name, figure)
-                known.seconds, known.cpu_s = min(known.seconds, figure.seconds), min(known.cpu_s, figure.cpu_s)
-            for work, value in trial.values.items():
-                known_value = values.setdefault(work, {}).setdefault(server.name, value)
-                values[work][server.name] = max(known_value, value)
-    rows = []
+                trials.append(Trial(server, scale))
+                CASES[name](trials[-1])
+    return rows(trials, max)
+
+
+def rows(trials: Iterable[Trial], better: Callable[..., tuple[float, str]]) -> list[dict[str, Any]]:
+    """A row for each figure: the best of all trials on each server.
+
+    Args: ``better`` chooses between two plain values.
+    """
+    best: dict[str, dict[str, Figure]] = {}
+    values: dict[str, dict[str, tuple[float, str]]] = {}
+    for trial in trials:
+        server = trial.server.name
+        for work, figure in trial.figures.items():
+            known = best.setdefault(work, {}).setdefault(server, figure)
+            known.seconds, known.cpu_s = min(known.seconds, figure.seconds), min(known.cpu_s, figure.cpu_s)
+        for work, value in trial.values.items():
+            known_value = values.setdefault(work, {}).setdefault(server, value)
+            values[work][server] = better(known_value, value)
+    found = []
     for work, by in best.items():
         of = {server: {"rate": f.operations / f.seconds, "cpu_us": 1e6 * f.cpu_s / f.operations} for server, f in by.items()}
-        rows.append({"work": work, "unit": next(iter(by.values())).unit, **of})
+        found.append({"work": work, "unit": next(iter(by.values())).unit, **of})
     for work, plain in values.items():
-        rows.append({"work": work, "unit": next(iter(plain.values()))[1], **{s: {"value": v} for s, (v, _) in plain.items()}})
-    return rows
+        found.append({"work": work, "unit": next(iter(plain.values()))[1], **{s: {"value": v} for s, (v, _) in plain.items()}})
+    return found
 
 
 def line(row: dict[str, Any]) -> str:
@@ -75,15 +89,20 @@ def _ratio(ours: dict[str, float], theirs: dict[str, float], key: str) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return table(__doc__ or "", CASES, measure, "cost", words)
+
+
+def table(about: str, cases: Iterable[str], measure: Measure, kind: str, words: list[str] | None = None) -> int:
+    """The command line: print the rows of the cases asked for, and write them to ``bench/results``."""
+    p = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--quick", action="store_true", help="a fifth of the messages")
-    p.add_argument("--only", nargs="*", default=[], help=f"cases whose name holds one of these words, of: {', '.join(CASES)}")
+    p.add_argument("--only", nargs="*", default=[], help=f"cases whose name holds one of these words, of: {', '.join(cases)}")
     p.add_argument("--repeat", type=int, default=2, help="runs on each server, of which the best counts")
     p.add_argument("--ours", action="store_true", help="jetblock alone")
     args = p.parse_args(words)
     print(HEAD)
-    rows, failed = [], 0
-    for name in CASES:
+    measured, failed = [], 0
+    for name in cases:
         if args.only and not any(word in name for word in args.only):
             continue
         try:
@@ -92,12 +111,12 @@ def main(words: list[str] | None = None) -> int:
             failed += 1
             print(f"{name} failed: {type(e).__name__}: {e}", flush=True)
             continue
-        rows += found
+        measured += found
         for row in found:
             print(line(row), flush=True)
     results = pathlib.Path(__file__).resolve().parent.parent / "results"
     results.mkdir(exist_ok=True)
-    (results / f"{time.strftime('%Y%m%d-%H%M%S')}-cost.json").write_text(json.dumps(rows, indent=1))
+    (results / f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}.json").write_text(json.dumps(measured, indent=1))
     return 1 if failed else 0
 
 

@@ -80,6 +80,9 @@ class ClientSettings:
         65_536, kinds.bound, "Client connections at once; 0 or -1: no bound.", "max_connections", "max_conn")
     max_subscriptions: int = _setting(
         0, kinds.bound, "Subscriptions of one connection; 0 or -1: no bound.", "max_subscriptions", "max_subs")
+    max_sub_tokens: int = _setting(
+        0, kinds.integer(0, 255), "Tokens of a subject that clients subscribe to; 0: no bound.",
+        "max_sub_tokens", "max_subscription_tokens")
     max_payload: int = _setting(
         MAX_PAYLOAD, kinds.size(1, 64 * MIB), "Bytes of one message, headers included.", "max_payload")
     max_pending: int = _setting(

@@ -31,9 +31,9 @@ _RELOADABLE = frozenset({
                setting.path not in ("websocket.port", "websocket.host")),
     "operator.pinned_accounts",
     "clients.allow_non_tls", "clients.proxy_protocol", "auth.timeout_ns", "auth.no_auth_user",
-    "clients.max_connections", "clients.max_subscriptions", "clients.max_payload", "clients.max_control_line",
-    "clients.ping_interval_ns", "clients.ping_max", "clients.write_deadline_ns", "clients.no_fast_producer_stall",
-    "clients.lame_duck_duration_ns", "clients.lame_duck_grace_period_ns",
+    "clients.max_connections", "clients.max_subscriptions", "clients.max_sub_tokens", "clients.max_payload",
+    "clients.max_control_line", "clients.ping_interval_ns", "clients.ping_max", "clients.write_deadline_ns",
+    "clients.no_fast_producer_stall", "clients.lame_duck_duration_ns", "clients.lame_duck_grace_period_ns",
     "logging.debug", "logging.trace", "logging.max_traced_msg_len", "logging.file", "logging.size_limit",
     "logging.max_num", "logging.format", "logging.times", "logging.utc", "process.pid_file"})
 

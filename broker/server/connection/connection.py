@@ -423,7 +423,7 @@ class Client(asyncio.Protocol):
             own.max_payload, account.max_payload, user.max_payload) if bound >= 0))
         most = min((bound for bound in (
             own.max_subscriptions or -1, account.max_subscriptions, user.max_subscriptions) if bound >= 0), default=-1)
-        self._subscribing.limit(most)
+        self._subscribing.limit(most, own.max_sub_tokens)
         if most == 0 and user.kind == "jwt":
             # A token that names no number allows none: as on nats-server, such a client cannot even stay.
             self.fail("maximum subscriptions exceeded", "Maximum Subscriptions Exceeded")

@@ -37,11 +37,12 @@ class Subscriber(Peer, Protocol):
 class Subscribing:
     """``subs`` by sid."""
 
-    __slots__ = ("_client", "_hiding", "_max", "_replies", "_rules", "subs")
+    __slots__ = ("_client", "_hiding", "_max", "_max_tokens", "_replies", "_rules", "subs")
 
     def __init__(self, client: Subscriber) -> None:
         self._client = client
         self._max = -1
+        self._max_tokens = 0
         self._rules: SubscribeRules | None = None
         self._replies: ReplyPermissions | None = None
         self._hiding = False
@@ -53,9 +54,13 @@ class Subscribing:
         self._replies = replies
         self._hiding = False
 
-    def limit(self, most: int) -> None:
-        """Set the maximum number of subscriptions; -1: no limit. A client with more is closed."""
+    def limit(self, most: int, tokens: int) -> None:
+        """Set the maximum number of subscriptions (-1: no limit) and of a subject's tokens (0: no limit).
+
+        A client with more subscriptions is closed; longer subjects it keeps.
+        """
         self._max = most
+        self._max_tokens = tokens
         if len(self.subs) > most >= 0:
             self._client.fail("maximum subscriptions exceeded", "Maximum Subscriptions Exceeded")
 
@@ -64,6 +69,9 @@ class Subscribing:
         rules = self._rules
         if op.queue == _SYSTEM_QUEUE or (rules is not None and not rules.permits(op.subject, op.queue)):
             self._refuse(op)
+            return False
+        if op.subject.count(b".") >= self._max_tokens > 0:
+            self._refuse_length(op)
             return False
         if len(self.subs) >= self._max >= 0:
             self._client.send_error("maximum subscriptions exceeded")
@@ -101,6 +109,12 @@ class Subscribing:
             f"Permissions Violation for Subscription to {subject}" + (queue and f" using queue {queue}"))
         log.error("%s - Subscription Violation - Subject %s, %sSID %s", self._client.label, subject,
                   queue and f"Queue: {queue}, ", op.sid.decode("utf-8", "backslashreplace"))
+
+    def _refuse_length(self, op: Sub) -> None:
+        subject = quoted(op.subject)
+        self._client.send_error(f"Permissions Violation for Subscription to {subject}, too many tokens")
+        log.error("%s - Subscription Violation Too Many Tokens - Subject %s, SID %s", self._client.label, subject,
+                  op.sid.decode("utf-8", "backslashreplace"))
 
     def _received(self, msgs: Sequence[Msg]) -> None:
         """The client was sent messages that it may reply to."""

@@ -166,6 +166,23 @@ class Route:
     def __init__(self, match: Match[Subscription], receivers: tuple[Subscription, ...], rng: random.Random,
                  inward: Inward) -> None:
         self.receivers = receivers
+        self.rng = rng
+        self.inward = inward
+        self.shadows: Sequence[Subscription] = ()
+        self.relays: Sequence[Relay] = ()
+        self.inside: Sequence[Subscription] = ()
+        self.handlers: Sequence[BatchHandler] = ()
+        self.groups: Sequence[list[Subscription]] = ()
+        self.shadowed = False
+        self.sole: BatchHandler | None = None
+        """The handler, if it is the only receiver: it takes every run as it is."""
+        if len(receivers) == len(match.plain) == 1 and receivers[0].peer is not None and receivers[0].original is None:
+            # The usual one: where subjects never repeat, one is made for each message.
+            self.clients = match.plain
+            self.limited = bool(receivers[0].max)
+            self._one_by_one = False
+            self._spreads = receivers[0].on_delivery is not None
+            return
         self.clients = [sub for sub in match.plain if sub.peer is not None and sub.original is None]
         self.shadows = [sub for sub in match.plain if sub.original is not None]
         self.shadowed = any(sub.original is not None for sub in receivers)
@@ -174,8 +191,6 @@ class Route:
         self.handlers = [sub.handler for sub in self.inside if sub.handler is not None]
         self.groups = list(match.groups.values())
         self.limited = any(sub.max for sub in receivers)
-        self.rng = rng
-        self.inward = inward
         # A connection with two matching sids gets its messages one by one. Members of one queue group never get the
         # same message.
         peers = [id(sub.peer) for sub in match.plain if sub.peer is not None]
@@ -185,7 +200,6 @@ class Route:
         self._spreads = (bool(self.groups or self.shadows or self.relays) or self._one_by_one
                          or any(sub.on_delivery is not None for sub in receivers))
         self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
-        """The handler, if it is the only receiver: it takes every run as it is."""
 
     def only_client(self) -> Subscription | None:
         """The subscription, if it is a client's, the only receiver, and without a limit."""
@@ -337,6 +351,10 @@ class Route:
             return [(group[0], list(range(room)))] if room else []
         chosen: dict[int, list[int]] = {}
         rooms = [_room(sub, count) for sub in group]
+        if min(rooms) == count:
+            for i, at in enumerate(self.rng.choices(range(size), k=count)):
+                chosen.setdefault(at, []).append(i)
+            return [(group[at], indexes) for at, indexes in chosen.items()]
         randrange = self.rng.randrange
         for i in range(count):
             first = randrange(size)

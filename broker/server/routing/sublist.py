@@ -41,20 +41,38 @@ class Match(Generic[S]):
 
 
 class _Node(Generic[S]):
-    """One token's node. Sets of subscriptions are dicts, for their order: the first to subscribe is served first."""
+    """One token's node. Sets of subscriptions are dicts, for their order: the first to subscribe is served first.
+
+    Most nodes of a large tree have one child or one subscription, so dicts are made when they are needed.
+    """
 
     __slots__ = ("children", "groups", "plain", "rest", "star")
 
     def __init__(self) -> None:
-        self.plain: dict[S, None] = {}
-        self.groups: dict[bytes, dict[S, None]] = {}
-        self.children: dict[bytes, _Node[S]] = {}
+        self.plain: dict[S, None] | None = None
+        self.groups: dict[bytes, dict[S, None]] | None = None
+        self.children: dict[bytes, _Node[S]] | None = None
         self.star: _Node[S] | None = None
         self.rest: _Node[S] | None = None
 
     @property
     def empty(self) -> bool:
         return not (self.plain or self.groups or self.children or self.star or self.rest)
+
+    def discard(self, sub: S) -> bool:
+        """Remove a subscription. Returns: whether it was there."""
+        groups = self.groups or {}
+        members = groups.get(sub.queue) if sub.queue else self.plain
+        if members is None or sub not in members:
+            return False
+        del members[sub]
+        if sub.queue and not members:
+            del groups[sub.queue]
+        return True
+
+    def following(self) -> list[_Node[S]]:
+        """The nodes of all next tokens."""
+        return [node for node in (*(self.children or {}).values(), self.star, self.rest) if node is not None]
 
 
 class Sublist(Generic[S]):
@@ -71,10 +89,10 @@ class Sublist(Generic[S]):
         nodes = [self._root]
         while nodes:
             node = nodes.pop()
-            yield from node.plain
-            for members in node.groups.values():
+            yield from node.plain or ()
+            for members in (node.groups or {}).values():
                 yield from members
-            nodes += [child for child in (*node.children.values(), node.star, node.rest) if child is not None]
+            nodes += node.following()
 
     def insert(self, sub: S) -> None:
         node = self._root
@@ -88,12 +106,19 @@ class Sublist(Generic[S]):
                 if following is None:
                     following = node.rest = _Node()
             else:
-                following = node.children.get(token)
+                children = node.children
+                if children is None:
+                    children = node.children = {}
+                following = children.get(token)
                 if following is None:
-                    following = node.children[token] = _Node()
+                    following = children[token] = _Node()
             node = following
         if sub.queue:
+            if node.groups is None:
+                node.groups = {}
             node.groups.setdefault(sub.queue, {})[sub] = None
+        elif node.plain is None:
+            node.plain = {sub: None}
         else:
             node.plain[sub] = None
         self.count += 1
@@ -105,16 +130,13 @@ class Sublist(Generic[S]):
         node = self._root
         for token in sub.subject.split(b"."):
             path.append((node, token))
-            following = (node.star if token == b"*" else node.rest if token == b">" else node.children.get(token))
+            following = (node.star if token == b"*" else node.rest if token == b">" else
+                         node.children.get(token) if node.children is not None else None)
             if following is None:
                 return False
             node = following
-        members = node.groups.get(sub.queue, {}) if sub.queue else node.plain
-        if sub not in members:
+        if not node.discard(sub):
             return False
-        del members[sub]
-        if sub.queue and not members:
-            del node.groups[sub.queue]
         self.count -= 1
         self.removes += 1
         for parent, token in reversed(path):
@@ -124,7 +146,7 @@ class Sublist(Generic[S]):
                 parent.star = None
             elif token == b">":
                 parent.rest = None
-            else:
+            elif parent.children is not None:
                 del parent.children[token]
             node = parent
         return True
@@ -136,7 +158,7 @@ class Sublist(Generic[S]):
         while nodes:
             node = nodes.pop()
             self._collect(node, found)
-            nodes += [one for one in (*node.children.values(), node.star, node.rest) if one is not None]
+            nodes += node.following()
         return [*found.plain, *(sub for group in found.groups.values() for sub in group)]
 
     def match(self, subject: bytes) -> Match[S]:
@@ -159,9 +181,10 @@ class Sublist(Generic[S]):
                     self._collect(node.rest, found)
                 if node.star is not None:
                     following.append(node.star)
-                child = node.children.get(token)
-                if child is not None:
-                    following.append(child)
+                if node.children is not None:
+                    child = node.children.get(token)
+                    if child is not None:
+                        following.append(child)
             if not following:
                 return following
             level = following
@@ -184,6 +207,8 @@ class Sublist(Generic[S]):
 
     @staticmethod
     def _collect(node: _Node[S], found: Match[S]) -> None:
-        found.plain.extend(node.plain)
-        for queue, members in node.groups.items():
-            found.groups.setdefault(queue, []).extend(members)
+        if node.plain is not None:
+            found.plain.extend(node.plain)
+        if node.groups is not None:
+            for queue, members in node.groups.items():
+                found.groups.setdefault(queue, []).extend(members)

@@ -21,9 +21,9 @@ from broker.server.auth.permissions import PublishRules, ReplyPermissions, Subsc
 from broker.server.server import Server
 from tests.harness import NatsServerProcess
 from tests.server.auth.access import configuration, connect
+from tests.server.dialogue import END, OLD, Step, play
 from tests.server.in_process import running
 from tests.server.raw_client import Wire
-from tests.server.test_differential import END, OLD, Step, play
 
 
 def permissions(*, pub: tuple[str, ...] | None = None, pub_deny: tuple[str, ...] = (), sub: tuple[str, ...] | None = None,
