@@ -285,10 +285,10 @@ def test_each_key_of_nats_server_is_dealt_with() -> None:
         made["fate"]("jetstream.nonsense")
 
 
-@pytest.mark.shows("core.mqtt", "core.write_timeout", "core.max_sub_tokens", "auth.ocsp", "auth.cert_store", "auth.proxies",
+@pytest.mark.shows("core.mqtt", "core.write_timeout", "auth.ocsp", "auth.cert_store", "auth.proxies",
                    "auth.encryption", "operation.queue_limits", "operation.profiling", "operation.syslog",
                    "cluster.routes", "cluster.gateways", "cluster.leaf_nodes")
-@pytest.mark.parametrize("key", ["mqtt", "write_timeout", "max_sub_tokens", "ocsp", "tls.cert_store", "proxies", "jetstream.key",
+@pytest.mark.parametrize("key", ["mqtt", "write_timeout", "ocsp", "tls.cert_store", "proxies", "jetstream.key",
                                  "jetstream.request_queue_limit", "prof_port", "syslog", "cluster", "gateway", "leafnodes"])
 def test_what_does_not_exist_here_is_refused_by_name(key: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "nats_server_keys.py"))

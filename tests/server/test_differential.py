@@ -47,35 +47,6 @@ async def test_guarded_dialogue(name: str) -> None:
         assert ours == await play(process.port, steps)
 
 
-SHOWS: dict[str, tuple[str, ...]] = {
-    "accounts.global": ("second info once",),
-    "core.info": ("second info once",),
-    "core.connect": ("connect *",),
-    "core.verbose": ("verbose answers each",),
-    "core.errors": ("unknown verb*", "err closes", "server verb", "what came before an error is served"),
-    "core.pub": ("pub *", "hpub *", "verbs in any case", "tabs and blanks", "LF alone", "payload *",
-                 "an operation in pieces"),
-    "core.sub": ("sub *", "unsub *"),
-    "core.wildcards": ("wildcard*", "full wildcard matching", "publish to a wildcard"),
-    "core.no_header_support": ("no headers",),
-    "core.max_connections": ("one connection",),
-    "core.max_subscriptions": ("two subscriptions",),
-    "core.ping": ("stale",),
-    "auth.none": ("connect defaults are verbose",),
-    "auth.password": ("user", "wrong password", "no password"),
-    "auth.token": ("token", "wrong token"),
-    "auth.timeout": ("authentication timeout",),
-    "auth.no_auth_user": ("no auth user",),
-    "core.no_echo": ("no echo*",),
-    "core.no_responders": ("no responders*",),
-    "core.pedantic": ("pedantic",),
-    "core.reserved_replies": ("reserved replies",),
-    "core.max_payload": ("pub too large", "small payloads"),
-    "core.max_control_line": ("control line *",),
-}
-"""What dialogues show, for docs/COMPATIBILITY.md: features, and names of dialogues (``*`` as in file names)."""
-
-
 @pytest.mark.parametrize("name", CONFIGURED)
 async def test_configured_dialogue(name: str, tmp_path: Path) -> None:
     """The same with limits and time-outs set."""

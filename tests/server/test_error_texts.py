@@ -30,6 +30,7 @@ async def transcripts(process: type[ServerProcess], group: Group, path: Path) ->
         return {text: await play(server.port, steps, reload) for text, steps in group.texts.items() if steps}
 
 
+@pytest.mark.shows("core.max_sub_tokens")
 @pytest.mark.parametrize("name", SHOWN)
 async def test_texts_of_errors(name: str, tmp_path: Path) -> None:
     """The same bytes, and all texts among them."""

@@ -150,8 +150,10 @@ CODES: dict[int, str] = {
     10210: "batches: fifty",
     10212: "schedules: begun and ended in a batch",
     10213: "refusals: origins that cannot be",
+    10214: "upstream: named consumers that do not fit",
     10215: "refusals: origins that cannot be",
     10216: "refusals: two sources of one consumer",
+    10217: "upstream: named consumers that do not fit",
     10218: "copying: flow control acks under a work queue's rules",
     10219: "refusals: consumers that cannot be",
     10220: "copying: flow control acks under a work queue's rules",
@@ -199,7 +201,6 @@ CODES_NEVER_GIVEN: dict[str, tuple[int, ...]] = {
         10042, 10104),
     "a race: the stream goes, or the same message id is on its way, while a request is served": (10096, 10158),
     "claims with limits for several replicas alone: the account has no JetStream here": (10120,),
-    "`source.consumer` and `mirror.consumer` do not exist here": (10214, 10217),
     "a consumer of a newer API level; here its stream is offline with it": (10195,),
 }
 """Codes by the reason why no scenario can have them."""

@@ -346,6 +346,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "copy.source_duplicates": ("sources and duplicates",),
     "copy.source_options": ("sources", "sources that cannot be"),
     "copy.source_updates": ("sources come and go",),
+    "copy.own_consumer": ("*named consumer*",),
     "copy.sources": ("sources", "one source", "sources with limits", "sources that cannot be"),
     "publish.transformed": ("transform",),
     "stream.republish": ("republish*",),
