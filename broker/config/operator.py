@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["ResolverSettings"]
+__all__ = ["ResolverSettings", "shown_url"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class ResolverSettings:
 
     kind: Literal["memory", "full", "cache", "url"]
     directory: str = ""
-    url: str = ""
+    url: str = field(default="", repr=False)
     allow_delete: bool = False
     hard_delete: bool = False
     limit: int = 0
@@ -25,3 +25,11 @@ class ResolverSettings:
 
     timeout_ns: int = 2_000_000_000
     """For one look-up."""
+
+
+def shown_url(url: str) -> str:
+    """``url`` without the password that it may have."""
+    from urllib.parse import urlsplit  # takes 10 ms to import, and is rarely needed
+
+    password = urlsplit(url).password
+    return url.replace(f":{password}@", ":xxxxx@") if password else url

@@ -11,7 +11,7 @@ from typing import Any
 from broker import __version__
 from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
 from broker.config.callout import CalloutSettings
-from broker.config.operator import ResolverSettings
+from broker.config.operator import ResolverSettings, shown_url
 from broker.config.settings import MASK, SETTINGS, Setting, Settings
 from broker.config.sharing import Export, Import
 from broker.gotime import format_duration
@@ -78,7 +78,7 @@ def _resolver(resolver: ResolverSettings) -> str | _Block:
     if resolver.kind == "memory":
         return "MEMORY"
     if resolver.kind == "url":
-        return f'URL("{resolver.url}")'
+        return f'URL("{shown_url(resolver.url)}")'
     shown: _Block = {"type": resolver.kind, "dir": _text(resolver.directory), "limit": str(resolver.limit),
                      "timeout": _text(format_duration(resolver.timeout_ns))}
     if resolver.kind == "cache":

@@ -65,6 +65,14 @@ def test_directories(text: str, wanted: ResolverSettings, tmp_path: Path) -> Non
     assert loaded(show(found), tmp_path).operator == found.operator
 
 
+def test_a_password_of_an_account_server_is_not_shown(tmp_path: Path) -> None:
+    """Neither printed nor in the settings' text."""
+    found = loaded(f"operator: {TOKEN}\nresolver: URL(https://u:hush-hush@x.example/accounts/)", tmp_path)
+    assert found.operator.resolver is not None
+    assert "hush-hush" in found.operator.resolver.url
+    assert "hush-hush" not in show(found) + repr(found)
+
+
 def test_services(tmp_path: Path) -> None:
     """An authorization service's settings, printed and read back."""
     text = (f"authorization {{ users: [ {{user: u, password: p}} ], auth_callout {{ {ISSUED}, account: B, xkey: {XKEY}, "

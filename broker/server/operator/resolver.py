@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from broker.config.operator import ResolverSettings
+from broker.config.operator import ResolverSettings, shown_url
 from broker.config.settings import OperatorSettings
 from broker.jwt.claims import account_claims
 from broker.jwt.token import TOKEN_CHARS_MAX, TokenError, decode_token
@@ -272,11 +272,9 @@ class UrlResolver:
         # In a thread, since name look-ups block; imported late, since few brokers have such a resolver.
         from http.client import HTTPException
         from urllib.error import HTTPError
-        from urllib.parse import urlsplit
         from urllib.request import urlopen
 
-        parts = urlsplit(url)
-        shown = url.replace(f":{parts.password}@", ":xxxxx@") if parts.password else url
+        shown = shown_url(url)
         try:
             with urlopen(url, timeout=self._seconds) as answer:
                 body: bytes = answer.read(TOKEN_CHARS_MAX + 1)
