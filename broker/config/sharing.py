@@ -184,6 +184,9 @@ def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
     here = local_subject(one)
     if one.kind == "service" and not (is_valid(one.subject.encode()) and is_valid(here.encode())):
         return error + "sublist: invalid subject"
+    if any(map(str.isspace, _without_functions(here))):
+        # On nats-server a stream's may; a line end would be read as the next operation by who receives it.
+        return error + "the local subject can not contain white space"
     if not _authorized(exporter, account.name, one):
         return f"{error}{one.kind} import not authorized"
     if one.prefix and not is_literal(one.prefix.encode()):

@@ -21,6 +21,7 @@ from broker.config.access import (
 )
 from broker.config.sharing import Destination, SubjectMapping
 from broker.jwt.claims import NO_LIMIT, AccountClaims, JetStreamLimits, PermissionClaims, UserPermissions
+from broker.protocol.subject import is_valid
 
 __all__ = ["account_settings", "may_come_from", "permissions_of", "seconds_left"]
 
@@ -36,7 +37,8 @@ def account_settings(claims: AccountClaims) -> AccountSettings:
     return AccountSettings(
         claims.subject, name_tag=claims.name, jetstream=_jetstream(claims),
         default_permissions=permissions_of(claims.default_permissions),
-        outer_trace=OuterTrace(claims.trace[0], claims.trace[1] or 100) if claims.trace is not None else None,
+        outer_trace=(OuterTrace(claims.trace[0], claims.trace[1] or 100)
+                     if claims.trace is not None and is_valid(claims.trace[0].encode()) else None),
         max_connections=_limit(limits.conn), max_subscriptions=_limit(limits.subs), max_payload=_limit(limits.payload),
         mappings=tuple(SubjectMapping(source, tuple(Destination(one.subject, one.weight or 100, one.cluster)
                                                     for one in destinations))

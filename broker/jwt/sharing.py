@@ -36,8 +36,8 @@ def _export(one: ExportClaim) -> Export:
     return Export(
         "service" if service else "stream", one.subject, () if one.token_req else None,
         _RESPONSES[one.response_type] if service else "singleton", one.response_threshold_ns,
-        Latency(one.latency[1], one.latency[0]) if one.latency is not None else None, one.account_token_position,
-        one.allow_trace)
+        Latency(one.latency[1], one.latency[0]) if one.latency is not None and is_valid(one.latency[1].encode()) else None,
+        one.account_token_position, one.allow_trace)
 
 
 def imports_of(claims: AccountClaims, exporters: Callable[[str], AccountClaims | None], signs: _Signs,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -176,10 +177,14 @@ def _response(claims: ResponseClaims) -> Iterator[str]:
 
 
 def _imports(claims: AccountClaims) -> Iterator[str]:
-    taken: dict[str, list[str]] = {}
+    imported: dict[str, list[str]] = {}
     for one in claims.imports:
         if one.kind == "service":
-            subject = one.to or _pattern(one.local_subject) or one.subject
+            imported.setdefault(one.account, []).append(_imported_as(one))
+    suspects = {account: frozenset(overlapping(subjects)) for account, subjects in imported.items()}
+    taken: dict[str, list[str]] = {}
+    for one in claims.imports:
+        if one.kind == "service" and (subject := _imported_as(one)) in suspects[one.account]:
             others = taken.setdefault(one.account, [])
             for other in others:
                 if contained(subject, other) or contained(other, subject):
@@ -189,6 +194,10 @@ def _imports(claims: AccountClaims) -> Iterator[str]:
             else:
                 others.append(subject)
         yield from _import(one, claims.subject)
+
+
+def _imported_as(one: ImportClaim) -> str:
+    return one.to or _pattern(one.local_subject) or one.subject
 
 
 def _import(one: ImportClaim, account: str) -> Iterator[str]:
@@ -251,6 +260,7 @@ def _exports(exports: tuple[ExportClaim, ...]) -> Iterator[str]:
         yield from _export(export)
     for kind in ("service", "stream"):
         subjects = [export.subject for export in exports if (export.kind == "service") == (kind == "service")]
+        subjects = overlapping(subjects)
         seen = set()
         for i, narrow in enumerate(subjects):
             for j, wide in enumerate(subjects):
@@ -385,6 +395,29 @@ def contained(subject: str, other: str) -> bool:
         if token not in (mine[at], "*"):
             return False
     return True
+
+
+def overlapping(subjects: Sequence[str]) -> list[str]:
+    """Those of ``subjects`` that cover another, or that another covers: to compare all pairs of 4000 takes half a minute."""
+    times = Counter(subjects)
+    # By token; the key "." is no token, and holds the subject that ends there.
+    root: dict[str, Any] = {}
+    for subject in times:
+        node = root
+        for token in subject.split("."):
+            node = node.setdefault(token, {})
+        node["."] = subject
+    found: set[str] = set()
+    for subject in times:
+        covering: set[str] = set()
+        nodes: list[dict[str, Any]] = [root]
+        for token in subject.split("."):
+            covering.update(node[">"]["."] for node in nodes if "." in node.get(">", ()))
+            nodes = [node[one] for node in nodes for one in {token, "*"} if one in node]
+        covering.update(node["."] for node in nodes if "." in node)
+        if len(covering) > 1 or times[subject] > 1:  # it covers itself
+            found |= covering
+    return [subject for subject in subjects if subject in found]
 
 
 def is_time_zone(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
 from typing import Any
 
@@ -25,7 +26,7 @@ def subsz(views: Views, options: SubszOptions) -> dict[str, Any]:
     page = {**views.head(), **sublist_stats(figures), "total": 0, "offset": offset, "limit": limit}
     if options.subscriptions:
         page["total"], subscriptions = views.subscriptions(options.account, options.test)
-        if listed := list(islice(subscriptions, offset, offset + limit)):
+        if listed := list(islice(subscriptions, offset, min(offset + limit, sys.maxsize))):
             page["subscriptions_list"] = listed
     return page
 

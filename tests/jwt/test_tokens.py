@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from broker.jwt import validation
 from broker.jwt.access import account_settings, may_come_from, permissions_of, seconds_left
 from broker.jwt.claims import (
     AccountClaims,
@@ -23,7 +24,15 @@ from broker.jwt.claims import (
 from broker.jwt.fields import Fields
 from broker.jwt.scope import TemplateError, filled_in
 from broker.jwt.token import TOKEN_CHARS_MAX, TokenError, decode_token, encode_token, undecorated
-from broker.jwt.validation import account_issues, activation_issues, operator_issues, response_issues, user_issues
+from broker.jwt.validation import (
+    account_issues,
+    activation_issues,
+    contained,
+    operator_issues,
+    overlapping,
+    response_issues,
+    user_issues,
+)
 from broker.nkeys import ACCOUNT, OPERATOR, encode_base64url
 from broker.server.auth.login import Refusal
 from tests import tokens
@@ -221,3 +230,27 @@ def test_a_decorated_file() -> None:
     text = tokens.operator()
     assert undecorated(f"-----BEGIN NATS OPERATOR JWT-----\n{text}\n------END NATS OPERATOR JWT------\n\n") == text
     assert undecorated(f"\n{text}\n") == text
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "*", ">", "a>", ""]), min_size=1, max_size=4).map(".".join), max_size=6))
+def test_overlapping_subjects(subjects: list[str]) -> None:
+    """The same as by comparing all pairs."""
+    assert overlapping(subjects) == [one for i, one in enumerate(subjects) if any(
+        i != j and (contained(one, other) or contained(other, one)) for j, other in enumerate(subjects))]
+
+
+def test_thousands_of_exports_and_imports_do_not_stop_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every pair of them is compared."""
+    compared = 0
+
+    def counted(subject: str, other: str) -> bool:
+        nonlocal compared
+        compared += 1
+        return contained(subject, other)
+
+    monkeypatch.setattr(validation, "contained", counted)
+    subjects = [f"of.{i}.*" for i in range(3000)]
+    claims = account_claims(tokens.account("A", exports=[{"type": "service", "subject": subject} for subject in subjects], imports=[
+        {"type": "service", "subject": subject, "account": key(ACCOUNT, "B").public} for subject in subjects]))
+    assert account_issues(claims, 0) == []
+    assert compared < 10 * len(subjects)

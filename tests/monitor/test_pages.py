@@ -65,6 +65,9 @@ def test_subsz_takes_one_page(server: Server) -> None:
     assert page["total"] == 9
     assert [found["subject"] for found in page["subscriptions_list"]] == ["s.7", "s.8"]
     assert server.page("SUBSZ")["num_subscriptions"] == 7
+    most = str((1 << 63) - 1)
+    assert len(server.page("SUBSZ", subs="1", offset="7", limit=most)["subscriptions_list"]) == 2
+    assert "subscriptions_list" not in server.page("SUBSZ", subs="1", offset=most)
 
 
 def test_without_jetstream(server: Server) -> None:

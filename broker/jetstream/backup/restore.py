@@ -43,6 +43,9 @@ _HELD_BYTES: Final = 4 << 20
 _WAITING_BYTES_MAX: Final = 128 << 20
 """Chunks that wait in all: more than one full read of a client that is held back."""
 
+_CHUNK_BYTES: Final = 200
+"""What a chunk takes beside its data and its reply subject."""
+
 _CONSUMERS_BYTES_MAX: Final = 256 << 20
 _NUMBER_BYTES: Final = 200
 """About what a pending message takes in memory."""
@@ -59,6 +62,11 @@ class Stalled(RestoreFailed):
 class _Chunk(NamedTuple):
     reply: bytes
     data: bytes
+
+    @property
+    def cost(self) -> int:
+        """About the bytes of memory that it takes: many small ones, or empty ones, are not free."""
+        return _CHUNK_BYTES + len(self.reply) + len(self.data)
 
 
 class Restore:
@@ -97,8 +105,8 @@ class Restore:
         for _, reply, hlen, body in ops[start:end]:
             if not reply:
                 self._refused = self._refused or f"{self._name} requires reply subject for each chunk"
-            self._chunks.append(_Chunk(reply, body[hlen:]))
-            self._bytes += len(body) - hlen
+            self._chunks.append(chunk := _Chunk(reply, body[hlen:]))
+            self._bytes += chunk.cost
         if self._bytes > _WAITING_BYTES_MAX:
             self._refused = self._refused or f"{self._name} got too much at once: wait for the answer to each chunk"
         if self._bytes > _HELD_BYTES and source is not None and id(source) not in self._held:
@@ -117,7 +125,7 @@ class Restore:
         if self._refused is not None:
             raise RestoreFailed(self._refused)
         chunk = self._chunks.popleft()
-        self._bytes -= len(chunk.data)
+        self._bytes -= chunk.cost
         self.reply = chunk.reply
         if self._bytes <= _HELD_BYTES // 2:
             self._release()

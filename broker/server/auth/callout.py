@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from broker.clock import Clock
-from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, Permissions
+from broker.config.access import DEFAULT_ACCOUNT, AccountSettings
 from broker.config.callout import CalloutSettings
 from broker.jwt.access import permissions_of, seconds_left
 from broker.jwt.authorization import SUBJECT, XKEY_HEADER, CalloutError, Expected, read_response, request_token
@@ -31,7 +31,7 @@ from broker.protocol import headers
 from broker.protocol.parser import Msg
 from broker.server.auth.login import Authenticator, Credentials, Decision, Login, Refusal, SlowCheck, Waiter
 from broker.server.auth.permissions import AccessRules
-from broker.server.auth.tokens import ClaimAccount, ClaimAccounts, expiry_of, login_of, types_of
+from broker.server.auth.tokens import ClaimAccount, ClaimAccounts, expiry_of, login_of, types_of, without_asking
 from broker.server.routing.router import Router
 
 __all__ = ["CalloutAuthenticator", "Callouts", "OperatorCalloutAuthenticator"]
@@ -172,7 +172,7 @@ class CalloutAuthenticator:
 
     def _own(self, base: Login | Refusal) -> Login | Refusal:
         """Users in the service's account may not ask it themselves."""
-        return _without_asking(base) if isinstance(base, Login) and base.account == self._settings.account else base
+        return without_asking(base) if isinstance(base, Login) and base.account == self._settings.account else base
 
     def _begin(self, base: Login | Refusal, credentials: Credentials, waiter: Waiter) -> Callable[[], None] | None:
         settings = self._settings
@@ -226,7 +226,7 @@ class OperatorCalloutAuthenticator:
         account = self._delegating(base)
         if account is None or not isinstance(base, Login):
             return base
-        return _without_asking(base) if base.user in account.claims.authorization.auth_users else None
+        return without_asking(base) if base.user in account.claims.authorization.auth_users else None
 
     def _delegating(self, base: Login | Refusal) -> ClaimAccount | None:
         """The account, if it has the service decide. Whoever cannot log in there is refused without asking."""
@@ -266,7 +266,7 @@ class OperatorCalloutAuthenticator:
             bound = _bound(found, found.claims or user, name, self._callouts.clock)
         except CalloutError as error:
             return Refusal(str(error))
-        return _without_asking(bound) if bound.account == name else bound
+        return without_asking(bound) if bound.account == name else bound
 
 
 @dataclass(slots=True)
@@ -375,13 +375,6 @@ def _bound(login: Login, user: UserClaims, service: str, clock: Clock) -> Login:
     return replace(login, user=user.name or user.subject, kind="user" if user.name else "nkey", tags=(), name_tag="",
                    expires_at_ns=expiry_of(user, left, clock.now_ns()), connection_types=types, token=user,
                    max_subscriptions=-1, max_payload=-1)
-
-
-def _without_asking(login: Login) -> Login:
-    """``login`` without permission to publish requests to the service."""
-    permissions = login.rules.permissions if login.rules is not None else Permissions()
-    publish = replace(permissions.publish, deny=(*permissions.publish.deny, SUBJECT))
-    return replace(login, rules=AccessRules(replace(permissions, publish=publish)))
 
 
 def _user_id(base: Login | Refusal, credentials: Credentials) -> str:

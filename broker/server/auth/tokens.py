@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from broker.clock import Clock
 from broker.config.access import CONNECTION_TYPES, Permissions
 from broker.jwt.access import may_come_from, permissions_of, seconds_left
+from broker.jwt.authorization import SUBJECT
 from broker.jwt.claims import AccountClaims, UserClaims, UserPermissions, user_claims
 from broker.jwt.scope import TemplateError, filled_in
 from broker.jwt.token import TokenError
@@ -28,7 +29,8 @@ from broker.server.auth.login import Credentials, Decision, Login, Refusal, Slow
 from broker.server.auth.nkeys import signature_problem
 from broker.server.auth.permissions import AccessRules
 
-__all__ = ["ClaimAccount", "ClaimAccounts", "JwtAuthenticator", "decided_again", "expiry_of", "login_of", "types_of"]
+__all__ = ["ClaimAccount", "ClaimAccounts", "JwtAuthenticator", "decided_again", "expiry_of", "login_of", "types_of",
+           "without_asking"]
 
 log = logging.getLogger(__name__)
 
@@ -152,10 +154,19 @@ def decided_again(login: Login, account: ClaimAccount) -> Login | Refusal:
     found = login_of(account, claims)
     if isinstance(found, Refusal):
         return found
+    if account.claims.authorization.enabled:
+        found = without_asking(found)
     if login.kind != "jwt":
         # An authorization service's user: its token says no more than what it may do.
         return replace(login, rules=found.rules)
     return replace(found, expires_at_ns=login.expires_at_ns)
+
+
+def without_asking(login: Login) -> Login:
+    """``login`` without permission to publish requests to the authorization service in its account."""
+    permissions = login.rules.permissions if login.rules is not None else Permissions()
+    publish = replace(permissions.publish, deny=(*permissions.publish.deny, SUBJECT))
+    return replace(login, rules=AccessRules(replace(permissions, publish=publish)))
 
 
 def login_of(account: ClaimAccount, token: UserClaims) -> Login | Refusal:

@@ -15,6 +15,7 @@ server/dirstore.go.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import os
 import tempfile
@@ -272,11 +273,18 @@ class UrlResolver:
         # In a thread, since name look-ups block; imported late, since few brokers have such a resolver.
         from http.client import HTTPException
         from urllib.error import HTTPError
-        from urllib.request import urlopen
+        from urllib.parse import unquote, urlsplit, urlunsplit
+        from urllib.request import Request, urlopen
 
-        shown = shown_url(url)
+        shown, parts = shown_url(url), urlsplit(url)
+        # urllib takes what stands before the host for a part of it, and shows it in errors.
+        user, _, host = parts.netloc.rpartition("@")
         try:
-            with urlopen(url, timeout=self._seconds) as answer:
+            request = Request(urlunsplit(parts._replace(netloc=host)))
+            if user:
+                request.add_unredirected_header(
+                    "Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
+            with urlopen(request, timeout=self._seconds) as answer:
                 body: bytes = answer.read(TOKEN_CHARS_MAX + 1)
         except HTTPError as error:
             raise ResolverError(f'could not fetch <"{shown}">: {error.code} {error.reason}') from None

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.config.sharing import Export, Import, SubjectMapping, export_of, import_problem
+from broker.config.sharing import Export, Import, SubjectMapping, export_of, import_problem, mapping_problem
 from broker.protocol.subject_transform import TransformError
 from broker.server.routing.router import Router
 from broker.server.sharing.lost_interest import LostInterest
@@ -129,10 +129,16 @@ class Exchange:
             isinstance(one, ServiceImport) and one.covers(subject) for one in member.imports.values())
 
     def _mappings(self, settings: Sharer) -> Mappings | None:
-        if not settings.mappings:
+        usable = []
+        for one in settings.mappings:
+            if why := mapping_problem(one):
+                _log.error("Account %s: the mapping of %r does not apply: %s", settings.name, one.source, why)
+            else:
+                usable.append(one)
+        if not usable:
             return None
         try:
-            return Mappings(settings.mappings, self._rng)
+            return Mappings(usable, self._rng)
         except TransformError as error:
             _log.error("Account %s: its mappings do not apply: %s", settings.name, error)
             return None

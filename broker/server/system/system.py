@@ -150,7 +150,7 @@ class System:
     def _named(self, request: Request, unknown: str) -> Client:
         """The client that a request names. Raises: RequestError."""
         cid = request.members().get("cid", 0)
-        client = self._host.clients.get(cid) if isinstance(cid, int) else None
+        client = self._host.clients.get(cid) if type(cid) is int else None  # True is no 1
         if client is None:
             raise RequestError(unknown)
         return client

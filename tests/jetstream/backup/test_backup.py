@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -407,6 +408,19 @@ async def test_a_client_that_does_not_wait_is_held_back(broker: Inside, monkeypa
     for _ in pieces:
         assert not (await answers.next_msg(10)).data
     assert json.loads((await answers.next_msg(10)).data)["state"]["messages"] == 1999
+
+
+async def test_a_client_that_sends_nothing_over_and_over_is_held_back() -> None:
+    """Empty chunks take memory, too."""
+    class Source:
+        held = 0
+
+        def hold(self) -> None:
+            self.held += 1
+
+    begun, source = restore.Restore(SimpleNamespace(name="A"), SimpleNamespace(name="S")), Source()  # type: ignore[arg-type]
+    begun.on_chunks([(b"to", b"reply", 0, b"")] * 50_000, 0, 50_000, source, 0)  # type: ignore[arg-type]
+    assert source.held == 1
 
 
 async def test_chunks_after_the_end_hold_nobody_back(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from broker.nkeys import ACCOUNT, CURVE, SERVER, USER, CurveKeyPair, KeyPair, is
 from tests import tokens
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.keys import key, secret
-from tests.server.operator.clients import connected, write
+from tests.server.operator.clients import ask, connected, directory, write
 from tests.server.raw_client import Wire
 
 pytestmark = pytest.mark.shows("auth.callout")
@@ -285,6 +285,27 @@ async def test_an_account_that_delegates(process: type[ServerProcess], tmp_path:
                 free.send(tokens.connect(free.info, tokens.user("f", "FREE"), "f") + b"PING\r\n")
                 assert await free.until(b"\r\n") == OK
                 assert len(requests) == 1
+
+
+@BOTH
+async def test_an_update_lets_nobody_ask_the_service(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Users of the service's account may not publish requests of their own, also after its claims have changed."""
+    account = key(ACCOUNT, "AUTH")
+    rows = {"authorization": {"auth_users": [key(USER, "auth").public]}}
+    text = directory(tmp_path, "authorization { timeout: 1 }", AUTH=tokens.account("AUTH", **rows))
+
+    def answer(request: Request) -> str:
+        return response(request, user(request, "", signer=account), signer=account)
+
+    async with (process("-c", write(tmp_path, text), monitor=False) as server,
+                connected(server, tokens.user("auth", "AUTH"), "auth") as auth,
+                connected(server, tokens.user("admin", "SYS"), "admin") as admin,
+                service(auth, answer, []), connected(server, tokens.user("x", "AUTH"), "x") as bound):
+        update = tokens.account("AUTH", tags=["changed"], **rows)
+        assert (await ask(admin, f"$SYS.REQ.ACCOUNT.{account.public}.CLAIMS.UPDATE", update))["data"]["code"] == 200
+        for client in (auth, bound):
+            permissions = (await ask(client, "$SYS.REQ.USER.INFO"))["data"].get("permissions", {})
+            assert permissions.get("publish") == {"deny": ["$SYS.REQ.USER.AUTH"]}
 
 
 def test_seals_of_others() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -31,8 +33,10 @@ class Accounts(BaseHTTPRequestHandler):
     """An account server."""
 
     gate = threading.Event()
+    credentials: ClassVar[list[str | None]] = []
 
     def do_GET(self) -> None:
+        self.credentials.append(self.headers["Authorization"])
         name = self.path.removeprefix("/jwt/v1/accounts/")
         if name == NAMES[2]:
             self.gate.wait(20)
@@ -47,6 +51,7 @@ class Accounts(BaseHTTPRequestHandler):
 @pytest.fixture
 def account_server() -> Iterator[str]:
     Accounts.gate.clear()
+    Accounts.credentials.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), Accounts) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/jwt/v1/accounts/"
@@ -68,12 +73,24 @@ async def test_an_account_server(process: type[ServerProcess], account_server: s
         assert b"-ERR" in await slow.end()
 
 
+@BOTH
+async def test_an_account_server_with_a_password(process: type[ServerProcess], account_server: str, tmp_path: Path) -> None:
+    """The user and password of its URL are sent to it."""
+    url = account_server.replace("//", "//user:p%40ss@")
+    text = f"operator: {tokens.operator()}\nsystem_account: {key(ACCOUNT, 'SYS').public}\nresolver: URL({url})"
+    async with (process("-c", write(tmp_path, text), monitor=False) as server, connected(server, tokens.user()) as nc):
+        await nc.flush()
+    assert set(Accounts.credentials) == {"Basic " + base64.b64encode(b"user:p@ss").decode()}
+
+
 async def test_an_account_server_that_hides_its_password() -> None:
     """Errors show no password of a URL; what is no account's key is not asked for."""
     resolver = UrlResolver("http://user:hush-hush@127.0.0.1:1/accounts", 1_000_000_000)
-    with pytest.raises(ResolverError) as caught:
-        await resolver.fetch(NAMES[0])
-    assert "hush-hush" not in str(caught.value)
+    for url in ("http://user:hush-hush@127.0.0.1:1/accounts", "http://user:hush-hush@localhost/accounts",
+                "nothing://user:hush-hush@localhost:x/"):
+        with pytest.raises(ResolverError) as caught:
+            await UrlResolver(url, 1_000_000_000).fetch(NAMES[0])
+        assert "hush-hush" not in str(caught.value)
     with pytest.raises(ResolverError, match="valid account keys"):
         await resolver.fetch("../x")
     with pytest.raises(ResolverError, match="only available for writeable"):

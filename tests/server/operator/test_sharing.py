@@ -144,6 +144,31 @@ async def test_mappings(process: type[ServerProcess], tmp_path: Path) -> None:
         assert (await sub.next_msg(5)).subject == "to.x"
 
 
+BAD = "x\r\ny"
+
+
+@pytest.mark.parametrize(("of_a", "of_b", "sent"), [
+    ({}, {"mappings": {"plain": [{"subject": BAD}]}}, "plain"),
+    ({"exports": [{"type": "stream", "subject": "lit"}]}, {"imports": [stream("lit", to=BAD)]}, "lit"),
+    ({"exports": [{"type": "stream", "subject": "lit"}]}, {"imports": [stream("lit", local_subject=BAD)]}, "lit"),
+    ({"exports": [{"type": "service", "subject": "lit", "service_latency": {"sampling": 100, "results": BAD}}]},
+     {"imports": [service("lit")]}, "lit"),
+], ids=["mapping", "prefix", "local subject", "latency"])
+async def test_subjects_with_line_ends(of_a: dict[str, Any], of_b: dict[str, Any], sent: str, tmp_path: Path) -> None:
+    """Nobody is sent a subject that ends a line: what follows it would be read as an operation of the server."""
+    accounts = {"A": tokens.account("A", **of_a), "B": tokens.account("B", **of_b)}
+    async with (BrokerProcess("-c", write(tmp_path, tokens.configuration(accounts)), monitor=False) as server,
+                Wire(server.port) as a, Wire(server.port) as b):
+        a.send(tokens.connect(a.info, tokens.user("a", "A"), "a") + b"SUB > 1\r\n")
+        b.send(tokens.connect(b.info, tokens.user("b", "B"), "b") + b"SUB > 1\r\n")
+        await a.settled()
+        await b.settled()
+        for wire in (a, b):
+            wire.send(b"PUB %b 1\r\nx\r\nPUB end 1\r\nx\r\n" % sent.encode())
+            assert b"x\r\ny" not in await wire.until(b"MSG end")
+        assert b"x\r\ny" not in await a.settled() + await b.settled()
+
+
 async def test_an_exporter_that_comes_later(tmp_path: Path) -> None:
     """An account imports from one that has no token yet, and works when that has."""
     config = write(tmp_path, directory(tmp_path, B=tokens.account("B", imports=[stream("open.>")])))

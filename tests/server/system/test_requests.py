@@ -69,7 +69,7 @@ async def test_kick(server: Server, system: Listener) -> None:
         assert answer.keys() == {"server"}
         await wire.end()
         assert server.connections(closed=True)[-1]["reason"] == "Kicked"
-    for wrong in ({"cid": cid}, {"cid": "1"}, {"cid": [1]}, {"cid": 1.5}, {}):
+    for wrong in ({"cid": cid}, {"cid": "1"}, {"cid": [1]}, {"cid": 1.5}, {"cid": True}, {}):
         assert (await system.ask(subject, wrong))["error"] == {
             "code": 500, "description": "no such client or leafnode id"}
     assert json.loads((await system.ask_raw(subject, b"{x")).data)["error"]["code"] == 400
