@@ -43,7 +43,7 @@ from broker.storage.paths import ShardPaths, StreamPaths, block_key
 from broker.storage.put import Backoff, describe, put_ours
 from broker.storage.state.dead import DeadSet
 from broker.storage.state.stream import StreamState
-from broker.storage.state.table import BlockEntry
+from broker.storage.state.table import BlockEntry, RunKey, run_keys
 
 __all__ = ["Compactor"]
 
@@ -102,6 +102,8 @@ class Compactor(LogListener):
         self._weight = 0
         self._damaged: set[tuple[int, int]] = set()
         """Blocks that cannot be read, by stream and first sequence: left where they are."""
+        self._dead_kept: dict[tuple[int, int], int] = {}
+        """Blocks that were rewritten and are as dead as before, by stream and first sequence: until when they are left."""
         self._task: asyncio.Task[None] | None = None
 
     def figures(self) -> dict[str, int]:
@@ -180,7 +182,8 @@ class Compactor(LogListener):
     async def _round(self, quiet: bool) -> bool:
         """Carry out what there is to merge now; returns whether there may be more."""
         began_ns = self._clock.monotonic_ns()
-        found = groups(await take_inventory(self._log.state, self.settings, self._damaged), self.settings, quiet)
+        leave = self._damaged | self._still_kept()
+        found = groups(await take_inventory(self._log.state, self.settings, leave), self.settings, quiet)
         await self._pause(self._clock.monotonic_ns() - began_ns, 0)
         merged = False
         for group in found:
@@ -226,14 +229,15 @@ class Compactor(LogListener):
             await self._turn(len(one.entries))
         if sum(len(one.entries) for one in found) < 2 and not any(stored.large_dead_bytes for stored in group):
             return False
+        readable = len(self._damaged)
         pieces = await self._read(found)
         if not pieces:
-            return False
+            return len(self._damaged) > readable
         adopted = False
         for stream_id, some in self._runs(pieces):
             adopted = await self._write(position, stream_id, some) or adopted
         self.merges += 1
-        return adopted
+        return adopted or len(self._damaged) > readable
 
     def _runs(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, list[Piece]]]:
         """The pieces of each run, and the stream that it belongs to alone: those that have enough for one; 0: the rest."""
@@ -298,14 +302,13 @@ class Compactor(LogListener):
                 yield _Found(stream, near)
 
     async def _read(self, found: Sequence[_Found]) -> list[Piece]:
-        """The pieces with their bytes; one whose object has gone is left out."""
+        """The pieces with their bytes; one with a block whose object has gone is left out, and the block from now on."""
         now_ns = self._clock.now_ns()
         wanted: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         pieces: list[tuple[_Found, bool, list[tuple[BlockRef, DeadSet | None, str]]]] = []
         for one in found:
             stream = one.stream
-            window_ns = stream.config.get("duplicate_window", _DUPLICATE_WINDOW_NS)
-            since_ns = now_ns - (window_ns if isinstance(window_ns, int) else _DUPLICATE_WINDOW_NS) - _DEDUPE_MARGIN_NS
+            since_ns = now_ns - _window_ns(stream)
             last = one.entries[-1].ref
             inputs = []
             for entry in one.entries:
@@ -332,12 +335,23 @@ class Compactor(LogListener):
         out: list[Piece] = []
         for one, keep_ids, inputs in pieces:
             await self._turn(2 * len(inputs))
-            if all(len(stored[key]) == len(together[key]) for _, _, key in inputs):
+            missing = [(ref, key) for ref, _, key in inputs if len(stored[key]) != len(together[key])]
+            self._leave_missing(one.stream, missing)
+            if not missing:
                 out.append(Piece(one.stream.stream_id, keep_ids, [
                     Input(ref, dead, _slice(stored[key], ref.core_offset, ref.core_bytes),
                           _slice(stored[key], ref.index_offset, ref.index_bytes),
                           _slice(stored[key], ref.frames_offset, ref.frames_bytes), key) for ref, dead, key in inputs]))
         return out
+
+    def _leave_missing(self, stream: StreamState, missing: Sequence[tuple[BlockRef, str]]) -> None:
+        """Leave these blocks where they are: with them, a merge of the same objects would be tried again and again."""
+        for ref, key in missing:
+            self._damaged.add((stream.stream_id, ref.first_seq))
+            entry = stream.blocks.find(ref.first_seq)
+            if entry is not None and entry.ref == ref:  # otherwise it was removed while the others were read
+                _log.warning("compaction passes over messages %d to %d of stream %s: %s is missing", ref.first_seq, ref.last_seq,
+                             stream.name, key)
 
     async def _get(self, key: str, start: int, end: int) -> bytes | None:
         try:
@@ -402,10 +416,37 @@ class Compactor(LogListener):
                     self._log.urgent()  # otherwise it rides along, or goes within a second
                 await self._log.persisted()
                 await self._tell(recorded)
-        self._swapping -= 1
-        if not adopted:
+        state, runs = self._log.state, set(_runs_of(run))
+        if runs.isdisjoint(state.runs) and runs.isdisjoint(state.freed_runs):
+            # Nobody counts it: when a record was applied, all that it replaces had been removed, or its stream deleted.
             self._sweeper.abandon_run(key)
+        self._swapping -= 1
+        self._note_dead(run)
         return adopted > 0
+
+    def _note_dead(self, run: Run) -> None:
+        """Which blocks of ``run`` are to be left for a while: of those within the duplicate window the dead messages stay for
+        their ids, and a large one would be rewritten again at once."""
+        for adopted in run.blocks:
+            ref = BlockRef.of(tuple(adopted.ref))
+            stream = self._log.state.streams.get(ref.stream_id)
+            entry = stream.blocks.find(ref.first_seq) if stream is not None else None
+            if stream is None or entry is None or ref.bytes - entry.dead_bytes < self.settings.large_bytes:
+                continue
+            if entry.dead_bytes >= self.settings.dead_share * ref.bytes:
+                self._dead_kept[ref.stream_id, ref.first_seq] = self._clock.now_ns() + _window_ns(stream)
+
+    def _still_kept(self) -> set[tuple[int, int]]:
+        """Those of ``_dead_kept`` of which no more could be left out now."""
+        now_ns, streams = self._clock.now_ns(), self._log.state.streams
+        kept: dict[tuple[int, int], int] = {}
+        for (stream_id, first_seq), until_ns in self._dead_kept.items():
+            stream = streams.get(stream_id)
+            entry = stream.blocks.find(first_seq) if stream is not None else None
+            if stream is not None and entry is not None and (now_ns < until_ns or entry.last_seq >= stream.last_seq):
+                kept[stream_id, first_seq] = until_ns
+        self._dead_kept = kept
+        return set(kept)
 
     def _fits(self, adopted: Adopted) -> bool:
         """Whether something of what the block was made of is still there, and nothing else."""
@@ -426,6 +467,17 @@ class Compactor(LogListener):
         while adopted := self._log.tell_adopted(adopted):
             await asyncio.sleep(delay)
             delay = min(2 * delay, _TELL_SECONDS_MAX)
+
+
+def _runs_of(run: Run) -> Iterator[RunKey]:
+    for adopted in run.blocks:
+        yield from run_keys(BlockRef.of(tuple(adopted.ref)).stream_id, [tuple(adopted.ref)])
+
+
+def _window_ns(stream: StreamState) -> int:
+    """For how long the ids of a message may be asked for."""
+    window_ns = stream.config.get("duplicate_window", _DUPLICATE_WINDOW_NS)
+    return (window_ns if isinstance(window_ns, int) else _DUPLICATE_WINDOW_NS) + _DEDUPE_MARGIN_NS
 
 
 def _records(run: Run) -> Iterator[tuple[list[Adopted], bool]]:

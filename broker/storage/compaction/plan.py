@@ -58,10 +58,11 @@ def _tiers(small: Sequence[StoredObject], base: int) -> list[list[StoredObject]]
 
 
 def _first(members: Sequence[StoredObject], most: int) -> list[StoredObject]:
-    """As many from the beginning as have ``most`` bytes together, and no more blocks than one merge takes; at least two."""
+    """As many from the beginning as have ``most`` bytes together, of which the dead are read, too, and no more blocks than one
+    merge takes; at least two."""
     size = blocks = 0
     for at, one in enumerate(members):
-        size += one.live_bytes
+        size += one.live_bytes + one.dead_bytes
         blocks += len(one.blocks)
         if at >= 2 and (size > most or blocks > _BLOCKS_MAX):
             return list(members[:at])

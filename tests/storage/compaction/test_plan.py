@@ -97,3 +97,17 @@ def test_a_shard_that_pauses(load: str, burst: int) -> None:
     shard.compact(True)
     assert shard.most <= max(56, 2 * burst)
     assert shard.written <= 16 * shard.arrived
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_is_dead_counts_for_memory(quiet: bool) -> None:
+    """Segments of 8 MB of which little lives are read as they are: only a few at a time."""
+    objects: list[StoredObject] = []
+    for number in range(64):
+        one = StoredObject((0, 1, number, 0, 0))
+        one.live_bytes, one.dead_bytes, one.last_time_ns = 1000, 8_000_000, number
+        objects.append(one)
+    settings = CompactionSettings()
+    found = groups(objects, settings, quiet)
+    assert found
+    assert all(sum(one.live_bytes + one.dead_bytes for one in group) <= settings.merge_bytes for group in found)

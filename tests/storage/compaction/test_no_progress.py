@@ -1,0 +1,117 @@
+"""Merges that come to nothing: they end, and leave nothing in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.records.message_ids import MessageIds
+from broker.storage.objectstore.memory import MemoryStore
+from tests.storage.compaction.test_compactor import (
+    MINUTE,
+    a_broker,
+    compactor_of,
+    one_by_one,
+    read_all,
+    same_everywhere,
+    small_blocks,
+)
+from tests.storage.rig import PATHS, Stream, in_virtual_time
+
+COUNT = 4000
+
+
+def test_a_large_block_whose_dead_stay_for_their_ids_is_rewritten_once() -> None:
+    """Within the duplicate window, the messages that were removed stay in the block: it is as dead as before, and left until
+    something else would come of it. Then they leave."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await a_broker(shared, clock, segments=1000)
+        stream = Stream(rig.log)
+        stream.create()
+        stream.publish(COUNT, random.Random(1).randbytes(1000), urgent=False)
+        rig.log.block(stream).add(MessageIds(list(range(COUNT)), [b"id%d" % at for at in range(COUNT)]))
+        rig.log.urgent()
+        await rig.log.persisted()
+        for seq in range(2, COUNT - 10, 20):
+            rig.log.block(stream).remove(seq, seq + 11, 12, 12 * 1033)
+            stream.msgs -= 12
+        rig.log.urgent()
+        await rig.log.persisted()
+        before = await read_all(shared)
+        compactor = compactor_of(rig)
+        async with asyncio.timeout(60 * MINUTE):
+            await compactor.work(quiet=True)
+        assert compactor.merges == 1
+        await asyncio.sleep(10 * MINUTE)
+        await compactor.work(quiet=True)
+        assert compactor.merges == 1, "it still is the stream's last block"
+        await one_by_one(rig, stream, 1)
+        await compactor.work(quiet=True)
+        assert compactor.merges == 2
+        entry = rig.log.state.streams[7].blocks.find(1)
+        assert entry is not None
+        assert entry.ref.count == len(before)
+        assert await read_all(shared) == {**before, COUNT + 1: b"%d" % (COUNT + 1)}
+        await same_everywhere(shared, rig)
+    in_virtual_time(main)
+
+
+def test_blocks_whose_objects_are_missing_do_not_keep_merges_going(caplog: pytest.LogCaptureFixture) -> None:
+    """The others of their group are merged once, and the missing ones named."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig, _ = await small_blocks(shared, clock, 5)
+        other = Stream(rig.log, 9, "t")
+        other.create()
+        await one_by_one(rig, other, 3)
+        assert rig.shard is not None
+        await rig.shard.checkpointer.cut()  # so that no reader replays them
+        missing = [PATHS.log(entry.ref.position) for entry in rig.log.state.streams[7].blocks][1:4]
+        for key in missing:
+            del shared.objects[key]
+        async with asyncio.timeout(60 * MINUTE):
+            await compactor_of(rig).work(quiet=True)
+        assert compactor_of(rig).merges == 1
+        assert all(f"{key} is missing" in caplog.text for key in missing)
+        assert [entry.first_seq for entry in rig.log.state.streams[7].blocks] == [1, 2, 3, 4, 5]
+        assert len(rig.log.state.streams[9].blocks) == 1
+        assert await read_all(shared, "t") == {1: b"1", 2: b"2", 3: b"3"}
+    in_virtual_time(main)
+
+
+def everything(stream: Stream) -> None:
+    stream.remove(1, stream.last_seq)
+
+
+def the_stream(stream: Stream) -> None:
+    stream.record(RecordKind.STREAM_DELETE, {})
+
+
+@pytest.mark.parametrize("removed", [everything, the_stream])
+def test_a_run_that_is_left_with_nothing_as_its_record_is_applied_is_deleted(removed: Callable[[Stream], None]) -> None:
+    """The removal is sequenced just before the record, so that the record replaces nothing: no block of the run is ever
+    counted, and still it does not stay in the store."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig, stream = await small_blocks(shared, clock)
+        compactor = compactor_of(rig)
+        between_rounds = compactor._checkpointer.between_rounds
+
+        async def after_a_removal(change: Callable[[], object]) -> None:
+            removed(stream)
+            await between_rounds(change)
+
+        compactor._checkpointer.between_rounds = after_a_removal  # type: ignore[method-assign]
+        await compactor.work(quiet=True)
+        assert compactor.merges == 1
+        assert [key for key in shared.objects if "/runs/" in key]
+        await asyncio.sleep(20 * MINUTE)
+        assert not [key for key in shared.objects if "/runs/" in key]
+        await same_everywhere(shared, rig)
+    in_virtual_time(main)
