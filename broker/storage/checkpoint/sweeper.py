@@ -29,6 +29,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 from broker.clock import Clock
@@ -43,6 +44,7 @@ from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import ShardPaths, parse, run_key
 from broker.storage.put import Backoff
 from broker.storage.state.released import Released
+from broker.storage.state.table import RunKey
 
 __all__ = ["READER_GRACE_NS", "Sweeper"]
 
@@ -81,8 +83,11 @@ class Sweeper:
         self._finding: asyncio.Task[None] | None = None
         self._orphans: dict[str, set[Position]] = {"segments": set(), "pages": set()}
         self._orphan_runs: list[str] = []
-        self.in_use: Callable[[], bool] = lambda: False
-        """Whether live streams still read from objects that the applied state does not name any more."""
+        self.in_use: Callable[[], AbstractSet[int | RunKey]] = frozenset
+        """Segments, by ``position_key``, and runs from which live streams may still read, though the applied state does not
+        name them any more."""
+        self._held_back = False
+        """Whether the last round left out one that is in use."""
         self._done: list[Position] = []
         self._queue: deque[tuple[int, Released]] = deque()
         self._wake = asyncio.Event()
@@ -138,6 +143,7 @@ class Sweeper:
         if self._more is not None:
             # It still works on what the oldest root of an earlier round did not need.
             self._more.cancel()
+        self._held_back = False
         segments = self._unneeded(kept[0].position if full else Position(0, 0))
         self._release(next(segments, ()), pages, roots, self._unneeded_runs())
         checkpointer.dropped.difference_update(pages)
@@ -152,7 +158,7 @@ class Sweeper:
     def _may_release(self) -> bool:
         """Not while a stream is offline: what it needs is not counted."""
         streams = self._log.state.streams.values()
-        return self._clock_trusted() and not self.in_use() and all(stream.offline is None for stream in streams)
+        return self._clock_trusted() and all(stream.offline is None for stream in streams)
 
     def _unneeded(self, oldest: Position) -> Iterator[list[Position]]:
         """Segments that no root from ``oldest`` on needs, and orphans, as many at a time as fit into a record."""
@@ -160,8 +166,10 @@ class Sweeper:
         keys = list(state.unnamed)
         for at in range(0, len(keys), _POSITIONS_MAX):
             # Leaves out those that were released meanwhile, or that a late block of their segment has named again.
-            some = sorted(key for key in keys[at:at + _POSITIONS_MAX] if key <= limit and key in state.unnamed)
-            yield list(map(key_position, some))
+            some = {key for key in keys[at:at + _POSITIONS_MAX] if key <= limit and key in state.unnamed}
+            unused = some - self.in_use()
+            self._held_back = self._held_back or len(unused) < len(some)
+            yield list(map(key_position, sorted(unused)))
         orphans = sorted(self._orphans["segments"])
         for at in range(0, len(orphans), _POSITIONS_MAX):
             some_orphans = orphans[at:at + _POSITIONS_MAX]
@@ -172,7 +180,9 @@ class Sweeper:
         """Keys of runs without live blocks, and of those never adopted, as many as fit into a record; they count as released
         from here on. If the record is not persisted, the next owner finds them as orphans."""
         freed = self._log.state.freed_runs
-        keys = [run_key(self._paths, run, *freed.pop(run)) for run in [*freed][:_POSITIONS_MAX]]
+        in_use = self.in_use()
+        unused = [run for run in freed if run not in in_use]
+        keys = [run_key(self._paths, run, *freed.pop(run)) for run in unused[:_POSITIONS_MAX]]
         more = max(0, _POSITIONS_MAX - len(keys))
         keys += self._orphan_runs[:more]
         del self._orphan_runs[:more]
@@ -189,7 +199,7 @@ class Sweeper:
                     await asyncio.sleep(0)
         except Exception:
             return  # the log has stopped and reported why
-        if swept_to is not None:
+        if swept_to is not None and not self._held_back:
             self._swept_to = swept_to
 
     def _release(self, segments: Sequence[Position], pages: Sequence[Position], roots: Sequence[Position],

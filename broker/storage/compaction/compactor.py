@@ -43,7 +43,7 @@ from broker.storage.paths import ShardPaths, StreamPaths, block_key
 from broker.storage.put import Backoff, describe, put_ours
 from broker.storage.state.dead import DeadSet
 from broker.storage.state.stream import StreamState
-from broker.storage.state.table import BlockEntry, RunKey, run_keys
+from broker.storage.state.table import BlockEntry, RunKey, log_keys, run_keys
 
 __all__ = ["Compactor"]
 
@@ -98,7 +98,8 @@ class Compactor(LogListener):
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._working = asyncio.Lock()
-        self._swapping = 0
+        self._in_use: set[int | RunKey] = set()
+        """Segments and runs of a merge that is being adopted: live streams read from the old or from the new ones."""
         self._weight = 0
         self._damaged: set[tuple[int, int]] = set()
         """Blocks that cannot be read, by stream and first sequence: left where they are."""
@@ -114,7 +115,7 @@ class Compactor(LogListener):
     def start(self) -> None:
         """Work from now on; what was there before the start is looked at once it is quiet."""
         self._log.listen(self)
-        self._sweeper.in_use = lambda: self._swapping > 0
+        self._sweeper.in_use = lambda: self._in_use
         self._arm()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="compaction")
 
@@ -269,7 +270,10 @@ class Compactor(LogListener):
         if run is not None:
             await self._put(key, run.data)
             self.written_bytes += run.size
+            # Until the last record: between two of them the run may have no live block, and is needed all the same.
+            self._in_use = {*_runs_of(run), *_objects_of(pieces)}
             adopted = await self._adopt(run, key)
+            self._in_use = set()
             self.blocks_in += sum(len(piece.inputs) for piece in pieces)
             self.blocks_out += len(run.blocks)
         read_bytes = sum(len(one.index_data) + len(one.frames_data) for piece in pieces for one in piece.inputs)
@@ -399,8 +403,6 @@ class Compactor(LogListener):
         """Record that the run's blocks take their places, wait until that is persisted, and tell live streams; returns
         whether any of them does."""
         adopted = 0
-        # Until the last record: between two of them the run may have no live block, and is needed all the same.
-        self._swapping += 1
         for some, last in _records(run):
             recorded: list[Adopted] = []
 
@@ -420,7 +422,6 @@ class Compactor(LogListener):
         if runs.isdisjoint(state.runs) and runs.isdisjoint(state.freed_runs):
             # Nobody counts it: when a record was applied, all that it replaces had been removed, or its stream deleted.
             self._sweeper.abandon_run(key)
-        self._swapping -= 1
         self._note_dead(run)
         return adopted > 0
 
@@ -472,6 +473,13 @@ class Compactor(LogListener):
 def _runs_of(run: Run) -> Iterator[RunKey]:
     for adopted in run.blocks:
         yield from run_keys(BlockRef.of(tuple(adopted.ref)).stream_id, [tuple(adopted.ref)])
+
+
+def _objects_of(pieces: Sequence[Piece]) -> Iterator[int | RunKey]:
+    for piece in pieces:
+        packed = [one.ref.pack() for one in piece.inputs]
+        yield from log_keys(packed)
+        yield from run_keys(piece.stream_id, packed)
 
 
 def _window_ns(stream: StreamState) -> int:

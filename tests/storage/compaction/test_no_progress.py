@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from broker.clock import ManualClock
+from broker.storage.format.records.adoption import Adopted
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.message_ids import MessageIds
+from broker.storage.log.listener import LogListener
 from broker.storage.objectstore.memory import MemoryStore
 from tests.storage.compaction.test_compactor import (
     MINUTE,
@@ -113,5 +115,41 @@ def test_a_run_that_is_left_with_nothing_as_its_record_is_applied_is_deleted(rem
         assert [key for key in shared.objects if "/runs/" in key]
         await asyncio.sleep(20 * MINUTE)
         assert not [key for key in shared.objects if "/runs/" in key]
+        await same_everywhere(shared, rig)
+    in_virtual_time(main)
+
+
+def test_a_stream_that_cannot_follow_keeps_only_what_it_reads() -> None:
+    """As long as a live stream reads from the old blocks, their objects stay; all others are deleted as ever. Then they go."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig, _ = await small_blocks(shared, clock)
+        joined = {PATHS.log(entry.ref.position) for entry in rig.log.state.streams[7].blocks}
+        told = asyncio.Event()
+
+        class Reader(LogListener):
+            busy = True
+
+            def blocks_adopted(self, adopted: Sequence[Adopted]) -> list[Adopted]:
+                told.set()
+                return list(adopted) if self.busy else []
+
+        reader = Reader()
+        rig.log.listen(reader)
+        merging = asyncio.ensure_future(compactor_of(rig).work(quiet=True))
+        await told.wait()
+        other = Stream(rig.log, 9, "t")
+        other.create()
+        await one_by_one(rig, other, 5)
+        removed = {PATHS.log(entry.ref.position) for entry in rig.log.state.streams[9].blocks}
+        other.remove(1, 5)
+        await asyncio.sleep(20 * MINUTE)
+        assert not merging.done()
+        assert joined <= set(shared.objects)
+        assert not removed & set(shared.objects)
+        reader.busy = False
+        await merging
+        await asyncio.sleep(20 * MINUTE)
+        assert not joined & set(shared.objects)
         await same_everywhere(shared, rig)
     in_virtual_time(main)
