@@ -20,6 +20,8 @@ __all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "expo
            "mapping_problem", "sharing_problems"]
 
 _CYCLE_DEPTH_MAX = 1024
+_CYCLE_STEPS_MAX = 20_000
+"""Of one search for a cycle, past which it counts as found: accounts that share in many ways have very many paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
     mine = [other for other in added.get(account.name, ()) if (other.kind, other.account) == (one.kind, one.account)]
     looked_for = [here] if one.kind == "service" else [here, one.subject]
     for subject in looked_for:
-        if _cycle(exporter, subject, one.kind, {account.name}, accounts, added):
+        if _cycle(exporter, subject, one.kind, {account.name}, accounts, added, [_CYCLE_STEPS_MAX]):
             return error + "import forms a cycle"
     if one.kind == "stream" and any(other.subject == one.subject for other in mine):
         return error + "stream import already exists"
@@ -241,10 +243,11 @@ def _transform_problem(one: Import, here: str) -> str:
 
 
 def _cycle(account: Sharer, subject: str, kind: str, visited: set[str], accounts: Mapping[str, Sharer],
-           added: Mapping[str, Sequence[Import]]) -> bool:
+           added: Mapping[str, Sequence[Import]], steps_left: list[int]) -> bool:
     """Whether the export ``subject`` of ``account`` is itself imported from one of ``visited``."""
     wanted = subject.encode()
-    if len(visited) >= _CYCLE_DEPTH_MAX:
+    steps_left[0] -= 1
+    if len(visited) >= _CYCLE_DEPTH_MAX or steps_left[0] < 0:
         return True
     if kind == "stream" and not any(export.kind == "stream" and subset(wanted, export.subject.encode())
                                     for export in account.exports):
@@ -258,6 +261,6 @@ def _cycle(account: Sharer, subject: str, kind: str, visited: set[str], accounts
         if one.account in visited:
             return True
         onward = here if subset(here.encode(), wanted) else subject
-        if _cycle(accounts[one.account], onward, kind, visited | {account.name}, accounts, added):
+        if _cycle(accounts[one.account], onward, kind, visited | {account.name}, accounts, added, steps_left):
             return True
     return False

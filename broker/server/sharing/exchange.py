@@ -80,7 +80,7 @@ class Exchange:
             member = self._members.get(settings.name)
             if member is None:
                 member = self._members[settings.name] = _Member(
-                    settings, router, StreamImports(router), LostInterest(router))
+                    settings, router, StreamImports(router), LostInterest(router, self._call_later))
                 router.mapper = self._mappings(settings)
             elif member.settings == settings:
                 continue

@@ -7,20 +7,35 @@ Source: nats-server, server/accounts.go (checkForReverseEntry).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
-from broker.protocol.subject import is_literal, matches
+from broker.protocol.subject import is_literal
 from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
+from broker.server.routing.sublist import Sublist
+from broker.server.sharing.responses import CallLater
 
 __all__ = ["LostInterest"]
 
+_DELAY_S = 0.05
+_AT_ONCE = 2000
+"""Requests looked at in one turn of the loop."""
+
 
 class LostInterest:
-    """The measured requests of one account's clients."""
+    """The measured requests of one account's clients.
 
-    def __init__(self, router: Router) -> None:
+    Very many may wait, and any of them may have lost its interest with a subscription with wildcards: what such ones leave
+    behind is looked for together, and in slices.
+    """
+
+    def __init__(self, router: Router, call_later: CallLater) -> None:
         self._router = router
+        self._call_later = call_later
+        self._gone: Sublist[Subscription] = Sublist()
+        """Subscriptions with wildcards that were removed and not looked at yet."""
+        self._looking = False
         # By the client's reply subject, then by the service's.
         self._watched: dict[bytes, dict[bytes, Callable[[bytes], None]]] = {}
 
@@ -39,10 +54,32 @@ class LostInterest:
 
     def _removed(self, sub: Subscription) -> None:
         if is_literal(sub.subject):
-            replies = [sub.subject] if sub.subject in self._watched else []
+            if sub.subject in self._watched:
+                self._look_at(sub.subject)
         else:
-            replies = [reply for reply in self._watched if matches(sub.subject, reply)]
-        for reply in replies:
-            if not self._router.interest(reply):
-                for expected, lost in list(self._watched.get(reply, {}).items()):
-                    lost(expected)
+            self._gone.insert(sub)
+            if not self._looking:
+                self._looking = True
+                self._call_later(_DELAY_S, self._look)
+
+    def _look(self) -> None:
+        gone, self._gone = self._gone, Sublist()
+        self._look_at_some(iter(list(self._watched)), gone)
+
+    def _look_at_some(self, replies: Iterator[bytes], gone: Sublist[Subscription]) -> None:
+        some = list(islice(replies, _AT_ONCE))
+        for reply in some:
+            match = gone.match(reply)
+            if match.plain or match.groups:
+                self._look_at(reply)
+        if len(some) == _AT_ONCE:
+            self._call_later(0, lambda: self._look_at_some(replies, gone))
+        else:
+            self._looking = bool(self._gone.count)
+            if self._looking:
+                self._call_later(_DELAY_S, self._look)
+
+    def _look_at(self, reply: bytes) -> None:
+        if not self._router.interest(reply):
+            for expected, lost in list(self._watched.get(reply, {}).items()):
+                lost(expected)

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.clock import SystemClock
-from broker.config.sharing import Destination, Import, SubjectMapping, mapping_problem
+from broker.config.access import AccountSettings
+from broker.config.sharing import Destination, Export, Import, SubjectMapping, mapping_problem, sharing_problems
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
 from broker.server.routing.router import Router
 from broker.server.sharing import responses
+from broker.server.sharing.lost_interest import LostInterest
 from broker.server.sharing.mapping import Mappings
 from broker.server.sharing.responses import Response, Responses
 from broker.server.sharing.stream_imports import StreamImport, StreamImports
@@ -203,3 +205,43 @@ def test_a_crowd_expires_in_parts() -> None:
     assert 0 < len(expected) < 25_000
     timers.go_on(1)
     assert len(expected) == 0
+
+
+# Measured requests whose sender is gone
+
+def test_removed_wildcards_are_looked_at_together() -> None:
+    """However many are removed: in slices, once; requests that still have a subscriber, or never had one of these, stay."""
+    timers, router, lost = _Timers(), _router(), list[bytes]()
+    watched = LostInterest(router, timers.call_later)
+    kept = [router.subscribe(b"kept.>", lambda *_: None)]
+    gone = [router.subscribe(b"gone.%d.*" % at, lambda *_: None) for at in range(100)]
+    replies = [b"%b.%d.%d" % (word, at, n) for word in (b"kept", b"gone", b"none") for at in range(100) for n in range(30)]
+    for reply in replies:
+        watched.watch(reply, b"expected." + reply, lost.append)
+    for subscription in gone:
+        router.unsubscribe(subscription)
+    again = router.subscribe(b"gone.7.3", lambda *_: None)
+    assert (lost, len(timers)) == ([], 1)
+    timers.go_on(0.06)
+    expected = [b"expected." + reply for reply in replies if reply.startswith(b"gone.") and reply != b"gone.7.3"]
+    assert lost == expected
+    for name in lost:
+        watched.forget(name.removeprefix(b"expected."), name)
+    router.unsubscribe(again)
+    assert lost[len(expected):] == [b"expected.gone.7.3"], "a literal one at once"
+    router.unsubscribe(kept[0])
+    timers.go_on(0.06)
+    assert len(lost) == len(expected) + 1 + 3000
+    assert len(timers) == 0
+
+
+# Configurations
+
+def test_accounts_that_share_in_very_many_ways() -> None:
+    """Two accounts in each of 25 layers import a service from both of the next: 33 million paths, and an answer all the same."""
+    layers = [[AccountSettings(f"{layer}{name}", exports=(Export("service", "svc"),),
+                               imports=tuple(Import("service", f"{layer + 1}{other}", "svc") for other in "ab") if layer < 24 else ())
+               for name in "ab"] for layer in range(25)]
+    few = [AccountSettings("x", imports=layers[-6][0].imports), *(one for layer in layers[-5:] for one in layer)]
+    assert not [why for _, why in sharing_problems(few) if "cycle" in why]
+    assert [why for _, why in sharing_problems([one for layer in reversed(layers) for one in layer]) if "cycle" in why]
