@@ -239,8 +239,10 @@ def test_removed_wildcards_are_looked_at_together() -> None:
 
 def test_accounts_that_share_in_very_many_ways() -> None:
     """Two accounts in each of 25 layers import a service from both of the next: 33 million paths, and an answer all the same."""
-    layers = [[AccountSettings(f"{layer}{name}", exports=(Export("service", "svc"),),
-                               imports=tuple(Import("service", f"{layer + 1}{other}", "svc") for other in "ab") if layer < 24 else ())
+    def imports(layer: int) -> tuple[Import, ...]:
+        return tuple(Import("service", f"{layer + 1}{other}", "svc") for other in "ab") if layer < 24 else ()
+
+    layers = [[AccountSettings(f"{layer}{name}", exports=(Export("service", "svc"),), imports=imports(layer))
                for name in "ab"] for layer in range(25)]
     few = [AccountSettings("x", imports=layers[-6][0].imports), *(one for layer in layers[-5:] for one in layer)]
     assert not [why for _, why in sharing_problems(few) if "cycle" in why]
