@@ -1,15 +1,19 @@
-"""A broker inside a Python program or a test, on a port of its own.
+"""A broker inside a Python program or a test, on a port of its own, or on none.
 
     from broker.embedded import Broker
 
     async with Broker() as broker:                    # streams in memory; Broker("data/streams") keeps them in a directory
         nc = await nats.connect(broker.url)
 
+    async with Broker(port=None) as broker:           # no port: only this program can connect
+        reader, writer = await broker.connect()       # streams that speak the NATS protocol
+
 It runs on the event loop that it is started on, and shares it: whatever holds that loop holds the broker.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,18 +29,19 @@ __all__ = ["Broker"]
 class Broker:
     """One broker. A context manager, or ``start`` and ``stop``, also more than once."""
 
-    def __init__(self, store: str | os.PathLike[str] | None = "memory://", *, host: str = "127.0.0.1", port: int = -1,
+    def __init__(self, store: str | os.PathLike[str] | None = "memory://", *, host: str = "127.0.0.1", port: int | None = -1,
                  settings: Mapping[str, Any] | None = None) -> None:
         """Args:
         store: where streams are kept: a directory, or a URL with file://, s3:// or memory://; None: no JetStream.
-        port: -1 for any that is free, which is kept from the first start on.
+        port: -1 for any that is free, which is kept from the first start on; None: no port, see ``connect``.
         settings: others, by their paths in ``broker.config.settings``: ``{"auth.user": "app", "auth.password": "…"}``.
         """
         self.settings: Settings = make_settings({
-            "clients.host": host, "clients.port": port, "jetstream.enabled": store is not None,
+            "clients.host": host, "clients.port": port or 0, "clients.listen": port is not None,
+            "jetstream.enabled": store is not None,
             "storage.url": _url(store) if store is not None else "", **(settings or {})})
         self._app: App | None = None
-        self._port = port
+        self._port = port or 0
 
     async def start(self) -> None:
         """Returns when clients can connect. Raises: StartError."""
@@ -58,17 +63,27 @@ class Broker:
         if app is not None:
             await app.stop()
 
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection within this process, as a client has it: INFO is the first line. It needs no port."""
+        return await asyncio.open_connection(sock=await self._running().server.connect())
+
     @property
     def port(self) -> int:
-        """The actual one, once it was started."""
+        """The actual one, once it was started; 0: none."""
         return self._port
 
     @property
     def url(self) -> str:
         """For ``nats.connect``."""
+        app = self._running()
+        if not self.settings.clients.listen:
+            raise RuntimeError("the broker has no port: use connect, or give it one")
+        return app.ports()["nats"][0]
+
+    def _running(self) -> App:
         if self._app is None:
             raise RuntimeError("the broker is not running: start it, or use it by `async with`")
-        return self._app.ports()["nats"][0]
+        return self._app
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -76,6 +76,8 @@ class ClientSettings:
 
     host: str = _setting("0.0.0.0", kinds.text, "Address to listen on for clients.", "host", "net")
     port: int = _setting(4222, kinds.port, "TCP port for clients; -1: any free one.", "port")
+    listen: bool = True
+    """Whether there is a port at all: for programs that embed a broker. Not a setting."""
     max_connections: int = _setting(
         65_536, kinds.bound, "Client connections at once; 0 or -1: no bound.", "max_connections", "max_conn")
     max_subscriptions: int = _setting(

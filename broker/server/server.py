@@ -136,7 +136,7 @@ class Server:
 
     async def bind(self) -> None:
         """Bind the port, but refuse connections until ``start``. Raises: OSError when it is not available."""
-        if self._bound is None:
+        if self._bound is None and self.settings.clients.listen:
             self._bound = await Bound.at(self.settings.clients.host, max(self.port, 0))
         if self.websocket is not None:
             await self.websocket.bind()
@@ -157,18 +157,25 @@ class Server:
             self.load()
         await self.delegation.resolve_system()
         await self.bind()
-        assert self._bound is not None
         bound, self._bound = self._bound, None
-        self._listeners = [await self.loop.create_server(self._new_connection,
-                                                         sock=listening, backlog=_BACKLOG)
-                           for listening in bound.listen(_BACKLOG)]
-        self.port = bound.port
+        if bound is not None:
+            self._listeners = [await self.loop.create_server(self._new_connection,
+                                                             sock=listening, backlog=_BACKLOG)
+                               for listening in bound.listen(_BACKLOG)]
+            self.port = bound.port
+            log.info("Listening for client connections on %s", _host_port(self.settings.clients.host, self.port))
         self._set_info()
         if self.websocket is not None:
             await self.websocket.start(_BACKLOG)
         if self.system is not None:
             self.system.start(self.loop)
-        log.info("Listening for client connections on %s", _host_port(self.settings.clients.host, self.port))
+
+    async def connect(self) -> socket.socket:
+        """A client's end of a new connection within this process, without a port."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        await self.loop.connect_accepted_socket(self._new_connection, ours)
+        return theirs
 
     def _new_connection(self) -> asyncio.Protocol:
         return Opening(self) if needs_opening(self) else Client(self)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nats
 import pytest
+from nats.aio.transport import TcpTransport
 
 from broker.embedded import Broker
 from broker.errors import StartError
@@ -58,3 +59,28 @@ async def test_settings_and_what_is_wrong_with_them() -> None:
             await broker.start()
         with pytest.raises(StartError, match="address already in use"):
             await Broker(None, port=broker.port).start()
+
+
+async def test_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only this program can connect, as often as it likes: by streams, and the stock client over such a stream."""
+    async with Broker(port=None) as broker:
+        assert broker.port == 0
+        with pytest.raises(RuntimeError, match="no port"):
+            _ = broker.url
+        reader, writer = await broker.connect()
+        assert (await reader.readline()).startswith(b"INFO {")
+        writer.write(b'CONNECT {"verbose":false}\r\nSUB s 1\r\nPING\r\n')
+        assert await reader.readline() == b"PONG\r\n"
+
+        async def connect(transport: TcpTransport, *_: object, **__: object) -> None:
+            transport._bare_io_reader, transport._bare_io_writer = await broker.connect()
+            transport._io_reader, transport._io_writer = transport._bare_io_reader, transport._bare_io_writer
+
+        monkeypatch.setattr(TcpTransport, "connect", connect)
+        client = await nats.connect("nats://nowhere")
+        await client.jetstream().add_stream(name="S", subjects=["s"])
+        assert (await client.jetstream().publish("s", b"kept")).seq == 1
+        assert (await reader.readline()).startswith(b"MSG s 1 ")
+        await client.close()
+        writer.close()
+    assert await reader.read() == b"kept\r\n"
