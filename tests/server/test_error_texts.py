@@ -30,6 +30,14 @@ async def transcripts(process: type[ServerProcess], group: Group, path: Path) ->
         return {text: await play(server.port, steps, reload) for text, steps in group.texts.items() if steps}
 
 
+ANY_ORDER = "permissions that shrink"
+"""nats-server looks through a connection's subscriptions in the order of a Go map."""
+
+
+def _sorted(transcript: Transcript) -> list[tuple[str, list[bytes]]]:
+    return [(wire, sorted(data.splitlines())) for wire, data in transcript]
+
+
 @pytest.mark.shows("core.max_sub_tokens")
 @pytest.mark.parametrize("name", SHOWN)
 async def test_texts_of_errors(name: str, tmp_path: Path) -> None:
@@ -37,7 +45,10 @@ async def test_texts_of_errors(name: str, tmp_path: Path) -> None:
     group = SHOWN[name]
     ours = await transcripts(BrokerProcess, group, tmp_path / "x.conf")
     theirs = await transcripts(NatsServerProcess, group, tmp_path / "x.conf")
-    assert ours == theirs
+    if name == ANY_ORDER:
+        assert [_sorted(ours[text]) for text in ours] == [_sorted(theirs[text]) for text in theirs]
+    else:
+        assert ours == theirs
     everything = b"".join(data for transcript in theirs.values() for _, data in transcript)
     for text, steps in group.texts.items():
         said = b"".join(data for _, data in theirs[text]) if steps else everything

@@ -87,8 +87,8 @@ class Model:
         return self.last_seq
 
     def enforce(self) -> None:
-        """max_msgs and max_bytes, after each message."""
-        while self.msgs and (0 < self.max_msgs < len(self.msgs) or 0 < self.max_bytes < self.bytes):
+        """max_msgs and max_bytes, after each message. A stream that refuses new messages keeps all that it has."""
+        while self.discard == "old" and self.msgs and (0 < self.max_msgs < len(self.msgs) or 0 < self.max_bytes < self.bytes):
             self.remove(self.msgs[:1])
 
     def update(self, max_msgs: int, per_subject: int) -> None:
