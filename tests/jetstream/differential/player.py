@@ -49,7 +49,7 @@ GROWN_SECONDS = 5.0
 SILENCE_SECONDS = 0.15
 """No more messages are expected in a box after this time."""
 SILENT_SECONDS = 0.8
-"""A publish that is not answered by then never is; a second try allows more, for a busy machine."""
+"""A publish that is not answered by then never is; the last try allows more, for a busy machine."""
 PATIENT_SECONDS = 5.0
 STILL_SECONDS = 0.02
 TAKEN_SECONDS = 0.02
