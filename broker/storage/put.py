@@ -18,15 +18,17 @@ from typing import TypeVar
 from broker.clock import Clock
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader
-from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, PreconditionFailed, Transient
+from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, PreconditionFailed, StoreError, Transient
 
-__all__ = ["Backoff", "Fenced", "Patience", "describe", "holder_of", "put_ours"]
+__all__ = ["Backoff", "Fenced", "Patience", "describe", "holder_of", "put_ours", "until_answered"]
 
 _PATIENCE_NS = 15_000_000_000
 _SILENCE_SECONDS = 2.0
 _WARN_EACH_NS = 60_000_000_000
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_TRIES_BEFORE_WARNING = 4
 
 _KIND_AT = 8
 """Offset of the kind in the common header."""
@@ -90,6 +92,27 @@ class Backoff:
         delay = min(self._most, self._first * 2.0 ** min(self.tries, 16))
         self.tries += 1
         return delay * (0.5 + self._rng.random() / 2)
+
+
+async def until_answered(ask: Callable[[], Awaitable[T]], rng: random.Random, over: Callable[[], bool],
+                         warn: Callable[[StoreError], object]) -> T:
+    """The store's answer, however long that takes, for work that nothing waits for.
+
+    Args: ``over``: whether to give up; ``warn`` is called once, after a few tries.
+    Raises: NotFound; StoreError when it is over.
+    """
+    backoff = Backoff(rng)
+    while True:
+        try:
+            return await ask()
+        except NotFound:
+            raise
+        except StoreError as error:
+            if over():
+                raise
+            if backoff.tries == _TRIES_BEFORE_WARNING:
+                warn(error)
+            await asyncio.sleep(backoff.next())
 
 
 class Patience:

@@ -42,7 +42,7 @@ from broker.storage.log.log import Log
 from broker.storage.log.writer import SealedBlock
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import ShardPaths, parse, run_key
-from broker.storage.put import Backoff
+from broker.storage.put import Backoff, until_answered
 from broker.storage.state.released import Released
 from broker.storage.state.table import RunKey
 
@@ -342,15 +342,6 @@ class Sweeper:
     async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         """The store's answer, however long that takes, since nothing waits for it. Raises: NotFound; StoreError once the
         log has failed."""
-        backoff = Backoff(self._rng)
-        while True:
-            try:
-                return await ask()
-            except NotFound:
-                raise
-            except StoreError as error:
-                if self._log.failure is not None:
-                    raise
-                if backoff.tries == _TRIES_BEFORE_WARNING:
-                    _log.warning("cannot tell yet what to delete: %s cannot be read: %s", what, error)
-                await asyncio.sleep(backoff.next())
+        return await until_answered(
+            ask, self._rng, lambda: self._log.failure is not None,
+            lambda error: _log.warning("cannot tell yet what to delete: %s cannot be read: %s", what, error))

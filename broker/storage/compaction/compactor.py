@@ -40,7 +40,7 @@ from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import ShardPaths, StreamPaths, block_key
-from broker.storage.put import Backoff, describe, put_ours
+from broker.storage.put import describe, put_ours, until_answered
 from broker.storage.state.dead import DeadSet
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry, RunKey, log_keys, run_keys
@@ -61,7 +61,6 @@ _TELL_SECONDS, _TELL_SECONDS_MAX = 0.02, 1.0
 _DEDUPE_MARGIN_NS = 60_000_000_000
 _DUPLICATE_WINDOW_NS = 120_000_000_000
 """Of a stream whose configuration does not say."""
-_TRIES_BEFORE_WARNING = 4
 
 
 class _Found(NamedTuple):
@@ -384,18 +383,9 @@ class Compactor(LogListener):
 
     async def _asked(self, ask: Callable[[], Awaitable[T]], what: str) -> T:
         """The store's answer, however long that takes. Raises: NotFound; StoreError once the log has failed."""
-        backoff = Backoff(self._rng)
-        while True:
-            try:
-                return await ask()
-            except NotFound:
-                raise
-            except StoreError as error:
-                if self._log.failure is not None:
-                    raise
-                if backoff.tries == _TRIES_BEFORE_WARNING:
-                    _log.warning("compaction waits for the store: cannot %s: %s", what, error)
-                await asyncio.sleep(backoff.next())
+        return await until_answered(
+            ask, self._rng, lambda: self._log.failure is not None,
+            lambda error: _log.warning("compaction waits for the store: cannot %s: %s", what, error))
 
     # --- adopting -----------------------------------------------------------------------------------------------------
 
