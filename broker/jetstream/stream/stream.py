@@ -28,6 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
+from broker.garbage import discarded
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
@@ -479,6 +480,7 @@ class Stream:
             self._tidy_timer.cancel()
         self.msg_ids.close()
         self._tasks.cancel()
+        discarded(self)
 
     # --- info ---------------------------------------------------------------------------------------------------------
 

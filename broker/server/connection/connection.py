@@ -21,6 +21,7 @@ import ssl
 from collections.abc import Collection
 from typing import Any, Final, cast
 
+from broker.garbage import discarded
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.server.accounts.account import Account
@@ -204,6 +205,7 @@ class Client(asyncio.Protocol):
                       else "Client Closed")
         self._outbound.lost()
         self.server.lost()
+        discarded(self)
 
     def pause_writing(self) -> None:
         self._outbound.pause()
