@@ -20,6 +20,7 @@ from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.message_size import messages_size
 from broker.storage.format.page import decode_page, decode_pages_directory
 from broker.storage.format.segment import HEAD_BYTES, DirectoryRow, SegmentHead, decode_head
+from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.format.store import StoreFormat
 from broker.storage.format.subject_filter import entries_of, holds_all
 from broker.storage.objectstore import NotFound, ObjectInfo
@@ -154,7 +155,8 @@ async def _check_blocks(window: Window, checked: Checked, on_block: OnBlock) -> 
     key, name = checked.key, checked.info.key
     head = await read_head(window.read, checked.info, key)
     place = (BlockPlace.LOG if key.kind == ObjectKind.SEGMENT
-             else BlockPlace.RUN if key.shard is not None else BlockPlace.STREAM_RUN)
+             else BlockPlace.RUN if key.shard is not None
+             else BlockPlace.STAGED if head.header.position.epoch == STAGED_EPOCH else BlockPlace.STREAM_RUN)
     found: list[tuple[DirectoryRow, BlockRef, Head]] = []
     for i, row in enumerate(head.rows):
         core: BlockCore | None = None

@@ -83,7 +83,7 @@ class Shard:
 
     def key_of(self, ref: BlockRef) -> str:
         """The key of the object that a block of a stream of this shard is stored in."""
-        if ref.place is not BlockPlace.STREAM_RUN:
+        if not ref.place.of_stream:
             return object_key(self._paths, ref)
         stream = self.state.streams.get(ref.stream_id)
         if stream is None:

@@ -17,7 +17,8 @@
          0     4  magic "JPAG"
          4     1  version
          5     1  kind
-         6     1  flags: 1 the body is compressed, 2 block references in it may have a subject filter
+         6     1  flags: 1 the body is compressed, 2 block references in it may have a subject filter, 4 streams in it may
+              have expiries, 8 block references in it may be of staged blocks
          7     1  0
          8    12  epoch, number: the last position that this page includes
         20    12  epoch, number of the object it was written in
@@ -59,6 +60,7 @@ _MAGIC: Final = b"JPAG"
 _COMPRESSED: Final = 1
 _FILTERS: Final = 2
 _EXPIRIES: Final = 4
+_STAGED: Final = 8
 _FIXED: Final = struct.Struct("<IIII")
 _ROW: Final = struct.Struct("<QIB3sQ")
 _PAGE: Final = struct.Struct("<4sBBBBIQIQQIIII")
@@ -89,8 +91,8 @@ class PageKind(IntEnum):
 
 class Page(NamedTuple):
     """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is. ``filters`` is whether
-    block references in it may have subject filters, ``expiries`` whether streams in it may have expiries: these show
-    older readers that the page is newer."""
+    block references in it may have subject filters, ``expiries`` whether streams in it may have expiries, ``staged`` whether
+    block references in it may be of staged blocks: these show older readers that the page is newer."""
 
     kind: int
     position: Position
@@ -98,6 +100,7 @@ class Page(NamedTuple):
     body: Any
     filters: bool = False
     expiries: bool = False
+    staged: bool = False
 
 
 class PageRef(NamedTuple):
@@ -148,7 +151,7 @@ def _encode_page(page: Page, object_position: Position) -> bytes:
     body = pack_value(page.body)
     stored = compress(body)
     flags = ((_COMPRESSED if len(stored) != len(body) else 0) | (_FILTERS if page.filters else 0)
-             | (_EXPIRIES if page.expiries else 0))
+             | (_EXPIRIES if page.expiries else 0) | (_STAGED if page.staged else 0))
     fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
                        len(body), len(stored), checksum(stored), 0)[:-4]
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
@@ -168,7 +171,7 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpa
      body_crc, crc) = _PAGE.unpack_from(data)
     if magic != _MAGIC or crc32(data[:_PAGE.size - 4]) != crc:
         raise Corrupt(name, "page", offset, "the checksum of its fixed part does not match")
-    if version != PAGE_VERSION or flags & ~(_COMPRESSED | _FILTERS | _EXPIRIES) or spare:
+    if version != PAGE_VERSION or flags & ~(_COMPRESSED | _FILTERS | _EXPIRIES | _STAGED) or spare:
         raise VersionUnknown(name, "page", offset + 4, f"version {version}, flags {flags}: not this reader's")
     if (object_epoch, object_number, kind, key) != (*ref.position, ref.kind, ref.key) or number > NUMBER_MAX:
         raise Corrupt(name, "page", offset + 5, "it is another page than the one named")
@@ -181,7 +184,8 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpa
         body = unpack(decompress(stored, body_bytes))
     except (Undecodable, Unpackable) as error:
         raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
-    return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES))
+    return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES),
+                bool(flags & _STAGED))
 
 
 def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:

@@ -58,7 +58,7 @@ class StreamCopy:
     a change meanwhile clears the mark, so that ``placed`` does not mark a changed part clean.
     """
 
-    __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "stream")
+    __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "staged", "stream")
 
     def __init__(self, stream: StreamState) -> None:
         self.stream = stream
@@ -67,6 +67,8 @@ class StreamCopy:
         inline = len(stream.blocks) <= INLINE_BLOCKS_MAX
         self.filters = inline and any(page.filters for page in pages)
         """Whether the entry itself has subject filters."""
+        self.staged = inline and any(page.staged for page in pages)
+        """Whether it has references to staged blocks."""
         self._table: list[tuple[TablePage, list[Any]]] = []
         table: list[list[Any]] = []
         for page in pages:
@@ -124,7 +126,8 @@ class StreamCopy:
                 row[2] = page.place.pack()
                 continue
             page.place = self
-            yield (Page(PageKind.BLOCKS, position(), stream_id, [page.room, page.pack()], page.filters),
+            yield (Page(PageKind.BLOCKS, position(), stream_id, [page.room, page.pack()], page.filters,
+                        staged=page.staged),
                    _placer(self, page, row, 2))
         for consumer, row in self._consumers:
             if isinstance(consumer.place, PageRef) and not moved(consumer.place):
@@ -143,7 +146,7 @@ class StreamCopy:
 def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]) -> Page:
     """The directory page ``number``, once all parts of its streams have their places."""
     return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies], any(copy.filters for copy in copies),
-                any(len(copy.entry) > _ENTRY_FIELDS for copy in copies))
+                any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.staged for copy in copies))
 
 
 def _placer(copy: StreamCopy, part: TablePage | ConsumerState | ExpiryPage, row: list[Any], at: int) -> Callable[[PageRef], None]:

@@ -33,6 +33,7 @@ RunKey = tuple[int, int, int, int]
 
 _LOG = int(BlockPlace.LOG)
 _STREAM_RUN = int(BlockPlace.STREAM_RUN)
+_STAGED = int(BlockPlace.STAGED)
 
 
 class BlockEntry:
@@ -114,7 +115,7 @@ def run_keys(stream_id: int, blocks: Iterable[Kept]) -> Iterator[RunKey]:
     for kept in blocks:
         ref = kept if type(kept) is tuple else kept.ref.pack()  # type: ignore[union-attr]
         if ref[0] != _LOG:
-            yield ref[1], ref[2], ref[3], stream_id if ref[0] == _STREAM_RUN else 0
+            yield ref[1], ref[2], ref[3], stream_id if ref[0] >= _STREAM_RUN else 0
 
 
 def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
@@ -146,6 +147,12 @@ class TablePage:
     def filters(self) -> bool:
         """Whether a block has a subject filter."""
         return any(type(kept[-1]) is bytes if type(kept) is tuple else kept.ref.subject_filter is not None  # type: ignore[union-attr]
+                   for kept in self.entries)
+
+    @property
+    def staged(self) -> bool:
+        """Whether a block is a staged one."""
+        return any((kept[0] if type(kept) is tuple else kept.ref.place) == _STAGED  # type: ignore[union-attr]
                    for kept in self.entries)
 
 
