@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
@@ -25,11 +25,12 @@ from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
+from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.adoption import follow
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
-from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.storage.format.block import STREAM_ID
 from broker.storage.log.listener import LogListener
 from broker.storage.log.memory_log import MemoryLog
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from broker.storage.log.log import Log
     from broker.storage.log.putter import Segment
     from broker.storage.read.reader import BlockReader
+    from broker.storage.staging.answers import Answer
     from broker.storage.state.stream import StreamState
 
 __all__ = ["JetStream"]
@@ -75,6 +77,7 @@ class JetStream(LogListener):
         self._log: Log | None = None
         self._memory_log: MemoryLog | None = None
         self._reader: BlockReader | None = None
+        self.inbox: Inbox | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
@@ -205,9 +208,11 @@ class JetStream(LogListener):
         for api in self.apis.values():
             api.start()
 
-    async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0) -> None:
+    async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0, inbox: InboxSettings | None = None,
+                   let_go: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
         """Restore the streams and consumers of ``log.state``, which this broker owns from now on.
 
+        Args: ``inbox``: how the shard's inbox is looked after; ``let_go(keys)`` deletes runs that nothing will ever name.
         Returns once the consumers serve, or after ``wait_seconds``: those whose messages take long to count continue
         opening.
         """
@@ -222,6 +227,8 @@ class JetStream(LogListener):
         openings = [opening for account in self.accounts.values() for opening in self._restore(account)]
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
+        self.inbox = Inbox(self, log, self.clock, inbox or InboxSettings(poll_ns=0), let_go)
+        self.inbox.start()
 
     async def close(self, *, tell: bool = False) -> None:
         """Drop all streams and consumers at once.
@@ -229,6 +236,9 @@ class JetStream(LogListener):
         Args: ``tell`` for a clean stop: waiting pull requests are notified, and each stream writes its last record,
             persisted when the log is drained, after this. Otherwise nothing is written and no client is notified.
         """
+        if self.inbox is not None:
+            await self.inbox.stop()
+            self.inbox = None
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
@@ -269,6 +279,12 @@ class JetStream(LogListener):
         if found is None:
             raise ApiError(10039)
         return found.stream(name)
+
+    async def carry_out(self, request_id: int, stream: Stream) -> Answer:
+        """Have a request in the shard's inbox answered now. Raises: ApiError; StoreError."""
+        if self.inbox is None:
+            raise ApiError(NOT_AVAILABLE)
+        return await self.inbox.carry_out(request_id, stream)
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
                     listeners: Mapping[str, Listener], usage: Usage) -> Stream:

@@ -19,7 +19,7 @@ from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSetti
 from broker.storage.checkpoint.sweeper import READER_GRACE_NS, Sweeper
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import Codec
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import Pulse

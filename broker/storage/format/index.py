@@ -219,7 +219,8 @@ def encode_index(head: Head, *, staged: bool = False) -> bytes:
     stored = compress(body)
     epoch, number = head.position
     fixed = _LAYOUT_CHECKED.pack(
-        _MAGIC, INDEX_VERSION, (_COMPRESSED if len(stored) != len(body) else 0) | (_STAGED if staged else 0), 0, head.stream_id, epoch, number,
+        _MAGIC, INDEX_VERSION, (_COMPRESSED if len(stored) != len(body) else 0) | (_STAGED if staged else 0), 0, head.stream_id,
+        epoch, number,
         head.object_id, head.first_seq, count, len(head.frames), len(subjects), len(names), len(body), len(stored),
         crc32(stored))
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))

@@ -5,7 +5,8 @@ readers without a broker share. Decides nothing: a block lists what its stream's
 version and any reader arrives at the same state, without a clock.
 
 A block is applied as follows: a stream is made by its create record; blocks that it appends join the table, then the block
-itself; ranges removed meanwhile are marked dead; the other records follow in their order; the outcome replaces the stream's numbers.
+itself; ranges removed meanwhile are marked dead; the other records follow in their order; the outcome replaces the
+stream's numbers.
 
 Every step is an assignment or a union, so applying once more what a state already holds changes nothing in the end.
 Pages of a checkpoint may therefore be copied at different times, each with its own position: replay begins at the
