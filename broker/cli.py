@@ -49,6 +49,10 @@ def run(arguments: Sequence[str]) -> int:
         from broker.maintenance.cost_cli import main as cost
 
         return cost(list(arguments[1:]))
+    if arguments[:1] == ["adopt"]:
+        from broker.runtime.adopt_cli import main as adopt
+
+        return adopt(list(arguments[1:]))
     if arguments[:1] == ["pipeline"]:
         from broker.pipeline.cli import main as pipeline
 
@@ -83,7 +87,7 @@ def _word(word: str) -> int:
     if word.lower() == "help":
         print(USAGE)
         return 0
-    near = did_you_mean(word, ("inspect", "fsck", "cost", "copy", "backup", "restore", "pipeline", "version", "help"))
+    near = did_you_mean(word, ("inspect", "fsck", "adopt", "cost", "copy", "backup", "restore", "pipeline", "version", "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 

@@ -118,9 +118,9 @@ MAY: dict[str, set[str]] = {
     "pipeline": {"output", "suggest", "version", "pipeline.errors", "pipeline.plan", "pipeline.read",
                  "pipeline.spark", "pipeline.store"},
     # The one place where the parts meet, and what starts it.
-    "runtime": {"clock", "cluster", "config.access", "config.settings", "config.sharing", "errors", "garbage", "gotime",
-                "histogram", "listen_socket", "machine", "jetstream.account",
-                "jetstream.api", "jetstream.engine",
+    "runtime": {"clock", "cluster", "config", "config.access", "config.settings", "config.sharing", "errors", "garbage",
+                "gotime", "histogram", "listen_socket", "machine", "output", "jetstream.account",
+                "jetstream.api", "jetstream.engine", "jetstream.inbox",
                 "jetstream.overview", "jetstream.settings", "jetstream.wire", "monitor", "server", "server.accounts",
                 "server.auth", "server.listeners", "server.operator", "server.routing", "server.system",
                 "storage.shard",

@@ -3,8 +3,6 @@
 An addition of jetblock: nats-server has nothing like it.
 """
 
-# ruff: noqa: RUF009  # the wire functions return dataclass fields, made anew for each object
-
 from __future__ import annotations
 
 import re

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from broker.jetstream.stream.state.decision import Stuck
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
     from broker.storage.log.log import Log
 
-__all__ = ["Inbox", "InboxSettings"]
+__all__ = ["Carried", "Inbox", "InboxSettings"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +52,25 @@ class InboxSettings:
         self.staged_grace_ns = staged_grace_ns
 
 
+class Carried(NamedTuple):
+    """What became of a request: ``answer`` if it was granted, now or before; otherwise ``why`` not, and whether it stays."""
+
+    request_id: int
+    account: str
+    stream: str
+    answer: Answer | None
+    why: str
+    stays: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """For reports."""
+        said: dict[str, Any] = {"request": f"{self.request_id:016x}", "account": self.account, "stream": self.stream}
+        if self.answer is None:
+            return {**said, "stays" if self.stays else "refused": self.why}
+        return {**said, "messages": self.answer.messages, "duplicates": self.answer.duplicates,
+                "first_seq": self.answer.first_seq, "last_seq": self.answer.last_seq}
+
+
 class Host(Protocol):
     """What the inbox needs of JetStream."""
 
@@ -60,6 +79,16 @@ class Host(Protocol):
 
     def stream(self, account: str, name: str) -> Stream:
         """The live stream of an account. Raises: ApiError."""
+
+
+class _Errand:
+    """A request that is being carried out, once it was read."""
+
+    __slots__ = ("request", "task")
+
+    def __init__(self) -> None:
+        self.request: Request | None = None
+        self.task: asyncio.Task[Answer]
 
 
 class Inbox:
@@ -74,7 +103,7 @@ class Inbox:
         self._clock = clock
         self._let_go = let_go
         self._paths = paths or ShardPaths()
-        self._under_way: dict[int, asyncio.Task[Answer]] = {}
+        self._under_way: dict[int, _Errand] = {}
         self._gone = {key for released in log.state.released.values() for key in released.runs}
         """Runs that are deleted, or will be: nothing may name them any more."""
         self._left: dict[int, str] = {}
@@ -89,7 +118,9 @@ class Inbox:
 
     async def stop(self) -> None:
         """End; requests that were not answered stay."""
-        tasks = [*self._under_way.values(), *([self._poll] if self._poll is not None else ())]
+        tasks: list[asyncio.Task[Any]] = [errand.task for errand in self._under_way.values()]
+        if self._poll is not None:
+            tasks.append(self._poll)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -99,45 +130,55 @@ class Inbox:
 
         Raises: ApiError, by which it is refused, for good unless that is 10008 or 10194; StoreError, and it stays.
         """
-        task = self._under_way.get(request_id)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._carry_out(request_id, stream), name=f"request {request_id:016x}")
-            self._under_way[request_id] = task
-            task.add_done_callback(lambda done: self._ended(request_id, done))
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._begin(request_id, stream).task)
+
+    def _begin(self, request_id: int, stream: Stream | None = None) -> _Errand:
+        errand = self._under_way.get(request_id)
+        if errand is None:
+            errand = self._under_way[request_id] = _Errand()
+            errand.task = asyncio.get_running_loop().create_task(self._carry_out(errand, request_id, stream),
+                                                                 name=f"request {request_id:016x}")
+            errand.task.add_done_callback(lambda task: self._ended(request_id, task))
+        return errand
 
     def _ended(self, request_id: int, task: asyncio.Task[Answer]) -> None:
         del self._under_way[request_id]
         if not task.cancelled():
             task.exception()  # whoever asked gets it, if anybody does
 
-    async def look(self) -> int:
-        """Carry out all requests that are there; returns how many were answered. Raises: StoreError."""
-        answered, after = 0, self._paths.requests
+    async def carry_out_all(self) -> list[Carried]:
+        """Carry out all requests that are there. Raises: StoreError."""
+        done: list[Carried] = []
+        after = self._paths.requests
         while True:
             listed = await self._store.list(self._paths.requests, after, _LISTED_AT_ONCE)
             for info in listed:
                 if (key := parse(info.key)) is not None:
-                    answered += await self._answered(key.object_id)
+                    done.append(await self._carried(key.object_id))
             if len(listed) < _LISTED_AT_ONCE:
-                return answered
+                return done
             after = listed[-1].key
 
-    async def _answered(self, request_id: int) -> bool:
+    async def _carried(self, request_id: int) -> Carried:
+        stays, why, answer = False, "", None
+        errand = self._begin(request_id)
         try:
-            await self.carry_out(request_id)
+            answer = await asyncio.shield(errand.task)
         except ApiError as error:
-            return error.err_code not in _LATER
+            stays, why = error.err_code in _LATER, error.description
+            if stays:
+                why = self._left.get(request_id, why)
         except (FormatError, Stuck) as error:
-            self._leave(request_id, str(error))
-            return False
-        return True
+            stays, why = True, str(error)
+            self._leave(request_id, why)
+        asked = errand.request
+        return Carried(request_id, asked.account if asked else "", asked.stream if asked else "", answer, why, stays)
 
     async def _look_again(self) -> None:
         while self._log.failure is None:
             try:
                 if self._host.available:
-                    await self.look()
+                    await self.carry_out_all()
                     await self._sweep()
             except StoreError as error:
                 _log.debug("the inbox is looked at later: %s", error)
@@ -149,10 +190,10 @@ class Inbox:
 
     # --- one request --------------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, request_id: int, stream: Stream | None) -> Answer:
+    async def _carry_out(self, errand: _Errand, request_id: int, stream: Stream | None) -> Answer:
         key = self._paths.inbox(request_id)
         try:
-            request = Request.decode(await self._store.get(key), request_id)
+            request = errand.request = Request.decode(await self._store.get(key), request_id)
         except NotFound:
             answer = stream.appending.requests.of(request_id) if stream is not None else None
             if answer is None:

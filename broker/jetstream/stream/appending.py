@@ -17,7 +17,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX
@@ -30,15 +30,26 @@ from broker.storage.format.block import BlockRef
 from broker.storage.format.records.append import Append
 from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.format.staged import placed
+from broker.storage.log.owner import BlockOwner
 from broker.storage.staging.answers import GRANTED, Answer
 from broker.storage.staging.check import Staged, StagedBlock, WithId
 from broker.storage.state.table import BlockEntry
 
 if TYPE_CHECKING:
+    from broker.clock import Clock
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.dedupe import Dedupe
+    from broker.jetstream.stream.publish.msg_ids import MsgIds
+    from broker.jetstream.stream.queue import PublishQueue
+    from broker.jetstream.stream.retention.enforcement import Enforcement
+    from broker.jetstream.stream.retention.interest import Interest
+    from broker.jetstream.stream.retention.retention import Retention
+    from broker.jetstream.stream.retention.rollup import Rollups
+    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.subject_state import SubjectState
     from broker.jetstream.stream.state.tasks import Tasks
-    from broker.jetstream.stream.stream import Stream
+    from broker.storage.log.log import Log
+    from broker.storage.log.memory_log import MemoryLog
     from broker.storage.log.writer import SealedBlock
 
 __all__ = ["Appending"]
@@ -53,10 +64,41 @@ _Ids = list[tuple[int, bytes, int]]
 """Sequence, id and time of messages that have one."""
 
 
+class Owner(BlockOwner, Protocol):
+    """What this module needs of the stream: the parts that a publish goes through."""
+
+    @property
+    def config(self) -> StreamConfig: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def log(self) -> Log | MemoryLog: ...
+    @property
+    def live(self) -> Live: ...
+    @property
+    def queue(self) -> PublishQueue: ...
+    @property
+    def dedupe(self) -> Dedupe: ...
+    @property
+    def msg_ids(self) -> MsgIds: ...
+    @property
+    def subjects(self) -> SubjectState: ...
+    @property
+    def rollups(self) -> Rollups: ...
+    @property
+    def retention(self) -> Retention: ...
+    @property
+    def enforcement(self) -> Enforcement: ...
+    @property
+    def interest(self) -> Interest: ...
+    @property
+    def offline(self) -> str | None: ...
+
+
 class Appending:
     """The staged messages of one stream."""
 
-    def __init__(self, stream: Stream, tasks: Tasks, stored: Mapping[str, Any]) -> None:
+    def __init__(self, stream: Owner, tasks: Tasks, stored: Mapping[str, Any]) -> None:
         """Args: ``stored`` are the stream's extra members."""
         self.requests = Requests(stored)
         self._stream = stream
@@ -81,19 +123,19 @@ class Appending:
                     return answer
                 config = stream.config
                 await self._check_subjects(config, staged)
-                await stream.look()
+                await stream.live.look()
                 dropped = await self._duplicates(staged)
                 await self._check(config, staged, dropped)
                 # No block of the stream has messages that are not persisted, so those that join come after all of them.
-                await stream.log.persisted()
+                await self._log.persisted()
                 if stream.config is config and stream.live.open is None:
                     break
             may()
             answer = self._record(request_id, staged, dropped)
             joining = stream.live.joining
             assert joining is not None
-            stream.log.urgent()
-            await stream.log.persisted()
+            self._log.urgent()
+            await self._log.persisted()
             if stream.live.joining is not None:
                 raise ApiError(STREAM_OFFLINE, err=stream.offline or "its record could not be stored")
             await self._remember(joining.ids, staged.last_id)
@@ -103,9 +145,14 @@ class Appending:
         """Record the refusal, and return once that is persisted."""
         stream = self._stream
         changes = self.requests.answer(refusal(request_id, error, stream.clock.now_ns()))
-        stream.log.block(stream).add(StreamUpdate(stream.config.to_json(), changes))
-        stream.log.urgent()
-        await stream.log.persisted()
+        self._log.block(stream).add(StreamUpdate(stream.config.to_json(), changes))
+        self._log.urgent()
+        await self._log.persisted()
+
+    @property
+    def _log(self) -> Log:
+        """Of streams in the store: no others are in a shard's state, and so found by an inbox."""
+        return cast("Log", self._stream.log)
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
@@ -218,7 +265,7 @@ class Appending:
         if joining.msgs:
             extra |= stream.enforcement.doubt_record()
             extra |= stream.interest.sweep_record(joining.first_seq)
-        stream.log.block(stream).add(Append(packed, dead, extra))
+        self._log.block(stream).add(Append(packed, dead, extra))
         live.joining = joining
         return answer
 

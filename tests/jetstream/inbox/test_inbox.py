@@ -331,7 +331,7 @@ async def test_a_stream_deleted_meanwhile_takes_the_request_with_it(broker: Insi
                                          broker.ok("STREAM.DELETE.S", seconds=10))
         assert answer.get("messages") == 50 or answer["error"]["err_code"] in (10059, 10008, 10194), answer
         assert broker.js.inbox is not None
-        await broker.js.inbox.look()
+        await broker.js.inbox.carry_out_all()
         assert not [key for key in broker.store.objects if "/inbox/" in key]
 
 
