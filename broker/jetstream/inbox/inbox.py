@@ -26,7 +26,7 @@ from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import STREAMS, ShardPaths, StreamPaths, parse
 from broker.storage.staging.answers import Answer
-from broker.storage.staging.check import NotAdoptable, Staged, read_staged
+from broker.storage.staging.check import Aside, NotAdoptable, Staged, read_staged
 
 if TYPE_CHECKING:
     from broker.clock import Clock
@@ -45,9 +45,12 @@ _LATER: Final = frozenset((NOT_AVAILABLE, STREAM_OFFLINE))
 
 
 class InboxSettings:
-    """How often the inbox is looked at (0: never), and after what time runs that nobody asks for are swept."""
+    """How often the inbox is looked at (0: never), after what time runs that nobody asks for are swept, and how what takes
+    milliseconds is called."""
 
-    def __init__(self, *, poll_ns: int = 60_000_000_000, staged_grace_ns: int = 86_400_000_000_000) -> None:
+    def __init__(self, *, poll_ns: int = 60_000_000_000, staged_grace_ns: int = 86_400_000_000_000,
+                 aside: Aside = asyncio.to_thread) -> None:
+        self.aside = aside
         self.poll_ns = poll_ns
         self.staged_grace_ns = staged_grace_ns
 
@@ -265,7 +268,8 @@ class Inbox:
 
     async def _read(self, stream: Stream, request: Request) -> Staged:
         """Raises: NotAdoptable; StoreError."""
-        return await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max)
+        return await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max,
+                                 aside=self.settings.aside)
 
     def _check_runs(self, request: Request) -> None:
         """Raises: ApiError for a run that must not join any more."""

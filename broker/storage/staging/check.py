@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
@@ -28,6 +28,10 @@ __all__ = ["NotAdoptable", "Staged", "StagedBlock", "WithId", "read_staged"]
 
 _READ_BYTES: Final = 8 << 20
 _LARGE: Final = 16 << 20
+
+
+Aside = Callable[..., Awaitable[Any]]
+"""aside(fn, *args): the result of the call, which may take milliseconds."""
 
 
 class NotAdoptable(Exception):
@@ -69,8 +73,8 @@ class Staged:
 
 
 
-async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: int) -> Staged:
-    """Read and check all runs of ``request``. Raises: NotAdoptable; StoreError."""
+async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: int, aside: Aside = asyncio.to_thread) -> Staged:
+    """Read and check all runs of ``request``, decoding ``aside``. Raises: NotAdoptable; StoreError."""
     runs = request.runs
     if not runs or len(runs) > RUNS_MAX or sum(run.blocks for run in runs) > BLOCKS_MAX or sum(
             run.messages for run in runs) > MESSAGES_MAX:
@@ -82,7 +86,7 @@ async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: in
     for run in runs:
         key = paths.run(run.position, run.run_id)
         try:
-            await _read_run(store, key, run, request.stream_id, staged, ids_bytes_max)
+            await _read_run(store, key, run, request.stream_id, staged, ids_bytes_max, aside)
         except NotFound:
             raise NotAdoptable(f"{key} is not there") from None
         except FormatError as error:
@@ -90,7 +94,8 @@ async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: in
     return staged
 
 
-async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int, staged: Staged, ids_bytes_max: int) -> None:
+async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int, staged: Staged, ids_bytes_max: int,
+                    aside: Aside) -> None:
     """Raises: NotAdoptable; NotFound; StoreError; FormatError."""
     head = await _head(store, key, run)
     if len(head.rows) != run.blocks or head.header.size != run.size or any(
@@ -104,7 +109,7 @@ async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int
         if not core.staged or core.removed or any(record.kind != MessageIds.KIND for record in core.records):
             raise NotAdoptable(f"{key} has a block that is no staged one")
         data = await store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
-        frames += await asyncio.to_thread(_take, staged, key, ref, core, data)
+        frames += await aside(_take, staged, key, ref, core, data)
         if staged.ids_bytes > ids_bytes_max:
             raise NotAdoptable("it has more message ids than the stream's duplicate window can hold: "
                                "make several requests of it, or leave the ids out")
@@ -112,7 +117,7 @@ async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int
         start, end = span[0][0], span[-1][0] + span[-1][1]
         # One byte more: an object that is longer than it should be has been tampered with too.
         data = await store.get(key, start, end + 1 if end == run.size else end)
-        if not await asyncio.to_thread(_sound, data, start, end, span):
+        if not await aside(_sound, data, start, end, span):
             raise NotAdoptable(f"{key} is damaged: a checksum of its frames does not match, from byte {start} on")
 
 

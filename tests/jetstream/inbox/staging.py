@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
 from broker.storage.staging.writer import RunWriter, request_id_of
 from broker.storage.state.applied import ShardState
 
-__all__ = ["Row", "request", "stage", "text_id"]
+__all__ = ["Row", "eventually", "request", "stage", "text_id"]
 
 Row = tuple[bytes, bytes] | tuple[bytes, bytes, bytes]
 """Subject, payload, message id."""
@@ -43,3 +44,10 @@ async def request(store: ObjectStore, writer: RunWriter, *name: str) -> str:
 
 def text_id(*name: str) -> str:
     return f"{request_id_of(*name):016x}"
+
+
+async def eventually(holds: Callable[[], Awaitable[object]], seconds: float = 20.0) -> None:
+    """Ask again and again until it holds: for what happens in the background and tells nobody."""
+    async with asyncio.timeout(seconds):
+        while not await holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -12,7 +12,7 @@ from broker.jetstream.stream.state.block import LiveBlock
 from broker.storage.staging.answers import REFUSED, answer_in
 from broker.storage.staging.writer import request_id_of
 from tests.jetstream.in_process import Inside
-from tests.jetstream.inbox.staging import request, stage, text_id
+from tests.jetstream.inbox.staging import eventually, request, stage, text_id
 
 
 @pytest_asyncio.fixture
@@ -37,6 +37,14 @@ async def contents(broker: Inside, stream: str) -> list[tuple[int, str, bytes]]:
     found = [await subscription.next_msg(timeout=10) for _ in range(info.state.messages)]
     await subscription.unsubscribe()
     return [(msg.metadata.sequence.stream, msg.subject, msg.data) for msg in found]
+
+
+async def settled(broker: Inside, stream: str, messages: int) -> None:
+    """Wait until the stream has as many."""
+    async def holds() -> bool:
+        return bool((await broker.ok(f"STREAM.INFO.{stream}"))["state"]["messages"] == messages)
+
+    await eventually(holds)
 
 
 async def test_staged_messages_are_the_streams_as_if_published(broker: Inside) -> None:
@@ -104,7 +112,8 @@ async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: In
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     js = broker.client.jetstream()
     await js.publish("S", b"p", headers={"Nats-Msg-Id": "1"})
-    answer = await adopt(broker, "S", [(b"S", b"a", b"1"), (b"S", b"b", b"2"), (b"S", b"c", b"2"), (b"S", b"d", b"3"), (b"S", b"e")])
+    rows = [(b"S", b"a", b"1"), (b"S", b"b", b"2"), (b"S", b"c", b"2"), (b"S", b"d", b"3"), (b"S", b"e")]
+    answer = await adopt(broker, "S", rows)
     assert (answer["messages"], answer["duplicates"], answer["first_seq"], answer["last_seq"]) == (3, 2, 2, 6)
     assert [row[::2] for row in await contents(broker, "S")] == [(1, b"p"), (3, b"b"), (5, b"d"), (6, b"e")]
     for _ in range(2):
@@ -162,15 +171,13 @@ async def test_limits_hold_after_they_joined(broker: Inside) -> None:
     assert [payload for _, _, payload in await contents(broker, "M")] == [b"%d" % i for i in range(15, 25)]
     await adopt(broker, "P", [(b"p.%d" % (i % 3), b"%d" % i) for i in range(30)], block_messages=7)
     await broker.publish("p.1", b"last")
-    while (await broker.ok("STREAM.INFO.P"))["state"]["messages"] > 6:
-        await asyncio.sleep(0.01)
+    await settled(broker, "P", 6)
     assert sorted((subject, payload) for _, subject, payload in await contents(broker, "P")) == [
         ("p.0", b"24"), ("p.0", b"27"), ("p.1", b"28"), ("p.1", b"last"), ("p.2", b"26"), ("p.2", b"29")]
     old = broker.clock.now_ns() - 2 * 3600 * 10**9
     answer = await adopt(broker, "A", [(b"a", b"old"), (b"a", b"new")], times=[old, broker.clock.now_ns()])
     assert answer["messages"] == 2
-    while (await broker.ok("STREAM.INFO.A"))["state"]["messages"] > 1:
-        await asyncio.sleep(0.01)
+    await settled(broker, "A", 1)
     assert [payload for _, _, payload in await contents(broker, "A")] == [b"new"]
 
 
@@ -181,8 +188,7 @@ async def test_interest_and_work_queues_treat_them_as_published(broker: Inside) 
         await broker.ok(f"CONSUMER.DURABLE.CREATE.{name}.d", {"stream_name": name, "config": {
             "durable_name": "d", "ack_policy": "explicit", "filter_subject": f"{name}.1"}})
         await adopt(broker, name, [(b"%b.%d" % (name.encode(), i % 2), b"%d" % i) for i in range(10)])
-    while (await broker.ok("STREAM.INFO.I"))["state"]["messages"] != 5:
-        await asyncio.sleep(0.01)
+    await settled(broker, "I", 5)
     assert (await broker.ok("STREAM.INFO.W"))["state"]["messages"] == 10
     js = broker.client.jetstream()
     for name, left in (("I", 0), ("W", 5)):
@@ -218,8 +224,7 @@ async def test_sources_and_mirrors_get_them(broker: Inside) -> None:
     await broker.publish("S", b"0")
     await adopt(broker, "S", [(b"S", b"%d" % i) for i in range(1, 50)], block_messages=9)
     for name in ("M", "T"):
-        while (await broker.ok(f"STREAM.INFO.{name}"))["state"]["messages"] < 50:
-            await asyncio.sleep(0.01)
+        await settled(broker, name, 50)
         assert [payload for _, _, payload in await contents(broker, name)] == [b"%d" % i for i in range(50)]
     error = (await adopt(broker, "M", [(b"S", b"x")], "to the mirror"))["error"]
     assert "no subjects of its own" in str(error)
