@@ -90,6 +90,7 @@ class RunWriter:
         self._account, self._stream, self._stream_id = account, stream, stream_id
         self._paths = StreamPaths(account, stream, stream_id)
         self._position = staged_position(now_ns)
+        self._now_ns = now_ns
         self._codec = codec
         self._run_bytes, self._block_bytes, self._block_messages = run_bytes, block_bytes, block_messages
         self._randbytes = randbytes
@@ -106,7 +107,7 @@ class RunWriter:
             msg_id: bytes | None = None) -> None:
         """Add a row. Times may not fall within a stream: one below the time before it becomes that.
 
-        Args: ``headers`` is a header block ("NATS/1.0…"), or b"". ``time_ns`` None: when it joins. ``msg_id`` becomes
+        Args: ``headers`` is a header block ("NATS/1.0…"), or b"". ``time_ns`` None: when it joins, or that of the row before. ``msg_id`` becomes
             the header Nats-Msg-Id; None: that of ``headers``, if there is one.
         Raises: RowRefused.
         """
@@ -151,7 +152,10 @@ class RunWriter:
         rows, self._rows, self._rows_bytes = self._rows, [], 0
         block: OpenBlock[None] = OpenBlock(self._stream_id, None)
         at = 0
-        for time_ns, some in groupby(rows, key=_time_of):
+        # Where some have a time, the others before them cannot have that of the moment when they join.
+        first_ns = next((row[3] for row in rows if row[3]), 0)
+        for own_ns, some in groupby(rows, key=_time_of):
+            time_ns = own_ns or min(first_ns, self._now_ns)
             subjects, bodies, hlens, _, _ = zip(*some, strict=True)
             block.append_run(at + 1, subjects, hlens if any(hlens) else None, bodies, time_ns)
             at += len(bodies)
