@@ -63,7 +63,8 @@ class Stream(engine.Stream):
         self.last_seq = first + len(rows) - 1
         self.owner.log.urgent()
 
-    async def adopt(self, rows: Sequence[tuple[bytes, bytes, bytes]], *, block_messages: int = 100, drop: Sequence[int] = ()) -> None:
+    async def adopt(self, rows: Sequence[tuple[bytes, bytes, bytes]], *, block_messages: int = 100,
+                    drop: Sequence[int] = ()) -> None:
         """Messages that were staged join, in blocks of as many, but for those with these ordinals, which were seen before."""
         owner = self.owner
         owner.clock.advance(1_000_003)

@@ -87,10 +87,11 @@ class Host(Protocol):
 class _Errand:
     """A request that is being carried out, once it was read."""
 
-    __slots__ = ("request", "task")
+    __slots__ = ("request", "stream_id", "task")
 
     def __init__(self) -> None:
         self.request: Request | None = None
+        self.stream_id = 0
         self.task: asyncio.Task[Answer]
 
 
@@ -133,7 +134,11 @@ class Inbox:
 
         Raises: ApiError, by which it is refused, for good unless that is 10008 or 10194; StoreError, and it stays.
         """
-        return await asyncio.shield(self._begin(request_id, stream).task)
+        errand = self._begin(request_id, stream)
+        answer = await asyncio.shield(errand.task)
+        if stream is not None and errand.stream_id != stream.stream_id:
+            raise ApiError(_GENERAL, err=f"request {request_id:016x} is for another stream")
+        return answer
 
     def _begin(self, request_id: int, stream: Stream | None = None) -> _Errand:
         errand = self._under_way.get(request_id)
@@ -174,6 +179,14 @@ class Inbox:
         except (FormatError, Stuck) as error:
             stays, why = True, str(error)
             self._leave(request_id, why)
+        except StoreError:
+            raise
+        except Exception as error:
+            if self._log.failure is not None:
+                raise
+            # The other requests are carried out all the same.
+            _log.error("request %016x failed", request_id, exc_info=error)
+            stays, why = True, repr(error)
         asked = errand.request
         return Carried(request_id, asked.account if asked else "", asked.stream if asked else "", answer, why, stays)
 
@@ -197,10 +210,11 @@ class Inbox:
         key = self._paths.inbox(request_id)
         try:
             request = errand.request = Request.decode(await self._store.get(key), request_id)
+            errand.stream_id = request.stream_id
         except NotFound:
-            answer = stream.appending.requests.of(request_id) if stream is not None else None
-            if answer is None:
+            if stream is None or (answer := stream.appending.requests.of(request_id)) is None:
                 raise ApiError(_GENERAL, err=f"there is no request {request_id:016x} in the inbox") from None
+            errand.stream_id = stream.stream_id
             return answer
         except VersionUnknown as error:
             self._leave(request_id, str(error))
@@ -210,8 +224,8 @@ class Inbox:
             await self._delete(key)
             raise ApiError(_GENERAL, err=f"the request is damaged: {error}") from None
         if stream is not None and (stream.account, stream.name) != (request.account, request.stream):
-            raise ApiError(_GENERAL, err=f"request {request_id:016x} is for stream {request.stream!r} of account "
-                                         f"{request.account!r}")
+            where = f": {request.stream!r}" if stream.account == request.account else ""
+            raise ApiError(_GENERAL, err=f"request {request_id:016x} is for another stream{where}")
         try:
             found = self._stream_of(request)
         except ApiError as error:
@@ -268,7 +282,7 @@ class Inbox:
 
     async def _read(self, stream: Stream, request: Request) -> Staged:
         """Raises: NotAdoptable; StoreError."""
-        return await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max,
+        return await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max // 2,
                                  aside=self.settings.aside)
 
     def _check_runs(self, request: Request) -> None:

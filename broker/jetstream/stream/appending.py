@@ -138,7 +138,8 @@ class Appending:
             await self._log.persisted()
             if stream.live.joining is not None:
                 raise ApiError(STREAM_OFFLINE, err=stream.offline or "its record could not be stored")
-            await self._remember(joining.ids, staged.last_id)
+            if joining.msgs:
+                await self._remember(joining)
         return answer
 
     async def refuse(self, request_id: int, error: ApiError) -> None:
@@ -255,6 +256,7 @@ class Appending:
             low_ns = ref.last_time_ns
             gone = [(seq + one.ordinal, one.size) for one in lost]
             joining.add(_live_block(ref, gone))
+            joining.last_id = _last_id(block, {one.ordinal for one in lost})
             joining.ids += _ids_of(ref, block, {one.ordinal for one in lost}, now_ns - stream.dedupe.window_ns)
             packed.append(ref.pack())
             dead += [(one, one, 1, size) for one, size in gone]
@@ -289,13 +291,13 @@ class Appending:
         if stream.interest.selective:
             stream.interest.sweep(joining.first_seq)
 
-    async def _remember(self, ids: _Ids, last_id: bytes) -> None:
+    async def _remember(self, joining: Joining) -> None:
         """Take the ids into the duplicate window. Publishes wait until all are there."""
-        dedupe = self._stream.dedupe
+        dedupe, ids = self._stream.dedupe, joining.ids
         for at in range(0, len(ids), _AT_ONCE):
             _add(dedupe, ids[at:at + _AT_ONCE])
             await asyncio.sleep(0)
-        dedupe.last_id = last_id
+        dedupe.last_id = joining.last_id
         self._stream.msg_ids.expire_later()
 
 
@@ -313,6 +315,14 @@ def _ids_of(ref: BlockRef, block: StagedBlock, lost: set[int], since_ns: int) ->
         time_ns = min(max(one.time_ns, low), high)
         if one.ordinal not in lost and time_ns > since_ns:
             yield ref.first_seq + one.ordinal, one.msg_id, time_ns
+
+
+def _last_id(block: StagedBlock, lost: set[int]) -> bytes:
+    """The id of the last message of ``block`` that joins; b"": it has none."""
+    last = block.ref.count - 1
+    while last in lost:
+        last -= 1
+    return next((one.msg_id for one in reversed(block.with_ids) if one.ordinal == last), b"")
 
 
 def _add(dedupe: Dedupe, ids: _Ids) -> None:

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 from broker.storage.format.document import decode_document, encode_document, field
 from broker.storage.format.errors import Corrupt
-from broker.storage.format.header import ObjectKind, Position, object_name
+from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position, object_name
 from broker.storage.format.staged import STAGED_EPOCH
 
 __all__ = ["BLOCKS_MAX", "MESSAGES_MAX", "RUNS_MAX", "Request", "StagedRun"]
 
-RUNS_MAX = 1024
-BLOCKS_MAX = 4096
-"""Of one request: they become one record."""
-MESSAGES_MAX = 1 << 26
+RUNS_MAX = 256
+BLOCKS_MAX = 1024
+"""Of one request: they become one record, which is applied in one turn of the loop."""
+MESSAGES_MAX = 1 << 25
 
 _VERSION = 1
 
@@ -61,9 +61,12 @@ class Request(NamedTuple):
         rows = field(body, "runs", list, name)
         if not all(_is_run(row) for row in rows):
             raise Corrupt(name, "runs", 72, "not a list of runs")
-        return cls(request_id, field(body, "account", str, name), field(body, "stream", str, name),
-                   field(body, "incarnation", int, name), [StagedRun(*row) for row in rows])
+        account, stream, stream_id = (field(body, key, kind, name) for key, kind in (
+            ("account", str), ("stream", str), ("incarnation", int)))
+        if not account or not stream or not 0 < stream_id < 1 << 64:
+            raise Corrupt(name, "incarnation", 72, "no stream has these names and this incarnation")
+        return cls(request_id, account, stream, stream_id, [StagedRun(*row) for row in rows])
 
 
 def _is_run(row: Any) -> bool:
-    return type(row) is list and [*map(type, row)] == [int] * 5 and min(row) >= 0 and row[1] < 1 << 64
+    return type(row) is list and [*map(type, row)] == [int] * 5 and min(row) >= 0 and row[0] <= NUMBER_MAX and row[1] < 1 << 64

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+from broker.storage.format.agreement import check_agreement
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind
@@ -24,7 +25,10 @@ from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import StreamPaths
 
-__all__ = ["NotAdoptable", "Staged", "StagedBlock", "WithId", "read_staged"]
+__all__ = ["SUBJECTS_MAX", "NotAdoptable", "Staged", "StagedBlock", "WithId", "read_staged"]
+
+SUBJECTS_MAX: Final = 1 << 20
+"""Of one request: they are in memory together."""
 
 _READ_BYTES: Final = 8 << 20
 _LARGE: Final = 16 << 20
@@ -68,8 +72,6 @@ class Staged:
     size_max: int = 0
     """What the largest message counts for; of small ones, at least that."""
     ids_bytes: int = 0
-    last_id: bytes = b""
-    """Of the last message; b"": none."""
 
 
 
@@ -134,7 +136,12 @@ async def _head(store: ObjectStore, key: str, run: StagedRun) -> SegmentHead:
 def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes) -> list[tuple[int, int, int]]:
     """Gather what the block has; returns offset, length and checksum of its frames. In a thread. Raises: FormatError."""
     head = decode_index(data, ref, key)
+    check_agreement(core, head, key, ref.core_offset)
+    if not 0 <= ref.first_time_ns <= ref.last_time_ns:
+        raise NotAdoptable(f"{key} has times that fall, or are none")
     staged.subjects.update(dict(zip(head.subjects, head.subject_counts, strict=True)))
+    if len(staged.subjects) > SUBJECTS_MAX:
+        raise NotAdoptable(f"it has more than {SUBJECTS_MAX} subjects: make several requests of it")
     staged.messages += ref.count
     staged.size_bytes += ref.bytes
     staged.body_bytes_max = max(staged.body_bytes_max, head.body_len if head.body_lens is None else max(head.body_lens))
@@ -144,7 +151,6 @@ def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes)
                           staged.body_bytes_max + max(map(len, head.subjects)) + ROW_BYTES + HEADERS_BYTES)
     ids = list(_ids(head, core))
     staged.ids_bytes += sum(len(one.msg_id) + 140 for one in ids)
-    staged.last_id = ids[-1].msg_id if ids and ids[-1].ordinal == ref.count - 1 else b""
     staged.blocks.append(StagedBlock(ref, ids))
     return [(ref.frames_offset + frame.offset, frame.stored_bytes, frame.crc) for frame in head.frames]
 

@@ -107,8 +107,8 @@ class RunWriter:
             msg_id: bytes | None = None) -> None:
         """Add a row. Times may not fall within a stream: one below the time before it becomes that.
 
-        Args: ``headers`` is a header block ("NATS/1.0…"), or b"". ``time_ns`` None: when it joins, or that of the row before. ``msg_id`` becomes
-            the header Nats-Msg-Id; None: that of ``headers``, if there is one.
+        Args: ``headers`` is a header block ("NATS/1.0…"), or b"". ``time_ns`` None: when it joins, or that of the row before.
+            ``msg_id`` becomes the header Nats-Msg-Id; None: that of ``headers``, if there is one.
         Raises: RowRefused.
         """
         if not is_valid(subject) or not is_literal(subject) or len(subject) > _SUBJECT_BYTES_MAX or b"\0" in subject:

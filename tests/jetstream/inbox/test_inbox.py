@@ -9,6 +9,9 @@ import pytest
 import pytest_asyncio
 
 from broker.jetstream.stream.state.block import LiveBlock
+from broker.storage.format.document import encode_document
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.paths import ShardPaths
 from broker.storage.staging.answers import REFUSED, answer_in
 from broker.storage.staging.writer import request_id_of
 from tests.jetstream.in_process import Inside
@@ -117,8 +120,9 @@ async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: In
     assert (answer["messages"], answer["duplicates"], answer["first_seq"], answer["last_seq"]) == (3, 2, 2, 6)
     assert [row[::2] for row in await contents(broker, "S")] == [(1, b"p"), (3, b"b"), (5, b"d"), (6, b"e")]
     for _ in range(2):
-        ack = await js.publish("S", b"x", headers={"Nats-Msg-Id": "3"})
-        assert (ack.duplicate, ack.seq) == (True, 5)
+        for msg_id, seq in (("1", 1), ("2", 3), ("3", 5)):
+            ack = await js.publish("S", b"x", headers={"Nats-Msg-Id": msg_id})
+            assert (ack.duplicate, ack.seq) == (True, seq)
         info = await broker.ok("STREAM.INFO.S")
         assert (info["state"]["messages"], info["state"]["num_deleted"]) == (4, 2)
         await broker.restart()
@@ -246,7 +250,7 @@ async def test_requests_that_make_no_sense_are_refused_by_name(broker: Inside) -
     assert await broker.error("JETBLOCK.ADOPT.X", {"request": text_id("job")}) == 10059
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"x" * 100)] * 50)
     await request(broker.store, writer, "job")
-    assert "is for stream 'S'" in await why("T")
+    assert "is for another stream: 'S'" in await why("T")
     [key] = [key for key in broker.store.objects if key.endswith(f"{writer.entries[0].run_id:016x}")]
     sound = broker.store.objects[key]
     for at in (0, 70, 120, 400, len(sound) // 2, len(sound) - 3):
@@ -292,6 +296,25 @@ async def test_a_damaged_request_is_dropped(broker: Inside) -> None:
         answer = await broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")})
         assert "damaged" in str(answer["error"]["description"])
         assert asked.key not in broker.store.objects
+
+
+@pytest.mark.parametrize("change", [
+    {"incarnation": 0}, {"account": ""}, {"stream": ""}, {"stream": 5}, {"runs": [[1 << 48, 1, 1, 1, 1]]},
+    {"runs": [[1, 1, 1, 1]]}, {"runs": [[1, 1, 1, 1, -1]]}, {"runs": {}}, {"runs": []}, {"version": "1"}])
+async def test_a_request_that_cannot_be_meant_harms_no_other(broker: Inside, change: dict[str, object]) -> None:
+    """Shows values at the edges and of wrong types in a request whose checksum is right: it goes, and the next one is granted."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    state = broker.state.stream("$G", "S")
+    assert state is not None
+    body = {"version": 1, "account": "$G", "stream": "S", "incarnation": state.stream_id, "runs": [[1, 1, 1, 1, 1]], **change}
+    await broker.store.put(ShardPaths(0).inbox(1), [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), body, 1)])
+    await request(broker.store, await stage(broker.store, broker.state, "S", [(b"S", b"")]), "job")
+    assert broker.js.inbox is not None
+    done = {one.request_id: one for one in await broker.js.inbox.carry_out_all()}
+    assert done[1].answer is None
+    assert not done[1].stays
+    assert done[request_id_of("job")].answer is not None
+    assert not [key for key in broker.store.objects if "/inbox/" in key]
 
 
 async def test_publishes_purges_and_updates_go_on_meanwhile(broker: Inside) -> None:

@@ -95,8 +95,8 @@ async def test_rows_are_those_of_the_stream(seed: int) -> None:
 
 
 async def test_a_position_in_the_past_shows_what_had_joined_by_then() -> None:
-    """Shows the stream at each position of the log, from the whole log; and, where only the newest state is known, the messages that
-    are certain to have joined, or a refusal with the remedy."""
+    """Shows the stream at each position of the log, from the whole log; and, where only the newest state is known, a
+    refusal with the remedy if what had joined by then is not."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()

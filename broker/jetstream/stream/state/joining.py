@@ -14,9 +14,10 @@ class Joining:
     """Attributes:
         blocks: in order; each has a live message.
         ids: sequence, id and time of those messages whose ids are to be remembered.
+        last_id: of the last message; b"": it has none.
     """
 
-    __slots__ = ("blocks", "first_seq", "ids", "last_seq", "msgs", "size_bytes")
+    __slots__ = ("blocks", "first_seq", "ids", "last_id", "last_seq", "msgs", "size_bytes")
 
     def __init__(self, first_seq: int) -> None:
         self.first_seq = first_seq
@@ -25,6 +26,7 @@ class Joining:
         self.size_bytes = 0
         self.blocks: list[LiveBlock] = []
         self.ids: list[tuple[int, bytes, int]] = []
+        self.last_id = b""
 
     def add(self, block: LiveBlock) -> None:
         """``block`` comes next."""
