@@ -30,7 +30,10 @@ __all__ = ["LOADS", "LongLoad", "main", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class LongLoad:
-    """``rate`` messages a second of ``size`` bytes in all, over ``streams`` in turn; kept for ``keep_s``; simulated for ``seconds``."""
+    """``rate`` messages a second of ``size`` bytes in all, over ``streams`` in turn; kept for ``keep_s``.
+
+    seconds: how long is simulated.
+    """
 
     name: str
     streams: int
@@ -169,13 +172,14 @@ def line(row: dict[str, Any]) -> str:
         return f"{size / 2**20:,.1f}"
 
     simulated = f"{row['simulated_s'] / 3600:g} h" if row["simulated_s"] >= 3600 else f"{row['simulated_s'] / 60:g} min"
-    return (f"| {row['name']} | {simulated} | {row['messages']:,} | {middle['objects']:,} / {last['objects']:,} | {mib(last['stored'])} | "
-            f"{month['put']:,.0f} | {month['get']:,.0f} | {month['written'] / 2**30:,.1f} | {month['request_dollars']:,.2f} | "
-            f"{mib(last['memory'] - row['memory_before'])} | {row['recovery_s']:.2f} |")
+    cells = (row["name"], simulated, f"{row['messages']:,}", f"{middle['objects']:,} / {last['objects']:,}", mib(last["stored"]),
+             f"{month['put']:,.0f}", f"{month['get']:,.0f}", f"{month['written'] / 2**30:,.1f}",
+             f"{month['request_dollars']:,.2f}", mib(last["memory"] - row["memory_before"]), f"{row['recovery_s']:.2f}")
+    return "| " + " | ".join(cells) + " |"
 
 
-HEAD = ("| load | simulated | messages | objects, halfway / at the end | stored MiB | PUT a month | GET a month | written GiB a month | "
-        "requests, $ a month | memory MiB | recovery s |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+HEAD = ("| load | simulated | messages | objects, halfway / at the end | stored MiB | PUT a month | GET a month | "
+        "written GiB a month | requests, $ a month | memory MiB | recovery s |\n" + "|---|" + 10 * "---:|")
 
 
 def main(words: list[str] | None = None) -> int:
