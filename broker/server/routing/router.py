@@ -296,7 +296,7 @@ class Router:
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
         """Call ``changed(now_interested)`` after each change from now on, on a later turn of the loop."""
-        watch = InterestWatch(subject, queue, changed, self.interest(subject, queue), self._unwatch)
+        watch = InterestWatch(subject, queue, changed, self._exact_interest(subject, queue), self._unwatch)
         self._watches.setdefault(subject, []).append(watch)
         return watch
 
@@ -490,9 +490,16 @@ class Router:
 
     def _ask(self, watches: list[InterestWatch]) -> None:
         for watch in list(watches):
-            interested = self.interest(watch.subject, watch.queue)
+            interested = self._exact_interest(watch.subject, watch.queue)
             if interested != watch.interested:
                 watch.update(interested, self._call_soon)
+
+    def _exact_interest(self, subject: bytes, queue: bytes) -> bool:
+        """Whether a subscription has just this subject and queue group (nats-server, server/sublist.go,
+        registerNotification): one with wildcards looks on, and is not waited for."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        return any(sub.subject == subject and sub.queue == queue and (sub.relay is None or sub.relay.interested(subject))
+                   for sub in route.receivers)
 
     def _unwatch(self, watch: InterestWatch) -> None:
         watches = self._watches.get(watch.subject)
