@@ -186,6 +186,8 @@ class Client(asyncio.Protocol):
         except ProtocolError as error:
             self._serve(error.ops, now_ns)
             if not self.closed:
+                if error.too_large is not None:
+                    self._publishing.too_large(*error.too_large, now_ns)
                 self.fail(error.text, error.reason)
             return
         if stalled and not self.server.settings.clients.no_fast_producer_stall:

@@ -31,6 +31,7 @@ from broker.protocol import encoder
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
 from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
+from broker.server.routing.audience import audience
 from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
 from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
@@ -353,12 +354,8 @@ class Router:
         """Whether clients may not publish to ``subject``."""
         return subject.startswith(self._refused)
 
-    def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
-        """The subscriptions that would get a message from ``source``; one of each queue group, at random."""
-        route = self._routes.get(subject) or self._resolve(subject)
-        told = [sub for sub in route.receivers if not sub.queue]
-        told += [self._rng.choice(group) for group in route.groups]
-        return [sub for sub in told if not (source.no_echo and sub.peer is source)]
+    def audience(self, subject: bytes, source: Peer) -> list[tuple[Subscription, str]]:
+        return audience(self.subs.match(subject), subject, source, self._rng)
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
         """The plain subscription of ``peer`` that matches the literal ``subject``, if any."""
