@@ -482,8 +482,9 @@ class Stream:
 
     # --- info ---------------------------------------------------------------------------------------------------------
 
-    async def info_state(self, deleted_details: bool = False, subjects_filter: bytes = b"") -> dict[str, Any]:
-        """JetStream's StreamState as JSON values, less ``consumer_count``.
+    async def info_state(self, deleted_details: bool = False, subjects_filter: bytes = b"",
+                         subjects_offset: int = 0) -> dict[str, Any]:
+        """JetStream's StreamState as JSON values, less ``consumer_count``; ``subjects`` in it is a ``SubjectCounts``.
 
         Raises: ApiError 10008 past the lease; StoreError; FormatError.
 
@@ -492,7 +493,7 @@ class Stream:
         self._readable()
         await self.queue.quiet()
         await self.look()
-        return await self._info.state(deleted_details, subjects_filter)
+        return await self._info.state(deleted_details, subjects_filter, subjects_offset)
 
     # --- loading ------------------------------------------------------------------------------------------------------
 
