@@ -13,18 +13,18 @@ delivered. Where that number is unknown (a range, of a filtered consumer) ``pend
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Sequence
 from itertools import compress, takewhile
 from typing import Protocol
 
-from broker.jetstream.consumer.listed import Listed
 from broker.jetstream.filters import Filters
 from broker.storage.format.frame import Chunk
 
 __all__ = ["Block", "Cursor", "Loading", "Readable", "Taken"]
 
 
+_FREED_AT_ONCE = 16_384
 _COUNT_TRIES = 4
 """Tries of a count that removals disturb; the last one is accepted as near enough."""
 
@@ -97,6 +97,47 @@ class Taken:
             return self
         return Taken(self.seqs[:n], self.subjects[:n], None if self.hlens is None else self.hlens[:n],
                      self.bodies[:n], self.times[:n], self.seqs[n - 1] + 1)
+
+
+class Listed:
+    """Ascending sequences that are delivered first, from the next one to the last. There may be a million."""
+
+    __slots__ = ("_at", "_seqs")
+
+    def __init__(self, seqs: Sequence[int] = ()) -> None:
+        self._seqs = seqs if isinstance(seqs, list) else list(seqs)
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._seqs) - self._at
+
+    @property
+    def first(self) -> int:
+        """The next one; there must be one."""
+        return self._seqs[self._at]
+
+    def below(self, seq: int) -> int:
+        """How many are below ``seq``."""
+        return bisect_left(self._seqs, seq, self._at) - self._at
+
+    def up_to(self, last_seq: int, most: int) -> list[int]:
+        """The next ``most``, as far as they are not above ``last_seq``."""
+        at = self._at
+        return self._seqs[at:bisect_right(self._seqs, last_seq, at, min(at + most, len(self._seqs)))]
+
+    def drop(self, n: int) -> int:
+        """Take out the next ``n``, at least one; returns the last of them."""
+        self._at += n
+        last = self._seqs[self._at - 1]
+        if self._at >= _FREED_AT_ONCE or self._at == len(self._seqs):
+            del self._seqs[:self._at]
+            self._at = 0
+        return last
+
+    def drop_below(self, seq: int) -> None:
+        """Take out those below ``seq``."""
+        if n := self.below(seq):
+            self.drop(n)
 
 
 class Cursor:

@@ -26,7 +26,7 @@ from broker.jetstream.stream.state.heads import blocks_back, blocks_from
 from broker.jetstream.stream.state.in_turns import sorted_in_turns
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, candidates, listed_match, matching_rows, may_match
-from broker.jetstream.stream.state.rows import OpenRows, Rows
+from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_index import UNKNOWN
 from broker.protocol.subject import is_literal
@@ -189,29 +189,48 @@ class Queries:
 
     # --- single messages ----------------------------------------------------------------------------------------------
 
+    def peek(self, seq: int) -> StoredMsg | None:
+        """``get``, from memory alone. Raises: NotLoaded."""
+        live = self._live
+        block = live.find(seq)
+        if block is None:
+            return None
+        if block.open is not None:
+            return _from_open(block.open, seq)
+        ordinal = seq - block.first_seq
+        if not block.gapless:
+            rows = live.rows(block)
+            ordinal = rows.ordinal_of(seq)
+            if ordinal >= block.count or rows.seq_of(ordinal) != seq:
+                return None
+        chunk = self._cached(block, ordinal)
+        if chunk is None:
+            raise NotLoaded("a message")
+        return _from_chunk(chunk, ordinal)
+
+    def peek_last(self, subject: bytes) -> StoredMsg | None:
+        """The last live message of a literal ``subject``, from memory alone. Raises: NotLoaded."""
+        seq = self._subjects.last(subject)
+        return self.peek(seq) if seq else None
+
     async def get(self, seq: int) -> StoredMsg | None:
         """The live message ``seq``, or None."""
         live = self._live
         for _ in range(_TRIES):
-            block = live.find(seq)
+            try:
+                return self.peek(seq)
+            except NotLoaded:
+                block = live.find(seq)
             if block is None:
                 return None
-            if block.open is not None:
-                return _from_open(block.open, seq)
             try:
-                if block.gapless:
-                    ordinal = seq - block.first_seq
-                else:
-                    rows = live.resident(block) or await self._reader.head(block)
-                    ordinal = rows.ordinal_of(seq)
-                    if ordinal >= block.count or rows.seq_of(ordinal) != seq:
-                        return None
-                chunk = self._cached(block, ordinal) or await self._reader.chunk(block, ordinal)
+                rows = live.resident(block) or await self._reader.head(block)
+                if (ordinal := rows.ordinal_of(seq)) >= block.count or rows.seq_of(ordinal) != seq:
+                    return None
+                return _from_chunk(await self._reader.chunk(block, ordinal), ordinal)
             except NotFound:
                 if live.holds(block):
                     raise
-                continue
-            return _from_chunk(chunk, ordinal)
         return None
 
     async def get_last(self, wanted: bytes) -> StoredMsg | None:

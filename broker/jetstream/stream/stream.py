@@ -356,6 +356,16 @@ class Stream:
         await self._readable_blocks()
         return await self.queries.get(seq)
 
+    def peek(self, seq: int) -> StoredMsg | None:
+        """``get``, from memory alone. Raises: NotLoaded; ApiError 10008 past the lease."""
+        self._readable()
+        return self.queries.peek(seq)
+
+    def peek_last(self, subject: bytes) -> StoredMsg | None:
+        """``get_last`` of a literal ``subject``, from memory alone. Raises: as ``peek``."""
+        self._readable()
+        return self.queries.peek_last(subject)
+
     async def get_last(self, wanted: bytes) -> StoredMsg | None:
         """The last message whose subject matches ``wanted``, or None. Raises: as ``get``."""
         await self._readable_blocks()
