@@ -46,8 +46,9 @@ ROUTES_KEPT: Final = 8192
 _SCAN_MAX: Final = 2048
 """Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
 
-_INBOXES: Final = (b"_INBOX.", b"_R_.")
-"""Beginnings of reply subjects: those of clients, and those of service imports."""
+_INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.")
+"""Beginnings of subjects that rarely repeat, and share a route with those that differ in the last token: replies to clients
+and through service imports, and gets of keys."""
 
 _DOT: Final = ord(".")
 _NO_FAMILY: Final = (b"", 0)
@@ -151,6 +152,10 @@ class Router:
         """Route one message to its subscribers; returns how many get it, handlers on a later turn of the loop."""
         route = self._routes.get(subject) or self._resolve(subject)
         return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
+
+    def publish_all(self, msgs: Sequence[Msg]) -> None:
+        """Route messages to their subscribers, handlers on a later turn of the loop."""
+        self.route(msgs, 0, len(msgs), None, self._clock.now_ns())
 
     def deliver(self, to: bytes, batch: Columns, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
