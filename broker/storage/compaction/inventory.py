@@ -7,7 +7,7 @@ uses it looks up each block again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import LAST_TIME_NS, BlockPlace
@@ -66,7 +66,7 @@ async def take_inventory(state: ShardState, settings: CompactionSettings, leave:
                 objects = {key: one for key, one in objects.items() if one.live_bytes < settings.object_bytes}
                 if len(objects) > _OBJECTS_MAX // 2:
                     return _in_order(objects)
-            turn += len(page.entries)
+            turn += len(page)
             if turn >= 1024:
                 turn = 0
                 await asyncio.sleep(0)
@@ -77,7 +77,7 @@ def _in_order(objects: dict[ObjectKey, StoredObject]) -> list[StoredObject]:
     return sorted(objects.values(), key=lambda one: (one.last_time_ns, one.key))
 
 
-def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: list[Kept], settings: CompactionSettings,
+def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequence[Kept], settings: CompactionSettings,
            leave: Collection[tuple[int, int]]) -> None:
     large, share = settings.large_bytes, settings.dead_share
     for kept, packed, dead_bytes in _facts(entries):
@@ -100,7 +100,7 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: list
             found.last_time_ns = packed[LAST_TIME_NS]
 
 
-def _facts(entries: list[Kept]) -> Iterator[tuple[Kept, tuple[int, ...], int]]:
+def _facts(entries: Sequence[Kept]) -> Iterator[tuple[Kept, tuple[int, ...], int]]:
     for kept in entries:
         if isinstance(kept, BlockEntry):
             yield kept, kept.ref.pack(), kept.dead_bytes
