@@ -94,6 +94,12 @@ class Packed:
             _recent.put(self, entries)
         return entries
 
+    def take(self) -> list[Kept]:
+        """The blocks, which belong to the caller from now on. Raises: Corrupt."""
+        entries = self.entries()
+        _recent.drop(self)
+        return entries
+
     def log_keys(self) -> Iterator[int]:
         """The ``position_key`` of the segment that each block is stored in, except those in runs."""
         return chain.from_iterable(map(_keys, self._segments))
@@ -163,6 +169,9 @@ class _Recent:
         if found is not None:
             self._entries.move_to_end(packed)
         return found
+
+    def drop(self, packed: Packed) -> None:
+        self._count -= len(self._entries.pop(packed))
 
     def put(self, packed: Packed, entries: list[Kept]) -> None:
         self._entries[packed] = entries

@@ -66,11 +66,12 @@ class StreamCopy:
 
     __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "stream", "summaries")
 
-    def __init__(self, stream: StreamState) -> None:
+    def __init__(self, stream: StreamState, inline_max: int | None = None) -> None:
+        """Args: ``inline_max``: with more blocks a table has pages of its own; INLINE_BLOCKS_MAX by default."""
         self.stream = stream
         stream.dirty = False
         pages = stream.blocks.pages
-        inline = len(stream.blocks) <= INLINE_BLOCKS_MAX
+        inline = len(stream.blocks) <= (INLINE_BLOCKS_MAX if inline_max is None else inline_max)
         self.filters = False
         """Whether the entry itself has subject filters."""
         self.summaries = not inline or len(stream.blocks) > _LISTED_BLOCKS_MAX
@@ -218,6 +219,7 @@ def load_directory(state: ShardState, page: Page) -> list[Part]:
                     continue
                 if summary is None:
                     part = TablePage.of([_kept(packed) for packed in entries])
+                    stream.dirty = stream.dirty or len(entries) > _LISTED_BLOCKS_MAX  # as below
                 else:
                     part = TablePage(Packed.summarized(PageBody(*entries), summary, filters=page.filters))
                 part.room = room
@@ -259,7 +261,7 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
             elif part.summary is None:
                 room, entries = page.body.unpack()
                 packed = Packed.of(page.body, [_kept(packed) for packed in entries])
-                stream.dirty = True  # the next round writes the summary
+                stream.dirty = True  # an earlier version wrote it: the next round adds the summary
                 blocks = TablePage(packed)
             else:
                 room, packed = part.room, Packed.summarized(page.body, part.summary, filters=page.filters)

@@ -86,7 +86,7 @@ class TablePage:
         """All blocks, to be changed: nothing of them is in a checkpoint from now on. Raises: Corrupt."""
         self.place = None
         if self.packed is not None:
-            self._added = self.packed.entries() + self._added
+            self._added = self.packed.take() + self._added
             self.packed = None
         return self._added
 
