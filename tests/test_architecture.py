@@ -105,6 +105,9 @@ MAY: dict[str, set[str]] = {
     "maintenance": {"clock", "cluster", "inspect", "output", "suggest", "storage.format", "storage.paths",
                     "storage.objectstore", "storage.put", "storage.read", "storage.state", "storage.log",
                     "storage.checkpoint", "storage.compaction", "storage.shard"},
+    "progress": {"output"},
+    "migration": {"config.access", "embedded", "errors", "gotime", "jetstream.archive", "nkeys", "output", "progress",
+                  "storage.objectstore", "storage.paths", "suggest"},
     "pipeline.errors": {"storage.format"},
     "pipeline.store": {"pipeline.errors", "storage.format", "storage.objectstore", "storage.paths"},
     "pipeline.plan": {"gotime", "pipeline.errors", "pipeline.store", "protocol", "storage.format",
@@ -124,7 +127,7 @@ MAY: dict[str, set[str]] = {
                 "storage.shard",
                 "version", *STORAGE},
     "embedded": {"config.settings", "runtime"},
-    "cli": {"config", "config.settings", "errors", "inspect", "maintenance", "pipeline", "runtime", "suggest", "version"},
+    "cli": {"config", "config.settings", "errors", "inspect", "maintenance", "migration", "pipeline", "runtime", "suggest", "version"},
     "__main__": {"cli"},
 }
 

@@ -26,7 +26,7 @@ from broker.protocol.subject import is_literal, is_valid
 
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
-    from broker.jetstream.account.incoming import NewConsumer
+    from broker.jetstream.account.incoming import NewConsumer, Provenance
     from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.stream import Stream
@@ -76,9 +76,10 @@ class Restore:
     Attributes: ``total``: bytes taken so far.
     """
 
-    def __init__(self, account: Account, config: StreamConfig) -> None:
+    def __init__(self, account: Account, config: StreamConfig, provenance: Provenance) -> None:
         self._account = account
         self._config = config
+        self._provenance = provenance
         self._name = f"restore for stream '{account.name} > {config.name}'"
         self._chunks: deque[_Chunk] = deque()
         self._bytes = 0
@@ -174,10 +175,10 @@ class Restore:
     def _begin(self, numbers: ArchivedStream) -> None:
         self._numbers = numbers
         try:
-            self._stream = self._account.incoming.begin(self._config)
+            self._stream = self._account.incoming.begin(self._config, self._provenance.created_ns)
         except ApiError as error:
             raise RestoreFailed(f"error adding stream: {_shown(error)}") from None
-        self._refill = Refill(self._stream, numbers.first_seq)
+        self._refill = Refill(self._stream, numbers.first_seq, any_origin=self._provenance.origins_restored)
 
     def _add_consumer(self, given: ArchivedConsumer) -> None:
         account, stream, numbers = self._account, self._stream, self._numbers
