@@ -127,7 +127,8 @@ MAY: dict[str, set[str]] = {
                 "storage.shard",
                 "version", *STORAGE},
     "embedded": {"config.settings", "runtime"},
-    "cli": {"config", "config.settings", "errors", "inspect", "maintenance", "migration", "pipeline", "runtime", "suggest", "version"},
+    "cli": {"config", "config.settings", "errors", "inspect", "maintenance", "migration", "pipeline",
+            "runtime", "suggest", "version"},
     "__main__": {"cli"},
 }
 
