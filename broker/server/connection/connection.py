@@ -366,7 +366,9 @@ class Client(asyncio.Protocol):
                 self._pong_sent = True
                 if self.options["protocol"] >= 1:
                     fields = self.server.info(self)
-                    fields.update(connect_info=True, remote_account=self.router.name)
+                    fields.update(connect_info=True, remote_account=self.account.name)
+                    if self.account.is_system:
+                        fields["acc_is_sys"] = True
                     self.send_line(encoder.info(fields))
         elif kind is Pong:
             self._keepalive.pong()
