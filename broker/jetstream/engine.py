@@ -28,6 +28,7 @@ from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.api.system import SystemApi
+from broker.jetstream.api.waiting import Waiting
 from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.adoption import follow
 from broker.jetstream.stream.stream import Stream
@@ -86,6 +87,7 @@ class JetStream(LogListener):
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
         self.external = ExternalFollowers()
+        self._waiting = Waiting(self.settings, clock)
         self._inflight = Inflight(BatchLimits.of(limits))
         self._usage = {storage: ServerUsage(storage, limits.bytes_max(storage)) for storage in STORAGES}
 
@@ -119,7 +121,7 @@ class JetStream(LogListener):
         else:
             self._check_limits(name, limits)
             account = self.accounts[name] = Account(self, name, bus, self.clock, self.rng, self.settings, limits)
-            api = Api(account, self.rng)
+            api = Api(account, self.rng, self._waiting)
             if self._log is not None:
                 restored = self._start(self._restore_later(account), "restore account")
         self.apis[name] = api
