@@ -27,6 +27,7 @@ from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.adoption import follow
+from broker.jetstream.stream.dropping import BlockBudget
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.errors import ApiError
@@ -80,6 +81,8 @@ class JetStream(LogListener):
         limits = self.settings.server
         self.external = ExternalFollowers()
         self._inflight = Inflight(BatchLimits.of(limits))
+        self._budget = BlockBudget(
+            lambda: [stream for account in self.accounts.values() for stream in account.streams.values()], clock)
         self._usage = {storage: ServerUsage(storage, limits.bytes_max(storage)) for storage in STORAGES}
 
     @property
@@ -214,6 +217,7 @@ class JetStream(LogListener):
         self._log, self._reader = log, reader
         log.listen(self)
         self._memory_log = MemoryLog(log.clock_trusted)
+        self._budget.start()
         self.failed_streams.clear()
         unknown = Counter(state.account for state in log.state.streams.values() if state.account not in self.accounts)
         for name, count in unknown.items():
@@ -232,6 +236,7 @@ class JetStream(LogListener):
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
+        await self._budget.stop()
         for api in self.apis.values():
             await api.drop()
         tasks = list(self._tasks)
