@@ -31,6 +31,7 @@ from broker.jetstream.api.system import SystemApi
 from broker.jetstream.api.waiting import Waiting
 from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.adoption import follow
+from broker.jetstream.stream.dropping import BlockBudget
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
@@ -89,6 +90,8 @@ class JetStream(LogListener):
         self.external = ExternalFollowers()
         self._waiting = Waiting(self.settings, clock)
         self._inflight = Inflight(BatchLimits.of(limits))
+        self._budget = BlockBudget(
+            lambda: [stream for account in self.accounts.values() for stream in account.streams.values()], clock)
         self._usage = {storage: ServerUsage(storage, limits.bytes_max(storage)) for storage in STORAGES}
 
     @property
@@ -266,6 +269,7 @@ class JetStream(LogListener):
         self._log, self._reader = log, reader
         log.listen(self)
         self._memory_log = MemoryLog(log.clock_trusted)
+        self._budget.start()
         self.failed_streams.clear()
         unknown = Counter(state.account for state in log.state.streams.values() if state.account not in self.accounts)
         for name, count in unknown.items():
@@ -284,6 +288,7 @@ class JetStream(LogListener):
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
+        await self._budget.stop()
         for api in self._all_apis():
             await api.drop()
         tasks = list(self._tasks)

@@ -244,8 +244,12 @@ def test_summaries() -> None:
     inside, entries = msgpack.unpackb(unpacked(stored, size, size != len(stored)))
     refs = [entry[0] for entry in entries]
     assert (inside, room) == (room, 1024 - len(refs))
-    for first, front, last, count, segments, runs in (summary, other):
+    for first, front, last, count, msgs, size, first_time, last_time, segments, runs in (summary, other):
         assert (first, front, last, count) == (refs[0][11], refs[0][12], refs[-1][12], len(refs))
+        dead = [entry for entry in entries if len(entry) > 1]
+        assert (msgs, size) == (sum(ref[13] for ref in refs) - sum(entry[2] for entry in dead),
+                                sum(ref[14] for ref in refs) - sum(entry[3] for entry in dead))
+        assert (first_time, last_time) == (refs[0][15], refs[-1][16])
         found = []
         for epoch, number, of, base, width, cells in segments:
             steps = [base + int.from_bytes(cells[i * width:i * width + width], "little") for i in range(of - 1)]

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import FIRST_SEQ, LAST_TIME_NS, BlockPlace
+from broker.storage.format.block import BYTES, FIRST_SEQ, LAST_TIME_NS, BlockPlace
 from broker.storage.state.applied import ShardState
 from broker.storage.state.table import BlockEntry, Kept
 
@@ -23,8 +23,6 @@ ObjectKey = tuple[int, int, int, int, int]
 _OBJECTS_MAX = 1 << 14
 """Some 5 MB, and 10 ms to put them in order."""
 _STREAM_RUN = int(BlockPlace.STREAM_RUN)
-_BYTES = 14
-"""Place of the user bytes in a packed reference."""
 
 
 class StoredObject:
@@ -86,9 +84,9 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
            leave: Collection[tuple[int, int]]) -> None:
     large, share = settings.large_bytes, settings.dead_share
     for packed, dead_bytes in _facts(entries):
-        live_bytes = packed[_BYTES] - dead_bytes
+        live_bytes = packed[BYTES] - dead_bytes
         rewritten = live_bytes >= large
-        if rewritten and dead_bytes < share * packed[_BYTES]:
+        if rewritten and dead_bytes < share * packed[BYTES]:
             continue
         if leave and (stream_id, packed[FIRST_SEQ]) in leave:
             continue

@@ -5,7 +5,8 @@ memory, and is unpacked when it is looked at. Which objects the blocks are store
 is alive in each, stands beside the page as a *summary*, which the checkpoint's directory has too: no page is unpacked for
 it.
 
-    summary    [first_seq, last_seq of the first block, last_seq, count, segments, runs]
+    summary    [first_seq, last_seq of the first block, last_seq, blocks, live messages, their bytes, time of the first
+                message, time of the last one, segments, runs]
     segments   [[epoch, number of the first, count, base, width, cells], …]   the numbers' differences, as a column
     runs       [[place, epoch, number, id, count], …]
 """
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, groupby, pairwise, repeat
 from typing import Any, Final
 
-from broker.storage.format.block import BlockPlace
+from broker.storage.format.block import BYTES, COUNT, FIRST_SEQ, FIRST_TIME_NS, LAST_SEQ, LAST_TIME_NS, BlockPlace
 from broker.storage.format.codec import Undecodable, Unpackable, unpack_tuples
 from broker.storage.format.columns import Column, read_column
 from broker.storage.format.errors import Corrupt
@@ -39,45 +40,45 @@ _STREAM_RUN: Final = int(BlockPlace.STREAM_RUN)
 class Packed:
     """Blocks in sequence order, at least one. Immutable."""
 
-    __slots__ = ("_runs", "_segments", "body", "count", "filters", "first_seq", "front_last_seq", "last_seq",
-                 "source")
+    __slots__ = ("_facts", "_runs", "_segments", "body", "count", "filters", "first_seq", "front_last_seq", "last_seq", "source")
 
-    def __init__(self, body: PageBody, first_seq: int, front_last_seq: int, last_seq: int, count: int,
-                 segments: Sequence[Sequence[Any]], runs: Sequence[Sequence[int]], *, filters: bool) -> None:
+    def __init__(self, body: PageBody, summary: Sequence[Any], *, filters: bool) -> None:
         self.body = body
         """As a BLOCKS page has it: [room, [entry, …]]."""
         self.source: PageRef | None = None
         """The page that the body was read from."""
-        self.first_seq = first_seq
-        self.front_last_seq = front_last_seq
-        self.last_seq = last_seq
-        self.count = count
         self.filters = filters
         """Whether a block may have a subject filter."""
-        self._segments = segments
-        self._runs = runs
+        (self.first_seq, self.front_last_seq, self.last_seq, self.count, *self._facts, self._segments,
+         self._runs) = summary
 
     @classmethod
     def of(cls, body: PageBody, entries: Sequence[Kept]) -> Packed:
         """``entries`` are what ``body`` has."""
         refs = [kept if type(kept) is tuple else kept.ref.pack() for kept in entries]  # type: ignore[union-attr]
+        dead = [kept for kept in entries if isinstance(kept, BlockEntry)]
         runs = Counter([ref[:4] for ref in refs if ref[0] != _LOG])
-        return cls(body, first_of(entries[0]), last_of(entries[0]), last_of(entries[-1]), len(entries), _columns(log_keys(refs)),
-                   [(*run, count) for run, count in runs.items()], filters=any(type(ref[-1]) is bytes for ref in refs))
+        summary = [
+            refs[0][FIRST_SEQ], refs[0][LAST_SEQ], refs[-1][LAST_SEQ], len(refs),
+            sum([ref[COUNT] for ref in refs]) - sum(entry.dead_count for entry in dead),
+            sum([ref[BYTES] for ref in refs]) - sum(entry.dead_bytes for entry in dead),
+            refs[0][FIRST_TIME_NS], refs[-1][LAST_TIME_NS],
+            _columns(log_keys(refs)), [(*run, count) for run, count in runs.items()]]
+        return cls(body, summary, filters=any(type(ref[-1]) is bytes for ref in refs))
 
     @classmethod
     def summarized(cls, body: PageBody, summary: Sequence[Any], *, filters: bool) -> Packed:
         """``summary`` is what ``summary`` gave. Raises: ValueError or TypeError when it is not."""
-        first_seq, front_last_seq, last_seq, count, segments, runs = summary
+        first_seq, front_last_seq, last_seq, count, _, _, _, _, segments, runs = summary
         if not 0 < first_seq <= front_last_seq <= last_seq or not 0 < count == (
                 sum(group[2] for group in segments) + sum(run[4] for run in runs)):
             raise ValueError("the summary of a page of a block table does not add up")
-        return cls(body, first_seq, front_last_seq, last_seq, count, segments, runs, filters=filters)
+        return cls(body, summary, filters=filters)
 
     @property
     def summary(self) -> list[Any]:
         """For the directory."""
-        return [self.first_seq, self.front_last_seq, self.last_seq, self.count, self._segments, self._runs]
+        return [self.first_seq, self.front_last_seq, self.last_seq, self.count, *self._facts, self._segments, self._runs]
 
     def entries(self) -> list[Kept]:
         """The blocks; not to be changed. Raises: Corrupt."""

@@ -88,14 +88,14 @@ def test_a_page_that_is_not_what_its_summary_says_is_refused() -> None:
     with pytest.raises(Corrupt, match=r"4096.*not what its summary says") as found:
         swapped.entries()
     assert "00000002-000000000003" in found.value.name
-    first, front, last, count, segments, runs = one.summary
-    for wrong in ((first, front, last, count + 1, segments, runs), (0, front, last, count, segments, runs),
-                  (first, front, first - 1, count, segments, runs), (first, front, last, count, segments)):
+    first, front, last, count, *facts = one.summary
+    for wrong in ((first, front, last, count + 1, *facts), (0, front, last, count, *facts),
+                  (first, front, first - 1, count, *facts), (first, front, last, count, *facts[1:])):
         with pytest.raises(ValueError):
             Packed.summarized(one.body, wrong, filters=False)
     body = PageBody.of([1, [[[1, 2, 3]]]]).pack()
     with pytest.raises(Corrupt, match="other fields"):
-        Packed(body, 1, 1, 1, 1, (), (), filters=False).entries()
+        Packed(body, (1, 1, 1, 1, 1, 1, 1, 1, (), ()), filters=False).entries()
 
 
 class Twins:
