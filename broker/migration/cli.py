@@ -17,10 +17,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from broker.migration.errors import CannotMigrate, StreamFailed
+from broker.migration.errors import CannotMigrate
 from broker.migration.folders import FolderSource
 from broker.migration.login import Login, connect
-from broker.migration.run import PRESENT, Choice, Moved, move
+from broker.migration.run import PRESENT, Choice, Moved, chosen, move
 from broker.migration.server_source import ServerSource
 from broker.migration.streams import Origin
 from broker.migration.target import Target
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         progress.clear()
         print("jetblock migrate: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
-    except (CannotMigrate, StreamFailed) as failed:
+    except CannotMigrate as failed:
         error = str(failed)
     progress.clear()
     if options.json:
@@ -175,7 +175,7 @@ def _texts(where: str, value: Any, allowed: set[str]) -> dict[str, str]:
 
 
 async def _run(options: argparse.Namespace, progress: Progress, moved: list[Moved]) -> None:
-    """Raises: CannotMigrate; StreamFailed: a stream that is named and does not exist."""
+    """Raises: CannotMigrate."""
     work = _work(options)
     lasting = options.target.startswith(_STORE)
 
@@ -192,17 +192,18 @@ async def _run(options: argparse.Namespace, progress: Progress, moved: list[Move
         # The sources first: a wrong password there should not create a store here.
         origins = []
         for one in work:
-            origins.append(await _origin(options.source, one))
-            stack.push_async_callback(origins[-1].close)
+            origin = await _origin(options.source, one)
+            stack.push_async_callback(origin.close)
+            origins.append((origin, await chosen(origin, one.names)))
         if store is not None:
             await store.start()
             stack.push_async_callback(store.stop)
-        for one, origin in zip(work, origins, strict=True):
+        for one, (origin, streams) in zip(work, origins, strict=True):
             connection = await (connect(one.target) if store is None else store.connect(one.target.account))
             stack.push_async_callback(connection.close)
-            choice = Choice(one.names, consumers=not options.no_consumers, replace=options.replace,
+            choice = Choice(consumers=not options.no_consumers, replace=options.replace,
                             memory_to_file=options.memory_to_file, verify=options.verify, lasting=lasting)
-            await move(_account(one), origin, Target(connection), choice, progress, told)
+            await move(_account(one), origin, streams, Target(connection), choice, progress, told)
 
 
 async def _origin(source: str, work: _Work) -> Origin:

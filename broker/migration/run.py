@@ -10,7 +10,7 @@ The target takes a stream whole or not at all, so a run that was killed at any p
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,22 +19,21 @@ from broker.gotime import parse_time
 from broker.jetstream.archive.values import ArchivedConsumer
 from broker.migration.adapt import Adapted, adapted_config, differences
 from broker.migration.compare import compare
-from broker.migration.errors import StreamFailed
+from broker.migration.errors import CannotMigrate, StreamFailed
 from broker.migration.server_source import snapshot
 from broker.migration.streams import Numbers, Origin, StreamToMove, in_order, origins_of
 from broker.migration.target import Target
 from broker.progress import Progress
 
-__all__ = ["Choice", "Moved", "move"]
+__all__ = ["PRESENT", "Choice", "Moved", "chosen", "move"]
 
 MOVED, PRESENT, FAILED = "moved", "there before", "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which streams, and how. ``lasting``: the target's broker ends with the run."""
+    """How streams are moved. ``lasting``: the target's broker ends with the run."""
 
-    names: tuple[str, ...] = ()
     consumers: bool = True
     replace: bool = False
     memory_to_file: bool = False
@@ -62,17 +61,20 @@ class Moved:
                 "problems": self.problems}
 
 
-async def move(account: str, origin: Origin, target: Target, choice: Choice, progress: Progress,
-               told: Callable[[Moved], object]) -> None:
-    """Move the chosen streams; ``told`` gets each when it is done. Raises: StreamFailed for a name that there is not;
-    CannotMigrate: the streams told until then are at the target."""
+async def chosen(origin: Origin, names: Collection[str]) -> list[StreamToMove]:
+    """The streams of these names, or all, in the order in which they are moved. Raises: CannotMigrate."""
     streams = in_order(await origin.streams())
     known = {stream.name for stream in streams}
-    if unknown := [name for name in choice.names if name not in known]:
-        raise StreamFailed(f"{origin.shown} has no stream {unknown[0]}; it has {', '.join(sorted(known)) or 'none'}")
-    moving = [stream for stream in streams if not choice.names or stream.name in choice.names]
-    names = {stream.name for stream in moving}
-    for stream in moving:
+    if unknown := [name for name in names if name not in known]:
+        raise CannotMigrate(f"{origin.shown} has no stream {unknown[0]}; it has {', '.join(sorted(known)) or 'none'}")
+    return [stream for stream in streams if not names or stream.name in names]
+
+
+async def move(account: str, origin: Origin, streams: Sequence[StreamToMove], target: Target, choice: Choice, progress: Progress,
+               told: Callable[[Moved], object]) -> None:
+    """Move these streams; ``told`` gets each when it is done. Raises: CannotMigrate: those told until then are at the target."""
+    names = {stream.name for stream in streams}
+    for stream in streams:
         done = Moved(account, stream.name, notes=stream.notes)
         began = time.monotonic()
         try:

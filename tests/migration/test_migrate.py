@@ -162,7 +162,7 @@ async def test_from_folders(source: tuple[NatsServerProcess, Client, dict[str, A
         archive.write_bytes(archive.read_bytes()[:-40])
         await api(there, "STREAM.DELETE.HOLES")
         report = await migrate(str(folder), ours.url, "--stream", "HOLES", status=1)
-        assert "backup was truncated" in report["streams"]["HOLES"]["problems"][0]
+        assert "its archive cannot be used" in report["streams"]["HOLES"]["problems"][0]
         assert "HOLES" not in (await api(there, "STREAM.NAMES"))["streams"]
         await there.close()
     (folder / "HOLES" / "backup.json").write_text("{")

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from broker.jetstream.account.incoming import Provenance
 from broker.jetstream.account.sweeps import finished
 from broker.jetstream.archive.contents import ArchiveReader
 from broker.jetstream.archive.errors import ArchiveError
@@ -26,7 +27,7 @@ from broker.protocol.subject import is_literal, is_valid
 
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
-    from broker.jetstream.account.incoming import NewConsumer, Provenance
+    from broker.jetstream.account.incoming import NewConsumer
     from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.stream import Stream
@@ -76,10 +77,10 @@ class Restore:
     Attributes: ``total``: bytes taken so far.
     """
 
-    def __init__(self, account: Account, config: StreamConfig, provenance: Provenance) -> None:
+    def __init__(self, account: Account, config: StreamConfig, provenance: Provenance | None = None) -> None:
         self._account = account
         self._config = config
-        self._provenance = provenance
+        self._provenance = provenance or Provenance()
         self._name = f"restore for stream '{account.name} > {config.name}'"
         self._chunks: deque[_Chunk] = deque()
         self._bytes = 0
