@@ -446,6 +446,11 @@ class StorageSettings:
     compaction_dead_share: int = _setting(
         50, kinds.integer(1, 100), "Share of removed bytes, in percent, from which on a large block is written again "
         "without them.", "jetblock.compaction_dead_share")
+    scrub_interval_ns: int = _setting(
+        7 * 24 * 60 * MINUTE, kinds.duration_ns(), "How often all stored objects are read and checked in the background, from one "
+        "beginning to the next; 0: never.", "jetblock.scrub_interval")
+    scrub_bytes_per_second: int = _setting(
+        MIB, kinds.size(KIB), "Bytes that are read in a second for that, at most.", "jetblock.scrub_bytes_per_second")
     compression: str = _setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 

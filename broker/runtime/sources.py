@@ -117,6 +117,8 @@ class Sources:
             figures["cache"] = {"bytes": shard_host.cache.bytes, "hits": shard_host.cache.hits,
                                 "misses": shard_host.cache.misses}
             figures["standby"] = shard_host.standby
+            if shard_host.scrubber is not None:
+                figures["scrub"] = shard_host.scrubber.figures()
             if shard_host.shard is not None:
                 shard_log = shard_host.shard.log
                 figures["log"] = {

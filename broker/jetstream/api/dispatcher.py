@@ -50,6 +50,9 @@ __all__ = ["Api"]
 
 _log = logging.getLogger(__name__)
 
+_DIRECT_GETS = API_PREFIX + DIRECT_GET
+
+
 class Api:
     """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and cancels requests in progress."""
 
@@ -110,12 +113,15 @@ class Api:
                         source.no_responders(subject, reply)
                 at = until
                 continue
-            at += 1
             if rest.startswith(DIRECT_GET):
-                if not self._directs.take(rest[len(DIRECT_GET):], op) and source is not None:
-                    source.no_responders(subject, op[1])
-            else:
-                self._take(rest, op, source)
+                until = at + 1
+                while until < end and ops[until][0].startswith(_DIRECT_GETS):
+                    until += 1
+                self._directs.take(ops, at, until, source)
+                at = until
+                continue
+            at += 1
+            self._take(rest, op, source)
 
     # --- JSON requests ------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ import ssl
 from collections.abc import Collection
 from typing import Any, Final, cast
 
+from broker.garbage import discarded
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.server.accounts.account import Account
@@ -207,6 +208,7 @@ class Client(asyncio.Protocol):
                       else "Client Closed")
         self._outbound.lost()
         self.server.lost()
+        discarded(self)
 
     def pause_writing(self) -> None:
         self._outbound.pause()
@@ -368,7 +370,9 @@ class Client(asyncio.Protocol):
                 self._pong_sent = True
                 if self.options["protocol"] >= 1:
                     fields = self.server.info(self)
-                    fields.update(connect_info=True, remote_account=self.router.name)
+                    fields.update(connect_info=True, remote_account=self.account.name)
+                    if self.account.is_system:
+                        fields["acc_is_sys"] = True
                     self.send_line(encoder.info(fields))
         elif kind is Pong:
             self._keepalive.pong()

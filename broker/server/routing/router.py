@@ -48,8 +48,9 @@ ROUTES_KEPT: Final = 8192
 _SCAN_MAX: Final = 2048
 """Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
 
-_INBOXES: Final = (b"_INBOX.", b"_R_.")
-"""Beginnings of reply subjects: those of clients, and those of service imports."""
+_INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.")
+"""Beginnings of subjects that rarely repeat, and share a route with those that differ in the last token: replies to clients
+and through service imports, and gets of keys."""
 
 _LINE_MAX: Final = 4096
 """Bytes of a body up to which copying it once more is cheaper than a write of its own."""
@@ -186,6 +187,10 @@ class Router:
         """Route one message to its subscribers; returns how many get it, handlers on a later turn of the loop."""
         route = self._routes.get(subject) or self._resolve(subject)
         return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
+
+    def publish_all(self, msgs: Sequence[Msg]) -> None:
+        """Route messages to their subscribers, handlers on a later turn of the loop."""
+        self.route(msgs, 0, len(msgs), None, self._clock.now_ns())
 
     def deliver(self, to: bytes, batch: Columns, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
@@ -332,7 +337,7 @@ class Router:
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
         """Call ``changed(now_interested)`` after each change from now on, on a later turn of the loop."""
-        watch = InterestWatch(subject, queue, changed, self.interest(subject, queue), self._unwatch)
+        watch = InterestWatch(subject, queue, changed, self._exact_interest(subject, queue), self._unwatch)
         self._watches.setdefault(subject, []).append(watch)
         return watch
 
@@ -531,9 +536,16 @@ class Router:
 
     def _ask(self, watches: list[InterestWatch]) -> None:
         for watch in list(watches):
-            interested = self.interest(watch.subject, watch.queue)
+            interested = self._exact_interest(watch.subject, watch.queue)
             if interested != watch.interested:
                 watch.update(interested, self._call_soon)
+
+    def _exact_interest(self, subject: bytes, queue: bytes) -> bool:
+        """Whether a subscription has just this subject and queue group (nats-server, server/sublist.go,
+        registerNotification): one with wildcards looks on, and is not waited for."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        return any(sub.subject == subject and sub.queue == queue and (sub.relay is None or sub.relay.interested(subject))
+                   for sub in route.receivers)
 
     def _unwatch(self, watch: InterestWatch) -> None:
         watches = self._watches.get(watch.subject)
