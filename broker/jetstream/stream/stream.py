@@ -28,6 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
+from broker.garbage import discarded
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
@@ -356,6 +357,16 @@ class Stream:
         await self._readable_blocks()
         return await self.queries.get(seq)
 
+    def peek(self, seq: int) -> StoredMsg | None:
+        """``get``, from memory alone. Raises: NotLoaded; ApiError 10008 past the lease."""
+        self._readable()
+        return self.queries.peek(seq)
+
+    def peek_last(self, subject: bytes) -> StoredMsg | None:
+        """``get_last`` of a literal ``subject``, from memory alone. Raises: as ``peek``."""
+        self._readable()
+        return self.queries.peek_last(subject)
+
     async def get_last(self, wanted: bytes) -> StoredMsg | None:
         """The last message whose subject matches ``wanted``, or None. Raises: as ``get``."""
         await self._readable_blocks()
@@ -479,11 +490,13 @@ class Stream:
             self._tidy_timer.cancel()
         self.msg_ids.close()
         self.tasks.cancel()
+        discarded(self)
 
     # --- info ---------------------------------------------------------------------------------------------------------
 
-    async def info_state(self, deleted_details: bool = False, subjects_filter: bytes = b"") -> dict[str, Any]:
-        """JetStream's StreamState as JSON values, less ``consumer_count``.
+    async def info_state(self, deleted_details: bool = False, subjects_filter: bytes = b"",
+                         subjects_offset: int = 0) -> dict[str, Any]:
+        """JetStream's StreamState as JSON values, less ``consumer_count``; ``subjects`` in it is a ``SubjectCounts``.
 
         Raises: ApiError 10008 past the lease; StoreError; FormatError.
 
@@ -492,7 +505,7 @@ class Stream:
         self._readable()
         await self.queue.quiet()
         await self.look()
-        return await self._info.state(deleted_details, subjects_filter)
+        return await self._info.state(deleted_details, subjects_filter, subjects_offset)
 
     # --- loading ------------------------------------------------------------------------------------------------------
 
