@@ -185,7 +185,12 @@ async def tampered(objects: Objects, ever: dict[str, set[Message]], wanted: dict
     done = await checked(store, repair=True)
     if not done.repaired:
         assert {key: data for key, data in (await contents(store)).items() if key in untouched} == untouched
-        return "harmless" if not named else "refused"
+        if not named:
+            return "harmless"
+        # What is left as it is must keep nobody from reading the rest.
+        assert not lost, f"messages are lost, and not mended: {done.refused}"
+        await opens(store)
+        return "left"
     for name in STREAMS:
         found, said, ended = await readable(store, name, ever[name])
         assert ended
