@@ -237,6 +237,8 @@ class App:
         for account in self.server.accounts:
             if self._answers_in(account):
                 await self._add_to_jetstream(account)
+        if (system := self.server.accounts.system) is not None:
+            self.jetstream.serve_system(system.name, system.router)
         self.server.delegation.on_account = self._account_came
         self.shard_host.on_damage = self._tell_damage
         self.jetstream.listen()

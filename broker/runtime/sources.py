@@ -85,6 +85,8 @@ class Sources:
                 "config_load_time": format_time(parts.server.configured_at_ns), "config_digest": settings.digest}
         if settings.server_tags:
             page["tags"] = list(settings.server_tags)
+        if settings.server_metadata:
+            page["metadata"] = dict(settings.server_metadata)
         if (tls := parts.server.entrance.tls) is not None:
             page["tls_cert_not_after"] = format_time(tls.not_after_ns)
         page["jetblock"] = self._own_figures()
