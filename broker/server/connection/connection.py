@@ -149,8 +149,9 @@ class Client(asyncio.Protocol):
         self.label = f"{forwarded}{self.ip}:{self.port} - {self.entrance.id_label}:{self.cid}"
 
     def greet(self) -> None:
-        """Send the first INFO."""
+        """Send the first INFO, at once: a client that begins with TLS must not receive an answer to that before it."""
         self.send_line(encoder.info(self.server.info(self)))
+        self._outbound.flush()
 
     def upgrade(self, transport: asyncio.Transport) -> None:
         """Continue on ``transport``, a layer above the current one, on which everything queued is sent first."""
@@ -363,6 +364,8 @@ class Client(asyncio.Protocol):
                 if self.options["protocol"] >= 1:
                     fields = self.server.info(self)
                     fields.update(connect_info=True, remote_account=self.router.name)
+                    if self.account.is_system:
+                        fields["acc_is_sys"] = True
                     self.send_line(encoder.info(fields))
         elif kind is Pong:
             self._keepalive.pong()

@@ -1,0 +1,162 @@
+"""What consumers say of messages that are sequenced and wait to be stored: nobody may receive them, and they count.
+
+A publisher that waits for no PubAck, but for the answer to a ping, knows that the server has its messages. Then every
+answer about them must say so, as nats-server's do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from broker.jetstream.consumer import cursor
+from broker.storage.objectstore.memory import MemoryStore
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+from tests.jetstream.in_process import Inside
+
+SECONDS = 20.0
+
+
+class SlowStore(MemoryStore):
+    """Puts wait while ``open`` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def put(self, key: str, data: Any) -> None:
+        await self.open.wait()
+        await super().put(key, data)
+
+
+class Held(Inside):
+    """A broker whose store can be held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: SlowStore = SlowStore()
+
+    async def send(self, subjects: Iterable[str]) -> None:
+        """Publish without waiting to be stored."""
+        for subject in subjects:
+            await self.client.publish(subject, b"x")
+        await self.client.flush()
+
+    async def pull(self, names: str, *, prefix: str = "$JS.API.", **request: Any) -> asyncio.Queue[Msg]:
+        """The answers to a pull request, as they come."""
+        inbox, answers = self.client.new_inbox(), asyncio.Queue[Msg]()
+
+        async def take(msg: Msg) -> None:
+            answers.put_nowait(msg)
+
+        await self.client.subscribe(inbox, cb=take)
+        await self.client.publish(f"{prefix}CONSUMER.MSG.NEXT.{names}", json.dumps(request).encode(), reply=inbox)
+        await self.client.flush()
+        return answers
+
+
+@pytest_asyncio.fixture
+async def broker() -> AsyncIterator[Held]:
+    """A stream of ``a.>`` with a consumer of all and one of ``a.2``; the store is held up."""
+    async with Held() as held:
+        await held.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["a.>"]})
+        for name, filters in (("all", {}), ("two", {"filter_subject": "a.2"})):
+            await held.ok(f"CONSUMER.CREATE.S.{name}" + (".a.2" if filters else ""), {
+                "stream_name": "S", "config": {"name": name, "ack_policy": "explicit", "inactive_threshold": 10**12} | filters})
+        held.store.open.clear()
+        yield held
+        held.store.open.set()
+
+
+async def text(answers: asyncio.Queue[Msg]) -> str:
+    """The next answer: a message's subject, or a status."""
+    msg = await asyncio.wait_for(answers.get(), SECONDS)
+    return (msg.headers or {}).get("Status") or msg.subject
+
+
+@pytest.mark.parametrize("seqs_max", [1 << 20, 1], ids=["counted", "too many: after they are stored"])
+async def test_info_and_list_count_what_waits_to_be_stored(broker: Held, monkeypatch: pytest.MonkeyPatch,
+                                                          seqs_max: int) -> None:
+    """Three messages are sequenced and the store is held up: the answers, which wait for it, have them as pending."""
+    monkeypatch.setattr(cursor, "_TAIL_MAX", seqs_max)
+    await broker.send(["a.1", "a.2", "a.2"])
+    asked = [asyncio.ensure_future(broker.ok(subject, seconds=SECONDS))
+             for subject in ("CONSUMER.INFO.S.all", "CONSUMER.INFO.S.two", "CONSUMER.LIST.S")]
+    await broker.client.flush()
+    assert not any(one.done() for one in asked)
+    broker.store.open.set()
+    everything, two, listed = await asyncio.gather(*asked)
+    assert (everything["num_pending"], two["num_pending"]) == (3, 2)
+    assert [one["num_pending"] for one in listed["consumers"]] == [3, 2]
+    # Nothing is counted twice when it is stored.
+    assert (await broker.ok("CONSUMER.INFO.S.two"))["num_pending"] == 2
+
+
+async def test_removed_before_it_is_stored(broker: Held) -> None:
+    """A message that leaves the stream before it was stored is not pending."""
+    await broker.send(["a.1", "a.2", "a.2"])
+    removed = asyncio.ensure_future(broker.ok("STREAM.MSG.DELETE.S", {"seq": 2}, seconds=SECONDS))
+    asked = [asyncio.ensure_future(broker.ok(f"CONSUMER.INFO.S.{name}", seconds=SECONDS)) for name in ("all", "two")]
+    await broker.client.flush()
+    broker.store.open.set()
+    await removed
+    assert [one["num_pending"] for one in await asyncio.gather(*asked)] == [2, 1]
+
+
+@pytest.mark.parametrize("look_max", [4096, 1], ids=["looked at", "too many to look at"])
+async def test_no_wait_gets_what_was_published_before(broker: Held, monkeypatch: pytest.MonkeyPatch,
+                                                     look_max: int) -> None:
+    """A one-shot waits for the store where a message will come, and gets all that were published before it."""
+    monkeypatch.setattr(cursor, "_LOOK_MAX", look_max)
+    await broker.send(["a.1", "a.2"])
+    answers = await broker.pull("S.two", batch=5, no_wait=True)
+    both = await broker.pull("S.all", batch=2, no_wait=True)
+    assert answers.empty()
+    assert both.empty()
+    broker.store.open.set()
+    assert [await text(answers), await text(answers)] == ["a.2", "404"]
+    assert [await text(both), await text(both)] == ["a.1", "a.2"]
+
+
+async def test_no_wait_does_not_wait_for_others_messages(broker: Held) -> None:
+    """Where none of the messages that wait to be stored matches, a one-shot ends at once."""
+    await broker.send(["a.1"])
+    assert await text(await broker.pull("S.two", batch=1, no_wait=True)) == "404"
+
+
+@pytest.mark.parametrize("kind", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
+async def test_after_the_answer_to_a_ping(kind: type[ServerProcess], tmp_path: Any) -> None:
+    """Published without PubAck, then a ping: another client finds all of it pending, and a one-shot gets all of it."""
+    async with kind("-js", "-sd", str(tmp_path)) as server:
+        publisher, reader = await nats.connect(server.url), await nats.connect(server.url)
+        js = reader.jetstream()
+        await js.add_stream(name="S", subjects=["a.*"])
+        await js.add_consumer("S", durable_name="D", filter_subject="a.1")
+        for round_number in range(1, 21):
+            await publisher.publish("a.1", b"x")
+            await publisher.publish("a.2", b"x")
+            await publisher.flush()
+            info = await js.consumer_info("S", "D")
+            assert info.num_pending == 1, round_number
+            msg = await _one_shot(reader)
+            assert msg.subject == "a.1", msg.headers
+        await publisher.close()
+        await reader.close()
+
+
+async def _one_shot(client: Client) -> Msg:
+    inbox = client.new_inbox()
+    answers = await client.subscribe(inbox, max_msgs=1)
+    await client.publish("$JS.API.CONSUMER.MSG.NEXT.S.D", b'{"batch": 1, "no_wait": true}', reply=inbox)
+    msg = await answers.next_msg(timeout=SECONDS)
+    await client.publish(msg.reply, b"+ACK")
+    return msg
