@@ -127,6 +127,32 @@ async def test_no_wait_gets_what_was_published_before(broker: Held, monkeypatch:
     assert [await text(both), await text(both)] == ["a.1", "a.2"]
 
 
+@pytest.mark.parametrize("removal", [("STREAM.PURGE.S", b""), ("STREAM.MSG.DELETE.S", {"seq": 1})], ids=["purged", "deleted"])
+async def test_no_wait_ends_where_the_message_is_removed(broker: Held, removal: tuple[str, Any]) -> None:
+    """The message that a one-shot waits for leaves the stream before it is stored: there is none."""
+    await broker.send(["a.2"])
+    answers = await broker.pull("S.two", batch=1, no_wait=True)
+    removed = asyncio.ensure_future(broker.ok(*removal, seconds=SECONDS))
+    await broker.client.flush()
+    assert answers.empty()
+    broker.store.open.set()
+    await removed
+    assert await text(answers) == "404"
+
+
+async def test_streams_in_memory(broker: Held) -> None:
+    """What their messages wait for, if for anything, is found the same way."""
+    broker.store.open.set()
+    await broker.ok("STREAM.CREATE.M", {"name": "M", "subjects": ["m"], "storage": "memory"})
+    await broker.ok("CONSUMER.CREATE.M.c", {"stream_name": "M", "config": {"name": "c", "ack_policy": "none",
+                                                                          "inactive_threshold": 10**12}})
+    broker.store.open.clear()
+    await broker.send(["a.1", "m"])
+    answers = await broker.pull("M.c", batch=2, no_wait=True)
+    broker.store.open.set()
+    assert [await text(answers), await text(answers)] == ["m", "404"]
+
+
 async def test_no_wait_does_not_wait_for_others_messages(broker: Held) -> None:
     """Where none of the messages that wait to be stored matches, a one-shot ends at once."""
     await broker.send(["a.1"])
