@@ -16,7 +16,7 @@ import asyncio
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +27,7 @@ from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, candidates, listed_match, matching_rows, may_match
 from broker.jetstream.stream.state.rows import OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
+from broker.jetstream.wire.errors import STREAM_NOT_FOUND, ApiError
 from broker.protocol.subject import is_literal
 from broker.storage.format.frame import Chunk
 from broker.storage.format.index import Head
@@ -53,6 +54,9 @@ _PICKS_MAX = 64
 _SUBJECTS_AT_ONCE = 8192
 """Subjects looked up in one turn of the loop: about 3 ms."""
 
+_MSGS_AT_ONCE = 128
+"""Messages read in one turn of the loop: about 2 ms with what is done with them."""
+
 _TRIES = 5
 """A message may be removed, and its block swept, while it is looked up; the next try sees the current state."""
 
@@ -69,6 +73,17 @@ class Loading:
     def __init__(self, ready: Awaitable[object], seq: int) -> None:
         self.ready = ready
         self.seq = seq
+
+    async def wait(self) -> None:
+        """Return when it is loaded. Raises: ApiError 10059: the stream is gone meanwhile; StoreError; FormatError."""
+        try:
+            await self.ready
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but what it waited for, with its stream.
+            raise ApiError(STREAM_NOT_FOUND) from None
 
 
 class Queries:
@@ -237,6 +252,38 @@ class Queries:
                 return msg
             seq = found
         return None
+
+    async def messages_from(self, filters: Filters, seq: int, check: Callable[[], None]) -> AsyncGenerator[StoredMsg]:
+        """The live messages at or after ``seq`` that match, in order; others get their turn of the loop in between.
+
+        ``check`` is called before each look at the stream, and may raise. Do not wait for anything between two messages.
+        """
+        live, matched = self._live, None if filters.all else filters
+        held = None
+        while True:
+            check()
+            found = self.next_chunk(seq, matched)
+            if found is None:
+                break
+            if isinstance(found, Loading):
+                held = found  # keeps what it loads in memory until it is read
+                seq = max(seq, found.seq)
+                await held.wait()
+                continue
+            held = None
+            chunk, block, place = found
+            end = min(place + _MSGS_AT_ONCE, len(chunk))
+            for at in range(place, end):
+                if (matched is None or matched.match(chunk.subjects[at])) and live.is_live(block, chunk.seq(at)):
+                    yield _from_chunk(chunk, chunk.start + at)
+            seq = chunk.seq(end - 1) + 1
+            await asyncio.sleep(0)
+        # The acknowledged tail
+        while (found_seq := await self.next_seq(filters, seq)) != 0:
+            check()
+            if (msg := await self.get(found_seq)) is not None:
+                yield msg
+            seq = found_seq + 1
 
     # --- positions ----------------------------------------------------------------------------------------------------
 

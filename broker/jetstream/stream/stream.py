@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -365,6 +365,11 @@ class Stream:
         """The first match at or after a sequence, or a time, or None. Raises: as ``get``."""
         await self._readable_blocks()
         return await self.queries.get_next(wanted, seq, start_time_ns)
+
+    async def messages_from(self, wanted: bytes, seq: int) -> AsyncGenerator[StoredMsg]:
+        """The messages at or after a sequence that match, in order. Raises, also while they are read: as ``get``."""
+        await self._readable_blocks()
+        return self.queries.messages_from(Filters((wanted,)), seq, self._readable)
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
         """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""
