@@ -93,6 +93,9 @@ class Bus(Protocol):
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         """Route one message to all subscribers (clients and in-process); returns how many receive it."""
 
+    def publish_all(self, msgs: Sequence[Msg]) -> None:
+        """``publish`` each of ``msgs``."""
+
     def deliver(self, to: bytes, batch: Deliveries, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
 

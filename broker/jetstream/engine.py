@@ -28,8 +28,10 @@ from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.api.system import SystemApi
+from broker.jetstream.api.waiting import Waiting
 from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.adoption import follow
+from broker.jetstream.stream.dropping import BlockBudget
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
@@ -86,7 +88,10 @@ class JetStream(LogListener):
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
         self.external = ExternalFollowers()
+        self._waiting = Waiting(self.settings, clock)
         self._inflight = Inflight(BatchLimits.of(limits))
+        self._budget = BlockBudget(
+            lambda: [stream for account in self.accounts.values() for stream in account.streams.values()], clock)
         self._usage = {storage: ServerUsage(storage, limits.bytes_max(storage)) for storage in STORAGES}
 
     @property
@@ -119,7 +124,7 @@ class JetStream(LogListener):
         else:
             self._check_limits(name, limits)
             account = self.accounts[name] = Account(self, name, bus, self.clock, self.rng, self.settings, limits)
-            api = Api(account, self.rng)
+            api = Api(account, self.rng, self._waiting)
             if self._log is not None:
                 restored = self._start(self._restore_later(account), "restore account")
         self.apis[name] = api
@@ -264,6 +269,7 @@ class JetStream(LogListener):
         self._log, self._reader = log, reader
         log.listen(self)
         self._memory_log = MemoryLog(log.clock_trusted)
+        self._budget.start()
         self.failed_streams.clear()
         unknown = Counter(state.account for state in log.state.streams.values() if state.account not in self.accounts)
         for name, count in unknown.items():
@@ -282,6 +288,7 @@ class JetStream(LogListener):
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
+        await self._budget.stop()
         for api in self._all_apis():
             await api.drop()
         tasks = list(self._tasks)

@@ -400,6 +400,8 @@ class Server:
         shown["ver"] = NATS_SERVER_VERSION
         if settings.server_tags:
             shown["tags"] = list(settings.server_tags)
+        if settings.server_metadata:
+            shown["metadata"] = dict(settings.server_metadata)
         return {**shown, "jetstream": settings.jetstream.enabled, "flags": int(settings.jetstream.enabled),
                 "seq": self._event_seq, "time": at or format_time(self.clock.now_ns())}
 

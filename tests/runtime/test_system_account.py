@@ -23,6 +23,7 @@ from tests.server.system.listening import Listener
 FILE = """
 server_name: one
 server_tags: ["zone:a", ssd]
+server_metadata: { zone: a, "rack row": "7" }
 jetstream { domain: hub, max_mem: 64MB, max_file: 1GB }
 accounts {
   A { users [ {user: a, password: p} ], jetstream: enabled }

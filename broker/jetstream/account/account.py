@@ -405,14 +405,14 @@ class Account:
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
         """Create a consumer, open and in the log. A store error leaves nothing behind."""
         start = await starting_state(stream, name, config)
-        created = ConsumerCreate(name, config.to_json(), self.clock.now_ns(), start)
+        created = ConsumerCreate(name, config.to_json(), self.clock.now_ns(), start.record)
         consumer = self._consumer(stream, config, ConsumerState.created(created))
         # Register it before it counts what is pending, so that it is notified of removals meanwhile.
         consumers = self.consumers(stream)
         consumers[name] = consumer
         stream.interest.changed()
         try:
-            await consumer.open()
+            await consumer.open(start.listed)
         except BaseException:
             consumer.stop()
             consumers.pop(name, None)

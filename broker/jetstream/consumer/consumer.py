@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
+from broker.garbage import discarded
 from broker.jetstream.bus import Bus, Msg, Source
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.handler import AckHandler
@@ -122,11 +123,13 @@ class Consumer:
 
     # ---- life
 
-    async def open(self) -> None:
-        """Find the consumer's position, count what is pending, and start to serve."""
+    async def open(self, listed: Sequence[int] | None = None) -> None:
+        """Find the consumer's position, count what is pending, and start to serve. ``listed``: as ``Start`` has it."""
         cursor = self._cursor
         if self._resume >= cursor.next_seq:
-            cursor.list_first(await self.stream.last_seqs_by_subject(cursor.filters, self._resume), self._resume)
+            if listed is None:
+                listed = await self.stream.last_seqs_by_subject(cursor.filters, self._resume)
+            cursor.list_first(listed, self._resume)
         await cursor.recount()
         if self._ended:
             return
@@ -151,6 +154,7 @@ class Consumer:
             self._push.close()
         self._timer.cancel()
         self._prefetcher.close()
+        discarded(self)
 
     def shutdown(self) -> None:
         """Stop because the server stops; waiting pulls are notified."""

@@ -16,17 +16,19 @@ import asyncio
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.jetstream.filters import ALL, Filters
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_back, blocks_from
+from broker.jetstream.stream.state.in_turns import sorted_in_turns
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, candidates, listed_match, matching_rows, may_match
-from broker.jetstream.stream.state.rows import OpenRows, Rows
+from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
+from broker.jetstream.stream.state.subject_index import UNKNOWN
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, ApiError
 from broker.protocol.subject import is_literal
 from broker.storage.format.frame import Chunk
@@ -53,9 +55,6 @@ _PICKS_MAX = 64
 
 _SUBJECTS_AT_ONCE = 8192
 """Subjects looked up in one turn of the loop: about 3 ms."""
-
-_MSGS_AT_ONCE = 128
-"""Messages read in one turn of the loop: about 2 ms with what is done with them."""
 
 _TRIES = 5
 """A message may be removed, and its block swept, while it is looked up; the next try sees the current state."""
@@ -96,6 +95,10 @@ class Queries:
         self._reader = reader
         self._tasks = tasks
         self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
+
+    def dropped(self) -> None:
+        """The blocks are let go."""
+        self._picks.clear()
 
     # --- for consumers ------------------------------------------------------------------------------------------------
 
@@ -202,29 +205,48 @@ class Queries:
 
     # --- single messages ----------------------------------------------------------------------------------------------
 
+    def peek(self, seq: int) -> StoredMsg | None:
+        """``get``, from memory alone. Raises: NotLoaded."""
+        live = self._live
+        block = live.find(seq)
+        if block is None:
+            return None
+        if block.open is not None:
+            return _from_open(block.open, seq)
+        ordinal = seq - block.first_seq
+        if not block.gapless:
+            rows = live.rows(block)
+            ordinal = rows.ordinal_of(seq)
+            if ordinal >= block.count or rows.seq_of(ordinal) != seq:
+                return None
+        chunk = self._cached(block, ordinal)
+        if chunk is None:
+            raise NotLoaded("a message")
+        return _from_chunk(chunk, ordinal)
+
+    def peek_last(self, subject: bytes) -> StoredMsg | None:
+        """The last live message of a literal ``subject``, from memory alone. Raises: NotLoaded."""
+        seq = self._subjects.last(subject)
+        return self.peek(seq) if seq else None
+
     async def get(self, seq: int) -> StoredMsg | None:
         """The live message ``seq``, or None."""
         live = self._live
         for _ in range(_TRIES):
-            block = live.find(seq)
+            try:
+                return self.peek(seq)
+            except NotLoaded:
+                block = live.find(seq)
             if block is None:
                 return None
-            if block.open is not None:
-                return _from_open(block.open, seq)
             try:
-                if block.gapless:
-                    ordinal = seq - block.first_seq
-                else:
-                    rows = live.resident(block) or await self._reader.head(block)
-                    ordinal = rows.ordinal_of(seq)
-                    if ordinal >= block.count or rows.seq_of(ordinal) != seq:
-                        return None
-                chunk = self._cached(block, ordinal) or await self._reader.chunk(block, ordinal)
+                rows = live.resident(block) or await self._reader.head(block)
+                if (ordinal := rows.ordinal_of(seq)) >= block.count or rows.seq_of(ordinal) != seq:
+                    return None
+                return _from_chunk(await self._reader.chunk(block, ordinal), ordinal)
             except NotFound:
                 if live.holds(block):
                     raise
-                continue
-            return _from_chunk(chunk, ordinal)
         return None
 
     async def get_last(self, wanted: bytes) -> StoredMsg | None:
@@ -252,38 +274,6 @@ class Queries:
                 return msg
             seq = found
         return None
-
-    async def messages_from(self, filters: Filters, seq: int, check: Callable[[], None]) -> AsyncGenerator[StoredMsg]:
-        """The live messages at or after ``seq`` that match, in order; others get their turn of the loop in between.
-
-        ``check`` is called before each look at the stream, and may raise. Do not wait for anything between two messages.
-        """
-        live, matched = self._live, None if filters.all else filters
-        held = None
-        while True:
-            check()
-            found = self.next_chunk(seq, matched)
-            if found is None:
-                break
-            if isinstance(found, Loading):
-                held = found  # keeps what it loads in memory until it is read
-                seq = max(seq, found.seq)
-                await held.wait()
-                continue
-            held = None
-            chunk, block, place = found
-            end = min(place + _MSGS_AT_ONCE, len(chunk))
-            for at in range(place, end):
-                if (matched is None or matched.match(chunk.subjects[at])) and live.is_live(block, chunk.seq(at)):
-                    yield _from_chunk(chunk, chunk.start + at)
-            seq = chunk.seq(end - 1) + 1
-            await asyncio.sleep(0)
-        # The acknowledged tail
-        while (found_seq := await self.next_seq(filters, seq)) != 0:
-            check()
-            if (msg := await self.get(found_seq)) is not None:
-                yield msg
-            seq = found_seq + 1
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -352,18 +342,24 @@ class Queries:
         names = await state.matching(filters)
         found: list[int] = []
         earlier: list[bytes] = []
-        for n, subject in enumerate(names):
-            last = await self._decided(lambda subject=subject: state.last(subject))  # type: ignore[misc]
-            if last > up_to_seq:
-                earlier.append(subject)
-            elif last:
-                found.append(last)
-            if n % 2048 == 2047:
+        for at in range(0, len(names), _SUBJECTS_AT_ONCE):
+            if at:
                 await asyncio.sleep(0)
+            some = names[at:at + _SUBJECTS_AT_ONCE]
+            lasts = await self._decided(lambda some=some: state.ready().lasts(some, live.first_seq))  # type: ignore[misc]
+            if lasts and (max(lasts) > up_to_seq or min(lasts) <= 0):
+                for i, last in enumerate(lasts):
+                    if last == UNKNOWN:
+                        subject = some[i]
+                        last = lasts[i] = await self._decided(lambda subject=subject: state.last(subject))  # type: ignore[misc]
+                    if last > up_to_seq:
+                        earlier.append(some[i])
+                lasts = [last for last in lasts if 0 < last <= up_to_seq]
+            found += lasts
         if earlier:
             found += await self._last_below(frozenset(earlier), up_to_seq)
-        found.sort()
-        return [seq for seq in found if seq >= live.first_seq]
+        found = await sorted_in_turns(found)
+        return found[bisect_left(found, live.first_seq):]
 
     async def _last_below(self, subjects: frozenset[bytes], up_to_seq: int) -> list[int]:
         """For subjects whose last message is later: the last one at or below ``up_to_seq``, from the blocks."""
@@ -451,7 +447,7 @@ class Queries:
             for at in range(0, len(names), _SUBJECTS_AT_ONCE):
                 if at:
                     await asyncio.sleep(0)
-                total += sum(index.count(name, live.first_seq) for name in names[at:at + _SUBJECTS_AT_ONCE])
+                total += sum(index.counts(names[at:at + _SUBJECTS_AT_ONCE], live.first_seq))
             # Few subjects are counted in one turn; for many, the sum is consistent only if nothing changed.
             if len(names) <= _SUBJECTS_AT_ONCE or as_of == (state.index, index.merged_seq, live.first_seq, live.msgs):
                 return total

@@ -31,6 +31,7 @@ from broker.protocol import encoder
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
 from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
+from broker.server.routing.audience import audience
 from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
 from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
@@ -45,8 +46,9 @@ ROUTES_KEPT: Final = 8192
 _SCAN_MAX: Final = 2048
 """Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
 
-_INBOXES: Final = (b"_INBOX.", b"_R_.")
-"""Beginnings of reply subjects: those of clients, and those of service imports."""
+_INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.")
+"""Beginnings of subjects that rarely repeat, and share a route with those that differ in the last token: replies to clients
+and through service imports, and gets of keys."""
 
 _DOT: Final = ord(".")
 _NO_FAMILY: Final = (b"", 0)
@@ -150,6 +152,10 @@ class Router:
         """Route one message to its subscribers; returns how many get it, handlers on a later turn of the loop."""
         route = self._routes.get(subject) or self._resolve(subject)
         return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
+
+    def publish_all(self, msgs: Sequence[Msg]) -> None:
+        """Route messages to their subscribers, handlers on a later turn of the loop."""
+        self.route(msgs, 0, len(msgs), None, self._clock.now_ns())
 
     def deliver(self, to: bytes, batch: Columns, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
@@ -353,12 +359,8 @@ class Router:
         """Whether clients may not publish to ``subject``."""
         return subject.startswith(self._refused)
 
-    def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
-        """The subscriptions that would get a message from ``source``; one of each queue group, at random."""
-        route = self._routes.get(subject) or self._resolve(subject)
-        told = [sub for sub in route.receivers if not sub.queue]
-        told += [self._rng.choice(group) for group in route.groups]
-        return [sub for sub in told if not (source.no_echo and sub.peer is source)]
+    def audience(self, subject: bytes, source: Peer) -> list[tuple[Subscription, str]]:
+        return audience(self.subs.match(subject), subject, source, self._rng)
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
         """The plain subscription of ``peer`` that matches the literal ``subject``, if any."""

@@ -13,6 +13,7 @@ import pytest_asyncio
 from nats.aio.subscription import Subscription
 
 from broker.config.settings import AccountLimits
+from broker.jetstream.account.incoming import Provenance
 from broker.jetstream.archive.contents import ArchiveReader, ArchiveWriter
 from broker.jetstream.archive.framing import FrameWriter
 from broker.jetstream.archive.values import ArchivedConsumer, ArchivedMsg, ArchivedStream
@@ -454,7 +455,8 @@ async def test_a_client_that_sends_nothing_over_and_over_is_held_back() -> None:
         def hold(self) -> None:
             self.held += 1
 
-    begun, source = restore.Restore(SimpleNamespace(name="A"), SimpleNamespace(name="S")), Source()  # type: ignore[arg-type]
+    account, config = SimpleNamespace(name="A"), SimpleNamespace(name="S")
+    begun, source = restore.Restore(account, config, Provenance()), Source()  # type: ignore[arg-type]
     begun.on_chunks([(b"to", b"reply", 0, b"")] * 50_000, 0, 50_000, source, 0)  # type: ignore[arg-type]
     assert source.held == 1
 
