@@ -29,6 +29,7 @@ from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, candidates,
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_index import UNKNOWN
+from broker.jetstream.wire.errors import STREAM_NOT_FOUND, ApiError
 from broker.protocol.subject import is_literal
 from broker.storage.format.frame import Chunk
 from broker.storage.format.index import Head
@@ -71,6 +72,17 @@ class Loading:
     def __init__(self, ready: Awaitable[object], seq: int) -> None:
         self.ready = ready
         self.seq = seq
+
+    async def wait(self) -> None:
+        """Return when it is loaded. Raises: ApiError 10059: the stream is gone meanwhile; StoreError; FormatError."""
+        try:
+            await self.ready
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but what it waited for, with its stream.
+            raise ApiError(STREAM_NOT_FOUND) from None
 
 
 class Queries:
