@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 
 __all__ = ["ZERO_TIME", "ZERO_TIME_NS", "format_duration", "format_time", "parse_duration", "parse_time"]
 
@@ -109,12 +110,18 @@ def format_time(at_ns: int) -> str:
     """RFC 3339 in UTC, without trailing zeros of the nanoseconds; ``ZERO_TIME`` for an instant outside the calendar."""
     seconds, ns = divmod(at_ns, 1_000_000_000)
     try:
-        whole = datetime.fromtimestamp(seconds, UTC)
+        whole = _whole(seconds)
     except (ValueError, OverflowError, OSError):
         return ZERO_TIME
     fraction = f".{ns:09d}".rstrip("0") if ns else ""
-    return (f"{whole.year:04d}-{whole.month:02d}-{whole.day:02d}"
-            f"T{whole.hour:02d}:{whole.minute:02d}:{whole.second:02d}{fraction}Z")
+    return f"{whole}{fraction}Z"
+
+
+@lru_cache(maxsize=1024)
+def _whole(seconds: int) -> str:
+    """Messages are stored, and read, close to each other."""
+    at = datetime.fromtimestamp(seconds, UTC)
+    return f"{at.year:04d}-{at.month:02d}-{at.day:02d}T{at.hour:02d}:{at.minute:02d}:{at.second:02d}"
 
 
 _LAYOUT = "2006-01-02T15:04:05Z07:00"

@@ -93,6 +93,9 @@ class Bus(Protocol):
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         """Route one message to all subscribers (clients and in-process); returns how many receive it."""
 
+    def publish_all(self, msgs: Sequence[Msg]) -> None:
+        """``publish`` each of ``msgs``."""
+
     def deliver(self, to: bytes, batch: Deliveries, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
 
@@ -119,7 +122,10 @@ class Bus(Protocol):
         """Whether a subscription here to the literal ``subject`` gets what ``account`` publishes to that same subject."""
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
-        """Call ``changed(now_interested)`` on each change from now on; its ``interested`` is the current state."""
+        """Call ``changed(now_interested)`` on each change from now on; its ``interested`` is the current state.
+
+        Interest is a subscription with just this subject and queue group; those with wildcards do not count.
+        """
 
     def pending_bytes(self, subject: bytes) -> int:
         """Unsent bytes queued for the subscribers of ``subject``, so that delivery slows down before they become slow

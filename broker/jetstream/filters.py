@@ -10,7 +10,8 @@ A filter has NATS's form: tokens separated by dots, ``*`` for one token, a final
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 __all__ = ["ALL", "Filters"]
 
@@ -56,12 +57,14 @@ class Filters:
     Attributes:
         subjects: the filters as given.
         all: every subject matches.
+        contiguous: all that is in ``spans`` matches, and nothing else.
         literals: the filters without wildcards.
         literal: there are filters and none has a wildcard, so ``literals`` is the whole answer.
         match: ``match(subject: bytes) -> bool``.
+        spans: disjoint ranges [start, end), where what matches is; empty: it may be anywhere.
     """
 
-    __slots__ = ("_pattern", "all", "literal", "literals", "match", "subjects")
+    __slots__ = ("_pattern", "_prefix", "all", "contiguous", "literal", "literals", "match", "spans", "subjects")
 
     match: Callable[[bytes], bool]
 
@@ -72,6 +75,9 @@ class Filters:
         self.literals = frozenset(self.subjects) - frozenset(wild)
         self.literal = bool(self.subjects) and not wild
         self._pattern = _pattern(wild)
+        self._prefix = _common_prefix(list(map(_lead, self.subjects))) if wild else b""
+        self.spans = _spans(wild, self.literals)
+        self.contiguous = self.all or (len(self.subjects) == 1 and self.subjects[0] == self._prefix + b">")
         if self.all:
             self.match = _always
         elif self.literal:
@@ -86,12 +92,54 @@ class Filters:
         """``match`` without the cache: for a pass over very many distinct subjects."""
         return self.all or self._decide(subject)
 
+    def select(self, subjects: Sequence[bytes]) -> list[bytes]:
+        """Those that match, in order, without the cache: for a pass over very many distinct subjects."""
+        if self.all:
+            return list(subjects)
+        prefix = self._prefix
+        if prefix:
+            # In most passes most subjects differ here, and this costs a quarter of the pattern.
+            subjects = [subject for subject in subjects if subject.startswith(prefix)]
+            if self.contiguous:
+                return subjects
+        if len(self.subjects) == 1 and self._pattern is not None:
+            return list(filter(self._pattern, subjects))
+        return list(filter(self._decide, subjects))
+
     def _decide(self, subject: bytes) -> bool:
         return subject in self.literals or (self._pattern is not None and self._pattern(subject) is not None)
 
     def any(self, subjects: Iterable[bytes]) -> bool:
         """Whether one of ``subjects`` matches."""
         return self.all or any(map(self.match, subjects))
+
+
+def _lead(subject: bytes) -> bytes:
+    """The tokens before the first wildcard, with their dots."""
+    tokens = subject.split(b".")
+    lead = list(takewhile(lambda token: token not in (b"*", b">"), tokens))
+    return subject if len(lead) == len(tokens) else b"".join(token + b"." for token in lead)
+
+
+def _common_prefix(subjects: Sequence[bytes]) -> bytes:
+    low, high = min(subjects), max(subjects)  # all others lie between these
+    for i, (a, b) in enumerate(zip(low, high, strict=False)):
+        if a != b:
+            return low[:i]
+    return low
+
+
+def _spans(wild: Sequence[bytes], literals: Iterable[bytes]) -> tuple[tuple[bytes, bytes], ...]:
+    leads = sorted(set(map(_lead, wild)))
+    if not leads or b"" in leads:
+        return ()
+    # One that begins with another comes after it, with nothing else in between.
+    apart: list[bytes] = []
+    for lead in leads:
+        if not apart or not lead.startswith(apart[-1]):
+            apart.append(lead)
+    spans = [(lead, lead[:-1] + b"/") for lead in apart]  # "/" follows the dot that it replaces
+    return (*spans, *((one, one + b"\0") for one in literals if not one.startswith(tuple(apart))))
 
 
 def _has_wildcard(subject: bytes) -> bool:

@@ -154,10 +154,7 @@ class Account:
 
     def info(self) -> dict[str, Any]:
         """Members of account_info_response: usage, reservations and limits."""
-        shown: dict[str, Any] = {
-            **self._quota.figures(), "streams": len(self.streams) + len(self.offline),
-            "consumers": sum(map(len, self._consumers.values())),
-            "limits": self.limits.to_json()}
+        shown = self._quota.info(len(self.streams) + len(self.offline), sum(map(len, self._consumers.values())))
         if self.domain:
             shown["domain"] = self.domain
         shown["api"] = {"level": JETSTREAM_API_LEVEL, "total": self.api_total, "errors": self.api_errors}
@@ -410,14 +407,14 @@ class Account:
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
         """Create a consumer, open and in the log. A store error leaves nothing behind."""
         start = await starting_state(stream, name, config)
-        created = ConsumerCreate(name, config.to_json(), self.clock.now_ns(), start)
+        created = ConsumerCreate(name, config.to_json(), self.clock.now_ns(), start.record)
         consumer = self._consumer(stream, config, ConsumerState.created(created))
         # Register it before it counts what is pending, so that it is notified of removals meanwhile.
         consumers = self.consumers(stream)
         consumers[name] = consumer
         stream.interest.changed()
         try:
-            await consumer.open()
+            await consumer.open(start.listed)
         except BaseException:
             consumer.stop()
             consumers.pop(name, None)

@@ -3,8 +3,9 @@
     DIRECT.GET.<stream>              a GetRequest: one message, a batch of next ones, or the last of several subjects
     DIRECT.GET.<stream>.<subject>    the last message of the subject
 
-Only streams with ``allow_direct`` answer; others have no responders. Gets are served by a few tasks at a time, so that
-one that reads the store does not delay those that need not.
+Only streams with ``allow_direct`` answer; others have no responders. A get of one message that is in memory is answered at
+once, with the others of its run. The rest is served by a few tasks at a time, so that one that reads the store does not delay
+those that need not.
 
 Source: nats-server 2.15, server/stream.go processDirectGetRequest, getDirectRequest, getDirectMulti.
 """
@@ -14,21 +15,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from broker.gotime import format_time
 from broker.jetstream.api.messages import GetRequest, find
+from broker.jetstream.api.routes import API_PREFIX, DIRECT_GET
 from broker.jetstream.filters import Filters
 from broker.jetstream.settings import level_refused
+from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers
+from broker.protocol.subject import is_literal
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
-    from broker.jetstream.bus import Msg
+    from broker.jetstream.bus import Msg, Source
     from broker.jetstream.stream.state.stored import StoredMsg
     from broker.jetstream.stream.stream import Stream
 
@@ -51,6 +57,11 @@ _NO_RESULTS = b"404 No Results"
 _TOO_MANY = b"413 Too Many Results"
 _END = b"204 EOB"
 _FIRST_LINE = headers.VERSION + b"\r\n"
+_PREFIX_LEN = len(API_PREFIX + DIRECT_GET)
+
+_AT_ONCE_BYTES = 1 << 20
+"""Answered in one turn of the loop, where each get counts for ``_GET_BYTES`` and its body."""
+_GET_BYTES = 1024
 
 
 class _Refused(Exception):
@@ -71,23 +82,37 @@ class DirectGets:
         self._serving = 0
         """Workers that will check the queue again; some of ``_workers`` may be finishing."""
 
-    def take(self, rest: bytes, op: Msg) -> bool:
-        """Serve a get; ``rest`` is its subject after DIRECT.GET. Returns False when no stream answers it."""
-        name, _, subject = rest.partition(b".")
-        stream = self._answering(name.decode("utf-8", "replace"))
-        if stream is None or not self._account.available:
-            return False
-        if op[1]:
-            if len(self._waiting) >= GETS_MAX:
-                _log.warning("%d direct gets are waiting, dropping one of %s", GETS_MAX, stream.name)
-                return True
-            self._waiting.append((stream, subject, op))
-            if self._serving < min(WORKERS_MAX, len(self._waiting)):
-                self._serving += 1
-                task = asyncio.get_running_loop().create_task(self._serve(), name="direct gets")
-                self._workers.add(task)
-                task.add_done_callback(self._workers.discard)
-        return True
+    def take(self, ops: Sequence[Msg], start: int, end: int, source: Source | None) -> None:
+        """Serve the gets ops[start:end]."""
+        available = self._account.available
+        replies: list[Msg] = []
+        room = _AT_ONCE_BYTES
+        for op in ops[start:end]:
+            name, _, subject = op[0][_PREFIX_LEN:].partition(b".")
+            stream = self._answering(name.decode("utf-8", "replace")) if available else None
+            if stream is None:
+                if source is not None:
+                    source.no_responders(op[0], op[1])
+            elif op[1]:
+                reply = _at_once(stream, subject, op) if room > 0 else None
+                if reply is not None:
+                    replies.append(reply)
+                    room -= _GET_BYTES + len(reply[3])
+                else:
+                    self._enqueue(stream, subject, op)
+        if replies:
+            self._account.bus.publish_all(replies)
+
+    def _enqueue(self, stream: Stream, subject: bytes, op: Msg) -> None:
+        if len(self._waiting) >= GETS_MAX:
+            _log.warning("%d direct gets are waiting, dropping one of %s", GETS_MAX, stream.name)
+            return
+        self._waiting.append((stream, subject, op))
+        if self._serving < min(WORKERS_MAX, len(self._waiting)):
+            self._serving += 1
+            task = asyncio.get_running_loop().create_task(self._serve(), name="direct gets")
+            self._workers.add(task)
+            task.add_done_callback(self._workers.discard)
 
     def _answering(self, name: str) -> Stream | None:
         """The stream itself or, if it does not exist, a mirror of it; None where the configuration forbids it."""
@@ -112,6 +137,7 @@ class DirectGets:
             while self._waiting:
                 stream, subject, (_, reply, hlen, body) = self._waiting.popleft()
                 await self._serve_one(stream, subject, reply, hlen, body)
+                await asyncio.sleep(0)  # what is in memory would be served without a pause
         finally:
             self._serving -= 1
 
@@ -148,22 +174,23 @@ class DirectGets:
         filters = None if wanted == b">" else Filters([wanted])
         seq = asked.seq if asked.start_time is None else await stream.seq_at(asked.start_time)
         pending, _ = await stream.count_from(max(seq, 1), filters)
-        last_seq = sent_bytes = 0
-        for i in range(asked.batch):
-            msg = await stream.get_next(wanted, seq)
-            if msg is None:
-                if i == 0 or asked.batch == 1:
-                    raise _Refused(_NOT_FOUND)
-                break
-            if not asked.no_hdr:
-                # nats-server decrements the count only where it shows it.
-                pending = max(0, pending - 1)
-            self._send(stream, reply, msg, asked.no_hdr, pending, last_seq)
-            last_seq = msg.seq
-            seq = msg.seq + 1
-            sent_bytes += len(msg.subject) + len(msg.body)
-            if sent_bytes >= self._bytes_max(asked):
-                break
+        if asked.batch < 0:
+            self._end(reply, pending, 0)
+            return
+        last_seq = sent_bytes = sent = 0
+        async with aclosing(await stream.messages_from(wanted, seq)) as msgs:
+            async for msg in msgs:
+                if not asked.no_hdr:
+                    # nats-server decrements the count only where it shows it.
+                    pending = max(0, pending - 1)
+                self._send(stream, reply, msg, asked.no_hdr, pending, last_seq)
+                last_seq = msg.seq
+                sent += 1
+                sent_bytes += len(msg.subject) + len(msg.body)
+                if sent == asked.batch or sent_bytes >= self._bytes_max(asked):
+                    break
+        if not sent:
+            raise _Refused(_NOT_FOUND)
         self._end(reply, pending, last_seq)
 
     async def _multi(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
@@ -204,15 +231,7 @@ class DirectGets:
 
     def _send(self, stream: Stream, reply: bytes, msg: StoredMsg, bare: bool, pending: int | None = None,
               last_seq: int = 0) -> None:
-        if bare:
-            self._account.bus.publish(reply, b"", 0, msg.payload)
-            return
-        own = b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n" % (
-            stream.name.encode(), msg.subject, msg.seq, format_time(msg.time_ns).encode())
-        if pending is not None:
-            own += b"Nats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n" % (pending, last_seq)
-        block = (msg.headers.removesuffix(b"\r\n") or _FIRST_LINE) + own + b"\r\n"
-        self._account.bus.publish(reply, b"", len(block), block + msg.payload)
+        self._account.bus.publish(*_message(stream, reply, msg, bare, pending, last_seq))
 
     def _end(self, reply: bytes, pending: int, last_seq: int, up_to_seq: int | None = None) -> None:
         items = [(b"Nats-Num-Pending", b"%d" % pending), (b"Nats-Last-Sequence", b"%d" % last_seq)]
@@ -222,8 +241,51 @@ class DirectGets:
         self._account.bus.publish(reply, b"", len(block), block)
 
     def _status(self, reply: bytes, status: bytes) -> None:
-        block = headers.build((), status)
-        self._account.bus.publish(reply, b"", len(block), block)
+        self._account.bus.publish(*_status(reply, status))
+
+
+def _at_once(stream: Stream, subject: bytes, op: Msg) -> Msg | None:
+    """The answer to a get of one message, if all that it takes is in memory."""
+    _, reply, hlen, body = op
+    if hlen:
+        return None
+    bare = False
+    try:
+        if body:
+            asked = _request(subject, body)
+            if asked.batch or asked.multi_last or asked.next_by_subj or asked.start_time is not None:
+                return None
+            subject, bare = asked.last_by_subj.encode(), asked.no_hdr
+            if not subject:
+                msg = stream.peek(asked.seq)
+                return _status(reply, _NOT_FOUND) if msg is None else _message(stream, reply, msg, bare)
+        elif not subject:
+            return _status(reply, _EMPTY)
+        if not is_literal(subject):
+            return None
+        msg = stream.peek_last(subject)
+    except _Refused as refused:
+        return _status(reply, refused.status)
+    except (ApiError, NotLoaded):
+        return None
+    return _status(reply, _NOT_FOUND) if msg is None else _message(stream, reply, msg, bare)
+
+
+def _message(stream: Stream, reply: bytes, msg: StoredMsg, bare: bool, pending: int | None = None, last_seq: int = 0) -> Msg:
+    """The answer that carries ``msg``; ``bare``: its payload alone."""
+    if bare:
+        return reply, b"", 0, msg.payload
+    more = b"" if pending is None else b"Nats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n" % (pending, last_seq)
+    _, subject, hlen, body, time_ns = msg
+    block = b"%bNats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n%b\r\n" % (
+        body[:hlen].removesuffix(b"\r\n") or _FIRST_LINE, stream.name.encode(), subject, msg.seq,
+        format_time(time_ns).encode(), more)
+    return reply, b"", len(block), block + body[hlen:]
+
+
+def _status(reply: bytes, status: bytes) -> Msg:
+    block = headers.build((), status)
+    return reply, b"", len(block), block
 
 
 def _request(subject: bytes, payload: bytes) -> GetRequest:

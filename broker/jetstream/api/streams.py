@@ -91,21 +91,16 @@ async def info(request: Request) -> dict[str, Any]:
     asked = request.optional_body(_InfoRequest, "JSApiStreamInfoRequest")
     stream = request.stream(request.tokens[2])
     stream.log.barrier(stream)
+    offset = max(asked.offset, 0)
     shown = await stream_info(request, stream, dynamic=True, deleted_details=asked.deleted_details,
-                              subjects_filter=asked.subjects_filter)
+                              subjects_filter=asked.subjects_filter, subjects_offset=offset)
     paging = {"total": 0, "offset": 0, "limit": 0}
     subjects = shown["state"].get("subjects")
-    if subjects == {}:
-        del shown["state"]["subjects"]
-    if subjects:
-        offset = max(asked.offset, 0)
-        paging = {"total": len(subjects), "offset": offset, "limit": SUBJECTS_PAGE}
-        if offset or len(subjects) > SUBJECTS_PAGE:
-            page = sorted(subjects)[offset:offset + SUBJECTS_PAGE]
-            if page:
-                shown["state"]["subjects"] = {subject: subjects[subject] for subject in page}
-            else:
-                del shown["state"]["subjects"]
+    if subjects is not None:
+        if subjects.total:
+            paging = {"total": subjects.total, "offset": offset, "limit": SUBJECTS_PAGE}
+        if not subjects:
+            del shown["state"]["subjects"]
     ts = shown.pop("ts")
     shown["cluster"] = {"leader": request.account.server_name}
     return {**paging, **shown, "ts": ts}
@@ -166,10 +161,10 @@ def _matching(request: Request, subject_filter: str) -> list[Stream]:
 
 
 async def stream_info(request: Request, stream: Stream, *, dynamic: bool, domain: bool = True,
-                      deleted_details: bool = False, subjects_filter: str = "") -> dict[str, Any]:
+                      deleted_details: bool = False, subjects_filter: str = "", subjects_offset: int = 0) -> dict[str, Any]:
     """The members of a StreamInfo."""
     account = request.account
-    state = await stream_state(request, stream, deleted_details, subjects_filter)
+    state = await stream_state(request, stream, deleted_details, subjects_filter, subjects_offset)
     config = stream.config.to_json()
     if dynamic:
         config["metadata"] = with_dynamic_metadata(stream.config.metadata, account.version)
@@ -181,9 +176,9 @@ async def stream_info(request: Request, stream: Stream, *, dynamic: bool, domain
 
 
 async def stream_state(request: Request, stream: Stream, deleted_details: bool = False,
-                       subjects_filter: str = "") -> dict[str, Any]:
+                       subjects_filter: str = "", subjects_offset: int = 0) -> dict[str, Any]:
     """The members of a StreamState."""
-    state = await stream.info_state(deleted_details, subjects_filter.encode())
+    state = await stream.info_state(deleted_details, subjects_filter.encode(), subjects_offset)
     state["consumer_count"] = sum(not consumer.config.direct for consumer in request.account.consumers(stream).values())
     return state
 

@@ -123,11 +123,13 @@ class Consumer:
 
     # ---- life
 
-    async def open(self) -> None:
-        """Find the consumer's position, count what is pending, and start to serve."""
+    async def open(self, listed: Sequence[int] | None = None) -> None:
+        """Find the consumer's position, count what is pending, and start to serve. ``listed``: as ``Start`` has it."""
         cursor = self._cursor
         if self._resume >= cursor.next_seq:
-            cursor.list_first(await self.stream.last_seqs_by_subject(cursor.filters, self._resume), self._resume)
+            if listed is None:
+                listed = await self.stream.last_seqs_by_subject(cursor.filters, self._resume)
+            cursor.list_first(listed, self._resume)
         await cursor.recount()
         if self._ended:
             return
@@ -228,6 +230,8 @@ class Consumer:
 
     async def counted(self) -> None:
         """Wait until ``num_pending`` is exact, for an ``info`` call with no await in between."""
+        if self._cursor.long_tail:
+            await self.stream.log.persisted()
         await self._prefetcher.counted()
 
     def info(self) -> dict[str, Any]:

@@ -13,10 +13,9 @@ delivered. Where that number is unknown (a range, of a filtered consumer) ``pend
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Sequence
-from itertools import compress, islice
+from itertools import compress, takewhile
 from typing import Protocol
 
 from broker.jetstream.filters import Filters
@@ -24,6 +23,13 @@ from broker.storage.format.frame import Chunk
 
 __all__ = ["Block", "Cursor", "Loading", "Readable", "Taken"]
 
+
+_FREED_AT_ONCE = 16_384
+_TAIL_MAX = 65_536
+"""Sequences not yet persisted among which matches are counted in one turn of the loop."""
+
+_LOOK_MAX = 4096
+"""The same where that is done for each of many requests."""
 
 _COUNT_TRIES = 4
 """Tries of a count that removals disturb; the last one is accepted as near enough."""
@@ -64,6 +70,9 @@ class Readable(Protocol):
     @property
     def persisted_seq(self) -> int: ...
 
+    @property
+    def last_seq(self) -> int: ...
+
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, Block, int] | Loading | None:
         """The chunk with the first message at or after ``seq``, and that message's index in it; None: nothing yet."""
 
@@ -72,6 +81,9 @@ class Readable(Protocol):
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         """How many messages match from ``seq`` on, and up to which sequence they were counted."""
+
+    def tail_count(self, seq: int, filters: Filters) -> int:
+        """How many messages at or after ``seq`` match and are not yet persisted."""
 
 
 class Taken:
@@ -99,6 +111,47 @@ class Taken:
                      self.bodies[:n], self.times[:n], self.seqs[n - 1] + 1)
 
 
+class Listed:
+    """Ascending sequences that are delivered first, from the next one to the last. There may be a million."""
+
+    __slots__ = ("_at", "_seqs")
+
+    def __init__(self, seqs: Sequence[int] = ()) -> None:
+        self._seqs = seqs if isinstance(seqs, list) else list(seqs)
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._seqs) - self._at
+
+    @property
+    def first(self) -> int:
+        """The next one; there must be one."""
+        return self._seqs[self._at]
+
+    def below(self, seq: int) -> int:
+        """How many are below ``seq``."""
+        return bisect_left(self._seqs, seq, self._at) - self._at
+
+    def up_to(self, last_seq: int, most: int) -> list[int]:
+        """The next ``most``, as far as they are not above ``last_seq``."""
+        at = self._at
+        return self._seqs[at:bisect_right(self._seqs, last_seq, at, min(at + most, len(self._seqs)))]
+
+    def drop(self, n: int) -> int:
+        """Take out the next ``n``, at least one; returns the last of them."""
+        self._at += n
+        last = self._seqs[self._at - 1]
+        if self._at >= _FREED_AT_ONCE or self._at == len(self._seqs):
+            del self._seqs[:self._at]
+            self._at = 0
+        return last
+
+    def drop_below(self, seq: int) -> None:
+        """Take out those below ``seq``."""
+        if n := self.below(seq):
+            self.drop(n)
+
+
 class Cursor:
     """Reads a stream for one consumer.
 
@@ -114,7 +167,7 @@ class Cursor:
         self.pending = 0
         self.known = False
         self.counted = next_seq - 1
-        self.skip: deque[int] = deque()
+        self.skip = Listed()
         self.resume = 0
         self._off = False  # known, except for removals that could not be counted
         self._void = False
@@ -131,7 +184,8 @@ class Cursor:
 
     def list_first(self, seqs: Sequence[int], resume: int) -> None:
         """Deliver those of ``seqs`` (ascending) still to come, then continue after ``resume`` (last per subject)."""
-        self.skip = deque(seq for seq in seqs if seq >= self.next_seq)
+        self.skip = Listed(seqs)
+        self.skip.drop_below(self.next_seq)
         self.resume = resume
         if not self.skip:
             self.next_seq = resume + 1
@@ -213,31 +267,43 @@ class Cursor:
     def _take_listed(self, count_max: int, bytes_max: int) -> Taken | Loading | None:
         """The next of the listed sequences (last message of each subject), as far as they are in one chunk."""
         while self.skip:
-            found = self.stream.next_chunk(self.skip[0], None)
+            found = self.stream.next_chunk(self.skip.first, None)
             self._to_take = None if isinstance(found, tuple) else found
             if isinstance(found, tuple):
                 chunk, block, _ = found
-                picks = self._listed(chunk, block, min(count_max, bytes_max * len(chunk) // (chunk.size + 1) + 1))
-                if picks:
-                    return self._columns(chunk, picks, chunk.seq(picks[-1]) + 1)
-            elif found is not None and found.seq == self.skip[0]:
+                most = min(count_max, bytes_max * len(chunk) // (chunk.size + 1) + 1)
+                seqs = self._listed(chunk, block, self.skip.up_to(chunk.last_seq, max(most, 1)))
+                if seqs:
+                    return self._of(chunk, seqs)
+            elif found is not None and found.seq == self.skip.first:
                 return found
             self.pending -= self.known
-            self._unlist()
+            self._unlist(1)
         return None
 
-    def _listed(self, chunk: Chunk, block: Block, most: int) -> list[int]:
-        """Indexes in ``chunk`` of the next listed sequences: up to ``most``, at least one, until one is gone."""
-        picks: list[int] = []
-        first, dead, seqs = max(chunk.first_seq, self.stream.first_seq), block.dead, chunk.seqs
-        for seq in islice(self.skip, max(most, 1)):
-            if not first <= seq <= chunk.last_seq or (dead is not None and seq in dead):
-                break
-            k = seq - chunk.first_seq if seqs is None else bisect_left(seqs, seq)
-            if seqs is not None and seqs[k] != seq:
-                break
-            picks.append(k)
-        return picks
+    def _listed(self, chunk: Chunk, block: Block, seqs: Sequence[int]) -> Sequence[int]:
+        """The first of ``seqs``, none of them behind the chunk, until one is gone."""
+        if not seqs or seqs[0] < max(chunk.first_seq, self.stream.first_seq):
+            return ()
+        if block.dead is not None:
+            dead = block.dead
+            seqs = list(takewhile(lambda seq: seq not in dead, seqs))
+        if (there := chunk.seqs) is not None:
+            seqs = list(takewhile(lambda seq: there[bisect_left(there, seq)] == seq, seqs))
+        return seqs
+
+    @classmethod
+    def _of(cls, chunk: Chunk, seqs: Sequence[int]) -> Taken:
+        """Messages of one chunk, all of them in it."""
+        if (there := chunk.seqs) is not None:
+            return cls._columns(chunk, [bisect_left(there, seq) for seq in seqs], seqs[-1] + 1)
+        first = chunk.first_seq
+        start, stop = seqs[0] - first, seqs[-1] - first + 1
+        if stop - start > len(seqs):
+            return cls._columns(chunk, [seq - first for seq in seqs], seqs[-1] + 1)
+        hlens = chunk.hlens
+        return Taken(range(first + start, first + stop), chunk.subjects[start:stop], None if hlens is None else hlens[start:stop],
+                     chunk.bodies[start:stop], chunk.times[start:stop], first + stop)
 
     def find(self, seq: int) -> Taken | Loading | None:
         """The one message ``seq``, or None when it is gone."""
@@ -256,20 +322,19 @@ class Cursor:
 
     def passed(self, taken: Taken, n: int) -> None:
         """The first ``n`` of ``taken`` were delivered."""
-        if self.skip:
-            for _ in range(n):
-                self.pending -= 1
-                self._unlist()
-            return
         if not n:
+            return
+        if self.skip:
+            self.pending -= n
+            self._unlist(n)
             return
         self.pending -= n
         self._passed += n
         end = taken.end if n == len(taken) else taken.seqs[n - 1] + 1
         self._move(end)
 
-    def _unlist(self) -> None:
-        self.next_seq = self.skip.popleft() + 1
+    def _unlist(self, n: int) -> None:
+        self.next_seq = self.skip.drop(n) + 1
         if not self.skip:
             self.next_seq = self.resume + 1
 
@@ -313,6 +378,29 @@ class Cursor:
             self.counted = chunk.last_seq
         return None
 
+    def tail(self) -> int:
+        """How many matches follow those in ``pending``, sequenced and not yet persisted; call ``count`` first.
+
+        0 where many messages would have to be examined (``long_tail``).
+        """
+        stream = self.stream
+        if not self.known or not stream.persisted_seq <= self.counted < stream.last_seq or self.long_tail:
+            return 0
+        return stream.tail_count(self.counted + 1, self.filters)
+
+    @property
+    def long_tail(self) -> bool:
+        """Whether so many messages are not yet persisted that to find the matches among them would hold up the loop."""
+        return not self.filters.all and self.stream.last_seq - self.stream.persisted_seq > _TAIL_MAX
+
+    def last_to_come(self) -> int:
+        """``last_seq`` if a match may be among the messages that are not yet persisted, else 0."""
+        last_seq = self.stream.last_seq
+        behind = last_seq - self.stream.persisted_seq
+        if behind <= 0:
+            return 0
+        return last_seq if behind > _LOOK_MAX or self.count() is not None or self.tail() else 0
+
     def _matching(self, chunk: Chunk, block: Block, i: int) -> int:
         n = len(chunk)
         dead, first = block.dead, self.stream.first_seq
@@ -346,7 +434,7 @@ class Cursor:
 
     def removed(self, first: int, last: int, msgs: int, subject: bytes | None) -> None:
         """``msgs`` messages within first..last left the stream, all of ``subject`` if it is given."""
-        if self.skip and last >= self.skip[0]:
+        if self.skip and last >= self.skip.first:
             return  # listed ones are looked up one by one
         if last < self.next_seq:
             return
@@ -398,14 +486,14 @@ class Cursor:
     def jump(self, next_seq: int) -> None:
         """Continue at ``next_seq``, forwards or backwards."""
         self.next_seq = next_seq
-        self.skip.clear()
+        self.skip = Listed()
         self._invalidate()
 
     def pass_over(self, next_seq: int) -> None:
         """Nothing that matches is left below ``next_seq``; ``removed`` takes it out of ``pending``."""
-        while self.skip and self.skip[0] < next_seq:
-            self.pending -= self.known
-            self._unlist()
+        if n := self.skip.below(next_seq):
+            self.pending -= n * self.known
+            self._unlist(n)
         if not self.skip and self.next_seq < next_seq:
             self._move(next_seq)
 

@@ -5,7 +5,8 @@ Source: nats-server consumer.go: selectStartingSeqNo, resetStartingSeq.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.filters import Filters
@@ -15,14 +16,22 @@ from broker.storage.format.records.consumer_state import RESUME, ConsumerDelta
 if TYPE_CHECKING:
     from broker.jetstream.consumer.stream_view import StreamView
 
-__all__ = ["check_reset", "starting_state"]
+__all__ = ["Start", "check_reset", "starting_state"]
 
 
-async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) -> ConsumerDelta:
-    """Where a new consumer of ``config`` starts, for the record of its creation."""
+class Start(NamedTuple):
+    """Where a new consumer starts: for the record of its creation, and the messages listed for it to deliver first."""
+
+    record: ConsumerDelta
+    listed: Sequence[int] | None = None
+
+
+async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) -> Start:
+    """Where a new consumer of ``config`` starts."""
     filters = Filters([f.encode() for f in config.filters])
     first, last = max(stream.first_seq, 1), stream.last_seq
     extra: dict[str, Any] = {}
+    listed: list[int] | None = None
     match config.deliver_policy:
         case "new":
             seq = last + 1
@@ -39,7 +48,7 @@ async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) 
             seq = await stream.seq_at(config.opt_start_time or 0)
         case _:
             seq = first
-    return ConsumerDelta(name, delivered=[0, seq - 1, 0], ack_floor=[0, seq - 1], extra=extra)
+    return Start(ConsumerDelta(name, delivered=[0, seq - 1, 0], ack_floor=[0, seq - 1], extra=extra), listed)
 
 
 async def check_reset(stream: StreamView, config: ConsumerConfig, seq: int) -> None:

@@ -11,18 +11,24 @@ from typing import Any
 
 from broker.gotime import ZERO_TIME, format_time
 from broker.jetstream.filters import Filters
+from broker.jetstream.settings import SUBJECTS_PAGE
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import Heads, blocks_from
 from broker.jetstream.stream.state.live import Live
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.stream.state.subject_state import SubjectState
 
-__all__ = ["StreamInfo"]
-
-_SORTED_MAX = 100_000
-"""Up to this many subjects are sorted here; more are answered in pages, and sorted by the code that pages them."""
+__all__ = ["StreamInfo", "SubjectCounts"]
 
 _COUNTED_AT_ONCE = 4096
+
+
+class SubjectCounts(dict[str, int]):
+    """One page of matching subjects, in order, with their messages; ``total``: how many match."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        self.total = total
 
 
 class StreamInfo:
@@ -33,7 +39,7 @@ class StreamInfo:
         self._heads = heads
         self._subjects = subjects
 
-    async def state(self, deleted_details: bool, subjects_filter: bytes) -> dict[str, Any]:
+    async def state(self, deleted_details: bool, subjects_filter: bytes, subjects_offset: int) -> dict[str, Any]:
         """StreamState as JSON values, less ``consumer_count``. Raises: StoreError; FormatError."""
         live = self._live
         subjects = await self._subjects.distinct()
@@ -46,7 +52,7 @@ class StreamInfo:
         if subjects:
             shown["num_subjects"] = subjects
         if subjects_filter:
-            shown["subjects"] = await self._subject_counts(Filters((subjects_filter,)))
+            shown["subjects"] = await self._subject_counts(Filters((subjects_filter,)), subjects_offset)
         deleted = live.last_seq - live.first_seq + 1 - live.msgs if live.msgs else 0
         if deleted:
             shown["num_deleted"] = deleted
@@ -62,17 +68,17 @@ class StreamInfo:
             raise NotLoaded("the time of the first message", (live.blocks[live.index_at(live.first_seq)],))
         return first_time_ns
 
-    async def _subject_counts(self, filters: Filters) -> dict[str, int]:
-        names = await self._subjects.matching(filters)
+    async def _subject_counts(self, filters: Filters, offset: int) -> SubjectCounts:
+        names, total = await self._subjects.page(filters, offset, SUBJECTS_PAGE)
         index = await self._subjects.build()
-        if len(names) <= _SORTED_MAX:
-            names.sort()
-        counts: dict[str, int] = {}
-        for n, name in enumerate(names, 1):
-            if count := index.count(name, self._live.first_seq):
-                counts[name.decode("utf-8", "replace")] = count
-            if not n % _COUNTED_AT_ONCE:
+        counts = SubjectCounts(total)
+        for at in range(0, len(names), _COUNTED_AT_ONCE):
+            if at:
                 await asyncio.sleep(0)
+            some = names[at:at + _COUNTED_AT_ONCE]
+            for name, count in zip(some, index.counts(some, self._live.first_seq), strict=True):
+                if count:
+                    counts[name.decode("utf-8", "replace")] = count
         return counts
 
     async def _deleted(self) -> list[int]:

@@ -23,10 +23,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from broker.jetstream.filters import ALL, Filters
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_back, blocks_from
+from broker.jetstream.stream.state.in_turns import sorted_in_turns
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, candidates, listed_match, matching_rows, may_match
-from broker.jetstream.stream.state.rows import OpenRows, Rows
+from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
+from broker.jetstream.stream.state.subject_index import UNKNOWN
+from broker.jetstream.wire.errors import STREAM_NOT_FOUND, ApiError
 from broker.protocol.subject import is_literal
 from broker.storage.format.frame import Chunk
 from broker.storage.format.index import Head
@@ -70,6 +73,17 @@ class Loading:
         self.ready = ready
         self.seq = seq
 
+    async def wait(self) -> None:
+        """Return when it is loaded. Raises: ApiError 10059: the stream is gone meanwhile; StoreError; FormatError."""
+        try:
+            await self.ready
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but what it waited for, with its stream.
+            raise ApiError(STREAM_NOT_FOUND) from None
+
 
 class Queries:
     """The reading side of one stream."""
@@ -81,6 +95,10 @@ class Queries:
         self._reader = reader
         self._tasks = tasks
         self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
+
+    def dropped(self) -> None:
+        """The blocks are let go."""
+        self._picks.clear()
 
     # --- for consumers ------------------------------------------------------------------------------------------------
 
@@ -187,29 +205,48 @@ class Queries:
 
     # --- single messages ----------------------------------------------------------------------------------------------
 
+    def peek(self, seq: int) -> StoredMsg | None:
+        """``get``, from memory alone. Raises: NotLoaded."""
+        live = self._live
+        block = live.find(seq)
+        if block is None:
+            return None
+        if block.open is not None:
+            return _from_open(block.open, seq)
+        ordinal = seq - block.first_seq
+        if not block.gapless:
+            rows = live.rows(block)
+            ordinal = rows.ordinal_of(seq)
+            if ordinal >= block.count or rows.seq_of(ordinal) != seq:
+                return None
+        chunk = self._cached(block, ordinal)
+        if chunk is None:
+            raise NotLoaded("a message")
+        return _from_chunk(chunk, ordinal)
+
+    def peek_last(self, subject: bytes) -> StoredMsg | None:
+        """The last live message of a literal ``subject``, from memory alone. Raises: NotLoaded."""
+        seq = self._subjects.last(subject)
+        return self.peek(seq) if seq else None
+
     async def get(self, seq: int) -> StoredMsg | None:
         """The live message ``seq``, or None."""
         live = self._live
         for _ in range(_TRIES):
-            block = live.find(seq)
+            try:
+                return self.peek(seq)
+            except NotLoaded:
+                block = live.find(seq)
             if block is None:
                 return None
-            if block.open is not None:
-                return _from_open(block.open, seq)
             try:
-                if block.gapless:
-                    ordinal = seq - block.first_seq
-                else:
-                    rows = live.resident(block) or await self._reader.head(block)
-                    ordinal = rows.ordinal_of(seq)
-                    if ordinal >= block.count or rows.seq_of(ordinal) != seq:
-                        return None
-                chunk = self._cached(block, ordinal) or await self._reader.chunk(block, ordinal)
+                rows = live.resident(block) or await self._reader.head(block)
+                if (ordinal := rows.ordinal_of(seq)) >= block.count or rows.seq_of(ordinal) != seq:
+                    return None
+                return _from_chunk(await self._reader.chunk(block, ordinal), ordinal)
             except NotFound:
                 if live.holds(block):
                     raise
-                continue
-            return _from_chunk(chunk, ordinal)
         return None
 
     async def get_last(self, wanted: bytes) -> StoredMsg | None:
@@ -305,18 +342,24 @@ class Queries:
         names = await state.matching(filters)
         found: list[int] = []
         earlier: list[bytes] = []
-        for n, subject in enumerate(names):
-            last = await self._decided(lambda subject=subject: state.last(subject))  # type: ignore[misc]
-            if last > up_to_seq:
-                earlier.append(subject)
-            elif last:
-                found.append(last)
-            if n % 2048 == 2047:
+        for at in range(0, len(names), _SUBJECTS_AT_ONCE):
+            if at:
                 await asyncio.sleep(0)
+            some = names[at:at + _SUBJECTS_AT_ONCE]
+            lasts = await self._decided(lambda some=some: state.ready().lasts(some, live.first_seq))  # type: ignore[misc]
+            if lasts and (max(lasts) > up_to_seq or min(lasts) <= 0):
+                for i, last in enumerate(lasts):
+                    if last == UNKNOWN:
+                        subject = some[i]
+                        last = lasts[i] = await self._decided(lambda subject=subject: state.last(subject))  # type: ignore[misc]
+                    if last > up_to_seq:
+                        earlier.append(some[i])
+                lasts = [last for last in lasts if 0 < last <= up_to_seq]
+            found += lasts
         if earlier:
             found += await self._last_below(frozenset(earlier), up_to_seq)
-        found.sort()
-        return [seq for seq in found if seq >= live.first_seq]
+        found = await sorted_in_turns(found)
+        return found[bisect_left(found, live.first_seq):]
 
     async def _last_below(self, subjects: frozenset[bytes], up_to_seq: int) -> list[int]:
         """For subjects whose last message is later: the last one at or below ``up_to_seq``, from the blocks."""
@@ -367,10 +410,10 @@ class Queries:
         live = self._live
         if filters is None or filters.all:
             total = await self._decided(lambda: live.live_from(max(seq, live.first_seq)))
-            return total - sum(self._tail_counts(seq, ALL)), live.persisted_seq
+            return total - self.tail_count(seq, ALL), live.persisted_seq
         if seq <= live.first_seq and self._subjects.index is not None:
             total = await self.count(filters)
-            return total - sum(self._tail_counts(seq, filters)), live.persisted_seq
+            return total - self.tail_count(seq, filters), live.persisted_seq
         total, end = 0, live.persisted_seq
         not_loaded = []
         for block in blocks_from(live, seq, end):
@@ -404,10 +447,14 @@ class Queries:
             for at in range(0, len(names), _SUBJECTS_AT_ONCE):
                 if at:
                     await asyncio.sleep(0)
-                total += sum(index.count(name, live.first_seq) for name in names[at:at + _SUBJECTS_AT_ONCE])
+                total += sum(index.counts(names[at:at + _SUBJECTS_AT_ONCE], live.first_seq))
             # Few subjects are counted in one turn; for many, the sum is consistent only if nothing changed.
             if len(names) <= _SUBJECTS_AT_ONCE or as_of == (state.index, index.merged_seq, live.first_seq, live.msgs):
                 return total
+
+    def tail_count(self, seq: int, filters: Filters) -> int:
+        """How many live messages at or after ``seq`` match and are not yet persisted. Reads nothing."""
+        return sum(self._tail_counts(seq, filters))
 
     def _tail_counts(self, seq: int, filters: Filters) -> list[int]:
         """Live matches at or after ``seq`` in each block not yet persisted."""
@@ -419,9 +466,12 @@ class Queries:
             if filters.all and block.first_seq >= seq:
                 counts.append(block.live_msgs)
             else:
-                subjects, match = block.open.subjects, filters.match
-                counts.append(sum(1 for at in range(rows.ordinal_of(seq), block.count)
-                                  if match(subjects[at]) and live.is_live(block, rows.seq_of(at))))
+                subjects, match, start = block.open.subjects, filters.match, rows.ordinal_of(seq)
+                if block.live_msgs == block.count:
+                    counts.append(sum(map(match, subjects[start:block.count])))
+                else:
+                    counts.append(sum(1 for at in range(start, block.count)
+                                      if match(subjects[at]) and live.is_live(block, rows.seq_of(at))))
         return counts
 
     async def _decided(self, ask: Callable[[], T]) -> T:

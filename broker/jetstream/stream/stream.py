@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,6 +53,7 @@ from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.retention.ttl import MessageTtls
 from broker.jetstream.stream.scheduler import Scheduler
+from broker.jetstream.stream.sequential import messages_from
 from broker.jetstream.stream.state import memory_blocks
 from broker.jetstream.stream.state.decision import WAIT_SECONDS
 from broker.jetstream.stream.state.heads import Heads
@@ -124,27 +125,27 @@ class Stream:
         """Called when the stream can no longer store anything; ``offline`` says why."""
         self.stored = config.storage != "memory"
         self.ceiling = SequenceCeiling(self, log, state.ceiling if state is not None else 0)
-        self.live = Live(self._cached_head, self._applied if self.stored else None, self._looked, usage)
+        self.live = Live(self._cached_head, self.applied if self.stored else None, self._looked, usage)
         self.heads = Heads(self.live, self)
         self.positions = Positions(state.extra if state is not None else {})
-        self._tasks = Tasks(self.name)
-        self.appending = Appending(self, self._tasks, state.extra if state is not None else {})
+        self.tasks = Tasks(self.name)
+        self.appending = Appending(self, self.tasks, state.extra if state is not None else {})
         self._shrunk: dict[int, LiveBlock] = {}
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._tidy_timer: asyncio.TimerHandle | None = None
         self.msg_ids = MsgIds(self.dedupe, self.live, reader, clock)
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0)
-        self.queries = Queries(self.live, self.heads, self.subjects, reader, self._tasks)
+        self.queries = Queries(self.live, self.heads, self.subjects, reader, self.tasks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
-                                   self._tasks, clock)
-        self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self._tasks)
+                                   self.tasks, clock)
+        self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self.tasks)
         self._info = StreamInfo(self.live, self.heads, self.subjects)
         self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
-                                       self._tasks, empty=state is None)
-        self.ttls = MessageTtls(self.live, self.heads, self.subjects, self.queries, self.retention, log, self._tasks, clock,
+                                       self.tasks, empty=state is None)
+        self.ttls = MessageTtls(self.live, self.heads, self.subjects, self.queries, self.retention, log, self.tasks, clock,
                                 self._publish_own)
         self.retention.one_by_one = self.ttls
-        self.scheduler = Scheduler(self.live, self.subjects, self.queries, log, self._tasks, clock, self._publish_own)
+        self.scheduler = Scheduler(self.live, self.subjects, self.queries, log, self.tasks, clock, self._publish_own)
         replies = Replies(self, log, bus, domain)
         self.rollups = Rollups(self.live, self.heads, self.subjects, self.retention)
         context = CheckContext(
@@ -155,7 +156,7 @@ class Stream:
         self._batching = Batching(log, context, replies, inflight,
                                   partial(StreamEvents, bus, clock, rng, domain, self.name), clock)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
-                                   BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), self._batching,
+                                   BlockedPublish(self, self.live, self.heads, self.tasks, replies, clock), self._batching,
                                    replies, bus, clock)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
         self.copies = Copies(self.queue, self.sequencer, self.live, self.heads, log)
@@ -199,7 +200,7 @@ class Stream:
             # Without loading the blocks; the timer's own check is exact.
             self.retention.arm_at(state.first_time_ns)
 
-    def _applied(self) -> StreamState | None:
+    def applied(self) -> StreamState | None:
         return self.log.state.streams.get(self.stream_id)
 
     def _looked(self, blocks: Sequence[LiveBlock]) -> None:
@@ -355,10 +356,24 @@ class Stream:
         await self.look()
         return await self.queries.count_from(seq, filters)
 
+    def tail_count(self, seq: int, filters: Filters) -> int:
+        """How many messages at or after ``seq`` match and are not yet persisted."""
+        return self.queries.tail_count(seq, filters)
+
     async def get(self, seq: int) -> StoredMsg | None:
         """The message ``seq``, or None. Raises: ApiError 10008 past the lease; StoreError; FormatError."""
         await self._readable_blocks()
         return await self.queries.get(seq)
+
+    def peek(self, seq: int) -> StoredMsg | None:
+        """``get``, from memory alone. Raises: NotLoaded; ApiError 10008 past the lease."""
+        self._readable()
+        return self.queries.peek(seq)
+
+    def peek_last(self, subject: bytes) -> StoredMsg | None:
+        """``get_last`` of a literal ``subject``, from memory alone. Raises: as ``peek``."""
+        self._readable()
+        return self.queries.peek_last(subject)
 
     async def get_last(self, wanted: bytes) -> StoredMsg | None:
         """The last message whose subject matches ``wanted``, or None. Raises: as ``get``."""
@@ -369,6 +384,11 @@ class Stream:
         """The first match at or after a sequence, or a time, or None. Raises: as ``get``."""
         await self._readable_blocks()
         return await self.queries.get_next(wanted, seq, start_time_ns)
+
+    async def messages_from(self, wanted: bytes, seq: int) -> AsyncGenerator[StoredMsg]:
+        """The messages at or after a sequence that match, in order. Raises, also while they are read: as ``get``."""
+        await self._readable_blocks()
+        return messages_from(self.queries, self.live, Filters((wanted,)), seq, self._readable)
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
         """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""
@@ -482,13 +502,14 @@ class Stream:
         if self._tidy_timer is not None:
             self._tidy_timer.cancel()
         self.msg_ids.close()
-        self._tasks.cancel()
+        self.tasks.cancel()
         discarded(self)
 
     # --- info ---------------------------------------------------------------------------------------------------------
 
-    async def info_state(self, deleted_details: bool = False, subjects_filter: bytes = b"") -> dict[str, Any]:
-        """JetStream's StreamState as JSON values, less ``consumer_count``.
+    async def info_state(self, deleted_details: bool = False, subjects_filter: bytes = b"",
+                         subjects_offset: int = 0) -> dict[str, Any]:
+        """JetStream's StreamState as JSON values, less ``consumer_count``; ``subjects`` in it is a ``SubjectCounts``.
 
         Raises: ApiError 10008 past the lease; StoreError; FormatError.
 
@@ -497,7 +518,7 @@ class Stream:
         self._readable()
         await self.queue.quiet()
         await self.look()
-        return await self._info.state(deleted_details, subjects_filter)
+        return await self._info.state(deleted_details, subjects_filter, subjects_offset)
 
     # --- loading ------------------------------------------------------------------------------------------------------
 

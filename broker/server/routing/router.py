@@ -21,16 +21,19 @@ Source: nats-server, server/client.go (processMsgResults, deliverMsg, processInb
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Final
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from broker.clock import Clock
 from broker.protocol import encoder
+from broker.protocol.encoder import message
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
 from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
+from broker.server.routing.audience import audience
 from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
 from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
@@ -45,9 +48,14 @@ ROUTES_KEPT: Final = 8192
 _SCAN_MAX: Final = 2048
 """Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
 
-_INBOXES: Final = (b"_INBOX.", b"_R_.")
-"""Beginnings of reply subjects: those of clients, and those of service imports."""
+_INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.")
+"""Beginnings of subjects that rarely repeat, and share a route with those that differ in the last token: replies to clients
+and through service imports, and gets of keys."""
 
+_LINE_MAX: Final = 4096
+"""Bytes of a body up to which copying it once more is cheaper than a write of its own."""
+
+_WILDCARD: Final = re.compile(rb"(?:\A|\.)[*>](?=\.|\Z)")
 _DOT: Final = ord(".")
 _NO_FAMILY: Final = (b"", 0)
 _HOPS_MAX: Final = 64
@@ -106,6 +114,10 @@ class Router:
         get = self._routes.get
         resolve = self._resolve
         ahead: Route | None = None
+        # Single messages whose only receiver is one client, sent together.
+        lines: list[bytes] = []
+        to: Peer | None = None
+        body_bytes = 0
         while start < end:
             subject = ops[start][0]
             route, ahead = ahead or get(subject), None
@@ -125,6 +137,29 @@ class Router:
                     subject = following
                 at += 1
             changes = self._changes
+            only = route.only
+            if only is not None and at - start == 1:
+                subject, reply, hlen, body = ops[start]
+                peer = only.peer
+                assert peer is not None
+                if len(body) < _LINE_MAX and (peer is not source or not peer.no_echo):
+                    if peer is not to:
+                        if to is not None and lines:
+                            to.send([b"".join(lines)], sum(map(len, lines)), len(lines), body_bytes)
+                            if self._changes != changes:
+                                ahead = None
+                            lines, body_bytes = [], 0
+                        to = peer
+                    if hlen and not peer.headers:
+                        hlen, body = 0, body[hlen:]
+                    lines.append(message(subject, only.sid, reply, hlen, body))
+                    body_bytes += len(body)
+                    only.delivered += 1
+                    start = at
+                    continue
+            if lines and to is not None:
+                to.send([b"".join(lines)], sum(map(len, lines)), len(lines), body_bytes)
+                lines, body_bytes = [], 0
             if route.sole is not None and source is not None:
                 route.sole(ops, start, at, source, now_ns)
             else:
@@ -132,6 +167,8 @@ class Router:
             if self._changes != changes:
                 ahead = None
             start = at
+        if lines and to is not None:
+            to.send([b"".join(lines)], sum(map(len, lines)), len(lines), body_bytes)
 
     # For JetStream (Bus).
 
@@ -151,6 +188,10 @@ class Router:
         route = self._routes.get(subject) or self._resolve(subject)
         return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
 
+    def publish_all(self, msgs: Sequence[Msg]) -> None:
+        """Route messages to their subscribers, handlers on a later turn of the loop."""
+        self.route(msgs, 0, len(msgs), None, self._clock.now_ns())
+
     def deliver(self, to: bytes, batch: Columns, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
 
@@ -162,7 +203,7 @@ class Router:
         if not route.receivers or not count:
             return 0
         numbers = (batch.delivered, batch.stream_seqs, batch.consumer_seqs, batch.times_ns, batch.pendings)
-        sub = route.only_client()
+        sub = route.only
         if sub is not None and sub.hides is None:
             if queue:
                 return 0
@@ -268,7 +309,7 @@ class Router:
         """
         inbox = replies[0].rpartition(b".")[0]
         route = self._inbox(inbox) if inbox else None
-        sub = route.only_client() if route is not None else None
+        sub = route.only if route is not None else None
         if sub is None:
             return None
         count, dotted, joined = len(replies), inbox + b".", b"\n".join(replies)
@@ -296,7 +337,7 @@ class Router:
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
         """Call ``changed(now_interested)`` after each change from now on, on a later turn of the loop."""
-        watch = InterestWatch(subject, queue, changed, self.interest(subject, queue), self._unwatch)
+        watch = InterestWatch(subject, queue, changed, self._exact_interest(subject, queue), self._unwatch)
         self._watches.setdefault(subject, []).append(watch)
         return watch
 
@@ -343,22 +384,20 @@ class Router:
         if is_literal(sub.subject):
             known = self._routes.get(sub.subject)
             if known is not None:
-                known.limited = True
+                known.limit()
             return
+        if (alone := sub.alone) is not None and (route := alone()) is not None:
+            route.limit()
         for route in list(self._by_receivers.values()):
             if sub in route.receivers:
-                route.limited = True
+                route.limit()
 
     def refuses(self, subject: bytes) -> bool:
         """Whether clients may not publish to ``subject``."""
         return subject.startswith(self._refused)
 
-    def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
-        """The subscriptions that would get a message from ``source``; one of each queue group, at random."""
-        route = self._routes.get(subject) or self._resolve(subject)
-        told = [sub for sub in route.receivers if not sub.queue]
-        told += [self._rng.choice(group) for group in route.groups]
-        return [sub for sub in told if not (source.no_echo and sub.peer is source)]
+    def audience(self, subject: bytes, source: Peer) -> list[tuple[Subscription, str]]:
+        return audience(self.subs.match(subject), subject, source, self._rng)
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
         """The plain subscription of ``peer`` that matches the literal ``subject``, if any."""
@@ -452,8 +491,17 @@ class Router:
             sub.denies is not None for subs in (match.plain, *match.groups.values()) for sub in subs)
 
     def _build(self, match: Match[Subscription]) -> Route:
-        if not match.plain and not match.groups:
-            return self._nobody
+        plain = match.plain
+        if not match.groups:
+            if len(plain) == 1:
+                # The usual one; it is found by its subscription at a third of the cost.
+                sub = plain[0]
+                if sub.alone is None or (known := sub.alone()) is None:
+                    known = Route(match, (sub,), self._rng, self._inward)
+                    sub.alone = ref(known)
+                return known
+            if not plain:
+                return self._nobody
         receivers = (*match.plain, *(sub for group in match.groups.values() for sub in group))
         route = self._by_receivers.get(receivers)
         if route is None:
@@ -463,21 +511,19 @@ class Router:
     def _changed(self, subject: bytes) -> None:
         """Drop the routes and update the watches that a subscription to ``subject`` may affect."""
         self._changes += 1
-        if is_literal(subject):
+        wildcard = _WILDCARD.search(subject) if b"*" in subject or b">" in subject else None
+        if wildcard is None:
             self._routes.pop(subject, None)
             self._inboxes.pop(subject.rpartition(b".")[0], None)
             watched = self._watches.get(subject)
             if watched:
                 self._ask(watched)
             return
-        lead = []
-        for token in subject.split(b"."):
-            if token in (b"*", b">"):
-                break
-            lead.append(token)
-        prefix = b".".join(lead)
+        prefix = subject[:wildcard.start()]
         dotted = prefix + b"."
         for cache in self.caches:
+            if not cache:
+                continue
             if not prefix or len(cache) > _SCAN_MAX:
                 cache.clear()
             else:
@@ -490,9 +536,16 @@ class Router:
 
     def _ask(self, watches: list[InterestWatch]) -> None:
         for watch in list(watches):
-            interested = self.interest(watch.subject, watch.queue)
+            interested = self._exact_interest(watch.subject, watch.queue)
             if interested != watch.interested:
                 watch.update(interested, self._call_soon)
+
+    def _exact_interest(self, subject: bytes, queue: bytes) -> bool:
+        """Whether a subscription has just this subject and queue group (nats-server, server/sublist.go,
+        registerNotification): one with wildcards looks on, and is not waited for."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        return any(sub.subject == subject and sub.queue == queue and (sub.relay is None or sub.relay.interested(subject))
+                   for sub in route.receivers)
 
     def _unwatch(self, watch: InterestWatch) -> None:
         watches = self._watches.get(watch.subject)

@@ -16,7 +16,7 @@ import msgpack
 import zstandard
 
 __all__ = ["SECTION_BYTES_MAX", "Codec", "Stored", "Undecodable", "Unpackable", "checksum", "compress",
-           "compress_all", "decompress", "pack_value", "unpack_value"]
+           "compress_all", "decompress", "join_rows", "pack_value", "unpack_tuples", "unpack_value"]
 
 SECTION_BYTES_MAX: Final = 1 << 28
 """No section is larger before compression: indexes, records, pages and frames stay far below, and a decoder allocates
@@ -121,9 +121,38 @@ def pack_value(value: object) -> bytes:
     return packed
 
 
+def join_rows(head: object, rows: Sequence[object], before: bytes = b"") -> bytes:
+    """[``head``, ``rows``] in msgpack. ``before`` has an earlier such value: its rows, as they are there, come first.
+
+    Raises: Unpackable when ``before`` is something else.
+    """
+    packer = _per_thread.packer
+    count, at = 0, 0
+    if before:
+        unpacker = msgpack.Unpacker(max_buffer_size=SECTION_BYTES_MAX)
+        unpacker.feed(before)
+        try:
+            unpacker.read_array_header()
+            unpacker.skip()
+            count, at = unpacker.read_array_header(), unpacker.tell()
+        except (ValueError, msgpack.UnpackException) as error:
+            raise Unpackable(f"not a list of rows: {error!r}") from None
+    return b"".join((packer.pack_array_header(2), packer.pack(head), packer.pack_array_header(count + len(rows)), before[at:],
+                     *map(packer.pack, rows)))
+
+
 def unpack_value(data: bytes) -> Any:
     """The one msgpack value in ``data``: maps, lists, str, bytes, numbers. Raises: Unpackable."""
+    return _unpack(data, use_list=True)
+
+
+def unpack_tuples(data: bytes) -> Any:
+    """As ``unpack_value``, with tuples for lists: smaller, and those of plain values cost the garbage collector nothing."""
+    return _unpack(data, use_list=False)
+
+
+def _unpack(data: bytes, *, use_list: bool) -> Any:
     try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=False, unicode_errors="surrogatepass")
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, unicode_errors="surrogatepass", use_list=use_list)
     except (ValueError, TypeError, RecursionError, MemoryError, OverflowError, msgpack.UnpackException) as error:
         raise Unpackable(f"not msgpack: {error!r}") from None

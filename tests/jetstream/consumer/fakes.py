@@ -374,7 +374,7 @@ class World:
         made = ConsumerConfig(**full)
         restored = state is not None
         if state is None:
-            start = run(self.loop, starting_state(self.stream, "C", made))  # type: ignore[arg-type]
+            start = run(self.loop, starting_state(self.stream, "C", made)).record  # type: ignore[arg-type]
             state = ConsumerState.created(ConsumerCreate("C", made.to_json(), self.clock.now_ns(), start))
         consumer = Consumer(self.stream, made, state, self.bus, self.clock, self.rng, restored=restored,
                             loop=self.loop)  # type: ignore[arg-type]

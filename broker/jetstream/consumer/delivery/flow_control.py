@@ -38,6 +38,11 @@ class FlowWindow:
 
     def send(self, sizes: Sequence[int]) -> tuple[int, bool]:
         """How many of the next messages may go now (counted as sent), and whether a request follows them."""
+        total = sum(sizes)
+        if self.unanswered + total <= (self.window if self.outstanding else self.window // 2):
+            # Then no step of those below says anything: ``_asked`` is not negative.
+            self.unanswered += total
+            return len(sizes), False
         for i, size in enumerate(sizes):
             self.unanswered += size
             if not self.outstanding:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from itertools import islice
+from operator import add
 from typing import NamedTuple
 
 from broker.jetstream.bus import Bus, Deliveries
@@ -241,11 +242,16 @@ class DeliveryLoop:
 
     def _sizes(self, taken: Taken, counts: Sequence[int] | None) -> list[int]:
         """Size of each message as limits count it: subject, ack subject, headers and payload."""
-        prefix = len(self._prefix)
-        rows = zip(taken.subjects, taken.bodies, taken.seqs, taken.times, *self._numbers(len(taken), counts),
-                   strict=True)
-        return [prefix + len(subject) + len(body) + len(b"%d.%d.%d.%d.%d" % (count, seq, cseq, time_ns, pending))
-                for subject, body, seq, time_ns, count, cseq, pending in rows]
+        n = len(taken)
+        same = len(self._prefix) + 4  # and the dots between the numbers
+        sizes = list(map(add, map(len, taken.subjects), map(len, taken.bodies)))
+        for column in (*self._numbers(n, counts), taken.seqs, taken.times):
+            digits = len(b"%d" % min(column))
+            if digits == len(b"%d" % max(column)):
+                same += digits
+            else:
+                sizes = [size + len(b"%d" % number) for size, number in zip(sizes, column, strict=True)]
+        return [size + same for size in sizes]
 
     def _pull(self, turn: Turn, taken: Taken, counts: Sequence[int] | None, waiting: Waiting,
               mono_ns: int) -> tuple[int, list[int]]:
@@ -340,9 +346,11 @@ def _with_headers(taken: Taken, lines: bytes) -> Taken:
 
 def _headers_only(taken: Taken) -> Taken:
     """``taken`` without payloads; a header gives the payload's length (convertToHeadersOnly)."""
-    bodies = []
-    for i, body in enumerate(taken.bodies):
-        hlen = 0 if taken.hlens is None else taken.hlens[i]
-        kept = body[:hlen - 2] if hlen else headers.VERSION + b"\r\n"
-        bodies.append(b"%bNats-Msg-Size: %d\r\n\r\n" % (kept, len(body) - hlen))
-    return Taken(taken.seqs, taken.subjects, [len(b) for b in bodies], bodies, taken.times, taken.end)
+    if taken.hlens is None or not any(taken.hlens):
+        bodies = [b"NATS/1.0\r\nNats-Msg-Size: %d\r\n\r\n" % length for length in map(len, taken.bodies)]
+    else:
+        bodies = []
+        for hlen, body in zip(taken.hlens, taken.bodies, strict=True):
+            kept = body[:hlen - 2] if hlen else headers.VERSION + b"\r\n"
+            bodies.append(b"%bNats-Msg-Size: %d\r\n\r\n" % (kept, len(body) - hlen))
+    return Taken(taken.seqs, taken.subjects, list(map(len, bodies)), bodies, taken.times, taken.end)

@@ -22,8 +22,12 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["SubjectIndex"]
+from broker.jetstream.stream.state.subject_order import SubjectOrder
 
+__all__ = ["UNKNOWN", "SubjectIndex"]
+
+UNKNOWN = -1
+"""Instead of a sequence: it must be found again."""
 _UNKNOWN = 0
 """In ``last``: to be found again. No message has sequence 0."""
 
@@ -31,14 +35,16 @@ _UNKNOWN = 0
 class SubjectIndex:
     """Counts and last sequences of a stream's subjects, for the messages at or below ``merged_seq``."""
 
-    __slots__ = ("_counts", "_free", "_history", "_lasts", "_rows", "_sizes", "merged_seq", "swept_seq", "tracked")
+    __slots__ = ("_counts", "_free", "_history", "_lasts", "_rows", "_sizes", "merged_seq", "order", "swept_seq", "tracked")
 
     def __init__(self, tracked: bool) -> None:
         self.tracked = tracked
         self.merged_seq = 0
         """Live messages up to this sequence are in the index; those after it are not yet."""
         self.swept_seq = 0
-        """Tracked: no subject's messages are all below this sequence."""
+        """Tracked: no subject has messages below this sequence."""
+        self.order: SubjectOrder | None = None
+        """The subjects in order, where somebody asks for few of many."""
         self._rows: dict[bytes, int] = {}
         self._counts = array("I")
         self._lasts = array("Q")
@@ -61,6 +67,7 @@ class SubjectIndex:
         self._history = {}
         self._free = []
         self._counts, self._lasts, self._sizes = array("I"), array("Q"), array("I")
+        self.order = None
 
     # --- looking up ---------------------------------------------------------------------------------------------------
 
@@ -82,6 +89,26 @@ class SubjectIndex:
         if last == _UNKNOWN:
             return None
         return last if last >= first_seq else 0
+
+    def counts(self, subjects: Sequence[bytes], first_seq: int) -> list[int]:
+        """``count`` of each of ``subjects``."""
+        self.sweep(subjects, first_seq)
+        counts = self._counts
+        return [0 if row is None else counts[row] for row in map(self._rows.get, subjects)]
+
+    def alive(self, subjects: Sequence[bytes], first_seq: int) -> list[bytes]:
+        """Those of ``subjects`` that have live messages."""
+        self.sweep(subjects, first_seq)
+        rows = self._rows
+        return [subject for subject in subjects if subject in rows]
+
+    def lasts(self, subjects: Sequence[bytes], first_seq: int) -> list[int]:
+        """``last`` of each of ``subjects``; ``UNKNOWN`` where it must be found again."""
+        lasts = self._lasts
+        found = [0 if row is None else lasts[row] or UNKNOWN for row in map(self._rows.get, subjects)]
+        if found and min(found) < first_seq:
+            return [last if last >= first_seq or last == UNKNOWN else 0 for last in found]
+        return found
 
     def first(self, subject: bytes, first_seq: int) -> tuple[int, int]:
         """(sequence, size) of the first live message of ``subject`` in a tracked stream; (0, 0) when it has none."""
@@ -215,11 +242,14 @@ class SubjectIndex:
             self._lasts[row] = seq
 
     def sweep(self, subjects: Iterable[bytes], first_seq: int) -> None:
-        """Tracked: drop those of ``subjects`` whose messages are all below ``first_seq``."""
-        for subject in subjects:
-            row = self._rows.get(subject)
-            if row is not None:
-                self._trim(subject, row, first_seq)
+        """Tracked: forget what ``subjects`` have below ``first_seq``, and those of them that have nothing else."""
+        if not self.tracked or first_seq <= self.swept_seq:
+            return
+        find, lasts, history = self._rows.get, self._lasts, self._history.get
+        reaching = [(subject, row) for subject in subjects if (row := find(subject)) is not None
+                    and (lasts[row] < first_seq or ((one := history(row)) is not None and one[0] < first_seq))]
+        for subject, row in reaching:
+            self._trim(subject, row, first_seq)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -236,11 +266,15 @@ class SubjectIndex:
             if self.tracked:
                 self._sizes.append(size)
         self._rows[subject] = row
+        if self.order is not None:
+            self.order.add(subject)
 
     def _drop(self, subject: bytes, row: int) -> None:
         del self._rows[subject]
         self._history.pop(row, None)
         self._free.append(row)
+        if self.order is not None:
+            self.order.drop(subject)
 
     def _trim(self, subject: bytes, row: int, first_seq: int) -> bool:
         """Tracked: forget messages below ``first_seq``; False when none is left and the row is gone."""

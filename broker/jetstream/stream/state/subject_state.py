@@ -27,9 +27,11 @@ from typing import NamedTuple
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state.decision import Stuck
 from broker.jetstream.stream.state.heads import Heads, at_once, blocks_back
+from broker.jetstream.stream.state.in_turns import sorted_in_turns
 from broker.jetstream.stream.state.live import Live, LiveBlock, Removal
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.subject_index import SubjectIndex
+from broker.jetstream.stream.state.subject_order import Part, SubjectOrder
 from broker.storage.format.index import Head
 
 __all__ = ["SubjectState"]
@@ -39,6 +41,12 @@ _ROWS_AT_ONCE = 4096
 """Merged in one go: about 2 ms of the loop."""
 _COUNTED_UNASKED_MAX = 10_000
 """Messages, or subjects, that may be counted for a page of which nobody may have asked for the count."""
+_IN_VAIN = 4
+"""So many subjects may be looked at for each that matches."""
+_ORDER_WORTH = 3
+"""Subjects looked at in vain, for each that there is, that cost as much as to sort them."""
+_UNORDERED_MAX = 16_384
+"""So many are sorted for each page of them."""
 _LOOKED_AT_ONCE = 64
 """Blocks examined at once for heads to load side by side."""
 _VAIN_MAX = 16
@@ -70,11 +78,19 @@ class SubjectState:
         """Rises with all that is merged or settled."""
         self._debts: list[_Debt] = []
         self._building: asyncio.Lock = asyncio.Lock()
+        self._ordering = asyncio.Lock()
+        self._in_vain = 0
+        """Subjects that were looked at and did not match, since there is no order."""
 
     @property
     def index(self) -> SubjectIndex | None:
         """The index as far as it has got, if there is one."""
         return self._index
+
+    @property
+    def owes(self) -> bool:
+        """Whether removals are still to be taken in, by their blocks."""
+        return bool(self._debts)
 
     def set_tracked(self, tracked: bool) -> None:
         """Whether the stream limits messages by subject, from now on."""
@@ -128,6 +144,7 @@ class SubjectState:
         live.ensure_blocks()  # what an index says to remove is found there, in the middle of a decision
         if index is None:
             index = self._index = SubjectIndex(self.tracked)
+            index.swept_seq = live.first_seq
         if not live.msgs:
             self._emptied(index)
         left = self._apply_debts(index)
@@ -157,28 +174,62 @@ class SubjectState:
     async def matching(self, filters: Filters) -> list[bytes]:
         """The subjects that have live messages and match, in no order; in as many turns of the loop as it takes."""
         index = await self.build()
+        first_seq = self._live.first_seq
         if filters.literal:
-            found = [subject for subject in filters.literals if subject in index]
-        elif filters.all:
-            found = list(index)
-        else:
-            found = []
+            return index.alive(list(filters.literals), first_seq)
+        parts: list[Part] = []
+        if filters.spans and (index.order is not None or self._in_vain > _ORDER_WORTH * max(len(index), _ROWS_AT_ONCE)):
+            parts = (await self._ordered(index)).within(filters.spans)
+        if not parts:
             names = list(index)
-            for at in range(0, len(names), _ROWS_AT_ONCE):
-                found += filter(filters.decide, names[at:at + _ROWS_AT_ONCE])
-                if at:
-                    await asyncio.sleep(0)
-        if not self.tracked:
-            return found
-        # Subjects whose messages all left at the front are dropped when they are looked at.
-        first_seq, alive = self._live.first_seq, []
-        for at in range(0, len(found), _ROWS_AT_ONCE):
-            alive += [subject for subject in found[at:at + _ROWS_AT_ONCE] if index.count(subject, first_seq)]
-            if at:
-                await asyncio.sleep(0)
+            parts = [(names, 0, len(names))]
+        found = await self._select(index, parts, filters)
         if filters.all:
-            index.swept_seq = first_seq
-        return alive
+            index.swept_seq = max(index.swept_seq, first_seq)
+        else:
+            self._in_vain += max(0, sum(end - start for _, start, end in parts) - _IN_VAIN * len(found))
+        return found
+
+    async def page(self, filters: Filters, offset: int, limit: int) -> tuple[list[bytes], int]:
+        """Up to ``limit`` of ``matching``, in order and after the first ``offset`` of them; and how many they all are."""
+        index = await self.build()
+        if filters.literal or (index.order is None and len(index) <= _UNORDERED_MAX):
+            found = await sorted_in_turns(await self.matching(filters))
+            return found[offset:offset + limit], len(found)
+        order = await self._ordered(index, complete=True)
+        parts = order.within(filters.spans)
+        names, start, end = parts[0]
+        settled = not self.tracked or index.swept_seq >= self._live.first_seq
+        if filters.contiguous and settled and not order.stale and not order.unsorted:
+            return names[start + offset:min(start + offset + limit, end)], end - start
+        found = await sorted_in_turns(await self._select(index, parts, filters))
+        return found[offset:offset + limit], len(found)
+
+    async def _select(self, index: SubjectIndex, parts: Sequence[Part], filters: Filters) -> list[bytes]:
+        """Those in ``parts`` that have live messages and match."""
+        found: list[bytes] = []
+        for names, start, end in parts:
+            for at in range(start, end, _ROWS_AT_ONCE):
+                if at > start:
+                    await asyncio.sleep(0)
+                found += index.alive(filters.select(names[at:min(at + _ROWS_AT_ONCE, end)]), self._live.first_seq)
+        return found
+
+    async def _ordered(self, index: SubjectIndex, *, complete: bool = False) -> SubjectOrder:
+        """The subjects in order, but for those that came lately; ``complete``: but for those that come meanwhile."""
+        async with self._ordering:
+            order, names = index.order, list[bytes]()
+            if order is None or order.worn:
+                order, names = SubjectOrder(), list(index)
+                index.order = order
+            if names or order.due or (complete and order.unsorted):
+                try:
+                    await order.merge(names)
+                except BaseException:
+                    index.order = None
+                    raise
+            self._in_vain = 0
+            return order
 
     async def distinct(self) -> int:
         """How many subjects have live messages."""
