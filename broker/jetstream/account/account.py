@@ -68,6 +68,7 @@ from broker.storage.state.consumer import ConsumerState
 if TYPE_CHECKING:
     from broker.jetstream.account.host import Host, StreamLog
     from broker.jetstream.bus import Bus
+    from broker.storage.staging.answers import Answer
     from broker.storage.state.stream import StreamState
 
 __all__ = ["Account"]
@@ -138,6 +139,10 @@ class Account:
             gone = self.offline.get(name)
             raise ApiError(STREAM_NOT_FOUND) if gone is None else ApiError(STREAM_OFFLINE, err=gone.reason)
         return stream
+
+    async def carry_out(self, request_id: int, stream: Stream) -> Answer:
+        """See ``Host``."""
+        return await self._host.carry_out(request_id, stream)
 
     def consumers(self, stream: Stream) -> dict[str, Consumer]:
         """The consumers of a live stream by name; none for a deleted one."""
