@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -159,6 +160,20 @@ async def test_the_handshake_may_come_first_for_those_who_begin_it(authority: Au
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=authority.trust(),
                                                        server_hostname="localhost")
         assert (await Line(reader, writer).info())["tls_required"] is True
+
+
+async def test_info_is_before_any_answer_to_an_early_handshake(authority: Authority) -> None:
+    """A client that begins with TLS where INFO comes first can tell its mistake: the first bytes are no TLS."""
+    async with serving(authority) as server:
+        outgoing = ssl.MemoryBIO()
+        tls = authority.trust().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+        with pytest.raises(ssl.SSLWantReadError):
+            tls.do_handshake()
+        with socket.create_connection(("127.0.0.1", server.port)) as early:
+            # The server runs in this loop, so both are there before it accepts the connection.
+            early.sendall(outgoing.read())
+            early.setblocking(False)
+            assert (await asyncio.get_running_loop().sock_recv(early, 5)) == b"INFO "
 
 
 async def test_bytes_that_come_cut_or_together_with_others_are_not_lost(authority: Authority) -> None:
