@@ -116,6 +116,7 @@ class Consumer:
         self._ended = False
         self._was_paused = False
         self._scheduled = False
+        self._withheld = False
         self._dirty = False
         self._blocked = False
         self._resume_at_ns = 0
@@ -142,6 +143,15 @@ class Consumer:
         if self._acks.changed:
             self._changed()
         self._rearm(mono_ns)
+        self._kick()
+
+    def withhold(self) -> None:
+        """Deliver nothing before ``begin``: the creation of this consumer is not yet persisted."""
+        self._withheld = True
+
+    def begin(self) -> None:
+        """Deliver from now on."""
+        self._withheld = False
         self._kick()
 
     def stop(self, text: bytes = b"", *, pending: bool = False) -> None:
@@ -365,7 +375,7 @@ class Consumer:
 
     def _run(self) -> None:
         self._scheduled = False
-        if self._closed or self._prefetcher.loading:
+        if self._closed or self._prefetcher.loading or self._withheld:
             return
         mono_ns = self._clock.monotonic_ns()
         self._blocked = False
