@@ -150,9 +150,9 @@ class Consumer:
         self._withheld = True
 
     def begin(self) -> None:
-        """Deliver from now on."""
+        """Deliver from now on; what is sent in this turn of the loop leaves first, in a write of its own."""
         self._withheld = False
-        self._kick()
+        self._loop.call_soon(self._kick)
 
     def stop(self, text: bytes = b"", *, pending: bool = False) -> None:
         """Stop serving permanently; the state stays as it is. Waiting pulls get ``text``, if it is not empty."""
