@@ -410,10 +410,10 @@ class Queries:
         live = self._live
         if filters is None or filters.all:
             total = await self._decided(lambda: live.live_from(max(seq, live.first_seq)))
-            return total - sum(self._tail_counts(seq, ALL)), live.persisted_seq
+            return total - self.tail_count(seq, ALL), live.persisted_seq
         if seq <= live.first_seq and self._subjects.index is not None:
             total = await self.count(filters)
-            return total - sum(self._tail_counts(seq, filters)), live.persisted_seq
+            return total - self.tail_count(seq, filters), live.persisted_seq
         total, end = 0, live.persisted_seq
         not_loaded = []
         for block in blocks_from(live, seq, end):
@@ -452,6 +452,10 @@ class Queries:
             if len(names) <= _SUBJECTS_AT_ONCE or as_of == (state.index, index.merged_seq, live.first_seq, live.msgs):
                 return total
 
+    def tail_count(self, seq: int, filters: Filters) -> int:
+        """How many live messages at or after ``seq`` match and are not yet persisted. Reads nothing."""
+        return sum(self._tail_counts(seq, filters))
+
     def _tail_counts(self, seq: int, filters: Filters) -> list[int]:
         """Live matches at or after ``seq`` in each block not yet persisted."""
         live, counts = self._live, []
@@ -462,9 +466,12 @@ class Queries:
             if filters.all and block.first_seq >= seq:
                 counts.append(block.live_msgs)
             else:
-                subjects, match = block.open.subjects, filters.match
-                counts.append(sum(1 for at in range(rows.ordinal_of(seq), block.count)
-                                  if match(subjects[at]) and live.is_live(block, rows.seq_of(at))))
+                subjects, match, start = block.open.subjects, filters.match, rows.ordinal_of(seq)
+                if block.live_msgs == block.count:
+                    counts.append(sum(map(match, subjects[start:block.count])))
+                else:
+                    counts.append(sum(1 for at in range(start, block.count)
+                                      if match(subjects[at]) and live.is_live(block, rows.seq_of(at))))
         return counts
 
     async def _decided(self, ask: Callable[[], T]) -> T:

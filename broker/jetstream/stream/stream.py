@@ -353,6 +353,10 @@ class Stream:
         await self.look()
         return await self.queries.count_from(seq, filters)
 
+    def tail_count(self, seq: int, filters: Filters) -> int:
+        """How many messages at or after ``seq`` match and are not yet persisted."""
+        return self.queries.tail_count(seq, filters)
+
     async def get(self, seq: int) -> StoredMsg | None:
         """The message ``seq``, or None. Raises: ApiError 10008 past the lease; StoreError; FormatError."""
         await self._readable_blocks()
