@@ -292,9 +292,9 @@ class JetStream(LogListener):
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
-        await self._budget.stop()
         for api in self._all_apis():
             await api.drop()
+        await self._budget.stop()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
