@@ -293,7 +293,7 @@ class Router:
 
     def heard(self, subject: bytes) -> bool:
         """Whether a client subscribes to the literal ``subject``."""
-        return any(sub.peer is not None for sub in (self._routes.get(subject) or self._resolve(subject)).receivers)
+        return any(sub.peer is not None for sub in self.routes.of(subject).receivers)
 
     def destination(self, subject: bytes) -> tuple[str, bytes] | None:
         return self.arrival(subject if self.mapper is None else self.mapper.map(subject))
