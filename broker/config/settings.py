@@ -137,6 +137,12 @@ class AuthSettings:
         "authorization.auth_callout", "authorization.auth_hook", variable="")
     no_auth_user: str = _setting(
         "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user")
+    proxy_required: bool = _setting(
+        False, kinds.boolean, "Let the one user, or the clients with the token, come by trusted proxies only.",
+        "authorization.proxy_required")
+    trusted_proxies: tuple[str, ...] = _setting(
+        (), kinds.names, "Public keys of proxies that say by a signature that a client comes through them: proxies "
+        "{ trusted: [ { key: … } ] }; from a file only.", "proxies", variable="")
     timeout_ns: int = _setting(
         2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout",
         variable="AUTH_TIMEOUT")

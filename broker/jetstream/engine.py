@@ -42,7 +42,7 @@ from broker.storage.log.memory_log import MemoryLog
 from broker.storage.state.stream import StreamState
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Bus
+    from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.listeners import Listener
     from broker.storage.format.records.adoption import Adopted
@@ -123,11 +123,11 @@ class JetStream(LogListener):
         api: Api | DisabledApi
         restored = _done()
         if limits is None:
-            api = DisabledApi(name, bus, self.clock, self.rng, self.settings, self.server_name)
+            api = DisabledApi(name, bus, self.clock, self.rng, self.settings, self.server_name, self._show)
         else:
             self._check_limits(name, limits)
             account = self.accounts[name] = Account(self, name, bus, self.clock, self.rng, self.settings, limits)
-            api = Api(account, self.rng, self._waiting)
+            api = Api(account, self.rng, self._waiting, self._show)
             if self._log is not None:
                 restored = self._start(self._restore_later(account), "restore account")
         self.apis[name] = api
@@ -170,6 +170,10 @@ class JetStream(LogListener):
     def serve_system(self, name: str, bus: Bus) -> None:
         """Answer the API in the system account, which is none of ``apis``. Call it before ``listen``."""
         self._system_api = SystemApi(name, bus, self.settings.domain, self.purge)
+
+    def _show(self, request: Msg, source: Source | None) -> None:
+        if self._system_api is not None:
+            self._system_api.show(request, source)
 
     def purge(self, name: str) -> asyncio.Task[None]:
         """Delete all streams of an account, also stored ones that are not served here; the account stays.
@@ -298,9 +302,9 @@ class JetStream(LogListener):
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
-        await self._budget.stop()
         for api in self._all_apis():
             await api.drop()
+        await self._budget.stop()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

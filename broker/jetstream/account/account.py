@@ -413,6 +413,8 @@ class Account:
         consumers = self.consumers(stream)
         consumers[name] = consumer
         stream.interest.changed()
+        # The answer to the request goes out first, as it nearly always does on nats-server.
+        consumer.withhold()
         try:
             await consumer.open(start.listed)
         except BaseException:
@@ -422,6 +424,7 @@ class Account:
             raise
         self._subscriptions.subscribe_acks(consumer)
         self._consumer_record(stream, consumer, created)
+        stream.log.wait(consumer.begin, of=stream)
         self.events.consumer("create", stream.name, name, stream.log)
         return consumer
 

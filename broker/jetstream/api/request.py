@@ -18,13 +18,16 @@ from broker.jetstream.wire.errors import BAD_REQUEST, CONSUMER_NOT_FOUND, ApiErr
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
     from broker.jetstream.backup.transfers import Transfers
-    from broker.jetstream.bus import Source
+    from broker.jetstream.bus import Msg, Source
     from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream
 
-__all__ = ["Handler", "Request", "Route", "Silent", "Tracked"]
+__all__ = ["Handler", "Request", "Route", "Show", "Silent", "Tracked"]
 
 T = TypeVar("T")
+
+Show = Callable[["Msg", "Source | None"], None]
+"""Told a request as it came, and the client that made it."""
 
 
 class Silent(Exception):
