@@ -170,7 +170,7 @@ def _account(settings: Settings, account: AccountSettings) -> _Block:
         shown["users"] = users
     if account.jetstream is not None:
         shown["jetstream"] = {_JETSTREAM_KEYS.get(name, name): _word(getattr(account.jetstream, name))
-                              for name in account.jetstream.__slots__}
+                              for name in account.jetstream.__slots__ if name != "tiers"}  # only tokens have them
     limits = {name: str(limit) for name in ("max_connections", "max_subscriptions", "max_payload")
               if (limit := getattr(account, name)) >= 0}
     if limits:

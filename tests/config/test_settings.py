@@ -180,6 +180,8 @@ REFUSED: list[tuple[str, str]] = [
     ("cluster { name: c }", '"cluster" needs other servers'),
     ("leafnodes { port: -1 }", '"leafnodes" needs other servers'),
     ("system_account: A", ":1:0: error resolving system account: account missing"),
+    ("accounts { A { exports: [ {service: s, latency: l} ] } }\nno_system_account: true",
+     ':1:0: Error adding service latency sampling for "s": system account not setup'),
     ("accounts { A {} }\nsystem_account: A\nno_system: true", "there cannot be no system account and one that is named"),
     ("operator: /nowhere", ':1:0: error parsing operator JWT: open /nowhere: no such file or directory'),
     ("operator: eyJ.x.y", ":1:0: error parsing operator JWT: invalid JSON"),
