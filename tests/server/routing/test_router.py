@@ -468,6 +468,17 @@ def test_deliver_in_process(router: Router) -> None:
                            (b"s.1", b"$JS.ACK.S.C.1.11.2.5.0", 0, b"body1")]]
 
 
+def test_heard_by_clients(router: Router) -> None:
+    """Handlers of the broker do not count, subscriptions with wildcards do."""
+    router.subscribe(b"a.>", Heard())
+    assert not router.heard(b"a.b")
+    sub = FakePeer(router).sub(b"*.b", b"1", queue=b"q")
+    assert router.heard(b"a.b")
+    assert not router.heard(b"a.c")
+    router.remove(sub)
+    assert not router.heard(b"a.b")
+
+
 def test_watches(router: Router) -> None:
     """A watch is notified of each change that matters to its subject and queue group, and of no other.
 
