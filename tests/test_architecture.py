@@ -102,7 +102,7 @@ MAY: dict[str, set[str]] = {
     "inspect": {"clock", "gotime", "output", "protocol", "suggest", "storage.format", "storage.paths",
                 "storage.objectstore", "storage.read",
                 "storage.state"},
-    "maintenance": {"clock", "cluster", "inspect", "output", "suggest", "storage.format", "storage.paths",
+    "maintenance": {"clock", "cluster", "inspect", "output", "progress", "suggest", "storage.format", "storage.paths",
                     "storage.objectstore", "storage.put", "storage.read", "storage.state", "storage.log",
                     "storage.checkpoint", "storage.compaction", "storage.shard"},
     "progress": {"output"},

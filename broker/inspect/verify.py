@@ -13,7 +13,7 @@ On a live store, an object deleted since it was listed is not a fault, unless a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,14 +55,20 @@ class Verified:
 
     objects: int = 0
     bytes: int = 0
+    told: Callable[[Verified], object] = field(default=lambda _: None, repr=False, compare=False)
     roots: list[tuple[int, Position]] = field(default_factory=list)
     orphans: list[Orphan] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
-async def verify(source: Source, survey: Survey) -> Verified:
-    """Check everything that the survey found. Raises: StoreError."""
-    done = Verified()
+async def verify(source: Source, survey: Survey, progress: Callable[[int, int, int, int], object] = lambda *_: None) -> Verified:
+    """Check everything that the survey found.
+
+    Args: progress(objects, of objects, bytes, of bytes) is called after each object.
+    Raises: StoreError.
+    """
+    whole = survey.extent
+    done = Verified(told=lambda verified: progress(verified.objects, whole.count, verified.bytes, whole.bytes))
     tallies = [_Tally(shard) for shard in survey.shards]
     for shard, tally in zip(survey.shards, tallies, strict=True):
         await _objects(source, _listed(source, shard), shard, tally, done)
@@ -137,6 +143,7 @@ async def _objects(source: Source, infos: AsyncIterator[ObjectInfo], shard: Shar
         judge.saw(checked)
         done.objects += 1
         done.bytes += info.size
+        done.told(done)
         done.problems += [judge.problem(checked, fault) for fault in checked.faults]
         if (other := judge.other_writer(checked)) is not None:
             done.problems.append(other)
