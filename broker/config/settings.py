@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from broker.config import kinds
-from broker.config.access import SYSTEM_ACCOUNT, AccountLimits, AccountSettings, NkeyUser, User
+from broker.config.access import SYSTEM_ACCOUNT, TIER, AccountLimits, AccountSettings, NkeyUser, User
 from broker.config.callout import CalloutSettings
 from broker.config.kinds import Kind
 from broker.config.operator import ResolverSettings
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
-__all__ = ["MASK", "SETTINGS", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "CertificateFiles",
+__all__ = ["MASK", "SETTINGS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "CertificateFiles",
            "ClientSettings", "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings", "NkeyUser",
            "OperatorSettings",
            "ProcessSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",

@@ -149,10 +149,7 @@ class Account:
 
     def info(self) -> dict[str, Any]:
         """Members of account_info_response: usage, reservations and limits."""
-        shown: dict[str, Any] = {
-            **self._quota.figures(), "streams": len(self.streams) + len(self.offline),
-            "consumers": sum(map(len, self._consumers.values())),
-            "limits": self.limits.to_json()}
+        shown = self._quota.info(len(self.streams) + len(self.offline), sum(map(len, self._consumers.values())))
         if self.domain:
             shown["domain"] = self.domain
         shown["api"] = {"level": JETSTREAM_API_LEVEL, "total": self.api_total, "errors": self.api_errors}

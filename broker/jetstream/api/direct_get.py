@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from broker.gotime import format_time
@@ -173,22 +174,23 @@ class DirectGets:
         filters = None if wanted == b">" else Filters([wanted])
         seq = asked.seq if asked.start_time is None else await stream.seq_at(asked.start_time)
         pending, _ = await stream.count_from(max(seq, 1), filters)
-        last_seq = sent_bytes = 0
-        for i in range(asked.batch):
-            msg = await stream.get_next(wanted, seq)
-            if msg is None:
-                if i == 0 or asked.batch == 1:
-                    raise _Refused(_NOT_FOUND)
-                break
-            if not asked.no_hdr:
-                # nats-server decrements the count only where it shows it.
-                pending = max(0, pending - 1)
-            self._send(stream, reply, msg, asked.no_hdr, pending, last_seq)
-            last_seq = msg.seq
-            seq = msg.seq + 1
-            sent_bytes += len(msg.subject) + len(msg.body)
-            if sent_bytes >= self._bytes_max(asked):
-                break
+        if asked.batch < 0:
+            self._end(reply, pending, 0)
+            return
+        last_seq = sent_bytes = sent = 0
+        async with aclosing(await stream.messages_from(wanted, seq)) as msgs:
+            async for msg in msgs:
+                if not asked.no_hdr:
+                    # nats-server decrements the count only where it shows it.
+                    pending = max(0, pending - 1)
+                self._send(stream, reply, msg, asked.no_hdr, pending, last_seq)
+                last_seq = msg.seq
+                sent += 1
+                sent_bytes += len(msg.subject) + len(msg.body)
+                if sent == asked.batch or sent_bytes >= self._bytes_max(asked):
+                    break
+        if not sent:
+            raise _Refused(_NOT_FOUND)
         self._end(reply, pending, last_seq)
 
     async def _multi(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:

@@ -230,6 +230,8 @@ class Consumer:
 
     async def counted(self) -> None:
         """Wait until ``num_pending`` is exact, for an ``info`` call with no await in between."""
+        if self._cursor.long_tail:
+            await self.stream.log.persisted()
         await self._prefetcher.counted()
 
     def info(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,6 +52,7 @@ from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.retention.ttl import MessageTtls
 from broker.jetstream.stream.scheduler import Scheduler
+from broker.jetstream.stream.sequential import messages_from
 from broker.jetstream.stream.state import memory_blocks
 from broker.jetstream.stream.state.decision import WAIT_SECONDS
 from broker.jetstream.stream.state.heads import Heads
@@ -352,6 +353,10 @@ class Stream:
         await self.look()
         return await self.queries.count_from(seq, filters)
 
+    def tail_count(self, seq: int, filters: Filters) -> int:
+        """How many messages at or after ``seq`` match and are not yet persisted."""
+        return self.queries.tail_count(seq, filters)
+
     async def get(self, seq: int) -> StoredMsg | None:
         """The message ``seq``, or None. Raises: ApiError 10008 past the lease; StoreError; FormatError."""
         await self._readable_blocks()
@@ -376,6 +381,11 @@ class Stream:
         """The first match at or after a sequence, or a time, or None. Raises: as ``get``."""
         await self._readable_blocks()
         return await self.queries.get_next(wanted, seq, start_time_ns)
+
+    async def messages_from(self, wanted: bytes, seq: int) -> AsyncGenerator[StoredMsg]:
+        """The messages at or after a sequence that match, in order. Raises, also while they are read: as ``get``."""
+        await self._readable_blocks()
+        return messages_from(self.queries, self.live, Filters((wanted,)), seq, self._readable)
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
         """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""

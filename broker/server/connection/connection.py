@@ -151,8 +151,9 @@ class Client(asyncio.Protocol):
         self.label = f"{forwarded}{self.ip}:{self.port} - {self.entrance.id_label}:{self.cid}"
 
     def greet(self) -> None:
-        """Send the first INFO."""
+        """Send the first INFO, at once: a client that begins with TLS must not receive an answer to that before it."""
         self.send_line(encoder.info(self.server.info(self)))
+        self._outbound.flush()
 
     def upgrade(self, transport: asyncio.Transport) -> None:
         """Continue on ``transport``, a layer above the current one, on which everything queued is sent first."""

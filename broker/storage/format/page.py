@@ -36,6 +36,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -93,31 +94,30 @@ class PageKind(IntEnum):
 class PageBody:
     """A page's body as it is stored: a msgpack value, compressed if that saves something. Immutable once it is packed."""
 
-    __slots__ = ("_value", "raw_bytes", "stored")
+    __slots__ = ("_make", "raw_bytes", "stored")
 
     def __init__(self, raw_bytes: int, stored: bytes) -> None:
         self.raw_bytes = raw_bytes
         self.stored = stored
-        self._value: Any = None
+        self._make: Callable[[], bytes] | None = None
 
     @classmethod
-    def of(cls, value: Any) -> PageBody:
-        """``value`` is packed at the first ``pack``, in whatever thread."""
+    def later(cls, make: Callable[[], bytes]) -> PageBody:
+        """``make`` gives the msgpack, at the first ``pack`` and in whatever thread that is."""
         body = cls(0, b"")
-        body._value = value
+        body._make = make
         return body
 
     def pack(self) -> PageBody:
         """Itself, packed."""
-        if self._value is not None:
-            raw = pack_value(self._value)
-            self.raw_bytes, self.stored, self._value = len(raw), compress(raw), None
+        if self._make is not None:
+            raw = self._make()
+            self.raw_bytes, self.stored, self._make = len(raw), compress(raw), None
         return self
 
-    def unpack(self, unpack: Callable[[bytes], Any] = unpack_value) -> Any:
-        """Raises: Undecodable, or what ``unpack`` raises."""
-        value = self._value
-        return unpack(decompress(self.stored, self.raw_bytes)) if value is None else value
+    def raw(self) -> bytes:
+        """The msgpack. Raises: Undecodable."""
+        return decompress(self.pack().stored, self.raw_bytes)
 
 
 class Page(NamedTuple):
@@ -180,7 +180,7 @@ def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page]) -> tup
 
 
 def _encode_page(page: Page, object_position: Position) -> bytes:
-    body = (page.body if isinstance(page.body, PageBody) else PageBody.of(page.body)).pack()
+    body = (page.body if isinstance(page.body, PageBody) else PageBody.later(partial(pack_value, page.body))).pack()
     stored = body.stored
     flags = ((_COMPRESSED if len(stored) != body.raw_bytes else 0) | (_FILTERS if page.filters else 0)
              | (_EXPIRIES if page.expiries else 0) | (_SUMMARIES if page.summaries else 0))

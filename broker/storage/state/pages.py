@@ -25,6 +25,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from broker.storage.format.block import BlockRef
+from broker.storage.format.codec import unpack_value
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import NUMBER_MAX, Position, key_position, position_key
 from broker.storage.format.page import Page, PageBody, PageKind, PageRef
@@ -33,7 +34,7 @@ from broker.storage.format.records.release import Release, unpack_runs
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.expiries import Expiries, ExpiryPage
-from broker.storage.state.packed import Packed
+from broker.storage.state.packed import Packed, rows_of
 from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry, Kept, TablePage
@@ -84,15 +85,16 @@ class StreamCopy:
             if not inline:
                 self._table.append((page, row))
                 continue
-            packed = page.pack()
             page.place = None
-            self.filters = self.filters or packed.filters
             if self.summaries:
+                packed = page.pack()
                 body = packed.body.pack()
                 page.keep(packed)
                 row[1:] = [body.raw_bytes, body.stored], None, packed.summary
+                self.filters = self.filters or packed.filters
             else:
-                row[1] = packed.body.unpack()[1]
+                row[1] = rows_of(page.entries)
+                self.filters = self.filters or any(type(entry[0][-1]) is bytes for entry in row[1])
         self._consumers: list[tuple[ConsumerState, list[Any]]] = []
         consumers: list[list[Any]] = []
         for consumer in stream.consumers.values():
@@ -259,7 +261,7 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
                 room, entries = page.body
                 blocks = TablePage.of([BlockEntry.unpack(packed, unpack_ref) for packed in entries])
             elif part.summary is None:
-                room, entries = page.body.unpack()
+                room, entries = unpack_value(page.body.raw())
                 packed = Packed.of(page.body, [_kept(packed) for packed in entries])
                 stream.dirty = True  # an earlier version wrote it: the next round adds the summary
                 blocks = TablePage(packed)

@@ -24,7 +24,6 @@ from itertools import chain
 from typing import Any
 
 from broker.storage.format.block import FIRST_SEQ, PackedRef
-from broker.storage.format.page import PageBody
 from broker.storage.state.entry import BlockEntry, Kept, RunKey, as_entry, first_of, last_of, log_keys, run_keys
 from broker.storage.state.packed import Packed
 
@@ -102,12 +101,8 @@ class TablePage:
         self._added.append(ref)
 
     def pack(self) -> Packed:
-        """The page packed, as it is now; its body is packed later, by who writes it. Raises: Corrupt."""
-        if self.packed is not None and not self._added:
-            return self.packed
-        entries = self.entries
-        rows = [(kept,) if type(kept) is tuple else kept.pack() for kept in entries]  # type: ignore[union-attr]
-        return Packed.of(PageBody.of([self.room, rows]), entries)
+        """The page packed, as it is now: see ``Packed.made``."""
+        return Packed.made(self.room, self._added, self.packed) if self._added or self.packed is None else self.packed
 
     def keep(self, packed: Packed) -> None:
         """Keep what ``pack`` gave instead of the blocks themselves: nothing changed since."""
