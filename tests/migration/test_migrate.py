@@ -165,6 +165,9 @@ async def test_from_folders(source: tuple[NatsServerProcess, Client, dict[str, A
         for name in FILLED:
             found = await seen(there, name)
             assert found | {"created": None} == wanted[name] | {"created": None}
+        await there.jetstream().publish("origin.a", b"after")
+        await until(there, "ALL", "messages", 131)
+        assert (await seen(there, "ALL"))["state"]["messages"] == 131
         archive = folder / "HOLES" / "stream.tar.s2"
         archive.write_bytes(archive.read_bytes()[:-40])
         await api(there, "STREAM.DELETE.HOLES")
