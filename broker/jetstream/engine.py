@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
@@ -29,6 +29,7 @@ from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.api.system import SystemApi
 from broker.jetstream.api.waiting import Waiting
+from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.adoption import follow
 from broker.jetstream.stream.dropping import BlockBudget
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from broker.storage.log.log import Log
     from broker.storage.log.putter import Segment
     from broker.storage.read.reader import BlockReader
+    from broker.storage.staging.answers import Answer
 
 __all__ = ["JetStream"]
 
@@ -84,6 +86,7 @@ class JetStream(LogListener):
         self._log: Log | None = None
         self._memory_log: MemoryLog | None = None
         self._reader: BlockReader | None = None
+        self.inbox: Inbox | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
@@ -269,9 +272,11 @@ class JetStream(LogListener):
         for api in self._all_apis():
             api.start()
 
-    async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0) -> None:
+    async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0, inbox: InboxSettings | None = None,
+                   let_go: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
         """Restore the streams and consumers of ``log.state``, which this broker owns from now on.
 
+        Args: ``inbox``: how the shard's inbox is looked after; ``let_go(keys)`` deletes runs that nothing will ever name.
         Returns once the consumers serve, or after ``wait_seconds``: those whose messages take long to count continue
         opening.
         """
@@ -287,6 +292,8 @@ class JetStream(LogListener):
         openings = [opening for account in self.accounts.values() for opening in self._restore(account)]
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
+        self.inbox = Inbox(self, log, self.clock, inbox or InboxSettings(poll_ns=0), let_go)
+        self.inbox.start()
 
     async def close(self, *, tell: bool = False) -> None:
         """Drop all streams and consumers at once.
@@ -294,6 +301,9 @@ class JetStream(LogListener):
         Args: ``tell`` for a clean stop: waiting pull requests are notified, and each stream writes its last record,
             persisted when the log is drained, after this. Otherwise nothing is written and no client is notified.
         """
+        if self.inbox is not None:
+            await self.inbox.stop()
+            self.inbox = None
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
@@ -335,6 +345,12 @@ class JetStream(LogListener):
         if found is None:
             raise ApiError(10039)
         return found.stream(name)
+
+    async def carry_out(self, request_id: int, stream: Stream) -> Answer:
+        """Have a request in the shard's inbox answered now. Raises: ApiError; StoreError."""
+        if self.inbox is None:
+            raise ApiError(NOT_AVAILABLE)
+        return await self.inbox.carry_out(request_id, stream)
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
                     listeners: Mapping[str, Listener], usage: Usage) -> Stream:

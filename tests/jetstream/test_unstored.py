@@ -154,3 +154,27 @@ async def test_no_wait_does_not_wait_for_others_messages(broker: Held) -> None:
     """Where none of the messages that wait to be stored matches, a one-shot ends at once."""
     await broker.send(["a.1"])
     assert await text(await broker.pull("S.two", batch=1, no_wait=True)) == "404"
+
+
+async def test_a_new_consumer_delivers_once_it_is_stored(broker: Held) -> None:
+    """First the answer to the request, then messages; a client may not expect any before."""
+    broker.store.open.set()
+    for _ in range(3):
+        await broker.publish("a.1")
+    broker.store.open.clear()
+    heard = asyncio.Queue[Msg]()
+
+    async def hear(msg: Msg) -> None:
+        heard.put_nowait(msg)
+
+    await broker.client.subscribe("x.>", cb=hear)
+    config = {"name": "p", "ack_policy": "none", "deliver_subject": "x.delivered", "inactive_threshold": 10**12}
+    body = json.dumps({"stream_name": "S", "config": config}).encode()
+    await broker.client.publish("$JS.API.CONSUMER.CREATE.S.p", body, reply="x.reply")
+    for _ in range(20):
+        await broker.client.flush()
+    assert heard.empty()
+    broker.store.open.set()
+    answers = [await asyncio.wait_for(heard.get(), SECONDS) for _ in range(4)]
+    assert json.loads(answers[0].data)["num_pending"] == 3
+    assert [msg.subject for msg in answers[1:]] == ["a.1"] * 3

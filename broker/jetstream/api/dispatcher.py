@@ -150,7 +150,7 @@ class Api:
     def _enqueue(self, request: Request, route: Route) -> None:
         """Put a request into its stream's lane; the lane's task serves until the lane is empty."""
         request.route = route
-        key = lane_of(request.tokens)
+        key = ".".join(request.tokens) if route.apart else lane_of(request.tokens)
         lane = self._lanes.get(key)
         if lane is not None:
             lane.append(request)

@@ -117,10 +117,12 @@ class Route:
     """The handler for one form of subject.
 
     Attributes: ``type`` is the last part of the answer's type; ``zeros`` are the members that nats-server shows next to
-        an error; ``tracked`` says which of its answers are counted and audited.
+        an error; ``tracked`` says which of its answers are counted and audited; ``apart``: it may take long, and other
+        requests about the stream do not wait for it.
     """
 
     type: str
     handler: Handler
     zeros: Mapping[str, Any] = field(default_factory=dict)
     tracked: Tracked = Tracked.ALL
+    apart: bool = False

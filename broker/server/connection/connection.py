@@ -70,6 +70,9 @@ class Client(asyncio.Protocol):
         self.ip = ""
         self.port = 0
         self.nonce = b""
+        self.proxy_key = ""
+        """The trusted proxy that the client came through, by its public key."""
+
         self.forwarded_for = ""
         """The client's address according to a proxy; only for the log, since anyone can claim one."""
 
