@@ -376,6 +376,12 @@ class Stream:
         await self._readable_blocks()
         return await self.queries.get_next(wanted, seq, start_time_ns)
 
+    async def next_msgs(self, filters: Filters, seq: int, most: int) -> list[StoredMsg]:
+        """Up to ``most`` messages that match, from the first one at or after ``seq`` on; none if there is none. Raises: as
+        ``get``."""
+        await self._readable_blocks()
+        return await self.queries.next_msgs(filters, seq, most)
+
     async def last_seqs(self, filters: Filters | None) -> list[int]:
         """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""
         await self._readable_blocks()

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -35,15 +34,10 @@ from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
 from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
 from broker.server.routing.route import BatchHandler, Peer, Refusal, Route, Subscription
+from broker.server.routing.route_caches import ROUTES_KEPT, Cache, drop_within, halve, root
 from broker.server.routing.sublist import Match, Sublist
 
 __all__ = ["Router"]
-
-ROUTES_KEPT: Final = 8192
-"""Bound of each route cache, in entries; past it the older half is dropped."""
-
-_SCAN_MAX: Final = 2048
-"""Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
 
 _INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.")
 """Beginnings of subjects that rarely repeat, and share a route with those that differ in the last token: replies to clients
@@ -77,6 +71,8 @@ class Router:
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
         self._heads: set[bytes] = set()
+        self._roots: set[bytes] = set()
+        """The first two tokens of all that is in ``_routes`` and ``_inboxes``, and of what was there."""
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
         self._family = _NO_FAMILY
         self.lookups = self.family_hits = 0  # subjects that no route was cached for; those that shared their family's
@@ -98,7 +94,7 @@ class Router:
         return self.subs.count
 
     @property
-    def caches(self) -> tuple[dict[bytes, Route] | dict[bytes, Route | None], ...]:
+    def caches(self) -> tuple[Cache, ...]:
         """The cached routes, by subject or family of subjects."""
         return self._routes, self._inboxes, self._acks
 
@@ -397,7 +393,7 @@ class Router:
                         and not self._denied_some(match := self.subs.match(subject))):
                     route = self._build(match)
                     if len(self._acks) >= ROUTES_KEPT:
-                        _halve(self._acks)
+                        halve(self._acks)
                     self._acks[head] = route
                 if route is not None:
                     self._family = (head + b".", ACK_TOKENS - 1)
@@ -407,9 +403,10 @@ class Router:
         if len(self._routes) >= ROUTES_KEPT:
             if not refused and (common := self._common(subject)) is not None:
                 return common
-            _halve(self._routes)
+            halve(self._routes)
         route = self._refusal if refused else self._build(self._match(subject))
         self._routes[subject] = route
+        self._cached_at(subject)
         return route
 
     def _common(self, subject: bytes) -> Route | None:
@@ -435,8 +432,9 @@ class Router:
             match = self.subs.match_prefix(prefix)
             route = self._build(match) if match is not None and not self._denied_some(match) else None
             if len(self._inboxes) >= ROUTES_KEPT:
-                _halve(self._inboxes)
+                halve(self._inboxes)
             self._inboxes[prefix] = route
+            self._cached_at(prefix)
         else:
             self.family_hits += route is not None
         return route
@@ -465,6 +463,11 @@ class Router:
             route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward)
         return route
 
+    def _cached_at(self, key: bytes) -> None:
+        if len(self._roots) >= 4 * ROUTES_KEPT:
+            self._roots = {root(one) for cache in (self._routes, self._inboxes) for one in cache}
+        self._roots.add(root(key))
+
     def _changed(self, subject: bytes) -> None:
         """Drop the routes and update the watches that a subscription to ``subject`` may affect."""
         self._changes += 1
@@ -482,12 +485,13 @@ class Router:
             lead.append(token)
         prefix = b".".join(lead)
         dotted = prefix + b"."
-        for cache in self.caches:
-            if not prefix or len(cache) > _SCAN_MAX:
-                cache.clear()
-            else:
-                for key in [key for key in cache if key.startswith(dotted) or key == prefix]:
-                    del cache[key]
+        if len(lead) < 2 or root(prefix) in self._roots:
+            drop_within(self._routes, prefix)
+            drop_within(self._inboxes, prefix)
+        if len(lead) >= ACK_TOKENS - 5:
+            self._acks.pop(prefix, None)
+        else:
+            drop_within(self._acks, prefix)
         if self._watches:
             for watched_subject in [key for key in self._watches
                                     if (not prefix or key.startswith(dotted)) and matches(subject, key)]:
@@ -505,8 +509,3 @@ class Router:
             watches.remove(watch)
             if not watches:
                 del self._watches[watch.subject]
-
-
-def _halve(cache: dict[bytes, Route] | dict[bytes, Route | None]) -> None:
-    for key in list(islice(cache, len(cache) // 2)):
-        del cache[key]

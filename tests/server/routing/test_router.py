@@ -17,7 +17,8 @@ from broker.protocol.parser import Msg, Parser
 from broker.protocol.subject import matches
 from broker.server.routing.inward import MSGS_AT_ONCE
 from broker.server.routing.route import Subscription
-from broker.server.routing.router import ROUTES_KEPT, Router
+from broker.server.routing.route_caches import ROUTES_KEPT
+from broker.server.routing.router import Router
 
 
 def at_once(fn: Callable[[], None]) -> None:

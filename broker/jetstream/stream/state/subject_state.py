@@ -37,6 +37,8 @@ from broker.storage.format.index import Head
 __all__ = ["SubjectState"]
 
 _DEBTS_MAX = 64
+_FEW = 16
+"""Subjects that are looked up one by one."""
 _ROWS_AT_ONCE = 4096
 """Merged in one go: about 2 ms of the loop."""
 _COUNTED_UNASKED_MAX = 10_000
@@ -161,6 +163,16 @@ class SubjectState:
             last = self._find_last(subject)
             index.set_last(subject, last)
         return last
+
+    def next(self, filters: Filters, seq: int) -> int | None:
+        """The first live message at or after ``seq`` of a few literal subjects, 0 when there is none; None: it is not known
+        without a look at the blocks."""
+        index, live = self._index, self._live
+        if (index is None or not index.tracked or self._debts or index.merged_seq < live.persisted_seq or not filters.literal
+                or len(filters.literals) > _FEW):
+            return None
+        seq = max(seq, live.first_seq)
+        return min(filter(None, (index.next(subject, seq) for subject in filters.literals)), default=0)
 
     def count(self, subject: bytes) -> int:
         """Live messages of ``subject``. Raises: NotLoaded."""
