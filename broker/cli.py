@@ -45,6 +45,10 @@ def run(arguments: Sequence[str]) -> int:
         from broker.maintenance.fsck_cli import main as fsck
 
         return fsck(list(arguments[1:]))
+    if arguments[:1] == ["migrate"]:
+        from broker.migration.cli import main as migrate
+
+        return migrate(list(arguments[1:]))
     if arguments[:1] == ["cost"]:
         from broker.maintenance.cost_cli import main as cost
 
@@ -83,7 +87,7 @@ def _word(word: str) -> int:
     if word.lower() == "help":
         print(USAGE)
         return 0
-    near = did_you_mean(word, ("inspect", "fsck", "cost", "copy", "backup", "restore", "pipeline", "version", "help"))
+    near = did_you_mean(word, ("inspect", "fsck", "cost", "copy", "backup", "restore", "migrate", "pipeline", "version", "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 

@@ -17,14 +17,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-LEAVES = {"clock", "errors", "gojson", "gotime", "histogram", "listen_socket", "machine", "nkeys", "output", "suggest",
+LEAVES = {"clock", "errors", "garbage", "gojson", "gotime", "histogram", "listen_socket", "machine", "nkeys", "output", "suggest",
           "version"}
 """Import nothing of ours."""
 
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
            "storage.log"}
 
-STREAM = {"config.settings", "jetstream.bus", "jetstream.inflight", "jetstream.usage", "jetstream.filters", "jetstream.settings",
+STREAM = {"config.settings", "garbage", "jetstream.bus", "jetstream.inflight", "jetstream.usage", "jetstream.filters",
+          "jetstream.settings",
           "jetstream.wire", "jetstream.config", "protocol", "clock", "version",
           *STORAGE}
 """What every part of a stream or consumer may know."""
@@ -77,7 +78,8 @@ MAY: dict[str, set[str]] = {
                         "server.accounts", "server.auth", "server.routing", "server.system"},
     "server.sharing": {"config.sharing", "gotime", "protocol", "server.routing"},
     "server.accounts": {"config.access", "config.settings", "config.sharing", "server.routing", "server.sharing"},
-    "server.connection": {"clock", "config.settings", "gotime", "protocol", "server.accounts", "server.auth", "server.routing"},
+    "server.connection": {"clock", "config.settings", "garbage", "gotime", "protocol",
+                          "server.accounts", "server.auth", "server.routing"},
     "server.listeners": {"config.settings", "listen_socket", "server.auth", "server.connection"},
     "server.system": {"clock", "config.access", "config.settings", "gojson", "gotime", "protocol", "server.accounts",
                       "server.connection", "server.routing", "server.sharing"},
@@ -103,6 +105,10 @@ MAY: dict[str, set[str]] = {
     "maintenance": {"clock", "cluster", "inspect", "output", "suggest", "storage.format", "storage.paths",
                     "storage.objectstore", "storage.put", "storage.read", "storage.state", "storage.log",
                     "storage.checkpoint", "storage.compaction", "storage.shard"},
+    "progress": {"output"},
+    "migration": {"config.access", "embedded", "errors", "gotime", "jetstream.archive", "nkeys", "output", "progress",
+                  "storage.objectstore", "storage.paths", "suggest"},
+    "maintenance.scrub": {"clock", "inspect", "storage.format", "storage.objectstore", "storage.paths", "storage.state"},
     "pipeline.errors": {"storage.format"},
     "pipeline.store": {"pipeline.errors", "storage.format", "storage.objectstore", "storage.paths"},
     "pipeline.plan": {"gotime", "pipeline.errors", "pipeline.store", "protocol", "storage.format",
@@ -114,15 +120,17 @@ MAY: dict[str, set[str]] = {
     "pipeline": {"output", "suggest", "version", "pipeline.errors", "pipeline.plan", "pipeline.read",
                  "pipeline.spark", "pipeline.store"},
     # The one place where the parts meet, and what starts it.
-    "runtime": {"clock", "cluster", "config.access", "config.settings", "config.sharing", "errors", "gotime", "histogram",
-                "listen_socket", "machine", "jetstream.account",
+    "runtime": {"clock", "cluster", "config.access", "config.settings", "config.sharing", "errors", "garbage", "gotime",
+                "histogram", "listen_socket", "machine", "jetstream.account",
                 "jetstream.api", "jetstream.engine",
-                "jetstream.overview", "jetstream.settings", "jetstream.wire", "monitor", "server", "server.accounts",
+                "jetstream.overview", "jetstream.settings", "jetstream.wire", "maintenance.scrub", "monitor", "server",
+                "server.accounts",
                 "server.auth", "server.listeners", "server.operator", "server.routing", "server.system",
                 "storage.shard",
                 "version", *STORAGE},
     "embedded": {"config.settings", "runtime"},
-    "cli": {"config", "config.settings", "errors", "inspect", "maintenance", "pipeline", "runtime", "suggest", "version"},
+    "cli": {"config", "config.settings", "errors", "inspect", "maintenance", "migration", "pipeline",
+            "runtime", "suggest", "version"},
     "__main__": {"cli"},
 }
 

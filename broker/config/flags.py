@@ -21,6 +21,7 @@ Usage: jetblock [options]
        jetblock fsck [options]       check a store, and repair it
        jetblock cost [options]       what a load costs on S3
        jetblock copy | backup | restore [options]    copy a store; a broker may run on it
+       jetblock migrate [options]    move streams here from a nats-server, or from its backups
        jetblock pipeline [options]   what Spark needs to read a store
 
 Server Options:

@@ -195,6 +195,13 @@ def origins(value: Any) -> tuple[str, ...]:
     return found
 
 
+def texts(value: Any) -> tuple[tuple[str, str], ...]:
+    """A block of names and texts."""
+    if not isinstance(value, dict) or not all(isinstance(inner, str) for inner in value.values()):
+        raise ValueError("must be a block of names and texts")
+    return tuple(value.items())
+
+
 def header_fields(value: Any) -> tuple[tuple[str, str], ...]:
     """HTTP header fields, except those that WebSocket itself needs."""
     if not isinstance(value, dict):

@@ -100,6 +100,9 @@ class ClientSettings:
     write_deadline_ns: int = _setting(
         10 * SECOND, kinds.duration_ns(MS), "Longest time that a write to a client may make no progress.",
         "write_deadline")
+    write_timeout: str = _setting(
+        "default", kinds.choice("default", "close", "retry"), "What becomes of a client past write_deadline: close, or retry: "
+        "it stays as long as it takes something; default: close.", "write_timeout")
     lame_duck_duration_ns: int = _setting(
         2 * MINUTE, kinds.duration_ns(MS), "Time over which a lame duck closes its clients.", "lame_duck_duration")
     lame_duck_grace_period_ns: int = _setting(
@@ -298,6 +301,8 @@ class LoggingSettings:
     trace: bool = _setting(False, kinds.boolean, "Log each protocol line.", "trace", "trace_verbose")
     max_traced_msg_len: int = _setting(
         0, kinds.integer(0), "Bytes of a payload shown in a trace line; 0: all.", "max_traced_msg_len")
+    trace_headers: bool = _setting(
+        False, kinds.boolean, "Show the headers of messages in trace lines, and no payloads.", "trace_headers")
     file: str = _setting("", kinds.text, "File for the log; unset: standard error.", "log_file", "logfile")
     size_limit: int = _setting(
         0, kinds.size(0), "Bytes of the log file past which it is set aside under a name with the time, and a new one begins; "
@@ -373,6 +378,11 @@ class JetStreamSettings:
     overlapping_streams: bool = _setting(
         False, kinds.boolean, "Let streams of one account have subjects in common: each keeps a message, and the one created "
         "first sends the PubAck, unless Nats-Expected-Stream names another.", "jetblock.overlapping_streams")
+    request_queue_limit: int = _setting(
+        10_000, kinds.integer(1), "API requests that may wait at once; more are dropped.", "jetstream.request_queue_limit")
+    info_queue_limit: int = _setting(
+        0, kinds.integer(0), "The same for requests that only ask for names, lists or information; 0: as request_queue_limit.",
+        "jetstream.info_queue_limit")
     server: ServerLimits = ServerLimits()
 
 
@@ -436,6 +446,11 @@ class StorageSettings:
     compaction_dead_share: int = _setting(
         50, kinds.integer(1, 100), "Share of removed bytes, in percent, from which on a large block is written again "
         "without them.", "jetblock.compaction_dead_share")
+    scrub_interval_ns: int = _setting(
+        7 * 24 * 60 * MINUTE, kinds.duration_ns(), "How often all stored objects are read and checked in the background, from one "
+        "beginning to the next; 0: never.", "jetblock.scrub_interval")
+    scrub_bytes_per_second: int = _setting(
+        MIB, kinds.size(KIB), "Bytes that are read in a second for that, at most.", "jetblock.scrub_bytes_per_second")
     compression: str = _setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 
@@ -448,6 +463,8 @@ class Settings:
         "", kinds.name, "The server's name, shown to clients and naming it as a store's owner; unset: made up.",
         "server_name")
     server_tags: tuple[str, ...] = _setting((), kinds.names, "Words that describe this server.", "server_tags")
+    server_metadata: tuple[tuple[str, str], ...] = _setting(
+        (), kinds.texts, "Names and values that describe this server; from a file only.", "server_metadata", variable="")
     clients: ClientSettings = ClientSettings()
     tls: TlsSettings = dataclasses.field(default=TlsSettings(), metadata={"section": "tls"})
     websocket: WebSocketSettings = dataclasses.field(default=WebSocketSettings(), metadata={"section": "websocket"})

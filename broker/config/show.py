@@ -112,7 +112,7 @@ def _written(setting: Setting, value: Any) -> str:
         return "true"
     if setting.path.endswith("_ns"):
         return _text(format_duration(value))
-    if setting.path == "websocket.headers":
+    if setting.path in ("websocket.headers", "server_metadata"):
         return "{ " + ", ".join(f"{_text(name)}: {_text(text)}" for name, text in value) + " }"
     if value and setting.path.endswith(".certificates"):
         return "[" + ", ".join(f"{{ cert_file: {_text(pair.cert_file)}, key_file: {_text(pair.key_file)} }}"

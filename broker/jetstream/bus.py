@@ -122,7 +122,10 @@ class Bus(Protocol):
         """Whether a subscription here to the literal ``subject`` gets what ``account`` publishes to that same subject."""
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
-        """Call ``changed(now_interested)`` on each change from now on; its ``interested`` is the current state."""
+        """Call ``changed(now_interested)`` on each change from now on; its ``interested`` is the current state.
+
+        Interest is a subscription with just this subject and queue group; those with wildcards do not count.
+        """
 
     def pending_bytes(self, subject: bytes) -> int:
         """Unsent bytes queued for the subscribers of ``subject``, so that delivery slows down before they become slow

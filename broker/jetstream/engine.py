@@ -1,7 +1,8 @@
 """JetStream of one broker: its accounts, the logs that their streams write, and when they may write.
 
     JetStream ── Api: $JS.API.> ── Account "$G" ── streams
-        │     └─ DisabledApi: $JS.API.>           (an account without JetStream: 10039)
+        │     ├─ DisabledApi: $JS.API.>           (an account without JetStream: 10039)
+        │     └─ SystemApi: $JS.API.>             (the system account)
         └─ log (streams with storage file), memory_log (storage memory)
 
 Accounts may change at any time (``add_account``, ``change_limits``, ``remove_account``). Call ``listen`` at process
@@ -23,16 +24,21 @@ from broker.config.settings import AccountLimits, ClientSettings, JetStreamSetti
 from broker.jetstream.account.account import Account
 from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
+from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
+from broker.jetstream.api.system import SystemApi
+from broker.jetstream.api.waiting import Waiting
 from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.adoption import follow
+from broker.jetstream.stream.dropping import BlockBudget
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
-from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.storage.format.block import STREAM_ID
 from broker.storage.log.listener import LogListener
 from broker.storage.log.memory_log import MemoryLog
+from broker.storage.state.stream import StreamState
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
@@ -42,13 +48,15 @@ if TYPE_CHECKING:
     from broker.storage.log.log import Log
     from broker.storage.log.putter import Segment
     from broker.storage.read.reader import BlockReader
-    from broker.storage.state.stream import StreamState
 
 __all__ = ["JetStream"]
 
 _log = logging.getLogger(__name__)
 
 NO_LIMITS = AccountLimits()
+
+_PURGED_AT_ONCE = 100
+"""Streams that are deleted in one turn of the loop."""
 
 
 class JetStream(LogListener):
@@ -70,6 +78,7 @@ class JetStream(LogListener):
         self.rng = rng
         self.accounts: dict[str, Account] = {}
         self.apis: dict[str, Api | DisabledApi] = {}
+        self._system_api: SystemApi | None = None
         self.failed_streams: dict[int, str] = {}
         self._listening = False
         self._log: Log | None = None
@@ -79,7 +88,10 @@ class JetStream(LogListener):
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
         self.external = ExternalFollowers()
+        self._waiting = Waiting(self.settings, clock)
         self._inflight = Inflight(BatchLimits.of(limits))
+        self._budget = BlockBudget(
+            lambda: [stream for account in self.accounts.values() for stream in account.streams.values()], clock)
         self._usage = {storage: ServerUsage(storage, limits.bytes_max(storage)) for storage in STORAGES}
 
     @property
@@ -112,7 +124,7 @@ class JetStream(LogListener):
         else:
             self._check_limits(name, limits)
             account = self.accounts[name] = Account(self, name, bus, self.clock, self.rng, self.settings, limits)
-            api = Api(account, self.rng)
+            api = Api(account, self.rng, self._waiting)
             if self._log is not None:
                 restored = self._start(self._restore_later(account), "restore account")
         self.apis[name] = api
@@ -152,6 +164,49 @@ class JetStream(LogListener):
         task.add_done_callback(lambda _: self._left(name, task))
         return task
 
+    def serve_system(self, name: str, bus: Bus) -> None:
+        """Answer the API in the system account, which is none of ``apis``. Call it before ``listen``."""
+        self._system_api = SystemApi(name, bus, self.settings.domain, self.purge)
+
+    def purge(self, name: str) -> asyncio.Task[None]:
+        """Delete all streams of an account, also stored ones that are not served here; the account stays.
+
+        Not: streams that are being restored from an archive, and those that cannot store anything.
+        Returns: done once that is stored. Raises, when awaited: ApiError 10008; StoreError, FormatError.
+        """
+        task = self._start(self._purge(name, self._leaving.get(name)), "purge account")
+        # The account's streams are not restored in between: they are in the applied state until this is stored.
+        self._leaving[name] = task
+        task.add_done_callback(lambda _: self._left(name, task))
+        return task
+
+    async def _purge(self, name: str, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        if self._log is None or not self.available:
+            raise ApiError(NOT_AVAILABLE)
+        log, account = self._log, self.accounts.get(name)
+        live = list(account.streams.values()) if account is not None else []
+        kept = {stream.stream_id for stream in live} | set(self.failed_streams)
+        if account is not None:
+            kept.update(stream.stream_id for stream in account.incoming.streams.values())
+        unused = [state for state in log.state.streams.values() if state.account == name and state.stream_id not in kept]
+        for number, one in enumerate([*live, *unused]):
+            if number % _PURGED_AT_ONCE == _PURGED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            if self._log is not log or log.failure is not None:
+                raise ApiError(NOT_AVAILABLE)
+            if account is not None and isinstance(one, Stream):
+                if account.streams.get(one.name) is one:
+                    account.delete_stream(one)
+            elif isinstance(one, StreamState):
+                UnusedStream(one).delete(log)
+                if account is not None:
+                    account.offline.pop(one.name, None)
+        log.urgent()
+        _log.info("Purge of account %s: %d streams, and %d that were not in use", name, len(live), len(unused))
+        await log.persisted()
+
     async def _leave(self, api: Api | DisabledApi, account: Account | None, before: asyncio.Task[None] | None) -> None:
         try:
             if before is not None:
@@ -171,11 +226,11 @@ class JetStream(LogListener):
         if self._leaving.get(name) is task:
             del self._leaving[name]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("account %s was removed while its streams could not be stored: %s", name, error)
+            _log.warning("what the streams of account %s had sequenced could not be stored: %s", name, error)
 
     async def _restore_later(self, account: Account) -> None:
         """Restore an account after what was sequenced before its removal is in the applied state."""
-        if leaving := self._leaving.get(account.name):
+        while leaving := self._leaving.get(account.name):
             await asyncio.wait([leaving])
         if self._log is not None and self.accounts.get(account.name) is account:
             self._restore(account)
@@ -202,7 +257,7 @@ class JetStream(LogListener):
     def listen(self) -> None:
         """Start answering the API, with 10008 until ``open``."""
         self._listening = True
-        for api in self.apis.values():
+        for api in self._all_apis():
             api.start()
 
     async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0) -> None:
@@ -214,6 +269,7 @@ class JetStream(LogListener):
         self._log, self._reader = log, reader
         log.listen(self)
         self._memory_log = MemoryLog(log.clock_trusted)
+        self._budget.start()
         self.failed_streams.clear()
         unknown = Counter(state.account for state in log.state.streams.values() if state.account not in self.accounts)
         for name, count in unknown.items():
@@ -232,7 +288,8 @@ class JetStream(LogListener):
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
-        for api in self.apis.values():
+        await self._budget.stop()
+        for api in self._all_apis():
             await api.drop()
         tasks = list(self._tasks)
         for task in tasks:
@@ -250,7 +307,7 @@ class JetStream(LogListener):
     async def stop(self) -> None:
         """Stop answering the API."""
         self._listening = False
-        for api in self.apis.values():
+        for api in self._all_apis():
             await api.stop()
 
     # --- for accounts (Host) ------------------------------------------------------------------------------------------
@@ -313,6 +370,9 @@ class JetStream(LogListener):
             for stream in account.streams.values():
                 for consumer in account.consumers(stream).values():
                     consumer.wake()
+
+    def _all_apis(self) -> list[Api | DisabledApi | SystemApi]:
+        return [*self.apis.values(), *([self._system_api] if self._system_api is not None else [])]
 
     def _stream_id(self) -> int:
         """An unused incarnation in this log: random, so that two brokers do not choose the same one."""

@@ -14,7 +14,8 @@ __all__ = ["consumer_exists", "streams"]
 
 
 def streams(account: Account, consumers: bool) -> Iterator[dict[str, Any]]:
-    """Each stream as ``{name, created, config, state}`` in the API's own JSON, with ``consumer_detail`` if ``consumers``.
+    """Each stream as ``{name, created, cluster, config, state}`` in the API's own JSON, with ``consumer_detail`` if
+    ``consumers``.
 
     ``num_subjects`` is there if it can be known without reading the store, or counting for long.
     """
@@ -39,8 +40,9 @@ def _stream(account: Account, stream: Stream, consumers: dict[str, Consumer], wi
     deleted = stream.last_seq - stream.first_seq + 1 - stream.msgs if stream.msgs else 0
     if deleted:
         state["num_deleted"] = deleted
-    shown = {"name": stream.name, "created": format_time(stream.created_ns), "config": stream.config.to_json(),
-             "state": state | {"consumer_count": len(consumers)}, **account.upstreams.info(stream)}
+    shown = {"name": stream.name, "created": format_time(stream.created_ns), "cluster": {"leader": account.server_name},
+             "config": stream.config.to_json(), "state": state | {"consumer_count": len(consumers)},
+             **account.upstreams.info(stream)}
     if with_consumers:
         shown["consumer_detail"] = [consumer.info() for consumer in consumers.values()]
     return shown

@@ -117,7 +117,8 @@ class ProtocolError(Exception):
     """The connection must be closed.
 
     ``text`` is sent as -ERR first unless it is None; ``reason`` is the close reason as monitoring names it; ``ops``
-    (with ``Parser.marks``) were complete before the error and must still be served.
+    (with ``Parser.marks``) were complete before the error and must still be served. ``too_large``: the message that is larger
+    than allowed, as far as it had come, and its size.
     """
 
     def __init__(self, reason: str, text: str | None, ops: list[Op] | None = None) -> None:
@@ -125,6 +126,7 @@ class ProtocolError(Exception):
         self.reason = reason
         self.text = text
         self.ops: list[Op] = ops if ops is not None else []
+        self.too_large: tuple[Msg, int] | None = None
 
 
 def _unknown() -> ProtocolError:
@@ -133,6 +135,12 @@ def _unknown() -> ProtocolError:
 
 def _silent() -> ProtocolError:
     return ProtocolError("Protocol Violation", None)
+
+
+def _too_large(msg: Msg, size: int) -> ProtocolError:
+    error = ProtocolError("Maximum Message Payload Exceeded", "Maximum Payload Violation")
+    error.too_large = msg, size
+    return error
 
 
 _TRACE: Final = b"Nats-Trace-Dest:"
@@ -356,7 +364,7 @@ class Parser:
                     if hlen and not 0 <= hlen <= size:
                         raise _silent()
                     if size > self.max_payload:
-                        raise ProtocolError("Maximum Message Payload Exceeded", "Maximum Payload Violation")
+                        raise _too_large((subject, reply, hlen, data[start:start + hlen]), size)
                     last = line
                     width = start - pos
                 end = start + size

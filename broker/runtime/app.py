@@ -38,6 +38,7 @@ from broker.server.system.requests import RequestError
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
+    from broker.maintenance.scrub import Finding
     from broker.monitor.listener import MonitorServer
     from broker.monitor.views import Views
     from broker.runtime.shard_host import ShardHost
@@ -236,8 +237,18 @@ class App:
         for account in self.server.accounts:
             if self._answers_in(account):
                 await self._add_to_jetstream(account)
+        if (system := self.server.accounts.system) is not None:
+            self.jetstream.serve_system(system.name, system.router)
         self.server.delegation.on_account = self._account_came
+        self.shard_host.on_damage = self._tell_damage
         self.jetstream.listen()
+
+    def _tell_damage(self, finding: Finding) -> None:
+        assert self.jetstream is not None
+        for affected in finding.affected:
+            if (account := self.jetstream.accounts.get(affected.account)) is not None:
+                account.events.damaged(affected.stream, finding.problem.object, finding.problem.what, affected.first_seq,
+                                       affected.last_seq)
 
     def _answers_in(self, account: Account) -> bool:
         """Whether JetStream answers requests in the account: one without its own may import another account's."""

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from broker.config.settings import Settings
 from broker.errors import StartError
+from broker.garbage import Collector
 from broker.runtime.app import App
 from broker.runtime.logging import LogLines
 from broker.runtime.process_files import PortsFile, write_pid_file
@@ -63,6 +64,7 @@ class _Process:
         self._lines = lines
         self._app = App(settings, read=read)
         self._app.reloaders += (self._prepare_log, self._prepare_pid_file)
+        self._collector = Collector()
         self._ended = asyncio.Event()
         self._lame_duck: asyncio.Task[None] | None = None
         self._ports_file = PortsFile(settings.process.ports_file_dir) if settings.process.ports_file_dir else None
@@ -93,6 +95,7 @@ class _Process:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop()
+            self._collector.stop()
 
     async def _start(self) -> bool:
         settings = self._settings
@@ -107,9 +110,7 @@ class _Process:
             log.critical("%s", error)
             return False
         self._write_ports_file()
-        # Objects made at start-up stay: no collection needs to visit them again.
-        gc.enable()
-        gc.freeze()
+        self._collector.start()
         log.info("Server is ready")
         return True
 

@@ -23,7 +23,8 @@ _LINES: dict[str, str] = {
     "auth.user": "authorization username", "auth.password": "authorization password", "auth.token": "authorization token",
     "auth.users": "authorization users", "auth.nkeys": "authorization nkey users", "accounts.configured": "accounts",
     "operator.preload": "accounts",
-    "operator.resolver": "account resolver", "operator.default_sentinel": "default sentinel", "server_tags": "tags"}
+    "operator.resolver": "account resolver", "operator.default_sentinel": "default sentinel", "server_tags": "tags",
+    "server_metadata": "metadata"}
 """Names in the log of settings whose values are not shown."""
 
 _RELOADABLE = frozenset({
@@ -34,7 +35,7 @@ _RELOADABLE = frozenset({
     "clients.max_connections", "clients.max_subscriptions", "clients.max_sub_tokens", "clients.max_payload",
     "clients.max_control_line", "clients.ping_interval_ns", "clients.ping_max", "clients.write_deadline_ns",
     "clients.no_fast_producer_stall", "clients.lame_duck_duration_ns", "clients.lame_duck_grace_period_ns",
-    "logging.debug", "logging.trace", "logging.max_traced_msg_len", "logging.file", "logging.size_limit",
+    "logging.debug", "logging.trace", "logging.max_traced_msg_len", "logging.trace_headers", "logging.file", "logging.size_limit",
     "logging.max_num", "logging.format", "logging.times", "logging.utc", "process.pid_file"})
 
 class ReloadError(Exception):

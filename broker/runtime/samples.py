@@ -113,6 +113,11 @@ def storage_samples(shard_host: ShardHost) -> Iterator[Sample]:
     yield Sample("jetblock_max_cache_bytes", cache.bytes_max)
     yield Sample("jetblock_cache_hits_total", cache.hits)
     yield Sample("jetblock_cache_misses_total", cache.misses)
+    scrubber = shard_host.scrubber
+    yield Sample("jetblock_scrub_passes_total", scrubber.passes if scrubber is not None else 0)
+    yield Sample("jetblock_scrub_objects_total", scrubber.objects if scrubber is not None else 0)
+    yield Sample("jetblock_scrub_bytes_total", scrubber.bytes if scrubber is not None else 0)
+    yield Sample("jetblock_damaged_objects", scrubber.damaged if scrubber is not None else 0)
     yield Sample("jetblock_commit_duration_seconds", _buckets(shard_host.commit_latency))
     if shard_host.shard is not None:
         yield Sample("jetblock_recovery_duration_seconds", shard_host.recovery_ns / 1e9)

@@ -17,6 +17,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from broker.clock import GuardedClock
 from broker.cluster.identity import Identity
@@ -41,6 +42,11 @@ from broker.storage.read.damage import explain
 from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard, ShardSettings
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from broker.maintenance.scrub import Finding, Scrubber
+
 __all__ = ["ShardHost"]
 
 log = logging.getLogger(__name__)
@@ -56,6 +62,8 @@ _SILENCE_DOUBLED_MAX = 3
 slow for each other's T must not take turns for ever."""
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 1.0, 30.0
 """The pause between take-overs that a failing store ended, doubled each time, since each leaves a claim behind."""
+_FIRST_SCRUB_SECONDS = 600.0
+"""A broker that is restarted over and over does not begin to scrub."""
 _STOP_PATIENCE_SECONDS = 1.0
 """A clean stop gives up on a store that has completed no put for one request timeout plus this."""
 
@@ -100,6 +108,12 @@ class ShardHost(LogListener):
                                       give_up_ns=_TRIES * settings.put_timeout_ns)
         self._identity = Identity.make(server_name or None, self._rng)
         self._paths = ShardPaths()
+        self.on_damage: Callable[[Finding], object] = lambda _: None
+        """Called once for each damaged object that scrubbing finds."""
+        self.scrubber: Scrubber | None = None
+        """None until the first pass begins."""
+        self._scrubs = bool(settings.scrub_interval_ns) and not url.startswith("memory:")
+        self._before_scrub: asyncio.Task[None] | None = None
         self._waiting_told = False
         self._lock: StoreLock | None = None
         self._executor: ThreadPoolExecutor | None = None
@@ -207,7 +221,28 @@ class ShardHost(LogListener):
         self.recovery_ns = clock.monotonic_ns() - began_ns
         shard.log.listen(self)
         self.standby, self._served = False, True
+        if self._scrubs:
+            self._before_scrub = asyncio.create_task(self._begin_scrub(shard), name="until the first scrub")
         return shard
+
+    async def _begin_scrub(self, shard: Shard) -> None:
+        settings = self._settings
+        await asyncio.sleep(min(_FIRST_SCRUB_SECONDS, settings.scrub_interval_ns / 1e9))
+        if self.scrubber is None:
+            # What it needs takes a tenth of a second to import.
+            scrub = await asyncio.to_thread(_import_scrub)
+            self.scrubber = scrub.Scrubber(self._patient, self._paths, self._clock, scrub.ScrubSettings(
+                settings.scrub_interval_ns, settings.scrub_bytes_per_second), lambda finding: self.on_damage(finding))
+        self.scrubber.start(lambda: shard.state)
+
+    async def _stop_scrub(self) -> None:
+        """A pass goes on where it was if the shard is ours again."""
+        if self._before_scrub is not None:
+            self._before_scrub.cancel()
+            await asyncio.gather(self._before_scrub, return_exceptions=True)
+            self._before_scrub = None
+        if self.scrubber is not None:
+            await self.scrubber.stop()
 
     def segment_persisted(self, segment: Segment) -> None:
         """Measure the commit."""
@@ -243,6 +278,7 @@ class ShardHost(LogListener):
         A store that no longer accepts puts does not keep the process alive for ever: what is sequenced but not stored,
         and so not acknowledged (except on ``async`` streams), is then dropped, as by a kill.
         """
+        await self._stop_scrub()
         shard = self.shard
         if shard is not None:
             closing = asyncio.create_task(self._close(shard), name="close the log")
@@ -272,6 +308,7 @@ class ShardHost(LogListener):
 
     async def abandon(self) -> None:
         """Stop at once; what is not persisted is dropped."""
+        await self._stop_scrub()
         if self.shard is not None:
             shard, self.shard = self.shard, None
             await shard.abandon()
@@ -291,6 +328,12 @@ class ShardHost(LogListener):
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _import_scrub() -> ModuleType:
+    from broker.maintenance import scrub
+
+    return scrub
 
 
 async def _nothing() -> None:

@@ -85,6 +85,8 @@ class Sources:
                 "config_load_time": format_time(parts.server.configured_at_ns), "config_digest": settings.digest}
         if settings.server_tags:
             page["tags"] = list(settings.server_tags)
+        if settings.server_metadata:
+            page["metadata"] = dict(settings.server_metadata)
         if (tls := parts.server.entrance.tls) is not None:
             page["tls_cert_not_after"] = format_time(tls.not_after_ns)
         page["jetblock"] = self._own_figures()
@@ -115,6 +117,8 @@ class Sources:
             figures["cache"] = {"bytes": shard_host.cache.bytes, "hits": shard_host.cache.hits,
                                 "misses": shard_host.cache.misses}
             figures["standby"] = shard_host.standby
+            if shard_host.scrubber is not None:
+                figures["scrub"] = shard_host.scrubber.figures()
             if shard_host.shard is not None:
                 shard_log = shard_host.shard.log
                 figures["log"] = {

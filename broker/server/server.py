@@ -400,6 +400,8 @@ class Server:
         shown["ver"] = NATS_SERVER_VERSION
         if settings.server_tags:
             shown["tags"] = list(settings.server_tags)
+        if settings.server_metadata:
+            shown["metadata"] = dict(settings.server_metadata)
         return {**shown, "jetstream": settings.jetstream.enabled, "flags": int(settings.jetstream.enabled),
                 "seq": self._event_seq, "time": at or format_time(self.clock.now_ns())}
 
@@ -433,7 +435,7 @@ class Server:
             "server_id": self.server_id, "server_name": self.server_name, "version": NATS_SERVER_VERSION, "proto": 1,
             "host": clients.host or "0.0.0.0", "port": self.port,
             **({"auth_required": True} if self.entrance.authenticator is not None else {}),
-            "connect_urls": self.connect_urls(),
+            **({"connect_urls": list(self._connect_urls)} if self._connect_urls else {}),
             **({"max_subscriptions": clients.max_subscriptions} if clients.max_subscriptions else {}),
             "max_connections": clients.max_connections, "max_payload": clients.max_payload,
             "max_control_line": clients.max_control_line, "max_pending": clients.max_pending,
@@ -465,15 +467,6 @@ class Server:
         """The /connz entry of one connection."""
         return connection_row(client, self.clock.now_ns(), authenticated=client.entrance.authenticator is not None)
 
-    def connect_urls(self) -> list[str]:
-        """host:port at which clients may reach this server; addresses of this machine for a wildcard host."""
-        if self._connect_urls:
-            return list(self._connect_urls)
-        host = self.settings.clients.host
-        if host not in ("", "0.0.0.0", "::"):
-            return [_host_port(host, self.port)]
-        return [_host_port(address, self.port) for address in _own_addresses()]
-
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:
     """Whether ``event`` was set in time."""
@@ -487,17 +480,6 @@ async def _within(event: asyncio.Event, seconds: float) -> bool:
 
 def _host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host or '0.0.0.0'}:{port}"
-
-
-def _own_addresses() -> list[str]:
-    """This machine's address, or loopback if it has none; queries no name server."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # Connecting a datagram socket sends nothing; it only chooses the address that would be used.
-            probe.connect(("192.0.2.1", 9))
-            return [probe.getsockname()[0]]
-    except OSError:
-        return ["127.0.0.1"]
 
 
 def _nonce() -> bytes:

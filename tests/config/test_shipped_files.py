@@ -279,17 +279,17 @@ def test_each_key_of_nats_server_is_dealt_with() -> None:
     fates = {key: made["fate"](key) for key in made["KEYS"]}
     assert len(fates) > 375
     assert fates["accounts.A.jetstream.cluster_traffic"][1].startswith("has no effect here")
-    assert fates["resolver_tls"][1].startswith("is not supported")
+    assert fates["ocsp"][1].startswith("is not supported")
     assert fates["cluster.routes"] == ("cluster", "needs other servers, and this version of jetblock runs alone")
     with pytest.raises(ValueError, match="unknown"):
         made["fate"]("jetstream.nonsense")
 
 
-@pytest.mark.shows("core.mqtt", "core.write_timeout", "auth.ocsp", "auth.cert_store", "auth.proxies",
-                   "auth.encryption", "operation.queue_limits", "operation.profiling", "operation.syslog",
+@pytest.mark.shows("core.mqtt", "auth.ocsp", "auth.cert_store", "auth.proxies",
+                   "auth.encryption", "operation.profiling", "operation.syslog",
                    "cluster.routes", "cluster.gateways", "cluster.leaf_nodes")
-@pytest.mark.parametrize("key", ["mqtt", "write_timeout", "ocsp", "tls.cert_store", "proxies", "jetstream.key",
-                                 "jetstream.request_queue_limit", "prof_port", "syslog", "cluster", "gateway", "leafnodes"])
+@pytest.mark.parametrize("key", ["mqtt", "ocsp", "tls.cert_store", "proxies", "jetstream.key",
+                                 "prof_port", "syslog", "cluster", "gateway", "leafnodes"])
 def test_what_does_not_exist_here_is_refused_by_name(key: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "nats_server_keys.py"))
     named, reason = made["fate"](key)

@@ -15,20 +15,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from broker.storage.format.block import BlockPlace
+from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.codec import Codec, pack_value
 from broker.storage.format.document import encode_document
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position
-from broker.storage.format.page import Page, PageKind, encode_pages
+from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
 from broker.storage.format.record import Record
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import encode_segment, seal_block
+from broker.storage.state.pages import StreamCopy, directory_page
+from broker.storage.state.stream import StreamState
 from tests.storage.format.whole import AT, NONCE, Row, decode_plain, encode, head_of, open_block
 
 HERE = Path(__file__).parent / "blocks"
@@ -191,6 +193,30 @@ def sound() -> Iterator[Golden]:
     assert filtered is not None
     buffers, refs = encode_pages(AT, NONCE, [Page(PageKind.BLOCKS, AT, STREAM, [1023, [[filtered.pack()]]], filters=True)])
     yield Golden("pages-with-a-subject-filter", b"".join(buffers), ObjectKind.PAGES)
+    yield Golden("pages-with-summaries", b"".join(encode_pages(AT, NONCE, [_directory_with_summaries()])[0]),
+                 ObjectKind.PAGES)
+
+
+def _directory_with_summaries() -> Page:
+    """A stream with a table inline and one with a page of its own: blocks in segments of two epochs, and in runs."""
+    def reference(stream: int, seq: int, place: BlockPlace, position: Position, run_id: int) -> BlockRef:
+        return BlockRef(place, position, run_id, stream, 144, 160, 304, 120, 424, 90, seq, seq + 1, 2, 88, T0 + seq, T0 + seq,
+                        ((b"orders.eu", 2, seq, seq + 1),))
+
+    places = [(BlockPlace.RUN, Position(2, 8), 77)] * 2 + [(BlockPlace.STREAM_RUN, Position(3, 1), 78)] + [
+        (BlockPlace.LOG, Position(3, number), 0) for number in (9, 10, 12, 300)] + [(BlockPlace.LOG, Position(4, 1), 0)]
+    copies = []
+    for stream_id in (STREAM, STREAM + 1):
+        stream = StreamState(stream_id, "$G", f"S{stream_id & 1}", {"subjects": ["orders.>"]}, T0)
+        for i, place in enumerate(places):
+            stream.blocks.append(reference(stream_id, 2 * i + 1, *place).pack())
+        stream.blocks.remove(4, 4, 1, 44)
+        stream.first_seq, stream.last_seq, stream.msgs, stream.bytes = 1, 16, 15, 660
+        stream.first_time_ns, stream.last_time_ns, stream.position = T0 + 1, T0 + 15, Position(4, 1)
+        copies.append(StreamCopy(stream, inline_max=64 if stream_id == STREAM else 0))
+    for _, placed in copies[1].parts(lambda: AT, lambda ref: False):
+        placed(PageRef(AT, 4096, 300, PageKind.BLOCKS, STREAM + 1))
+    return directory_page(AT, 0, copies)
 
 
 def damaged() -> Iterator[Golden]:

@@ -231,6 +231,33 @@ def test_pages(name: str) -> None:
             assert in_filter(reference[-1], {b"sensor", b"sensor.7", b"sensor.7.temp"}) == 1
 
 
+def test_summaries() -> None:
+    """A table's summary says what its blocks say: inline, and of a page elsewhere."""
+    data = (HERE / "pages-with-summaries.bin").read_bytes()
+    row = fields("page row", data, end_of("pages"))
+    page = data[row["offset"]:row["offset"] + row["bytes"]]
+    head = fields("page", page)
+    assert head["flags"] & 8
+    body = msgpack.unpackb(unpacked(page[end_of("page"):], head["body_bytes"], bool(head["flags"] & 1)))
+    [[[room, [size, stored], place, summary]]], [[[_, nothing, elsewhere, other]]] = [stream[14:15] for stream in body]
+    assert (place, nothing, elsewhere[4]) == (None, None, 3)
+    inside, entries = msgpack.unpackb(unpacked(stored, size, size != len(stored)))
+    refs = [entry[0] for entry in entries]
+    assert (inside, room) == (room, 1024 - len(refs))
+    for first, front, last, count, msgs, size, first_time, last_time, segments, runs in (summary, other):
+        assert (first, front, last, count) == (refs[0][11], refs[0][12], refs[-1][12], len(refs))
+        dead = [entry for entry in entries if len(entry) > 1]
+        assert (msgs, size) == (sum(ref[13] for ref in refs) - sum(entry[2] for entry in dead),
+                                sum(ref[14] for ref in refs) - sum(entry[3] for entry in dead))
+        assert (first_time, last_time) == (refs[0][15], refs[-1][16])
+        found = []
+        for epoch, number, of, base, width, cells in segments:
+            steps = [base + int.from_bytes(cells[i * width:i * width + width], "little") for i in range(of - 1)]
+            found += [[1, epoch, at, 0] for at in accumulate(steps, initial=number)]
+        found += [run[:4] for run in runs for _ in range(run[4])]
+        assert sorted(found) == sorted(ref[:4] for ref in refs)
+
+
 TYPES = {"str": str, "int": int, "map": dict, "list": list, "column": (list, bytes), "nil": type(None)}
 
 

@@ -36,11 +36,10 @@ VARIES_AT = (
     ".http_req_stats",
     # Both have their own subscriptions, and nats-server's mirrors send requests.
     "varz.subscriptions", ".account_detail.subscriptions", ".api.total", ".api_total")
-OURS = frozenset({"jetblock", "connect_urls"})
+OURS = frozenset({"jetblock"})
 THEIRS = frozenset({
     "git_commit", "feature_flags", "sync_interval", "gomemlimit",
-    # One nats-server is the leader of a cluster of one.
-    "cluster_info", "cluster",
+    "cluster_info",  # of a cluster of one
     "default_max_consumers", "imports"})
 
 CONFIG = """

@@ -71,7 +71,8 @@ class Broker:
         self.clock = clock
         self.store = Costly(shared, latency_ns, page_ns, seed)
         with patch("broker.runtime.shard_host.open_store", lambda *_, **__: self.store):
-            self.shard_host = ShardHost(StorageSettings(url="s3://x/y", **settings), name or "", clock, self._lost)
+            storage = StorageSettings(url="s3://x/y", scrub_interval_ns=0, **settings)
+            self.shard_host = ShardHost(storage, name or "", clock, self._lost)
         self.shard_host._executor = Inline()  # type: ignore[assignment]
         self.served_since_ns: list[int] = []
         """When each of its tenures began."""

@@ -23,6 +23,7 @@ from tests.server.system.listening import Listener
 FILE = """
 server_name: one
 server_tags: ["zone:a", ssd]
+server_metadata: { zone: a, "rack row": "7" }
 jetstream { domain: hub, max_mem: 64MB, max_file: 1GB }
 accounts {
   A { users [ {user: a, password: p} ], jetstream: enabled }
@@ -39,15 +40,15 @@ DEPENDS_ON_PROCESS = {
     "out_client_bytes", "pending_bytes", "http_req_stats", "flags", "cid", "start_time", "num_cache", "num_inserts",
     "num_removes", "num_matches", "cache_hit_rate", "max_fanout", "avg_fanout", "total_connections", "stop",
     "subscriptions_list", "first_ts", "last_ts", "tls_timeout", "auth_timeout", "cores", "storage", "bytes", "api",
-    "connect_urls", "http_host", "msgs"}
+    "http_host", "msgs"}
 """Values that two processes may differ in; their types still agree."""
 
 ONLY_REAL = {
     "feature_flags": "no feature has a flag", "git_commit": "there is none", "imports": "built in, not imports",
     "sync_interval": "no file is ever synced to disk", "compress_ok": "blocks are always compressed",
-    "default_max_consumers": "a stream's consumers are not limited by default", "cluster": "a stream has no replicas",
+    "default_max_consumers": "a stream's consumers are not limited by default",
     "mappings": "the domain's own prefix is no mapping"}
-ONLY_OURS = {"connect_urls": "always known here", "jetblock": "figures of our own"}
+ONLY_OURS = {"jetblock": "figures of our own"}
 
 SERVER_PAGES = ("VARZ", "SUBSZ", "CONNZ", "ROUTEZ", "GATEWAYZ", "LEAFZ", "ACCOUNTZ", "JSZ", "HEALTHZ", "RAFTZ")
 REQUESTS: list[tuple[str, object]] = [
@@ -84,11 +85,18 @@ REQUESTS: list[tuple[str, object]] = [
     ("$SYS.REQ.SERVER.PING.VARZ", b"{x"), ("$SYS.REQ.SERVER.PING.STATSZ", b"{"), ("$SYS.REQ.ACCOUNT.A.CONNZ", b"{}{}"),
     ("$SYS.REQ.SERVER.<id>.KICK", {"cid": 999}), ("$SYS.REQ.SERVER.<id>.LDM", {"cid": 999}),
     ("$SYS.REQ.SERVER.<id>.RELOAD", None),
+    # JetStream, which the system account has not
+    *((f"$JS.{api}.{request}", None) for api in ("API", "hub.API") for request in (
+        "INFO", "STREAM.NAMES", "STREAM.INFO.S", "STREAM.PEER.REMOVE.S", "CONSUMER.MSG.NEXT.S.C", "DIRECT.GET.S", "SERVER.X",
+        "X", "ACCOUNT.PURGE.B", "ACCOUNT.PURGE.NONE", "ACCOUNT.PURGE.a/b", "ACCOUNT.PURGE.a\\b")),
 ]
 UNANSWERED: list[tuple[str, object]] = [
     *((f"$SYS.REQ.SERVER.PING.{page}", {"server_name": "two"}) for page in ("VARZ", "STATSZ", "HEALTHZ")),
     ("$SYS.REQ.SERVER.PING.VARZ", {"server_name": "on", "exact_match": True}), ("$SYS.REQ.SERVER.PING.VARZ", {"cluster": "x"}),
     ("$SYS.REQ.SERVER.PING.VARZ", {"tags": ["ssd", "hdd"]}), ("$SYS.REQ.SERVER.PING.VARZ", {"domain": "hu"}),
+    *((f"$JS.{api}.{request}", None) for api in ("API", "hub.API") for request in (
+        "META.LEADER.STEPDOWN", "META.RESCUE", "SERVER.REMOVE", "SERVER.EVACUATE", "ACCOUNT.PURGE", "ACCOUNT.PURGE.A.B",
+        "ACCOUNT.STREAM.MOVE.A.S", "ACCOUNT.X")),
     ("$SYS.REQ.SERVER.PING", {"host": "10."}), ("$SYS.REQ.ACCOUNT.B.STATZ", {}), ("$SYS.REQ.ACCOUNT.NONE.CONNS", {}),
 ]
 
@@ -196,6 +204,41 @@ async def test_same_silence(brokers: tuple[Broker, Broker], subject: str, reques
     """For other servers, or about nothing."""
     for broker in brokers:
         assert await broker.system.is_unanswered(subject, request_body)
+
+
+@pytest.mark.shows("core.info", "accounts.system")
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("user", ["a", "sys"])
+async def test_info_of_a_connection(brokers: tuple[Broker, Broker], user: str) -> None:
+    """After the first PING, INFO says whether the account is the system account."""
+    told = []
+    for broker in brokers:
+        async with Wire(broker.process.port) as wire:
+            connect = {"user": user, "pass": "p", "verbose": False, "protocol": 1}
+            wire.send(b"CONNECT %b\r\nPING\r\n" % json.dumps(connect).encode())
+            await wire.until(b"PONG\r\n")
+            info = json.loads((await wire.until(b"\r\n"))[len(b"INFO "):])
+            told.append({name: info.get(name) for name in ("remote_account", "acc_is_sys", "connect_info")})
+    ours, real = told
+    assert ours == real
+    assert ours["acc_is_sys"] is (True if user == "sys" else None)
+
+
+@pytest.mark.shows("accounts.purge")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_purge_of_an_account(brokers: tuple[Broker, Broker]) -> None:
+    """Only the system account may ask for it."""
+    left = []
+    for broker in brokers:
+        js = broker.user.client.jetstream(domain="hub")
+        await js.add_stream(name="T", subjects=["t"])
+        assert await broker.user.is_unanswered("$JS.API.ACCOUNT.PURGE.A", None)
+        names = [info.config.name for info in await js.streams_info()]
+        answer = await broker.system.ask("$JS.API.ACCOUNT.PURGE.A")
+        left.append((sorted(map(str, names)), answer, len(await js.streams_info())))
+        await broker.prepare()
+    assert left[0] == left[1] == (["S", "T"], {"type": "io.nats.jetstream.api.v1.account_purge_response",
+                                               "initiated": True}, 0)
 
 
 FROM_ACCOUNT: list[tuple[str, object]] = [

@@ -216,6 +216,22 @@ async def test_slow_consumer_by_time() -> None:
         assert [ended["reason"] for ended in server.connections(closed=True)] == ["Slow Consumer (Write Deadline)"]
 
 
+@pytest.mark.shows("core.write_timeout")
+async def test_write_timeout_retry() -> None:
+    """With ``retry``, a client past its deadline stays, and is counted, as long as it takes something; then it is closed."""
+    async with running(write_deadline_ns=300_000_000, write_timeout="retry") as server, deaf(server, 1 << 20) as sock:
+        loop = asyncio.get_running_loop()
+        for _ in range(60):
+            server.router.publish(b"a", b"", 0, b"x" * 1_000_000)
+        async with asyncio.timeout(30):
+            while server.varz()["slow_consumers"] < 2:
+                assert await loop.sock_recv(sock, 1 << 18)
+                await asyncio.sleep(0.01)
+        assert not server.connections(closed=True)
+        await until_gone(server, 0)
+        assert [ended["reason"] for ended in server.connections(closed=True)] == ["Slow Consumer (Write Deadline)"]
+
+
 async def test_a_reader_is_not_slow() -> None:
     """Steady reading keeps a connection whose buffer is not empty for many write deadlines."""
     async with running(write_deadline_ns=400_000_000) as server, deaf(server, 1 << 20) as sock, Wire(

@@ -25,7 +25,7 @@ REFUSED: dict[str, str] = {
                      "reconnect_error_reports"), ALONE),
     "mqtt": f"{NOT_OURS}: it speaks the NATS protocol only",
     "resolver_tls": f"{LATER}: the account server is verified by the system's certificates",
-    **dict.fromkeys(("proxies", "default_js_domain", "server_metadata", "write_timeout", "trace_headers"), LATER),
+    **dict.fromkeys(("proxies", "default_js_domain"), LATER),
     **dict.fromkeys(("syslog", "remote_syslog"), f"{NOT_OURS}: it logs to standard error or to log_file"),
     **dict.fromkeys(("prof_port", "prof_block_rate"), f"{NOT_OURS}: it is not written in Go"),
     "authorization.proxy_required": LATER,
@@ -34,7 +34,6 @@ REFUSED: dict[str, str] = {
                     f"{LATER}: let the bucket or the disk encrypt"),
     **dict.fromkeys(("jetstream.extension_hint", "jetstream.unique_tag", "jetstream.max_outstanding_catchup",
                      "jetstream.limits.max_ha_assets"), ALONE),
-    **dict.fromkeys(("jetstream.request_queue_limit", "jetstream.info_queue_limit"), LATER),
 }
 
 NO_EFFECT: dict[str, str] = {

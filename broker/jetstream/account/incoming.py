@@ -69,6 +69,18 @@ class Parts(NamedTuple):
     attach: Callable[[Stream, ConsumerConfig, ConsumerState], asyncio.Task[None]]
 
 
+class Provenance(NamedTuple):
+    """What a restore says beside the archive.
+
+    ``created_ns``: when the stream was created where it comes from, so that streams that source from it know it again; None:
+    now. ``origins_restored``: the streams that it sources from are restored, too, at another time of creation: it goes on
+    where it was, whoever has their names now.
+    """
+
+    created_ns: int | None = None
+    origins_restored: bool = False
+
+
 class Incoming:
     """The streams of one account that are being restored.
 
@@ -96,8 +108,8 @@ class Incoming:
         self.names.add(config.name)
         return config
 
-    def begin(self, config: StreamConfig) -> Stream:
-        """The stream, to be filled; ``config`` is as ``reserve`` returned it. Raises: ApiError."""
+    def begin(self, config: StreamConfig, created_ns: int | None = None) -> Stream:
+        """The stream, to be filled; ``config`` is as ``reserve`` returned it; created now, or then. Raises: ApiError."""
         name = config.name
         if config.num_replicas > 1:
             raise ApiError(10074)
@@ -107,6 +119,8 @@ class Incoming:
         finally:
             self.names.add(name)
         stream = self.streams[name] = self._parts.make(config)
+        if created_ns is not None:
+            stream.created_ns = created_ns
         stream.enforcement.doubt()
         record = stream.enforcement.create_record()
         record.extra[RESTORING] = True

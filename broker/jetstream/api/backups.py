@@ -8,8 +8,9 @@ Source: nats-server 2.15, server/jetstream_api.go, jsStreamSnapshotRequest, jsSt
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from broker.jetstream.account.incoming import Provenance
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.api.streams import stream_info, stream_state
 from broker.jetstream.config.stream import StreamConfig
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
 
 __all__ = ["ROUTES"]
+
+
+_AHEAD_NS: Final = 86_400_000_000_000
+"""How far the clock that a stream was created by may be ahead of ours."""
 
 
 @dataclass(slots=True)
@@ -40,6 +45,10 @@ class _RestoredState:
 class _RestoreRequest:
     config: StreamConfig = wire.record(StreamConfig, "server.StreamConfig", always=True)
     state: _RestoredState = wire.record(_RestoredState, "server.StreamState", always=True)
+
+    # Ours, which nats-server passes over: what an archive does not say.
+    created: int | None = wire.time()
+    origins_restored: bool = wire.boolean()
 
 
 @dataclass(slots=True)
@@ -72,13 +81,16 @@ async def snapshot(request: Request) -> dict[str, Any]:
 async def restore(request: Request) -> dict[str, Any]:
     """Expect a stream's archive at a subject. What the request says of its state is in the archive too."""
     request.need_body()
-    given = _restore_request(request).config
+    asked = _restore_request(request)
+    given = asked.config
     name = request.tokens[2]
     given.name = given.name or name
     if given.name != name:
         raise ApiError(10056)
     if "/" in name or "\\" in name:
         raise ApiError(10128)
+    if asked.created is not None and not 0 <= asked.created <= request.account.clock.now_ns() + _AHEAD_NS:
+        raise ApiError(10003)
     request.transfers.check_room(10062)
     config = request.account.incoming.reserve(given)
 
@@ -86,7 +98,8 @@ async def restore(request: Request) -> dict[str, Any]:
         shown = await stream_info(request, stream, dynamic=True, domain=False)
         return {key: shown[key] for key in ("config", "created", "state", "ts")}
 
-    return {"deliver_subject": request.transfers.restore(config, request.source, restored)}
+    provenance = Provenance(asked.created, asked.origins_restored)
+    return {"deliver_subject": request.transfers.restore(config, provenance, request.source, restored)}
 
 
 def _restore_request(request: Request) -> _RestoreRequest:

@@ -34,6 +34,7 @@ from broker.jetstream.api.routes import (
     route_of,
     subscribe_api,
 )
+from broker.jetstream.api.waiting import Waiting, only_asks
 from broker.jetstream.backup.transfers import Transfers
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire import fields as wire
@@ -51,20 +52,17 @@ _log = logging.getLogger(__name__)
 
 _DIRECT_GETS = API_PREFIX + DIRECT_GET
 
-REQUESTS_MAX = 10_000
-"""JSON requests that may wait at once (nats-server's request_queue_limit); beyond it they are dropped unanswered."""
-
 
 class Api:
     """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and cancels requests in progress."""
 
-    def __init__(self, account: Account, rng: random.Random) -> None:
+    def __init__(self, account: Account, rng: random.Random, waiting: Waiting) -> None:
         self.account = account
         self.bus = account.bus
         self._directs = DirectGets(account)
         self._transfers = Transfers(account, rng)
         self._lanes: dict[str, deque[Request]] = {}
-        self._waiting = 0
+        self._waiting = waiting
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions: list[Subscription] = []
 
@@ -85,12 +83,14 @@ class Api:
 
     async def drop(self) -> None:
         """Drop all waiting and running requests unanswered."""
+        for lane in self._lanes.values():
+            for request in lane:
+                self._waiting.done(only_asks(request.tokens))
         self._lanes.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._waiting = 0
         await self._transfers.drop()
         await self._directs.drop()
 
@@ -138,16 +138,13 @@ class Api:
             self._refuse(request, route, ApiError(NOT_AVAILABLE))
         elif hlen and level_refused(body[:hlen]):
             self._refuse(request, route, ApiError(10185))
-        elif self._waiting >= REQUESTS_MAX:
-            _log.warning("JetStream API: %d requests are waiting, dropping %s", self._waiting, ".".join(tokens))
-        else:
+        elif self._waiting.admit(only_asks(tokens)):
             self._enqueue(request, route)
 
     def _enqueue(self, request: Request, route: Route) -> None:
         """Put a request into its stream's lane; the lane's task serves until the lane is empty."""
         request.route = route
         key = lane_of(request.tokens)
-        self._waiting += 1
         lane = self._lanes.get(key)
         if lane is not None:
             lane.append(request)
@@ -160,8 +157,11 @@ class Api:
     async def _serve(self, key: str, lane: deque[Request]) -> None:
         try:
             while lane:
-                await self._serve_one(lane.popleft())
-                self._waiting -= 1
+                request = lane.popleft()
+                try:
+                    await self._serve_one(request)
+                finally:
+                    self._waiting.done(only_asks(request.tokens))
         finally:
             # No await since the lane was seen empty, so nothing was added meanwhile.
             if self._lanes.get(key) is lane:

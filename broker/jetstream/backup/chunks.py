@@ -23,7 +23,7 @@ _WINDOW_BYTES: Final = 8 << 20
 _WINDOW_BYTES_MAX: Final = 32 << 20
 
 ACK_SECONDS: Final = 5.0
-_INTEREST_SECONDS: Final = 2.0
+INTEREST_SECONDS: Final = 2.0
 """How long a receiver may take to subscribe."""
 
 
@@ -46,12 +46,13 @@ class ChunkSender:
         window = min(max(window_size or _WINDOW_BYTES, _CHUNK_BYTES_LEAST), _WINDOW_BYTES_MAX)
         self._slots = max(window // self._chunk_bytes, 1)
         self._changed = asyncio.Event()
+        self._looks_on = False
         self._number = 0
 
     async def send(self, archive: AsyncIterator[bytes]) -> None:
         """Send all that ``archive`` gives, and the end, also when it fails. Raises: Stopped; whatever ``archive`` raises."""
         acks = self._bus.subscribe(self._ack_prefix + b".>", self._on_acks)
-        self._interest = self._bus.watch_interest(self._to, b"", lambda _: self._changed.set())
+        self._watch = self._bus.watch_interest(self._to, b"", lambda _: self._changed.set())
         status = b""
         try:
             await self._receiver()
@@ -80,25 +81,35 @@ class ChunkSender:
             raise
         finally:
             self._bus.unsubscribe(acks)
-            self._interest.cancel()
+            self._watch.cancel()
             head = b"NATS/1.0 %b\r\n\r\n" % status if status else b""
             self._bus.publish(self._to, b"", len(head), head)
 
     async def _receiver(self) -> None:
-        if not self._interest.interested:
+        """Wait for the receiver's own subscription: clients ask with an inbox that the wildcard for all their replies
+        matches, and subscribe to it once the request is answered. Chunks sent before would be lost.
+
+        Raises: Stopped.
+        """
+        if not self._watch.interested:
             self._changed.clear()
             try:
-                async with asyncio.timeout(_INTEREST_SECONDS):
+                async with asyncio.timeout(INTEREST_SECONDS):
                     await self._changed.wait()
             except TimeoutError:
-                raise Stopped("no interest", b"408 No Interest") from None
+                self._looks_on = True
+                self._check_interest()
+
+    def _check_interest(self) -> None:
+        """Raises: Stopped: nobody receives chunks any more."""
+        if not (self._bus.interest(self._to) if self._looks_on else self._watch.interested):
+            raise Stopped("no interest", b"408 No Interest")
 
     async def _slot(self) -> None:
         """Wait until a chunk may be sent. Raises: Stopped."""
         deadline = asyncio.get_running_loop().time() + ACK_SECONDS
         while True:
-            if not self._interest.interested:
-                raise Stopped("no interest", b"408 No Interest")
+            self._check_interest()
             if self._slots:
                 self._slots -= 1
                 return

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from broker.jetstream.account.incoming import Provenance
 from broker.jetstream.account.sweeps import finished
 from broker.jetstream.archive.contents import ArchiveReader
 from broker.jetstream.archive.errors import ArchiveError
@@ -76,9 +77,10 @@ class Restore:
     Attributes: ``total``: bytes taken so far.
     """
 
-    def __init__(self, account: Account, config: StreamConfig) -> None:
+    def __init__(self, account: Account, config: StreamConfig, provenance: Provenance | None = None) -> None:
         self._account = account
         self._config = config
+        self._provenance = provenance or Provenance()
         self._name = f"restore for stream '{account.name} > {config.name}'"
         self._chunks: deque[_Chunk] = deque()
         self._bytes = 0
@@ -174,10 +176,10 @@ class Restore:
     def _begin(self, numbers: ArchivedStream) -> None:
         self._numbers = numbers
         try:
-            self._stream = self._account.incoming.begin(self._config)
+            self._stream = self._account.incoming.begin(self._config, self._provenance.created_ns)
         except ApiError as error:
             raise RestoreFailed(f"error adding stream: {_shown(error)}") from None
-        self._refill = Refill(self._stream, numbers.first_seq)
+        self._refill = Refill(self._stream, numbers.first_seq, any_origin=self._provenance.origins_restored)
 
     def _add_consumer(self, given: ArchivedConsumer) -> None:
         account, stream, numbers = self._account, self._stream, self._numbers

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import random
 
     from broker.jetstream.account.account import Account
+    from broker.jetstream.account.incoming import Provenance
     from broker.jetstream.bus import Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.stream import Stream
@@ -98,15 +99,15 @@ class Transfers:
 
     # --- restores -----------------------------------------------------------------------------------------------------
 
-    def restore(self, config: StreamConfig, source: Source | None, info: Callable[[Stream], Coroutine[Any, Any, dict[str, Any]]],
-                ) -> str:
+    def restore(self, config: StreamConfig, provenance: Provenance, source: Source | None,
+                info: Callable[[Stream], Coroutine[Any, Any, dict[str, Any]]]) -> str:
         """Begin to restore a stream whose name is reserved; ``info`` gives the members of the answer when it is there.
 
         Returns: where its chunks are expected.
         """
         account = self._account
         to = f"$JS.SNAPSHOT.RESTORE.{config.name}.{unique_id(self._rng)}"
-        restore = Restore(account, config)
+        restore = Restore(account, config, provenance)
         subscription = account.bus.subscribe(to.encode(), restore.on_chunks)
         client, start_ns = _identity(source), account.clock.now_ns()
         account.events.restore(config.name, client)

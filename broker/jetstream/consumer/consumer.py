@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
+from broker.garbage import discarded
 from broker.jetstream.bus import Bus, Msg, Source
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.handler import AckHandler
@@ -153,6 +154,7 @@ class Consumer:
             self._push.close()
         self._timer.cancel()
         self._prefetcher.close()
+        discarded(self)
 
     def shutdown(self) -> None:
         """Stop because the server stops; waiting pulls are notified."""

@@ -20,6 +20,7 @@ from broker.jetstream.stream.publish.expectations import STREAM
 from broker.jetstream.stream.publish.fast import FastMessage, Operation
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject import matches
+from broker.protocol.traced import TracedMsg
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import BatchHandler, Msg, Source
@@ -91,7 +92,8 @@ class Overlaps:
                     return None
             except ApiError:
                 return None  # refused by the stream that answers
-        return subject, b"", hlen, body
+        unanswered = subject, b"", hlen, body
+        return msg.as_changed(unanswered) if isinstance(msg, TracedMsg) else unanswered
 
     def _answering(self, msg: Msg) -> Stream:
         streams = self._of(msg[0])

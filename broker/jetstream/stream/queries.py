@@ -89,6 +89,10 @@ class Queries:
         self._tasks = tasks
         self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
 
+    def dropped(self) -> None:
+        """The blocks are let go."""
+        self._picks.clear()
+
     # --- for consumers ------------------------------------------------------------------------------------------------
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:

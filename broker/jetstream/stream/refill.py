@@ -50,10 +50,14 @@ class Unusable(Exception):
 
 
 class Refill:
-    """Fills ``stream``, which has no messages, from ``first_seq`` on."""
+    """Fills ``stream``, which has no messages, from ``first_seq`` on.
 
-    def __init__(self, stream: Stream, first_seq: int) -> None:
+    Args: ``any_origin``: its sources go on in whatever streams have their origins' names.
+    """
+
+    def __init__(self, stream: Stream, first_seq: int, *, any_origin: bool = False) -> None:
         self._stream = stream
+        self._any_origin = any_origin
         self._subjects: set[bytes] = set()
         config, live = stream.config, stream.live
         self._ttls, self._schedules = config.allow_msg_ttl, config.allow_msg_schedules
@@ -163,10 +167,12 @@ class Refill:
         if not self._sources or not (said := headers.get(SOURCE)):
             return
         parts = said.decode("utf-8", "replace").split(" ")
-        if len(parts) >= 6 and (name := f"{parts[0]} {parts[2]} {parts[3]}") in self._sources:
+        if len(parts) >= 4 and (name := f"{parts[0]} {parts[2]} {parts[3]}") in self._sources:
             seq = decimal(said.split(b" ")[1])
             if seq > 0:
-                self._stream.positions.move(name, Position(seq, parts[5]))
+                # Servers before 2.15 did not say which origin of that name it was.
+                identity = parts[5] if len(parts) >= 6 and not self._any_origin else ""
+                self._stream.positions.move(name, Position(seq, identity))
 
     def _note_id(self, msg_id: bytes, seq: int, time_ns: int, now_ns: int) -> None:
         dedupe = self._stream.dedupe

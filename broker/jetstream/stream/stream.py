@@ -28,6 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
+from broker.garbage import discarded
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
@@ -123,26 +124,26 @@ class Stream:
         """Called when the stream can no longer store anything; ``offline`` says why."""
         self.stored = config.storage != "memory"
         self.ceiling = SequenceCeiling(self, log, state.ceiling if state is not None else 0)
-        self.live = Live(self._cached_head, self._applied if self.stored else None, self._looked, usage)
+        self.live = Live(self._cached_head, self.applied if self.stored else None, self._looked, usage)
         self.heads = Heads(self.live, self)
         self.positions = Positions(state.extra if state is not None else {})
-        self._tasks = Tasks(self.name)
+        self.tasks = Tasks(self.name)
         self._shrunk: dict[int, LiveBlock] = {}
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._tidy_timer: asyncio.TimerHandle | None = None
         self.msg_ids = MsgIds(self.dedupe, self.live, reader, clock)
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0)
-        self.queries = Queries(self.live, self.heads, self.subjects, reader, self._tasks)
+        self.queries = Queries(self.live, self.heads, self.subjects, reader, self.tasks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
-                                   self._tasks, clock)
-        self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self._tasks)
+                                   self.tasks, clock)
+        self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self.tasks)
         self._info = StreamInfo(self.live, self.heads, self.subjects)
         self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
-                                       self._tasks, empty=state is None)
-        self.ttls = MessageTtls(self.live, self.heads, self.subjects, self.queries, self.retention, log, self._tasks, clock,
+                                       self.tasks, empty=state is None)
+        self.ttls = MessageTtls(self.live, self.heads, self.subjects, self.queries, self.retention, log, self.tasks, clock,
                                 self._publish_own)
         self.retention.one_by_one = self.ttls
-        self.scheduler = Scheduler(self.live, self.subjects, self.queries, log, self._tasks, clock, self._publish_own)
+        self.scheduler = Scheduler(self.live, self.subjects, self.queries, log, self.tasks, clock, self._publish_own)
         replies = Replies(self, log, bus, domain)
         self.rollups = Rollups(self.live, self.heads, self.subjects, self.retention)
         context = CheckContext(
@@ -153,7 +154,7 @@ class Stream:
         self._batching = Batching(log, context, replies, inflight,
                                   partial(StreamEvents, bus, clock, rng, domain, self.name), clock)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
-                                   BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), self._batching,
+                                   BlockedPublish(self, self.live, self.heads, self.tasks, replies, clock), self._batching,
                                    replies, bus, clock)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
         self.copies = Copies(self.queue, self.sequencer, self.live, self.heads, log)
@@ -197,7 +198,7 @@ class Stream:
             # Without loading the blocks; the timer's own check is exact.
             self.retention.arm_at(state.first_time_ns)
 
-    def _applied(self) -> StreamState | None:
+    def applied(self) -> StreamState | None:
         return self.log.state.streams.get(self.stream_id)
 
     def _looked(self, blocks: Sequence[LiveBlock]) -> None:
@@ -494,7 +495,8 @@ class Stream:
         if self._tidy_timer is not None:
             self._tidy_timer.cancel()
         self.msg_ids.close()
-        self._tasks.cancel()
+        self.tasks.cancel()
+        discarded(self)
 
     # --- info ---------------------------------------------------------------------------------------------------------
 

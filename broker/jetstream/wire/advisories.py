@@ -5,6 +5,7 @@
     ADVISORY.STREAM.BATCH_ABANDONED                                 .<stream>              an atomic batch was dropped
     ADVISORY.STREAM.SNAPSHOT_CREATE   SNAPSHOT_COMPLETE             .<stream>              a stream is, or was, backed up
     ADVISORY.STREAM.RESTORE_CREATE   RESTORE_COMPLETE               .<stream>              or restored
+    ADVISORY.STREAM.DAMAGED                                         .<stream>              stored messages cannot be read (ours)
     ADVISORY.CONSUMER.CREATED   DELETED                             .<stream>.<consumer>
     ADVISORY.CONSUMER.PAUSE                                         .<stream>.<consumer>   paused or resumed
     ADVISORY.CONSUMER.PINNED   UNPINNED                             .<stream>.<consumer>   a priority group's client
@@ -103,6 +104,11 @@ class AccountEvents(_Events):
         """The restore is over, after ``size`` bytes."""
         self._send(_STREAM + b"RESTORE_COMPLETE." + stream.encode(), "advisory.v1.restore_complete", stream=stream,
                    start=format_time(start_ns), end=format_time(self._clock.now_ns()), bytes=size, client=client)
+
+    def damaged(self, stream: str, object_: str, why: str, first_seq: int, last_seq: int) -> None:
+        """A stored object is damaged, in which the stream has messages. nats-server has no such event."""
+        self._send(_STREAM + b"DAMAGED." + stream.encode(), "advisory.v1.stream_damaged", stream=stream, object=object_, error=why,
+                   first_seq=first_seq, last_seq=last_seq)
 
     def audited(self) -> bool:
         """Whether anybody subscribes to the audit of API requests."""

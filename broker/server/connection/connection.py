@@ -21,6 +21,7 @@ import ssl
 from collections.abc import Collection
 from typing import Any, Final, cast
 
+from broker.garbage import discarded
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.server.accounts.account import Account
@@ -30,7 +31,7 @@ from broker.server.connection.connect_options import CONNECT_DEFAULTS, described
 from broker.server.connection.handshake import EVERYBODY, Handshake
 from broker.server.connection.host import Entrance, Host
 from broker.server.connection.keepalive import KeepAlive
-from broker.server.connection.outbound import Outbound, hold_until_caught_up
+from broker.server.connection.outbound import SLOW_TIME, Outbound, hold_until_caught_up
 from broker.server.connection.publishing import Publishing
 from broker.server.connection.read_pacing import ReadPacing
 from broker.server.connection.subscribing import Subscribing, quoted
@@ -102,7 +103,7 @@ class Client(asyncio.Protocol):
         self._subscribing = Subscribing(self)
         self._handshake = Handshake(server, entrance, self)
         logging_settings = server.settings.logging
-        self._trace = Trace(self, logging_settings.max_traced_msg_len) if logging_settings.trace else None
+        self._trace = Trace(self, logging_settings) if logging_settings.trace else None
         self.label = ""
         """The prefix of log lines about this client."""
 
@@ -125,7 +126,8 @@ class Client(asyncio.Protocol):
         settings = server.settings.clients
         kind = TracedOutbound if self._trace is not None else Outbound
         self._outbound = kind(self._loop, server.flusher, self._transport, settings.max_pending,
-                              settings.write_deadline_ns, self._slow)
+                              settings.write_deadline_ns, self._slow,
+                              self._late if settings.write_timeout == "retry" else None)
         if isinstance(self._outbound, TracedOutbound) and self._trace is not None:
             self._outbound.trace = self._trace
         self.cid = server.next_cid()
@@ -185,6 +187,8 @@ class Client(asyncio.Protocol):
         except ProtocolError as error:
             self._serve(error.ops, now_ns)
             if not self.closed:
+                if error.too_large is not None:
+                    self._publishing.too_large(*error.too_large, now_ns)
                 self.fail(error.text, error.reason)
             return
         if stalled and not self.server.settings.clients.no_fast_producer_stall:
@@ -204,6 +208,7 @@ class Client(asyncio.Protocol):
                       else "Client Closed")
         self._outbound.lost()
         self.server.lost()
+        discarded(self)
 
     def pause_writing(self) -> None:
         self._outbound.pause()
@@ -312,6 +317,9 @@ class Client(asyncio.Protocol):
             self._closing(reason)
             self._outbound.abort()
 
+    def _late(self) -> None:
+        self.server.count_slow(self, SLOW_TIME)
+
     def _closing(self, reason: str) -> None:
         """Leave the router and the server, once."""
         if self.closed:
@@ -362,7 +370,9 @@ class Client(asyncio.Protocol):
                 self._pong_sent = True
                 if self.options["protocol"] >= 1:
                     fields = self.server.info(self)
-                    fields.update(connect_info=True, remote_account=self.router.name)
+                    fields.update(connect_info=True, remote_account=self.account.name)
+                    if self.account.is_system:
+                        fields["acc_is_sys"] = True
                     self.send_line(encoder.info(fields))
         elif kind is Pong:
             self._keepalive.pong()
@@ -446,7 +456,7 @@ class Client(asyncio.Protocol):
         """Apply the changed server settings that a live connection can."""
         clients, logging_settings = self.server.settings.clients, self.server.settings.logging
         self._keepalive.change(self.entrance.ping_interval_ns, clients.ping_max)
-        self._trace = Trace(self, logging_settings.max_traced_msg_len) if logging_settings.trace else None
+        self._trace = Trace(self, logging_settings) if logging_settings.trace else None
         if isinstance(self._outbound, TracedOutbound):
             self._outbound.trace = self._trace
         self._take_limits()

@@ -4,10 +4,8 @@
     Nats-Trace-Only: true|1|on   and the message itself is neither delivered nor stored, nor answered
     traceparent: …-01            the same as Nats-Trace-Dest, where the account has a destination (``msg_trace``)
 
-The event lists the ingress (``in``), a mapping of the subject (``sm``), and each client subscription (``eg``) and stream
-(``js``) that the message goes to, as routing sees them; not later events, such as a stream that refuses the message or a
-client that is closed. A service import (``si``) and a stream export (``se``) are listed, and what is beyond them if the
-other account's export or import allows traces.
+The event lists the ingress (``in``) with the error that ended the message there, a mapping of the subject (``sm``), and
+what is found on the way (trace_walk). It is published when all streams that take the message have decided about it.
 
 Source: nats-server 2.15, server/msgtrace.go.
 """
@@ -17,148 +15,143 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from broker.gotime import format_time
 from broker.protocol import headers
+from broker.protocol.content_encoding import encoded
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, is_valid
+from broker.protocol.traced import DEST, DISABLED, TracedMsg
+from broker.server.connection import trace_walk
+from broker.server.connection.trace_walk import Walk, text
 from broker.server.routing.neighbours import Tracing
-from broker.server.routing.route import Peer, Relay, Subjects, Subscription
-from broker.server.routing.router import Router
 
-__all__ = ["Traced", "asks_for_trace", "traced"]
+__all__ = ["MessageTrace", "asks_for_trace", "begin"]
 
 _log = logging.getLogger(__name__)
 
-_DEST = b"Nats-Trace-Dest"
 _ONLY = b"Nats-Trace-Only"
-_DISABLED = b"trace disabled"
 _YES = (b"true", b"1", b"on")
+_ORIGIN = b"Nats-Trace-Origin-Account"
 _PARENT = b"traceparent"
-_FLAGS = re.compile(rb"[0-9a-fA-F]{2}")
-_HOPS_MAX = 64
+_FLAGS = re.compile(rb"[0-7][0-9a-fA-F]")
 
 
-class Publisher(Peer, Protocol):
+class Publisher(trace_walk.Publisher, Protocol):
     """The connection that published the message."""
 
-    cid: int
-    router: Router
+    label: str
 
     def server_identity(self, at: str) -> dict[str, Any]:
         """The server as events show it, at the time ``at``."""
 
 
-class Traced:
-    """A message to trace. ``only``: it is not delivered. ``dest``: where the event goes, if that is a subject."""
+class MessageTrace:
+    """The trace of one message of ``client`` (``broker.protocol.traced.Trace``).
 
-    __slots__ = ("_mapped", "_msg", "dest", "only")
+    Attributes: ``only``: the message is not delivered; ``size``: its bytes.
+    """
 
-    def __init__(self, msg: Msg, dest: bytes, only: bool) -> None:
-        self._msg = msg
-        self._mapped: bytes | None = None
-        self.dest = dest
-        self.only = only
-
-    @property
-    def publishable(self) -> bool:
-        """Whether ``dest`` is a subject that can be published to."""
-        return is_valid(self.dest) and is_literal(self.dest)
-
-    def map(self, subject: bytes) -> None:
-        """The account maps the message's subject to this one."""
-        self._mapped = subject
-
-    def tell(self, client: Publisher, now_ns: int) -> None:
-        """Publish the event for a message of ``client``; call it before the message is routed."""
-        subject, reply, hlen, body = self._msg
-        router = client.router
-        walk = _Walk(client, format_time(now_ns))
-        walk.add("in", kind=0, cid=client.cid, name=client.identity().get("name", ""), acc=router.name, subj=_text(subject))
-        if self._mapped is not None:
-            walk.add("sm", to=_text(self._mapped))
-        received = walk.follow(router, subject if self._mapped is None else self._mapped)
-        if self.only and not received and reply and client.wants_no_responders:
-            client.no_responders(subject, reply)
-        if not self.publishable:
-            _log.error('cid:%d - Destination "%s" is not valid, won\'t be able to trace events', client.cid,
-                       _text(self.dest))
-            return
-        shown: dict[str, list[str]] = {}
-        for name, value in headers.items(body[:hlen]):
-            shown.setdefault(_text(name), []).append(_text(value))
-        event = {"server": client.server_identity(walk.at), "request": {"header": shown, "msgsize": len(body)},
-                 "events": walk.events}
-        router.publish(self.dest, b"", 0, json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode())
-
-
-class _Walk:
-    """The events of one message of ``client``, collected in the order in which it would be delivered."""
-
-    def __init__(self, client: Publisher, at: str) -> None:
+    def __init__(self, client: Publisher, msg: Msg, dest: bytes, only: bool, now_ns: int) -> None:
         self._client = client
-        self._depth = 0
-        self.at = at
-        self.events: list[dict[str, Any]] = []
+        self._router = client.router
+        self._msg = msg
+        self._dest = dest
+        self._now_ns = now_ns
+        self._at = at = format_time(now_ns)
+        self._ingress: dict[str, Any] = {
+            "type": "in", "ts": at, "kind": 0, "cid": client.cid, **trace_walk.named(client.identity()),
+            "acc": client.router.name, "subj": text(msg[0])}
+        self._events = [self._ingress]
+        self._undecided: list[dict[str, Any]] = []
+        self._routed = False
+        self.only = only
+        self.size = len(msg[3])
 
-    def add(self, event: str, **members: Any) -> None:
-        self.events.append({"type": event, "ts": self.at, **members})
+    def mapped(self, subject: bytes) -> None:
+        """The account maps the message's subject to this one."""
+        self._events.append({"type": "sm", "ts": self._at, "to": text(subject)})
 
-    def follow(self, router: Subjects, subject: bytes, *, imported: bool = False) -> bool:
-        """Add all receivers of ``subject``. Returns: whether there are any. ``imported``: it came by a service import."""
-        received = False
-        for sub in router.receivers(subject, self._client):
-            if sub.relay is not None:
-                received |= self._relay(sub.relay, subject)
-            elif sub.original is None:
-                received |= self._receive(sub, subject, router.name)
-            elif not imported:
-                received = True
-                assert sub.rename is not None
-                to = sub.rename(subject)
-                self.add("se", acc=sub.account, to=_text(to))
-                if sub.allow_trace:
-                    self._receive(sub, to, sub.account)
-        return received
+    def refused(self, error: str) -> None:
+        """The client may not publish the message; that is all of its way."""
+        self._ingress["error"] = error
+        self.routed()
 
-    def _relay(self, relay: Relay, subject: bytes) -> bool:
-        hop = relay.hop(subject)
-        if hop is None or self._depth >= _HOPS_MAX:
-            return False
-        self.add("si", acc=hop.router.name, **{"from": _text(subject)}, to=_text(hop.to))
-        if not hop.traceable:
-            return False
-        self._depth += 1
-        received = self.follow(hop.router, hop.to, imported=True)
-        self._depth -= 1
-        return received
+    def follow(self, msg: Msg) -> TracedMsg:
+        """Find the receivers of ``msg``, which is mapped already; if it is for the trace alone, that is all of its way.
+        Returns: it, as it goes on."""
+        traced = TracedMsg.of(msg, self)
+        walk = Walk(self._client, self._at, self._events, self._undecided)
+        received = walk.follow(self._router, traced, self._now_ns)
+        if self.only:
+            if not received and msg[1] and self._client.wants_no_responders:
+                self._client.no_responders(msg[0], msg[1])
+            self.routed()
+        return traced
 
-    def _receive(self, sub: Subscription, subject: bytes, account: str) -> bool:
-        if sub.stream:
-            self.add("js", stream=sub.stream, subject=_text(subject))
-            return True
-        if sub.peer is not None:
-            who = sub.peer.identity()
-            elsewhere = {"acc": account} if account != self._client.router.name else {}
-            self.add("eg", kind=0, cid=who.get("id", 0), name=who.get("name", ""), **elsewhere, sub=_text(sub.subject),
-                     **({"queue": _text(sub.queue)} if sub.queue else {}))
-        return sub.peer is not None
+    def routed(self) -> None:
+        """The message has been routed: the event waits for streams only."""
+        self._routed = True
+        self._publish_when_complete()
+
+    def decided(self, stream: str, subject: bytes, *, no_interest: bool = False, error: str = "") -> None:
+        for event in self._undecided:
+            if event["stream"] == stream:
+                self._undecided.remove(event)
+                event.update({"subject": text(subject)} if subject else {}, **({"nointerest": True} if no_interest else {}),
+                             **({"error": error} if error else {}))
+                self._publish_when_complete()
+                return
+
+    def _publish_when_complete(self) -> None:
+        if self._undecided or not self._routed:
+            return
+        _, _, hlen, body = self._msg
+        block = body[:hlen]
+        shown: dict[str, list[str]] = {}
+        for name, value in headers.items(block):
+            if value:
+                shown.setdefault(text(name), []).append(text(value))
+        event = {"server": self._client.server_identity(self._at), "request": {"header": shown, "msgsize": self.size},
+                 "events": self._events}
+        told = json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+        self._router.publish(self._dest, b"", *encoded(told, block))
 
 
-def traced(msg: Msg, tracing: Tracing | None = None) -> Traced | None:
-    """The trace that ``msg`` asks for, or None; ``tracing``: what the account does about ``traceparent``."""
-    hlen = msg[2]
-    if not hlen:
-        return None
-    block = msg[3][:hlen]
-    if _DEST in block and (dest := headers.get(block, _DEST)):
-        if dest == _DISABLED:
-            return None
-        return Traced(msg, dest, (headers.get(block, _ONLY) or b"").lower() in _YES)
-    if tracing is not None and asks_for_trace(block) and tracing.sampled():
-        return Traced(msg, tracing.dest, False)
-    return None
+def begin(client: Publisher, msg: Msg, may_trace_to: Callable[[bytes], bool],
+          now_ns: int) -> tuple[Msg | None, MessageTrace | None]:
+    """Find out whether ``msg`` is to be traced. ``may_trace_to``: whether the client may have events published there.
+
+    Returns: the message as it goes on, None if it ends here; its trace, None if there is none.
+    """
+    hlen, body = msg[2:]
+    block = body[:hlen]
+    dest = headers.get(block, DEST) if DEST in block else None
+    if dest == DISABLED:
+        return msg, None
+    only = False
+    if dest:
+        only = (headers.get(block, _ONLY) or b"").lower() in _YES
+    else:
+        tracing: Tracing | None = client.router.tracing
+        if tracing is None or not asks_for_trace(block):
+            return msg, None
+        if not tracing.sampled():
+            return _untraced(msg), None
+        dest = tracing.dest
+    if origin := headers.get(block, _ORIGIN):
+        _log.error('%s - Message tracing disabled because of header "%s" with value="%s"', client.label, text(_ORIGIN),
+                   text(origin))
+        return None if only else _untraced(msg), None
+    if not (is_valid(dest) and is_literal(dest)):
+        _log.error('%s - Destination "%s" is not valid, won\'t be able to trace events', client.label, text(dest))
+        return None if only else msg, None
+    if not may_trace_to(dest):
+        client.refuse_publish(dest)
+        return None, None
+    return msg, MessageTrace(client, msg, dest, only, now_ns)
 
 
 def asks_for_trace(block: bytes) -> bool:
@@ -172,5 +165,8 @@ def asks_for_trace(block: bytes) -> bool:
     return False
 
 
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
+def _untraced(msg: Msg) -> Msg:
+    """The message with a header that keeps it from being traced elsewhere."""
+    subject, reply, hlen, body = msg
+    block = headers.set(body[:hlen], DEST, DISABLED)
+    return subject, reply, len(block), block + body[hlen:]

@@ -5,7 +5,8 @@
 
 Everything that one turn of the loop queues for a client is sent in one write. A client with more than ``max_pending``
 queued, or that does not take what was handed to the transport within ``write_deadline_ns``, is a slow consumer and is
-closed; above three quarters of the bound it is ``stalled``, and its publishers are slowed down.
+closed; with ``write_timeout: retry`` not while it takes anything. Above three quarters of the bound it is ``stalled``, and
+its publishers are slowed down.
 
 Source: nats-server, server/client.go (queueOutbound, flushOutbound).
 """
@@ -47,28 +48,32 @@ class Flusher:
 
 
 class Outbound:
-    """``on_slow(reason)`` is called at most once; it must close the connection."""
+    """``on_slow(reason)`` is called at most once; it must close the connection. ``on_late``: called where the write deadline
+    has passed and the client has taken something; None: that is too slow."""
 
     __slots__ = ("_buffers", "_closed", "_deadline", "_deadline_s", "_flusher", "_handed", "_loop", "_mark", "_max",
-                 "_on_slow", "_queued", "_room", "_transport", "stalled", "waiting")
+                 "_on_late", "_on_slow", "_queued", "_room", "_sent", "_transport", "stalled", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, flusher: Flusher, transport: asyncio.WriteTransport,
-                 max_pending: int, write_deadline_ns: int, on_slow: Callable[[str], None]) -> None:
+                 max_pending: int, write_deadline_ns: int, on_slow: Callable[[str], None],
+                 on_late: Callable[[], None] | None = None) -> None:
         self._loop = loop
         self._flusher = flusher
         self._transport = transport
         self._max = max_pending
         self._deadline_s = write_deadline_ns / 1e9
         self._on_slow = on_slow
+        self._on_late = on_late
         self._buffers: list[bytes] = []
         self._queued = 0
         # How much may be queued before the transport's buffer must be measured again; it only shrinks meanwhile.
         self._room = max_pending
         self._closed = False
         self._deadline: asyncio.TimerHandle | None = None
-        # Total bytes handed to the transport, and how many of them must be sent by the deadline.
+        # Total bytes handed to the transport; how many of them must be sent by the deadline, and were when it was set.
         self._handed = 0
         self._mark = 0
+        self._sent = 0
         self.stalled = False
         self.waiting: list[Callable[[], None]] = []
         """Called when ``stalled`` ends, or the connection does."""
@@ -112,8 +117,7 @@ class Outbound:
         left = transport.get_write_buffer_size()
         self._room = self._max - left
         if left and self._deadline is None:
-            self._mark = self._handed
-            self._deadline = self._loop.call_later(self._deadline_s, self._check)
+            self._set_deadline(left)
 
     def upgrade(self, transport: asyncio.WriteTransport) -> None:
         """Write from now on to ``transport``, a layer above the current one; what is queued is sent as before."""
@@ -166,11 +170,19 @@ class Outbound:
         """The write deadline: what had been handed over when it was set must be sent by now."""
         self._deadline = None
         left = self._transport.get_write_buffer_size()
-        if self._handed - left < self._mark:
-            self._on_slow(SLOW_TIME)
-        elif left:
-            self._mark = self._handed
-            self._deadline = self._loop.call_later(self._deadline_s, self._check)
+        sent = self._handed - left
+        if sent < self._mark:
+            if self._on_late is None or sent == self._sent:
+                self._on_slow(SLOW_TIME)
+                return
+            self._on_late()
+        if left:
+            self._set_deadline(left)
+
+    def _set_deadline(self, left: int) -> None:
+        self._mark = self._handed
+        self._sent = self._handed - left
+        self._deadline = self._loop.call_later(self._deadline_s, self._check)
 
 
 class Reader(Protocol):

@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from broker.protocol import encoder
-from broker.protocol.parser import Parser
+from broker.protocol.parser import Msg, Parser
 from broker.protocol.subject import is_literal, is_valid
 from broker.server.auth.permissions import PublishRules, ReplyPermissions
 from broker.server.connection import message_trace
-from broker.server.connection.message_trace import asks_for_trace, traced
+from broker.server.connection.message_trace import asks_for_trace
+from broker.server.connection.subscribing import quoted
 
 __all__ = ["Publishing"]
 
@@ -82,25 +83,44 @@ class Publishing:
 
     def _publish_traced(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
         """Publish a run in which a message may ask to be traced."""
-        client = self._client
+        client, mapper = self._client, self._client.router.mapper
         for at in range(start, end):
-            msg = ops[at]
-            trace = traced(msg, client.router.tracing)
-            mapper = client.router.mapper
+            msg, trace = message_trace.begin(client, ops[at], self._may_trace_to, now_ns)
+            if msg is None:
+                continue
             if mapper is not None and (mapped := mapper.map(msg[0])) != msg[0]:
                 msg = (mapped, *msg[1:])
                 if trace is not None:
-                    trace.map(mapped)
-            if trace is not None and not client.router.refuses(msg[0]) and self._permits(msg[0]):
-                if trace.publishable and not self._may_trace_to(trace.dest):
-                    client.refuse_publish(trace.dest)
-                    continue
-                trace.tell(client, now_ns)
-                if trace.only:
-                    if self._verbose:
-                        client.send_line(encoder.OK)
-                    continue
-            self._publish_checked((msg,), 0, 1, now_ns)
+                    trace.mapped(mapped)
+            if trace is None:
+                self._publish_checked((msg,), 0, 1, now_ns)
+            elif error := self._violation(msg):
+                self._publish_checked((msg,), 0, 1, now_ns)
+                trace.refused(error)
+            elif trace.only:
+                trace.follow(msg)
+                if self._verbose:
+                    client.send_line(encoder.OK)
+            else:
+                self._publish_checked((trace.follow(msg),), 0, 1, now_ns)
+                trace.routed()
+
+    def too_large(self, msg: Msg, size: int, now_ns: int) -> None:
+        """Trace a message of ``size`` bytes, which ends the connection; of it, only what has come is there."""
+        if msg[2]:
+            _, trace = message_trace.begin(self._client, msg, self._may_trace_to, now_ns)
+            if trace is not None:
+                trace.size = size
+                trace.refused("maximum payload exceeded")
+
+    def _violation(self, msg: Msg) -> str:
+        """How ``_publish_checked`` will refuse a message; "": it will not."""
+        subject, reply = msg[:2]
+        if self._client.router.refuses(subject) or not self._permits(subject):
+            return f"Permissions Violation for Publish to {quoted(subject)}"
+        if reply.startswith(_RESERVED_REPLIES):
+            return f"Permissions Violation for Publish with Reply of {quoted(reply)}"
+        return ""
 
     def _may_trace_to(self, dest: bytes) -> bool:
         """Whether the client may have trace events published to ``dest``; permission to respond there is not enough."""

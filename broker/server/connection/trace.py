@@ -16,6 +16,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from broker.config.settings import LoggingSettings
 from broker.protocol.parser import Connect, Err, Ping, Sub, Unsub
 from broker.server.connection.connect_options import shown_connect
 from broker.server.connection.outbound import Outbound
@@ -35,11 +36,12 @@ class Labelled(Protocol):
 
 
 class Trace:
-    """One connection's trace; shows at most ``payload_max`` bytes of a payload, or all if that is 0."""
+    """One connection's trace; shows at most ``max_traced_msg_len`` bytes of a payload, or all if that is 0."""
 
-    def __init__(self, client: Labelled, payload_max: int) -> None:
+    def __init__(self, client: Labelled, settings: LoggingSettings) -> None:
         self._client = client
-        self._payload_max = payload_max
+        self._payload_max = settings.max_traced_msg_len
+        self._headers_only = settings.trace_headers
 
     def received(self, ops: Sequence[Any]) -> None:
         """Log operations from the client."""
@@ -48,7 +50,7 @@ class Trace:
                 subject, reply, hlen, body = op
                 words = [b"HPUB" if hlen else b"PUB", subject, reply, b"%d" % hlen if hlen else b"", b"%d" % len(body)]
                 self._line("<<-", b" ".join(word for word in words if word))
-                self._payload("<<-", body)
+                self._payload("<<-", body, hlen)
             elif type(op) is Connect:
                 self._line("<<-", b"CONNECT " + shown_connect(op.arg))
             elif type(op) is Sub:
@@ -71,11 +73,15 @@ class Trace:
             if not line.startswith(b"INFO"):
                 self._line("->>", line)
             if line.startswith((b"MSG ", b"HMSG ")):
-                size = int(line.rpartition(b" ")[2])
-                self._payload("->>", data[at:at + size])
+                words = line.split(b" ")
+                size = int(words[-1])
+                self._payload("->>", data[at:at + size], int(words[-2]) if line[:1] == b"H" else 0)
                 at += size + 2
 
-    def _payload(self, way: str, body: bytes) -> None:
+    def _payload(self, way: str, body: bytes, hlen: int) -> None:
+        if self._headers_only:
+            # Without the two line ends behind them.
+            body = body[:max(hlen - 4, 0)]
         if not body:
             return
         limit = self._payload_max

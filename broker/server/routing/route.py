@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from broker.protocol import encoder
 from broker.protocol.parser import Msg
+from broker.protocol.traced import TracedMsg
 from broker.server.routing.inward import Inward
 from broker.server.routing.sublist import Match
 
@@ -66,8 +67,9 @@ class Subjects(Protocol):
     @property
     def name(self) -> str: ...
 
-    def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
-        """The subscriptions that would get a message from ``source``; one of each queue group, at random."""
+    def audience(self, subject: bytes, source: Peer) -> list[tuple[Subscription, str]]:
+        """The subscriptions that a message from ``source`` is meant for, each with the reason why it does not get it, or "";
+        one of each queue group, at random."""
 
     def arrival(self, subject: bytes, hops: int) -> tuple[str, bytes] | None:
         """``Route.destination`` of a message to the literal ``subject``, which is mapped already."""
@@ -326,7 +328,10 @@ class Route:
         known = renamed.get(rename)
         if known is None:
             if not to or sub.handler is not None:
+                traced = msgs[0]
                 msgs = [(rename(to or subject), reply, hlen, body) for subject, reply, hlen, body in msgs]
+                if shadow.allow_trace and isinstance(traced, TracedMsg):
+                    msgs = [traced.as_changed(msgs[0])]
             known = msgs, encoder.Run(msgs)
             if not to:
                 renamed[rename] = known

@@ -30,6 +30,7 @@ from broker.protocol import encoder
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
 from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
+from broker.server.routing.audience import audience
 from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
 from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
@@ -297,7 +298,7 @@ class Router:
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
         """Call ``changed(now_interested)`` after each change from now on, on a later turn of the loop."""
-        watch = InterestWatch(subject, queue, changed, self.interest(subject, queue), self._unwatch)
+        watch = InterestWatch(subject, queue, changed, self._exact_interest(subject, queue), self._unwatch)
         self._watches.setdefault(subject, []).append(watch)
         return watch
 
@@ -354,12 +355,8 @@ class Router:
         """Whether clients may not publish to ``subject``."""
         return subject.startswith(self._refused)
 
-    def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
-        """The subscriptions that would get a message from ``source``; one of each queue group, at random."""
-        route = self._routes.get(subject) or self._resolve(subject)
-        told = [sub for sub in route.receivers if not sub.queue]
-        told += [self._rng.choice(group) for group in route.groups]
-        return [sub for sub in told if not (source.no_echo and sub.peer is source)]
+    def audience(self, subject: bytes, source: Peer) -> list[tuple[Subscription, str]]:
+        return audience(self.subs.match(subject), subject, source, self._rng)
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
         """The plain subscription of ``peer`` that matches the literal ``subject``, if any."""
@@ -499,9 +496,16 @@ class Router:
 
     def _ask(self, watches: list[InterestWatch]) -> None:
         for watch in list(watches):
-            interested = self.interest(watch.subject, watch.queue)
+            interested = self._exact_interest(watch.subject, watch.queue)
             if interested != watch.interested:
                 watch.update(interested, self._call_soon)
+
+    def _exact_interest(self, subject: bytes, queue: bytes) -> bool:
+        """Whether a subscription has just this subject and queue group (nats-server, server/sublist.go,
+        registerNotification): one with wildcards looks on, and is not waited for."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        return any(sub.subject == subject and sub.queue == queue and (sub.relay is None or sub.relay.interested(subject))
+                   for sub in route.receivers)
 
     def _unwatch(self, watch: InterestWatch) -> None:
         watches = self._watches.get(watch.subject)

@@ -27,11 +27,14 @@ from broker.protocol import headers
 from broker.server.routing.route import Peer
 from broker.server.routing.router import Router
 
-__all__ = ["Measurement", "Meter", "sampled_by_headers"]
+__all__ = ["HEADERS_MAX", "Measurement", "Meter", "sampled_by_headers"]
 
 _TYPE: Final = "io.nats.server.metric.v1.service_latency"
 _ERRORS: Final = {"bad request": (400, "Bad Request"), "interest lost": (408, "Request Timeout"),
                   "no delivery": (503, "Service Unavailable"), "timeout": (504, "Service Timeout")}
+
+HEADERS_MAX: Final = 2048
+"""Characters of the tracing headers that a metric shows: four times what tracers are to keep to."""
 
 Headers = dict[str, list[str]]
 
@@ -132,8 +135,22 @@ def sampled_by_headers(block: bytes) -> Headers | None:
         found.setdefault(canonical, []).append(value.decode("utf-8", "replace"))
     for tracer, asks, belongs in _TRACERS:
         if tracer in found:
-            return {one: found[one] for one in found if one == tracer or belongs(one)} if asks(found[tracer][0]) else None
+            return _bounded({one: found[one] for one in found if one == tracer or belongs(one)}) if asks(found[tracer][0]) else None
     return None
+
+
+def _bounded(found: Headers) -> Headers:
+    """Those of ``found`` that fit in ``HEADERS_MAX`` characters, the short ones first: a million requests may wait for their
+    responses."""
+    kept: Headers = {}
+    room = HEADERS_MAX
+    sizes = {name: len(name) + sum(map(len, values)) for name, values in found.items()}
+    for name in sorted(found, key=lambda name: sizes[name]):
+        room -= sizes[name]
+        if room < 0:
+            break
+        kept[name] = found[name]
+    return kept
 
 
 def _uber(value: str) -> bool:

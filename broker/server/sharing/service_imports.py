@@ -22,6 +22,7 @@ from broker.protocol import headers
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
 from broker.protocol.subject_transform import SubjectTransform, numbered, unnumbered
+from broker.protocol.traced import DEST, DISABLED, TracedMsg
 from broker.server.routing.route import Hop, Peer, Subscription
 from broker.server.routing.router import Router
 from broker.server.sharing.latency import Measurement, Meter
@@ -35,8 +36,6 @@ THRESHOLD_NS: Final = 120_000_000_000
 
 _TARGETS_MAX: Final = 4096
 """Subjects remembered; past it all are forgotten."""
-
-_TRACE_DEST: Final = b"Nats-Trace-Dest"
 
 _DEPTH_MAX: Final = 64
 """Accounts that a message of the broker itself may pass; clients' messages are followed by their requester."""
@@ -176,6 +175,9 @@ class ServiceImport:
             block = self._block(body[:hlen], source, info) if hlen else alone
             ready.append((subject if to else self.target(subject), reply, len(block), block + body[hlen:]))
             replies.append(reply)
+        traced = msgs[0]
+        if isinstance(traced, TracedMsg) and service.settings.allow_trace:
+            ready = [traced.as_changed(ready[0])]
         self._depth += 1
         try:
             taken = service.router.import_msgs(ready, requester, now_ns, self.target(to) if to else b"")
@@ -223,9 +225,9 @@ class ServiceImport:
         if isinstance(source, Requester):
             info = with_service(block, self._router.name, source, share=self.settings.share) or info
         block = with_info(block, info)
-        if _TRACE_DEST in block:
-            # The event is published already; nothing is to be traced into the exporting account's subjects.
-            block = headers.set(block, _TRACE_DEST, b"trace disabled")
+        if DEST in block:
+            # The trace follows the message by itself; nothing is to be traced into the exporting account's subjects.
+            block = headers.set(block, DEST, DISABLED)
         return block
 
     def _describe(self, source: Peer | None) -> bytes:

@@ -2,7 +2,7 @@
 
     router ──> queue, while the requesting client is not read ──(one in each turn of the loop)──> handler ──> reply
 
-Owns: the queue, the answers' envelope, their compression. Does not own: what is answered (services).
+Owns: the queue, the answers' envelope. Does not own: what is answered (services).
 
 Another part of the broker serves a subject of its own with ``serve``; its handler answers by the request's methods.
 
@@ -11,14 +11,13 @@ Source: nats-server, server/events.go (zReq, internalSendLoop, getAcceptEncoding
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from broker.protocol import headers
+from broker.protocol.content_encoding import encoded
 from broker.protocol.parser import Msg
 from broker.server.routing.router import Router
 from broker.server.system.selection import Selection, members_of
@@ -86,10 +85,10 @@ class Request:
             raise Unanswered
         return members
 
-    def answer(self, data: object = None) -> None:
+    def answer(self, data: object = None, *, compressible: bool = True) -> None:
         """Answer with ``data``, if it is not None, compressed as the request allows."""
         fields = {} if data is None else {"data": data}
-        self.send(self._requests.enveloped(**fields), compressible=True)
+        self.send(self._requests.enveloped(**fields), compressible=compressible)
 
     def refuse(self, text: str, code: int = FAILED) -> None:
         """Answer with an error."""
@@ -99,14 +98,10 @@ class Request:
         """Answer with ``body`` as it is."""
         if not self.reply:
             return
-        header = b""
-        accepted = (headers.get(self.header, b"Accept-Encoding") or b"").lower() if compressible else b""
-        if accepted:
-            encoding = b"gzip" if b"gzip" in accepted else b"identity"
-            if encoding == b"gzip":
-                body = gzip.compress(body, compresslevel=6, mtime=0)
-            header = headers.build([(b"Content-Encoding", encoding)])
-        self._router.publish(self.reply, b"", len(header), header + body)
+        hlen = 0
+        if compressible:
+            hlen, body = encoded(body, self.header)
+        self._router.publish(self.reply, b"", hlen, body)
 
 
 Handler = Callable[[Request], None]

@@ -38,7 +38,7 @@ def user_info(request: Request, accounts: Accounts, now_ns: Callable[[], int]) -
         data["permissions"] = _shown(login.rules.permissions)
     if login.expires_at_ns is not None:
         data["expires"] = (login.expires_at_ns - now_ns()) // 1_000_000_000 * 1_000_000_000
-    request.answer(data)
+    request.answer(data, compressible=False)  # as on nats-server
 
 
 def _shown(permissions: Permissions) -> dict[str, Any]:

@@ -49,6 +49,8 @@ _PAGE_OBJECTS_MAX = 32
 """If a root names more objects than this, a round rewrites the pages in the oldest ones."""
 _TURN_WEIGHT = 2_000
 """Streams or table entries copied between two turns of the loop."""
+_PLACED_AT_ONCE = 4
+"""Pages of which the blocks are let go, now that they are packed, between two turns: about a millisecond."""
 
 
 class CheckpointSettings:
@@ -278,8 +280,10 @@ class Checkpointer(LogListener):
                 weight = 0
                 await asyncio.sleep(0)
         if parts:
-            for ref, placed in zip(await self._put_pages(start.epoch, parts), placers, strict=True):
+            for i, (ref, placed) in enumerate(zip(await self._put_pages(start.epoch, parts), placers, strict=True)):
                 placed(ref)
+                if i % _PLACED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
         directory = {n: ref for n, ref in self._directory.items() if n in members}
         if bodies:
             written = [directory_page(position, number, copies)

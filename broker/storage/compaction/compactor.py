@@ -32,7 +32,7 @@ from broker.storage.compaction.inventory import StoredObject, take_inventory
 from broker.storage.compaction.merge import Damaged, Input, Piece, Run, merge
 from broker.storage.compaction.plan import groups
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import FIRST_SEQ, STREAM_ID, BlockPlace, BlockRef
+from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.header import Position
 from broker.storage.format.records.adoption import Adopted, Adoption
 from broker.storage.log.listener import LogListener
@@ -283,9 +283,8 @@ class Compactor(LogListener):
         """The blocks of ``group`` that are still there, neighbours together."""
         streams: defaultdict[int, list[int]] = defaultdict(list)
         for one in group:
-            for kept in one.blocks:
-                packed = kept.ref.pack() if isinstance(kept, BlockEntry) else kept
-                streams[packed[STREAM_ID]].append(packed[FIRST_SEQ])
+            for stream_id, first_seq in zip(one.blocks[::2], one.blocks[1::2], strict=True):
+                streams[stream_id].append(first_seq)
         keys = {one.key[:4] for one in group}
         for stream_id, firsts in streams.items():
             stream = self._log.state.streams.get(stream_id)

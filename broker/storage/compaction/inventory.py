@@ -7,10 +7,11 @@ uses it looks up each block again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from array import array
+from collections.abc import Collection, Iterator, Sequence
 
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import LAST_TIME_NS, BlockPlace
+from broker.storage.format.block import BYTES, FIRST_SEQ, LAST_TIME_NS, BlockPlace
 from broker.storage.state.applied import ShardState
 from broker.storage.state.table import BlockEntry, Kept
 
@@ -22,16 +23,13 @@ ObjectKey = tuple[int, int, int, int, int]
 _OBJECTS_MAX = 1 << 14
 """Some 5 MB, and 10 ms to put them in order."""
 _STREAM_RUN = int(BlockPlace.STREAM_RUN)
-_BYTES = 14
-"""Place of the user bytes in a packed reference."""
-_FIRST_SEQ = 11
 
 
 class StoredObject:
     """The blocks of one object that may be moved: small ones, and large ones of which much is dead.
 
     ``live_bytes`` and ``dead_bytes`` are theirs, as messages count; ``large_dead_bytes`` those of the large ones alone.
-    ``blocks`` as the tables keep them: there may be very many, and so they cost eight bytes each.
+    There may be very many blocks, so ``blocks`` has two numbers of each: stream and first sequence.
     ``last_time_ns`` is the newest message's.
     """
 
@@ -39,14 +37,19 @@ class StoredObject:
 
     def __init__(self, key: ObjectKey) -> None:
         self.key = key
-        self.blocks: list[Kept] = []
+        self.blocks = array("Q")
         self.live_bytes = 0
         self.dead_bytes = 0
         self.large_dead_bytes = 0
         self.last_time_ns = 0
 
+    @property
+    def count(self) -> int:
+        """How many blocks those are."""
+        return len(self.blocks) // 2
+
     def __repr__(self) -> str:
-        return f"<StoredObject {self.key}: {len(self.blocks)} blocks, {self.live_bytes} bytes live, {self.dead_bytes} dead>"
+        return f"<StoredObject {self.key}: {self.count} blocks, {self.live_bytes} bytes live, {self.dead_bytes} dead>"
 
 
 async def take_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = ()
@@ -66,7 +69,7 @@ async def take_inventory(state: ShardState, settings: CompactionSettings, leave:
                 objects = {key: one for key, one in objects.items() if one.live_bytes < settings.object_bytes}
                 if len(objects) > _OBJECTS_MAX // 2:
                     return _in_order(objects)
-            turn += len(page.entries)
+            turn += len(page)
             if turn >= 1024:
                 turn = 0
                 await asyncio.sleep(0)
@@ -77,21 +80,21 @@ def _in_order(objects: dict[ObjectKey, StoredObject]) -> list[StoredObject]:
     return sorted(objects.values(), key=lambda one: (one.last_time_ns, one.key))
 
 
-def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: list[Kept], settings: CompactionSettings,
+def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequence[Kept], settings: CompactionSettings,
            leave: Collection[tuple[int, int]]) -> None:
     large, share = settings.large_bytes, settings.dead_share
-    for kept, packed, dead_bytes in _facts(entries):
-        live_bytes = packed[_BYTES] - dead_bytes
+    for packed, dead_bytes in _facts(entries):
+        live_bytes = packed[BYTES] - dead_bytes
         rewritten = live_bytes >= large
-        if rewritten and dead_bytes < share * packed[_BYTES]:
+        if rewritten and dead_bytes < share * packed[BYTES]:
             continue
-        if leave and (stream_id, packed[_FIRST_SEQ]) in leave:
+        if leave and (stream_id, packed[FIRST_SEQ]) in leave:
             continue
         key = (packed[0], packed[1], packed[2], packed[3], stream_id if packed[0] == _STREAM_RUN else 0)
         found = objects.get(key)
         if found is None:
             found = objects[key] = StoredObject(key)
-        found.blocks.append(kept)
+        found.blocks.extend((stream_id, packed[FIRST_SEQ]))
         found.live_bytes += live_bytes
         found.dead_bytes += dead_bytes
         if rewritten:
@@ -100,9 +103,9 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: list
             found.last_time_ns = packed[LAST_TIME_NS]
 
 
-def _facts(entries: list[Kept]) -> Iterator[tuple[Kept, tuple[int, ...], int]]:
+def _facts(entries: Sequence[Kept]) -> Iterator[tuple[tuple[int, ...], int]]:
     for kept in entries:
         if isinstance(kept, BlockEntry):
-            yield kept, kept.ref.pack(), kept.dead_bytes
+            yield kept.ref.pack(), kept.dead_bytes
         else:
-            yield kept, kept, 0
+            yield kept, 0

@@ -63,7 +63,7 @@ def _first(members: Sequence[StoredObject], most: int) -> list[StoredObject]:
     size = blocks = 0
     for at, one in enumerate(members):
         size += one.live_bytes + one.dead_bytes
-        blocks += len(one.blocks)
+        blocks += one.count
         if at >= 2 and (size > most or blocks > _BLOCKS_MAX):
             return list(members[:at])
     return list(members)

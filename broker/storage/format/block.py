@@ -56,8 +56,8 @@ from broker.storage.format.header import NUMBER_MAX, Position
 from broker.storage.format.record import Record, decode_records, encode_records
 from broker.storage.format.subject_filter import check_filter
 
-__all__ = ["CORE_BYTES_MIN", "FIRST_SEQ", "LAST_SEQ", "LAST_TIME_NS", "STREAM_ID", "SUMMARY_BYTES_MAX",
-           "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef", "Outcome", "PackedRef", "Removed",
+__all__ = ["BYTES", "CORE_BYTES_MIN", "COUNT", "FIRST_SEQ", "FIRST_TIME_NS", "LAST_SEQ", "LAST_TIME_NS", "STREAM_ID",
+           "SUMMARY_BYTES_MAX", "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef", "Outcome", "PackedRef", "Removed",
            "SubjectSummary", "core_prefix", "decode_core", "encode_core", "unpack_summary"]
 
 BLOCK_VERSION: Final = 1
@@ -158,6 +158,9 @@ neither the garbage collector nor msgpack need more than a look."""
 STREAM_ID: Final = 4
 FIRST_SEQ: Final = 11
 LAST_SEQ: Final = 12
+COUNT: Final = 13
+BYTES: Final = 14
+FIRST_TIME_NS: Final = 15
 LAST_TIME_NS: Final = 16
 """Their places in a PackedRef."""
 

@@ -17,7 +17,8 @@
          0     4  magic "JPAG"
          4     1  version
          5     1  kind
-         6     1  flags: 1 the body is compressed, 2 block references in it may have a subject filter
+         6     1  flags: 1 the body is compressed, 2 block references in it may have a subject filter,
+                   4 streams in it may have expiries, 8 pages of block tables have summaries in it
          7     1  0
          8    12  epoch, number: the last position that this page includes
         20    12  epoch, number of the object it was written in
@@ -51,7 +52,7 @@ from broker.storage.format.codec import (
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import HEADER_BYTES, NUMBER_MAX, ObjectHeader, ObjectKind, Position, object_name
 
-__all__ = ["Page", "PageKind", "PageRef", "decode_page", "decode_pages_directory", "encode_pages"]
+__all__ = ["Page", "PageBody", "PageKind", "PageRef", "decode_page", "decode_pages_directory", "encode_pages"]
 
 PAGE_VERSION: Final = 1
 PAGES_MAX: Final = 1 << 20
@@ -59,6 +60,8 @@ _MAGIC: Final = b"JPAG"
 _COMPRESSED: Final = 1
 _FILTERS: Final = 2
 _EXPIRIES: Final = 4
+_SUMMARIES: Final = 8
+_FLAGS: Final = _COMPRESSED | _FILTERS | _EXPIRIES | _SUMMARIES
 _FIXED: Final = struct.Struct("<IIII")
 _ROW: Final = struct.Struct("<QIB3sQ")
 _PAGE: Final = struct.Struct("<4sBBBBIQIQQIIII")
@@ -87,10 +90,41 @@ class PageKind(IntEnum):
     """when scheduled messages of one stream are due"""
 
 
+class PageBody:
+    """A page's body as it is stored: a msgpack value, compressed if that saves something. Immutable once it is packed."""
+
+    __slots__ = ("_value", "raw_bytes", "stored")
+
+    def __init__(self, raw_bytes: int, stored: bytes) -> None:
+        self.raw_bytes = raw_bytes
+        self.stored = stored
+        self._value: Any = None
+
+    @classmethod
+    def of(cls, value: Any) -> PageBody:
+        """``value`` is packed at the first ``pack``, in whatever thread."""
+        body = cls(0, b"")
+        body._value = value
+        return body
+
+    def pack(self) -> PageBody:
+        """Itself, packed."""
+        if self._value is not None:
+            raw = pack_value(self._value)
+            self.raw_bytes, self.stored, self._value = len(raw), compress(raw), None
+        return self
+
+    def unpack(self, unpack: Callable[[bytes], Any] = unpack_value) -> Any:
+        """Raises: Undecodable, or what ``unpack`` raises."""
+        value = self._value
+        return unpack(decompress(self.stored, self.raw_bytes)) if value is None else value
+
+
 class Page(NamedTuple):
-    """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is. ``filters`` is whether
-    block references in it may have subject filters, ``expiries`` whether streams in it may have expiries: these show
-    older readers that the page is newer."""
+    """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is. ``body`` is a value, or
+    a PageBody. ``filters`` is whether block references in it may have subject filters, ``expiries`` whether streams in it
+    may have expiries, ``summaries`` whether pages of block tables have summaries in it: these show older readers that the
+    page is newer."""
 
     kind: int
     position: Position
@@ -98,6 +132,7 @@ class Page(NamedTuple):
     body: Any
     filters: bool = False
     expiries: bool = False
+    summaries: bool = False
 
 
 class PageRef(NamedTuple):
@@ -145,20 +180,20 @@ def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page]) -> tup
 
 
 def _encode_page(page: Page, object_position: Position) -> bytes:
-    body = pack_value(page.body)
-    stored = compress(body)
-    flags = ((_COMPRESSED if len(stored) != len(body) else 0) | (_FILTERS if page.filters else 0)
-             | (_EXPIRIES if page.expiries else 0))
+    body = (page.body if isinstance(page.body, PageBody) else PageBody.of(page.body)).pack()
+    stored = body.stored
+    flags = ((_COMPRESSED if len(stored) != body.raw_bytes else 0) | (_FILTERS if page.filters else 0)
+             | (_EXPIRIES if page.expiries else 0) | (_SUMMARIES if page.summaries else 0))
     fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
-                       len(body), len(stored), checksum(stored), 0)[:-4]
+                       body.raw_bytes, len(stored), checksum(stored), 0)[:-4]
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
-def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpack_value) -> Page:
+def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] | None = unpack_value) -> Page:
     """Decode the page that ``ref`` points to.
 
     Args: data is the object from ``ref.offset``, ``ref.size`` long; unpack makes a value of the body's msgpack, and
-        raises Unpackable.
+        raises Unpackable; None: the body stays a PageBody.
     Raises: Corrupt for damaged bytes or those of another page; VersionUnknown.
     """
     name, offset = object_name(ObjectKind.PAGES, ref.position), ref.offset
@@ -168,7 +203,7 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpa
      body_crc, crc) = _PAGE.unpack_from(data)
     if magic != _MAGIC or crc32(data[:_PAGE.size - 4]) != crc:
         raise Corrupt(name, "page", offset, "the checksum of its fixed part does not match")
-    if version != PAGE_VERSION or flags & ~(_COMPRESSED | _FILTERS | _EXPIRIES) or spare:
+    if version != PAGE_VERSION or flags & ~_FLAGS or spare:
         raise VersionUnknown(name, "page", offset + 4, f"version {version}, flags {flags}: not this reader's")
     if (object_epoch, object_number, kind, key) != (*ref.position, ref.kind, ref.key) or number > NUMBER_MAX:
         raise Corrupt(name, "page", offset + 5, "it is another page than the one named")
@@ -178,10 +213,11 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpa
     try:
         if (stored_bytes != body_bytes) != bool(flags & _COMPRESSED) or body_bytes > SECTION_BYTES_MAX:
             raise Undecodable("its lengths are out of bounds")
-        body = unpack(decompress(stored, body_bytes))
+        body = PageBody(body_bytes, stored) if unpack is None else unpack(decompress(stored, body_bytes))
     except (Undecodable, Unpackable) as error:
         raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
-    return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES))
+    return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES),
+                bool(flags & _SUMMARIES))
 
 
 def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from broker.clock import SystemClock
@@ -33,12 +33,14 @@ from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Patience
 from broker.storage.read.lazy import LazyBlockRef, unpack_table_page
 from broker.storage.state.applied import ShardState
-from broker.storage.state.pages import load_directory, load_part, shard_of
+from broker.storage.state.pages import Part, load_directory, load_part, shard_of
 
 __all__ = ["Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from",
            "replay_to", "run", "run_answering", "run_blocking"]
 
 BATCH = 32
+_PIECE_BYTES = 1 << 20
+_BATCH_BYTES = 8 << 20
 RESTARTS_MAX = 20
 
 
@@ -211,7 +213,7 @@ def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str
     try:
         root = Root.decode(data, position)
         state = shard_of(root.extra, root.replay_from, key, wanted)
-        needed: list[PageRef] = []
+        needed: list[Part] = []
         members: dict[int, frozenset[int]] = {}
 
         def in_time(page: Page) -> Page:
@@ -220,21 +222,24 @@ def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str
                 raise _Unusable(f"{key} has a page of {page.position}")
             return page
 
-        def take_directory(data: bytes, ref: PageRef) -> None:
-            page = in_time(decode_page(data, ref))
+        def take_directory(data: bytes, at: int) -> None:
+            page = in_time(decode_page(data, root.pages[at]))
             if page.kind != PageKind.DIRECTORY:
                 raise Corrupt(key, "pages", 0, f"a root names a page of kind {page.kind}")
             needed.extend(load_directory(state, page))
             members[page.key] = frozenset(entry[0] for entry in page.body)
 
-        def take_part(data: bytes, ref: PageRef) -> None:
-            if wanted is not None and ref.kind == PageKind.BLOCKS:
-                load_part(state, in_time(decode_page(data, ref, unpack_table_page)), ref, LazyBlockRef.unpack)
+        def take_part(data: bytes, at: int) -> None:
+            part = needed[at]
+            if part.ref.kind != PageKind.BLOCKS:
+                load_part(state, in_time(decode_page(data, part.ref)), part)
+            elif wanted is None:
+                load_part(state, in_time(decode_page(data, part.ref, None)), part)
             else:
-                load_part(state, in_time(decode_page(data, ref)), ref)
+                load_part(state, in_time(decode_page(data, part.ref, unpack_table_page)), part, LazyBlockRef.unpack)
 
         yield from _read_pages(paths, root.pages, take_directory)
-        yield from _read_pages(paths, needed, take_part)
+        yield from _read_pages(paths, [part.ref for part in needed], take_part)
     except VersionUnknown:
         raise
     except FormatError as error:
@@ -242,15 +247,42 @@ def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str
     return root, state, members
 
 
-def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], take: Callable[[bytes, PageRef], None]) -> Steps[None]:
-    """Pass each page's bytes to ``take``, in order and one at a time, since decoded they are many times as large."""
-    for at in range(0, len(refs), BATCH):
-        batch = refs[at:at + BATCH]
-        found = yield Gets([(paths.pages(ref.position), ref.offset, ref.offset + ref.size) for ref in batch])
-        for ref, data in zip(batch, found, strict=True):
+def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], take: Callable[[bytes, int], None]) -> Steps[None]:
+    """Pass each page's bytes to ``take`` with its place in ``refs``, in order and one at a time, since decoded they are many
+    times as large. Pages that a round has written one behind the other are read in one piece."""
+    pieces = list(_pieces(refs))
+    at = 0
+    while at < len(pieces):
+        batch: list[range] = []
+        size = 0
+        while at < len(pieces) and len(batch) < BATCH and (not batch or size + _size(pieces[at], refs) <= _BATCH_BYTES):
+            batch.append(pieces[at])
+            size += _size(pieces[at], refs)
+            at += 1
+        found = yield Gets([(paths.pages(refs[some[0]].position), refs[some[0]].offset, refs[some[-1]].offset + refs[some[-1]].size)
+                            for some in batch])
+        for some, data in zip(batch, found, strict=True):
+            start = refs[some[0]]
             if data is None:
-                raise _Unusable(f"{paths.pages(ref.position)}, which it names, is gone")
-            take(data, ref)
+                raise _Unusable(f"{paths.pages(start.position)}, which it names, is gone")
+            for i in some:
+                begin = refs[i].offset - start.offset
+                take(data[begin:begin + refs[i].size], i)
+
+
+def _pieces(refs: Sequence[PageRef]) -> Iterator[range]:
+    """Neighbours in ``refs`` that are neighbours in their object, up to a size that one request reads."""
+    start = 0
+    for i in range(1, len(refs) + 1):
+        if i == len(refs) or not (refs[i].position == refs[i - 1].position
+                                  and refs[i].offset == refs[i - 1].offset + refs[i - 1].size
+                                  and refs[i].offset + refs[i].size - refs[start].offset <= _PIECE_BYTES):
+            yield range(start, i)
+            start = i
+
+
+def _size(piece: range, refs: Sequence[PageRef]) -> int:
+    return refs[piece[-1]].offset + refs[piece[-1]].size - refs[piece[0]].offset
 
 
 class _Chain:

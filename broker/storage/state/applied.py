@@ -14,7 +14,7 @@ lowest.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, BlockPlace, BlockRef, Outcome, PackedRef
@@ -39,7 +39,7 @@ from broker.storage.state.extra import update_extra
 from broker.storage.state.released import Released
 from broker.storage.state.stream import START, StreamState
 from broker.storage.state.swap import dead_in
-from broker.storage.state.table import BlockEntry, Kept, RunKey, log_keys, run_keys
+from broker.storage.state.table import BlockEntry, RunKey, TablePage, pages_of, run_keys
 
 __all__ = ["ShardState"]
 
@@ -102,7 +102,7 @@ class ShardState:
         """Runs that lost their last live block while this process applied; account and name of the stream that had it."""
         self.on_left: Callable[[], object] | None = None
         """Called when blocks left their stream. Its owner then calls ``tidy`` until nothing is left to do."""
-        self._leaving: deque[tuple[StreamState, list[Kept]]] = deque()
+        self._leaving: deque[tuple[StreamState, TablePage]] = deque()
         self.position = START
         self.opening: Opening | None = None
         """The newest opening; None: none was replayed yet."""
@@ -176,23 +176,32 @@ class ShardState:
             return
         self.replaying = False
         self._deleted.clear()
-        segments = dict.fromkeys(self.segments, 0)
+        segments: Counter[int] = Counter()
         runs: dict[RunKey, int] = {}
         for stream in self.streams.values():
             if stream.offline is not None:
                 continue  # nothing is swept while there is one
             for page in stream.blocks.pages:
-                for key in log_keys(page.entries):
-                    if key not in segments:
-                        raise Corrupt(f"stream {stream.name}", "block table", 0,
-                                      f"it names segment {key_position(key)}, which was released")
-                    segments[key] += 1
-                for run in run_keys(stream.stream_id, page.entries):
-                    runs[run] = runs.get(run, 0) + 1
-        self.segments, self.runs = segments, runs
-        self.unnamed = {key for key, count in segments.items() if not count}
+                segments.update(page.log_keys())
+                for run, count in page.run_counts(stream.stream_id):
+                    runs[run] = runs.get(run, 0) + count
+        if not segments.keys() <= self.segments.keys():
+            self._refuse_released()
+        self.segments = dict.fromkeys(self.segments, 0)
+        self.segments.update(segments)
+        self.runs = runs
+        self.unnamed = {key for key, count in self.segments.items() if not count}
         # Which of them had blocks is no longer known: a few pass for records, of which each owner leaves some.
         self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
+
+    def _refuse_released(self) -> None:
+        """Raises: Corrupt, with the stream that has a block in a segment that was released."""
+        for stream in self.streams.values():
+            for page in stream.blocks.pages if stream.offline is None else ():
+                for key in page.log_keys():
+                    if key not in self.segments:
+                        raise Corrupt(f"stream {stream.name}", "block table", 0,
+                                      f"it names segment {key_position(key)}, which was released")
 
     def _made(self, core: BlockCore) -> StreamState | None:
         """The stream that this block creates; None for a block of one that is gone by now, as a newer page has it."""
@@ -231,7 +240,7 @@ class ShardState:
         for removed in core.removed:
             left = blocks.remove(*removed)
             if left and counting:
-                self._left(stream, [left])
+                self._left(stream, pages_of(left))
             if stream.expiries:
                 stream.expiries.remove(removed[0], removed[1])
             if stream.schedules:
@@ -350,7 +359,7 @@ class ShardState:
             run = next(run_keys(stream.stream_id, [ref.pack()]))
             self.runs[run] = self.runs.get(run, 0) + 1
             self.freed_runs.pop(run, None)  # an earlier record has adopted others of its blocks, which left since
-            self._left(stream, [list(parts), [] if stays else [entry]])
+            self._left(stream, pages_of([*parts] if stays else [*parts, entry]))
 
     def _drop(self, stream: StreamState) -> None:
         del self.streams[stream.stream_id]
@@ -363,8 +372,8 @@ class ShardState:
         if left and not self.replaying:
             self._left(stream, left)
 
-    def _left(self, stream: StreamState, blocks: list[list[Kept]]) -> None:
-        self._leaving += [(stream, some) for some in blocks]
+    def _left(self, stream: StreamState, pages: list[TablePage]) -> None:
+        self._leaving += [(stream, page) for page in pages]
         self.tidy(_LEFT_AT_ONCE)
         if self.on_left is not None:
             self.on_left()
@@ -373,16 +382,13 @@ class ShardState:
                 pass
 
     def tidy(self, count: int) -> bool:
-        """Take up to ``count`` of the blocks that left out of the counts; returns whether there are more."""
+        """Take about ``count`` of the blocks that left out of the counts, a page of them at least; returns whether there are
+        more."""
         leaving, segments = self._leaving, self.segments
         while leaving and count > 0:
-            stream, page = leaving[-1]
-            some = page[-count:]
-            del page[-count:]
-            if not page:
-                leaving.pop()
-            count -= len(some)
-            for key in log_keys(some):
+            stream, page = leaving.pop()
+            count -= len(page)
+            for key in page.log_keys():
                 live = segments.get(key)
                 if live is None:
                     continue  # released together with an offline stream's blocks
@@ -390,10 +396,10 @@ class ShardState:
                 if live == 1:
                     self.unnamed.add(key)
                     self.freed = self.position
-            for run in run_keys(stream.stream_id, some):
+            for run, blocks in page.run_counts(stream.stream_id):
                 live = self.runs.get(run, 0)
-                if live > 1:
-                    self.runs[run] = live - 1
+                if live > blocks:
+                    self.runs[run] = live - blocks
                 elif live:
                     del self.runs[run]
                     self.freed_runs[run] = (stream.account, stream.name)

@@ -79,7 +79,7 @@ class DeadSet:
         """Take what ``pack`` gave. Raises: ValueError when it does not fit the block."""
         if self.bits is not None and isinstance(packed, bytes) and len(packed) == len(self.bits):
             self.bits[:] = packed
-        elif self.bits is None and isinstance(packed, list):
+        elif self.bits is None and isinstance(packed, (list, tuple)):
             self.ranges = [(int(first), int(last)) for first, last in packed]
         else:
             raise ValueError("the dead of a block do not fit it")

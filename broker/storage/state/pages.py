@@ -8,8 +8,11 @@
     stream entry   [stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, bytes, first_time_ns,
                     last_time_ns, ceiling, position, extra, table, consumers, expiries?, schedules?]
     table          [[room, entries or None, page or None], …]    a page of the block table, inline or by reference
+                   [room, [bytes, stored] or None, page or None, summary]    the same, inline as a page's body is stored
     consumers      [[packed or None, page or None], …]
     expiries, schedules    the same; both missing while there are none of either
+
+A page of a block table that is packed in memory is written as it is (see ``packed``).
 
 An entry is copied before its parts: what the parts hold beyond it is applied once more by replay, which changes
 nothing.
@@ -19,25 +22,28 @@ Dedupe and subject state are not here: both are made from block heads when they 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.storage.format.block import BlockRef
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import NUMBER_MAX, Position, key_position, position_key
-from broker.storage.format.page import Page, PageKind, PageRef
+from broker.storage.format.page import Page, PageBody, PageKind, PageRef
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release, unpack_runs
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.expiries import Expiries, ExpiryPage
+from broker.storage.state.packed import Packed
 from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
-from broker.storage.state.table import BlockEntry, TablePage
+from broker.storage.state.table import BlockEntry, Kept, TablePage
 
-__all__ = ["DIRECTORY_STREAMS", "StreamCopy", "directory_page", "load_directory", "load_part", "shard_extra", "shard_of"]
+__all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "load_directory", "load_part", "shard_extra", "shard_of"]
 
 DIRECTORY_STREAMS = 64
 INLINE_BLOCKS_MAX = 64
+_LISTED_BLOCKS_MAX = 4
+"""A table with no more is a list of entries: it takes less room than a summary."""
 INLINE_CONSUMER_MAX = 512
 """Numbers in a consumer's state; more have a page of their own."""
 INLINE_EXPIRIES_MAX = 256
@@ -58,24 +64,35 @@ class StreamCopy:
     a change meanwhile clears the mark, so that ``placed`` does not mark a changed part clean.
     """
 
-    __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "stream")
+    __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "stream", "summaries")
 
-    def __init__(self, stream: StreamState) -> None:
+    def __init__(self, stream: StreamState, inline_max: int | None = None) -> None:
+        """Args: ``inline_max``: with more blocks a table has pages of its own; INLINE_BLOCKS_MAX by default."""
         self.stream = stream
         stream.dirty = False
         pages = stream.blocks.pages
-        inline = len(stream.blocks) <= INLINE_BLOCKS_MAX
-        self.filters = inline and any(page.filters for page in pages)
+        inline = len(stream.blocks) <= (INLINE_BLOCKS_MAX if inline_max is None else inline_max)
+        self.filters = False
         """Whether the entry itself has subject filters."""
+        self.summaries = not inline or len(stream.blocks) > _LISTED_BLOCKS_MAX
+        """Whether pages of the table have summaries."""
         self._table: list[tuple[TablePage, list[Any]]] = []
         table: list[list[Any]] = []
         for page in pages:
-            row: list[Any] = [page.room, page.pack() if inline else None, None]
+            row: list[Any] = [page.room, None, None]
             table.append(row)
-            if inline:
-                page.place = None
-            else:
+            if not inline:
                 self._table.append((page, row))
+                continue
+            packed = page.pack()
+            page.place = None
+            self.filters = self.filters or packed.filters
+            if self.summaries:
+                body = packed.body.pack()
+                page.keep(packed)
+                row[1:] = [body.raw_bytes, body.stored], None, packed.summary
+            else:
+                row[1] = packed.body.unpack()[1]
         self._consumers: list[tuple[ConsumerState, list[Any]]] = []
         consumers: list[list[Any]] = []
         for consumer in stream.consumers.values():
@@ -120,12 +137,15 @@ class StreamCopy:
         """Each part that changed or must be written again (``moved``), with the function to call once it has a place."""
         stream_id = self.stream.stream_id
         for page, row in self._table:
+            packed = page.pack()
+            row[0] = page.room
+            row.append(packed.summary)
             if isinstance(page.place, PageRef) and not moved(page.place):
                 row[2] = page.place.pack()
                 continue
             page.place = self
-            yield (Page(PageKind.BLOCKS, position(), stream_id, [page.room, page.pack()], page.filters),
-                   _placer(self, page, row, 2))
+            yield (Page(PageKind.BLOCKS, position(), stream_id, packed.body, packed.filters),
+                   _table_placer(self, page, packed, row))
         for consumer, row in self._consumers:
             if isinstance(consumer.place, PageRef) and not moved(consumer.place):
                 row[1] = consumer.place.pack()
@@ -143,10 +163,19 @@ class StreamCopy:
 def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]) -> Page:
     """The directory page ``number``, once all parts of its streams have their places."""
     return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies], any(copy.filters for copy in copies),
-                any(len(copy.entry) > _ENTRY_FIELDS for copy in copies))
+                any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies))
 
 
-def _placer(copy: StreamCopy, part: TablePage | ConsumerState | ExpiryPage, row: list[Any], at: int) -> Callable[[PageRef], None]:
+def _table_placer(copy: StreamCopy, page: TablePage, packed: Packed, row: list[Any]) -> Callable[[PageRef], None]:
+    def placed(ref: PageRef) -> None:
+        row[2] = ref.pack()
+        if page.place is copy:
+            page.place = ref
+            page.keep(packed)
+    return placed
+
+
+def _placer(copy: StreamCopy, part: ConsumerState | ExpiryPage, row: list[Any], at: int) -> Callable[[PageRef], None]:
     def placed(ref: PageRef) -> None:
         row[at] = ref.pack()
         if part.place is copy:
@@ -154,13 +183,22 @@ def _placer(copy: StreamCopy, part: TablePage | ConsumerState | ExpiryPage, row:
     return placed
 
 
-def load_directory(state: ShardState, page: Page) -> list[PageRef]:
+class Part(NamedTuple):
+    """A page of a stream's own that ``load_part`` needs. ``room`` and ``summary`` are those of a page of its block table;
+    None where the directory has no summary."""
+
+    ref: PageRef
+    room: int = 0
+    summary: Sequence[Any] | None = None
+
+
+def load_directory(state: ShardState, page: Page) -> list[Part]:
     """Add a directory page's streams, those that ``state`` wants, to it; returns those of their pages that ``load_part``
     needs, in order.
 
     Raises: Corrupt.
     """
-    needed: list[PageRef] = []
+    needed: list[Part] = []
     try:
         for entry in page.body:
             (stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, size, first_time_ns, last_time_ns,
@@ -174,25 +212,28 @@ def load_directory(state: ShardState, page: Page) -> list[PageRef]:
             stream.first_time_ns, stream.last_time_ns, stream.ceiling = first_time_ns, last_time_ns, ceiling
             stream.position, stream.extra, stream.page = Position(*position), extra, page.key
             stream.dirty = False
-            for room, entries, ref in table:
-                part = TablePage()
-                part.room = room
+            for room, entries, ref, *rest in table:
+                summary = rest[0] if rest else None
                 if ref is not None:
-                    part.place = PageRef.unpack(ref)
-                    needed.append(part.place)
+                    needed.append(Part(PageRef.unpack(ref), room, summary))
+                    continue
+                if summary is None:
+                    part = TablePage.of([_kept(packed) for packed in entries])
+                    stream.dirty = stream.dirty or len(entries) > _LISTED_BLOCKS_MAX  # as below
                 else:
-                    part.entries = [BlockEntry.unpack(packed) for packed in entries]
-                    stream.blocks.load(part)
+                    part = TablePage(Packed.summarized(PageBody(*entries), summary, filters=page.filters))
+                part.room = room
+                stream.blocks.load(part)
             for packed, ref in consumers:
                 if ref is not None:
-                    needed.append(PageRef.unpack(ref))
+                    needed.append(Part(PageRef.unpack(ref)))
                 else:
                     consumer = ConsumerState.unpack(packed)
                     stream.consumers[consumer.name] = consumer
             for times, rows in ((stream.expiries, expiries), (stream.schedules, schedules)):
                 for packed, ref in rows if state.wanted is None else ():  # readers do not ask for them
                     if ref is not None:
-                        needed.append(PageRef.unpack(ref))
+                        needed.append(Part(PageRef.unpack(ref)))
                     else:
                         times.load(ExpiryPage.unpack(packed))
             state.streams[stream_id] = stream
@@ -201,23 +242,33 @@ def load_directory(state: ShardState, page: Page) -> list[PageRef]:
     return needed
 
 
-def load_part(state: ShardState, page: Page, ref: PageRef, unpack_ref: Callable[[Any], BlockRef] = BlockRef.unpack
-              ) -> None:
+def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[Any], BlockRef] | None = None) -> None:
     """Add a BLOCKS, CONSUMERS, EXPIRY or SCHEDULE page to its stream; in the order that ``load_directory`` gave.
 
-    Args: unpack_ref makes a reference from what the page holds.
+    Args: unpack_ref makes a reference from what a BLOCKS page holds; None: the body of such a page is a PageBody, and is
+        kept packed.
     Raises: Corrupt.
     """
+    ref = part.ref
     stream = state.streams.get(page.key)
     if stream is None:
         raise Corrupt(f"page of stream {page.key:016x}", "page", ref.offset, "no directory page has this stream")
     try:
         if page.kind == PageKind.BLOCKS:
-            part = TablePage()
-            part.room, entries = page.body
-            part.entries = [BlockEntry.unpack(packed, unpack_ref) for packed in entries]
-            part.place = ref
-            stream.blocks.load(part)
+            if unpack_ref is not None:
+                room, entries = page.body
+                blocks = TablePage.of([BlockEntry.unpack(packed, unpack_ref) for packed in entries])
+            elif part.summary is None:
+                room, entries = page.body.unpack()
+                packed = Packed.of(page.body, [_kept(packed) for packed in entries])
+                stream.dirty = True  # an earlier version wrote it: the next round adds the summary
+                blocks = TablePage(packed)
+            else:
+                room, packed = part.room, Packed.summarized(page.body, part.summary, filters=page.filters)
+                blocks = TablePage(packed)
+                packed.source = ref
+            blocks.room, blocks.place = room, ref
+            stream.blocks.load(blocks)
         elif page.kind == PageKind.CONSUMERS:
             consumer = ConsumerState.unpack(page.body)
             consumer.place = ref
@@ -230,6 +281,12 @@ def load_part(state: ShardState, page: Page, ref: PageRef, unpack_ref: Callable[
             raise ValueError(f"a page of kind {page.kind} among a stream's")
     except _DAMAGED as error:
         raise Corrupt(f"page of stream {stream.name}", "page", ref.offset, repr(error)) from None
+
+
+def _kept(packed: Any) -> Kept:
+    """An entry of a page, checked, as a table keeps it."""
+    entry = BlockEntry.unpack(packed)
+    return entry if entry.dead is not None else entry.ref.pack()
 
 
 def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:

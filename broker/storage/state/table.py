@@ -10,143 +10,118 @@ page that was copied a little later than its stream may therefore be replayed ov
 A block of a run may take the place of neighbours (``swap``): the one change that is neither at the end nor a removal.
 Applied again it changes nothing, since a block that is there already is left alone.
 
-A block with nothing dead is kept as its packed reference alone, a tuple of numbers and names: there may be
-millions, and the garbage collector untracks those. A ``BlockEntry`` is made of it on demand.
+There may be millions. What a checkpoint has of a page stays packed until it is changed (``packed``); new blocks stand behind
+that, each as its packed reference, a tuple of numbers and names, which the garbage collector untracks. A ``BlockEntry`` is
+made of it on demand.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
-from broker.storage.format.block import FIRST_SEQ, LAST_SEQ, BlockPlace, BlockRef, PackedRef
-from broker.storage.format.header import NUMBER_BITS, position_key
-from broker.storage.state.dead import DeadSet
+from broker.storage.format.block import FIRST_SEQ, PackedRef
+from broker.storage.format.page import PageBody
+from broker.storage.state.entry import BlockEntry, Kept, RunKey, as_entry, first_of, last_of, log_keys, run_keys
+from broker.storage.state.packed import Packed
 
-__all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "RunKey", "TablePage", "log_keys", "run_keys"]
+__all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "RunKey", "TablePage", "log_keys", "pages_of", "run_keys"]
 
 PAGE_ENTRIES = 1024
 
-RunKey = tuple[int, int, int, int]
-"""Epoch, number and id of a run, and the stream that it belongs to alone, or 0."""
-
-_LOG = int(BlockPlace.LOG)
-_STREAM_RUN = int(BlockPlace.STREAM_RUN)
-
-
-class BlockEntry:
-    """One persisted block that still has a live message."""
-
-    __slots__ = ("dead", "dead_bytes", "dead_count", "ref")
-
-    def __init__(self, ref: BlockRef) -> None:
-        self.ref = ref
-        self.dead: DeadSet | None = None
-        self.dead_count = 0
-        """Messages removed by sequence; exact, except in blocks with gaps, where it may be too low."""
-        self.dead_bytes = 0
-        """Their user size; an estimate where a removed range ended within the block."""
-
-    @property
-    def first_seq(self) -> int:
-        return self.ref.first_seq
-
-    @property
-    def last_seq(self) -> int:
-        return self.ref.last_seq
-
-    @property
-    def live_msgs(self) -> int:
-        """Messages that were not removed by sequence."""
-        return self.ref.count - self.dead_count
-
-    def is_dead(self, seq: int) -> bool:
-        """Whether the message at ``seq``, which is in this block, was removed (the stream's first_seq left aside)."""
-        return self.dead is not None and seq in self.dead
-
-    def remove(self, first: int, last: int, msgs: int, size: int) -> bool:
-        """Mark what this block holds of first..last; returns whether anything is new.
-
-        Args: msgs and size are the range's own, so they are exact where the range is within the block.
-        """
-        ref = self.ref
-        within = first >= ref.first_seq and last <= ref.last_seq
-        low, high = max(first, ref.first_seq), min(last, ref.last_seq)
-        if low == ref.first_seq and high == ref.last_seq:
-            changed = self.dead_count < ref.count
-            self.dead_count, self.dead_bytes = ref.count, ref.bytes
-            return changed
-        if self.dead is None:
-            self.dead = DeadSet(ref.first_seq, ref.last_seq, ref.count)
-        new = self.dead.add(low, high)
-        if not new:
-            return False
-        if within:
-            self.dead_count += min(msgs, new)
-            self.dead_bytes += size
-        elif ref.gapless:
-            self.dead_count += new
-            self.dead_bytes = min(ref.bytes, self.dead_bytes + ref.bytes * new // ref.count)
-        return True
-
-    def pack(self) -> list[Any]:
-        ref = self.ref.pack()
-        return [ref] if self.dead is None else [ref, self.dead.pack(), self.dead_count, self.dead_bytes]
-
-    @classmethod
-    def unpack(cls, packed: Any, unpack_ref: Callable[[Any], BlockRef] = BlockRef.unpack) -> BlockEntry:
-        """Raises: ValueError, TypeError or Corrupt when ``packed`` is not what ``pack`` gives."""
-        entry = cls(unpack_ref(packed[0]))
-        if len(packed) > 1:
-            _, dead, entry.dead_count, entry.dead_bytes = packed
-            entry.dead = DeadSet(entry.ref.first_seq, entry.ref.last_seq, entry.ref.count)
-            entry.dead.load(dead)
-        return entry
-
-
-Kept = PackedRef | BlockEntry
-"""How a page keeps a block: as a reference while nothing of it is dead, or as an entry."""
-
-
-def run_keys(stream_id: int, blocks: Iterable[Kept]) -> Iterator[RunKey]:
-    """The run that each of ``blocks`` is stored in, except those in segments."""
-    for kept in blocks:
-        ref = kept if type(kept) is tuple else kept.ref.pack()  # type: ignore[union-attr]
-        if ref[0] != _LOG:
-            yield ref[1], ref[2], ref[3], stream_id if ref[0] == _STREAM_RUN else 0
-
-
-def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
-    """The ``position_key`` of the segment that each of ``blocks`` is stored in, except those in runs."""
-    for kept in blocks:
-        if isinstance(kept, BlockEntry):
-            ref = kept.ref
-            if ref.place == BlockPlace.LOG:
-                yield position_key(ref.position)
-        elif kept[0] == _LOG:
-            yield kept[1] << NUMBER_BITS | kept[2]
-
 
 class TablePage:
-    """Up to 1024 neighbouring entries. ``place`` says where a checkpoint keeps them; None: changed since."""
+    """Up to 1024 neighbouring blocks. ``place`` says where a checkpoint keeps them; None: changed since."""
 
-    __slots__ = ("entries", "place", "room")
+    __slots__ = ("_added", "packed", "place", "room")
 
-    def __init__(self) -> None:
-        self.entries: list[Kept] = []
+    def __init__(self, packed: Packed | None = None) -> None:
+        self.packed = packed
+        """Those that did not change since a checkpoint had them."""
+        self._added: list[Kept] = []
+        """Those behind; all of them, where nothing is packed."""
         self.room = PAGE_ENTRIES
         self.place: Any = None
 
-    def pack(self) -> list[Any]:
-        """Each entry for a checkpoint's page, as ``BlockEntry.pack`` gives it."""
-        return [(kept,) if type(kept) is tuple else kept.pack() for kept in self.entries]  # type: ignore[union-attr]
+    @classmethod
+    def of(cls, entries: list[Kept]) -> TablePage:
+        """A page with these blocks, as one that nothing is packed of."""
+        page = cls()
+        page._added = entries
+        return page
+
+    def __len__(self) -> int:
+        return len(self._added) + (0 if self.packed is None else self.packed.count)
 
     @property
-    def filters(self) -> bool:
-        """Whether a block has a subject filter."""
-        return any(type(kept[-1]) is bytes if type(kept) is tuple else kept.ref.subject_filter is not None  # type: ignore[union-attr]
-                   for kept in self.entries)
+    def first_seq(self) -> int:
+        return first_of(self._added[0]) if self.packed is None else self.packed.first_seq
+
+    @property
+    def last_seq(self) -> int:
+        return last_of(self._added[-1]) if self._added or self.packed is None else self.packed.last_seq
+
+    @property
+    def front_last_seq(self) -> int:
+        """The last sequence of the first block."""
+        return last_of(self._added[0]) if self.packed is None else self.packed.front_last_seq
+
+    @property
+    def entries(self) -> Sequence[Kept]:
+        """All blocks; not to be changed. Raises: Corrupt."""
+        if self.packed is None:
+            return self._added
+        entries = self.packed.entries()
+        return entries + self._added if self._added else entries
+
+    def near(self, seq: int) -> Sequence[Kept]:
+        """Some of the blocks: among them the last one that begins at or before ``seq``, if any does. Raises: Corrupt."""
+        added = self._added
+        return added if self.packed is None or (added and first_of(added[0]) <= seq) else self.packed.entries()
+
+    def change(self) -> list[Kept]:
+        """All blocks, to be changed: nothing of them is in a checkpoint from now on. Raises: Corrupt."""
+        self.place = None
+        if self.packed is not None:
+            self._added = self.packed.take() + self._added
+            self.packed = None
+        return self._added
+
+    def replace(self, entries: list[Kept]) -> None:
+        """Have these blocks instead."""
+        self.place = self.packed = None
+        self._added = entries
+
+    def append(self, ref: PackedRef) -> None:
+        """Add a block behind the others."""
+        self.place = None
+        self.room -= 1
+        self._added.append(ref)
+
+    def pack(self) -> Packed:
+        """The page packed, as it is now; its body is packed later, by who writes it. Raises: Corrupt."""
+        if self.packed is not None and not self._added:
+            return self.packed
+        entries = self.entries
+        rows = [(kept,) if type(kept) is tuple else kept.pack() for kept in entries]  # type: ignore[union-attr]
+        return Packed.of(PageBody.of([self.room, rows]), entries)
+
+    def keep(self, packed: Packed) -> None:
+        """Keep what ``pack`` gave instead of the blocks themselves: nothing changed since."""
+        self.packed = packed
+        self._added = []
+
+    def log_keys(self) -> Iterator[int]:
+        """The ``position_key`` of the segment that each block is stored in, except those in runs."""
+        return log_keys(self._added) if self.packed is None else chain(self.packed.log_keys(), log_keys(self._added))
+
+    def run_counts(self, stream_id: int) -> Iterable[tuple[RunKey, int]]:
+        """How many of the blocks are stored in each run; a run may come twice."""
+        added = Counter(run_keys(stream_id, self._added)).items()
+        return added if self.packed is None else chain(self.packed.run_counts(stream_id), added)
 
 
 class BlockTable:
@@ -166,22 +141,24 @@ class BlockTable:
 
     def __iter__(self) -> Iterator[BlockEntry]:
         for page in self.pages:
-            yield from map(_entry, page.entries)
+            yield from map(as_entry, page.entries)
 
     def steady(self) -> Iterator[BlockEntry]:
         """As ``iter``, while blocks may be appended, but none leave."""
         p = i = 0
         while p < len(self.pages):
-            entries = self.pages[p].entries
+            page = self.pages[p]
+            entries = page.entries
             while i < len(entries):
-                yield _entry(entries[i])
+                yield as_entry(entries[i])
                 i += 1
-            p, i = p + 1, 0
+            if i == len(page):  # it may have got more meanwhile
+                p, i = p + 1, 0
 
     @property
     def last_seq(self) -> int:
         """The last sequence of the last block; 0 when there is none."""
-        return _last(self.pages[-1].entries[-1]) if self.pages else 0
+        return self.pages[-1].last_seq if self.pages else 0
 
     def append(self, ref: PackedRef) -> bool:
         """Add a block; False when the table has it, or anything later, already (a replay over a newer page)."""
@@ -189,10 +166,7 @@ class BlockTable:
             return False
         if not self.pages or not self.pages[-1].room:
             self.pages.append(TablePage())
-        page = self.pages[-1]
-        page.entries.append(ref)
-        page.room -= 1
-        page.place = None
+        self.pages[-1].append(ref)
         self._count += 1
         return True
 
@@ -201,34 +175,37 @@ class BlockTable:
         p = bisect_right(self.pages, seq, key=_page_first) - 1
         if p < 0:
             return None
-        entries = self.pages[p].entries
-        i = bisect_right(entries, seq, key=_first) - 1
-        return _entry(entries[i]) if i >= 0 and _last(entries[i]) >= seq else None
+        entries = self.pages[p].near(seq)
+        i = bisect_right(entries, seq, key=first_of) - 1
+        return as_entry(entries[i]) if i >= 0 and last_of(entries[i]) >= seq else None
 
     def since(self, seq: int) -> Iterator[BlockEntry]:
         """The blocks that hold ``seq`` or a later sequence, in order; those before are not looked at."""
         p = max(0, bisect_right(self.pages, seq, key=_page_first) - 1)
         for page in self.pages[p:p + 1]:
-            i = max(0, bisect_right(page.entries, seq, key=_first) - 1)
-            yield from (_entry(kept) for kept in page.entries[i:] if _last(kept) >= seq)
+            entries = page.entries
+            i = max(0, bisect_right(entries, seq, key=first_of) - 1)
+            yield from (as_entry(kept) for kept in entries[i:] if last_of(kept) >= seq)
         for page in self.pages[p + 1:]:
-            yield from map(_entry, page.entries)
+            yield from map(as_entry, page.entries)
 
     def remove(self, first: int, last: int, msgs: int, size: int) -> list[Kept]:
         """Mark a removed range dead; returns the blocks that left."""
         left: list[Kept] = []
         p = max(0, bisect_right(self.pages, first, key=_page_first) - 1)
         emptied = False
-        while p < len(self.pages) and _first(self.pages[p].entries[0]) <= last:
+        while p < len(self.pages) and self.pages[p].first_seq <= last:
             page = self.pages[p]
-            entries = page.entries
-            i = max(0, bisect_right(entries, first, key=_first) - 1)
+            p += 1
+            if page.last_seq < first:
+                continue
+            entries = page.change()
+            i = max(0, bisect_right(entries, first, key=first_of) - 1)
             gone: set[int] = set()
-            while i < len(entries) and _first(entries[i]) <= last:
-                if _last(entries[i]) >= first:
-                    entry = _entry(entries[i])
+            while i < len(entries) and first_of(entries[i]) <= last:
+                if last_of(entries[i]) >= first:
+                    entry = as_entry(entries[i])
                     if entry.remove(first, last, msgs, size):
-                        page.place = None
                         entries[i] = entry
                         if entry.dead_count >= entry.ref.count:
                             gone.add(i)
@@ -236,14 +213,12 @@ class BlockTable:
                 i += 1
             if len(gone) == 1:
                 del entries[gone.pop()]
-                emptied = emptied or not entries
             elif gone:
-                page.entries = [kept for i, kept in enumerate(entries) if i not in gone]
-                emptied = emptied or not page.entries
-            p += 1
+                page.replace([kept for i, kept in enumerate(entries) if i not in gone])
+            emptied = emptied or not len(page)
         self._count -= len(left)
         if emptied:
-            self.pages = [page for page in self.pages if page.entries]
+            self.pages = [page for page in self.pages if len(page)]
         return left
 
     def follows(self, first_seq: int, next_seq: int) -> bool:
@@ -252,11 +227,11 @@ class BlockTable:
         if p < 0:
             return False
         entries = self.pages[p].entries
-        i = bisect_right(entries, first_seq, key=_first) - 1
-        if _first(entries[i]) != first_seq:
+        i = bisect_right(entries, first_seq, key=first_of) - 1
+        if first_of(entries[i]) != first_seq:
             return False
         if i + 1 < len(entries):
-            return _first(entries[i + 1]) == next_seq
+            return first_of(entries[i + 1]) == next_seq
         return p + 1 < len(self.pages) and _page_first(self.pages[p + 1]) == next_seq
 
     def within(self, first: int, last: int) -> list[BlockEntry]:
@@ -275,11 +250,10 @@ class BlockTable:
         first, last = parts[0].first_seq, parts[-1].last_seq
         start = p = bisect_right(self.pages, first, key=_page_first) - 1
         new: list[Kept] = [] if entry is None else [entry if entry.dead is not None else entry.ref.pack()]
-        while p < len(self.pages) and _first(self.pages[p].entries[0]) <= last:
-            page = self.pages[p]
-            i = bisect_left(page.entries, first, key=_first)
-            page.entries[i:bisect_right(page.entries, last, key=_first)] = new if p == start else []
-            page.place = None
+        while p < len(self.pages) and (p == start or self.pages[p].first_seq <= last):
+            entries = self.pages[p].change()
+            i = bisect_left(entries, first, key=first_of)
+            entries[i:bisect_right(entries, last, key=first_of)] = new if p == start else []
             p += 1
         self._count += len(new) - len(parts)
         self.swaps += 1
@@ -289,67 +263,58 @@ class BlockTable:
         """Of neighbours that fill half a page together make one: else there would be as many pages as before."""
         joined: list[TablePage] = []
         for page in self.pages[start:end]:
-            if not page.entries:
+            if not len(page):
                 continue
-            if joined and len(joined[-1].entries) + len(page.entries) <= PAGE_ENTRIES // 2:
+            if joined and len(joined[-1]) + len(page) <= PAGE_ENTRIES // 2:
                 before = joined[-1]
-                before.entries = before.entries + page.entries
-                before.place = None
-                before.room = PAGE_ENTRIES - len(before.entries)
+                before.change().extend(page.entries)
+                before.room = PAGE_ENTRIES - len(before)
             else:
                 joined.append(page)
         self.pages[start:end] = joined
         if self.pages and (newest := self.pages[-1]).place is None:
-            newest.room = PAGE_ENTRIES - len(newest.entries)
+            newest.room = PAGE_ENTRIES - len(newest)
 
-    def trim(self, first_seq: int) -> list[list[Kept]]:
+    def trim(self, first_seq: int) -> list[TablePage]:
         """Drop the blocks that are wholly below ``first_seq``; returns them, page by page. Whole pages are not walked."""
-        left: list[list[Kept]] = []
+        left: list[TablePage] = []
         whole = 0
         for page in self.pages:
-            entries = page.entries
-            if _last(entries[0]) >= first_seq:
-                break
-            keep = len(entries) if _last(entries[-1]) < first_seq else bisect_left(entries, first_seq, key=_last)
-            self._count -= keep
-            if keep == len(entries):
-                left.append(entries)
+            if page.last_seq < first_seq:
+                self._count -= len(page)
+                left.append(page)
                 whole += 1
                 continue
-            left.append(entries[:keep])
+            if page.front_last_seq >= first_seq:
+                break
+            entries = page.change()
+            keep = bisect_left(entries, first_seq, key=last_of)
+            self._count -= keep
+            left.append(TablePage.of(entries[:keep]))
             del entries[:keep]
-            page.place = None
             break
         del self.pages[:whole]
         return left
 
-    def clear(self) -> list[list[Kept]]:
+    def clear(self) -> list[TablePage]:
         """Drop all blocks; returns them, page by page."""
-        left = [page.entries for page in self.pages]
-        self.pages = []
+        left, self.pages = self.pages, []
         self._count = 0
         return left
 
     def load(self, page: TablePage) -> None:
         """Add a page as a checkpoint had it. Raises: ValueError when it does not follow the one before."""
-        if page.entries:
-            if _first(page.entries[0]) <= self.last_seq:
+        if len(page):
+            if page.first_seq <= self.last_seq:
                 raise ValueError("the pages of a block table overlap")
             self.pages.append(page)
-            self._count += len(page.entries)
+            self._count += len(page)
 
 
-def _entry(kept: Kept) -> BlockEntry:
-    return kept if isinstance(kept, BlockEntry) else BlockEntry(BlockRef.of(kept))
-
-
-def _first(kept: Kept) -> int:
-    return kept.ref.first_seq if isinstance(kept, BlockEntry) else kept[FIRST_SEQ]
-
-
-def _last(kept: Kept) -> int:
-    return kept.ref.last_seq if isinstance(kept, BlockEntry) else kept[LAST_SEQ]
+def pages_of(blocks: Sequence[Kept]) -> list[TablePage]:
+    """Pages with these blocks, in their order."""
+    return [TablePage.of(list(blocks[at:at + PAGE_ENTRIES])) for at in range(0, len(blocks), PAGE_ENTRIES)]
 
 
 def _page_first(page: TablePage) -> int:
-    return _first(page.entries[0])
+    return page.first_seq

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from nats.aio.subscription import Subscription
 
 from broker.config.settings import AccountLimits
+from broker.jetstream.account.incoming import Provenance
 from broker.jetstream.archive.contents import ArchiveReader, ArchiveWriter
 from broker.jetstream.archive.framing import FrameWriter
 from broker.jetstream.archive.values import ArchivedConsumer, ArchivedMsg, ArchivedStream
@@ -167,6 +169,41 @@ async def test_a_client_that_leaves_ends_its_snapshot(broker: Inside) -> None:
     await subscription.next_msg(5)
     await subscription.unsubscribe()
     assert json.loads((await events.next_msg(5)).data)["error"] == "no interest"
+
+
+async def comes_whole(broker: Inside, subscription: Subscription, answer: dict[str, Any]) -> None:
+    """The archive that comes is all of S."""
+    parts = []
+    while (chunk := await subscription.next_msg(5)).data:
+        parts.append(chunk.data)
+        if chunk.reply:
+            await chunk.respond(b"")
+    before = await messages(broker, "S")
+    await broker.ok("STREAM.DELETE.S")
+    await restored(broker.client, Backup(answer["config"], answer["state"], b"".join(parts)))
+    assert await messages(broker, "S") == before
+
+
+@pytest.mark.shows("api.snapshot")
+async def test_a_client_may_subscribe_after_the_answer(broker: Inside) -> None:
+    """As the `nats` CLI does, while its wildcard for replies matches the inbox already."""
+    await fill(broker, 40, 4000)
+    inbox = broker.client.new_inbox()
+    looking_on = await broker.client.subscribe(f"{inbox}.*")
+    answer = await api(broker.client, "STREAM.SNAPSHOT.S", {"deliver_subject": f"{inbox}.backup"})
+    with pytest.raises(TimeoutError):
+        await looking_on.next_msg(0.2)
+    subscription = await broker.client.subscribe(f"{inbox}.backup")
+    await comes_whole(broker, subscription, answer)
+
+
+async def test_a_client_may_subscribe_with_a_wildcard(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the archive as well, once no better subscription has come."""
+    monkeypatch.setattr(chunks, "INTEREST_SECONDS", 0.1)
+    await fill(broker, 40, 4000)
+    subscription = await broker.client.subscribe("to.*")
+    answer = await api(broker.client, "STREAM.SNAPSHOT.S", {"deliver_subject": "to.me"})
+    await comes_whole(broker, subscription, answer)
 
 
 async def test_deleting_a_stream_ends_its_snapshot(broker: Inside) -> None:
@@ -418,7 +455,8 @@ async def test_a_client_that_sends_nothing_over_and_over_is_held_back() -> None:
         def hold(self) -> None:
             self.held += 1
 
-    begun, source = restore.Restore(SimpleNamespace(name="A"), SimpleNamespace(name="S")), Source()  # type: ignore[arg-type]
+    account, config = SimpleNamespace(name="A"), SimpleNamespace(name="S")
+    begun, source = restore.Restore(account, config, Provenance()), Source()  # type: ignore[arg-type]
     begun.on_chunks([(b"to", b"reply", 0, b"")] * 50_000, 0, 50_000, source, 0)  # type: ignore[arg-type]
     assert source.held == 1
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.dropping import drop_blocks
 from broker.storage.format.message_size import message_size
 from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.model import Model
@@ -165,6 +166,19 @@ class StreamMachine(RuleBasedStateMachine):
         """Messages not in the tail must be read from the store from here on."""
         self.run(self.world.settle(self.stream))
         self.world.reader._cache.clear()
+
+    @precondition(lambda self: self.kind != "memory")
+    @rule(settle=st.booleans(), pack=st.booleans())
+    def blocks_are_dropped(self, settle: bool, pack: bool) -> None:
+        """What is loaded of them again is the same, also from packed pages."""
+        if settle:
+            self.run(self.world.settle(self.stream))
+        state = self.stream.applied()
+        for page in state.blocks.pages if pack and state is not None else ():
+            packed = page.pack()
+            packed.body.pack()
+            page.keep(packed)
+        drop_blocks(self.stream)
 
     @precondition(lambda self: self.kind != "memory")
     @rule(clean=st.booleans())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,22 @@ async def test_payloads_are_cut_and_one_line_each() -> None:
     lines = await traced(BrokerProcess, "--max_traced_msg_len", "12", say=say)
     assert r'<<- MSG_PAYLOAD: ["[INF] a\r\n\x1b[3..."]' in lines
     assert '<<- [CONNECT {"pass":"[REDACTED]","auth_token":"[REDACTED]"}]' in lines
+
+
+@pytest.mark.shows("operation.trace_log")
+async def test_headers_in_place_of_payloads(tmp_path: Path) -> None:
+    """``trace_headers``, also with a bound: the lines of the real server."""
+    for more in ("", "max_traced_msg_len: 20"):
+        config = tmp_path / "trace.conf"
+        config.write_text(f"trace_headers: true\n{more}")
+        header = b"NATS/1.0\r\nA: b\r\nLonger-Name: value\r\n\r\n"
+        say = (b'CONNECT {"verbose":false,"headers":true}\r\nSUB foo 1\r\nPUB foo 5\r\nhello\r\n'
+               b"HPUB foo 12 14\r\nNATS/1.0\r\n\r\nab\r\n"
+               b"HPUB foo %d %d\r\n%bbody\r\nPING\r\n" % (len(header), len(header) + 4, header))
+        ours, theirs = [[line for line in await traced(server, "-c", str(config), say=say) if "PAYLOAD" in line]
+                        for server in (BrokerProcess, NatsServerProcess)]
+        assert sorted(ours) == sorted(theirs)
+        assert len(ours) == 4
 
 
 @pytest.mark.shows("auth.redaction")

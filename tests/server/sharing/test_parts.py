@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from broker.clock import SystemClock
 from broker.config.access import AccountSettings
 from broker.config.sharing import Destination, Export, Import, SubjectMapping, mapping_problem, sharing_problems
+from broker.protocol import headers
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
 from broker.server.routing.router import Router
 from broker.server.sharing import responses
+from broker.server.sharing.latency import HEADERS_MAX, sampled_by_headers
 from broker.server.sharing.lost_interest import LostInterest
 from broker.server.sharing.mapping import Mappings
 from broker.server.sharing.responses import Response, Responses
@@ -48,6 +50,22 @@ def _imports(draw: st.DrawFn) -> Import:
     stars = [f"${at}" for at in range(1, source.split(".").count("*") + 1)]
     tokens = draw(st.permutations([*stars, *draw(st.lists(_WORD, max_size=2))]))
     return Import("stream", "A", source, to=".".join([*tokens, *([">"] if source.endswith(">") else [])]) or source)
+
+
+def test_measured_requests_keep_little() -> None:
+    """Of the headers that ask for a measurement, what is kept is bounded, and the one that asks is among it."""
+    asking = (b"Traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    for state in (b"x" * 100, b"x" * 500_000):
+        kept = sampled_by_headers(headers.build([(b"Tracestate", state), asking, (b"Other", b"y")]))
+        assert kept is not None
+        assert kept["Traceparent"] == [asking[1].decode()]
+        assert ("Tracestate" in kept) == (len(state) < HEADERS_MAX)
+        assert "Other" not in kept
+    many = sampled_by_headers(headers.build([(b"Uberctx-%d" % at, b"z" * 50) for at in range(5000)] + [
+        (b"Uber-Trace-Id", b"1:2:3:1")]))
+    assert many is not None
+    assert sum(len(name) + len(values[0]) for name, values in many.items()) <= HEADERS_MAX
+    assert "Uber-Trace-Id" in many
 
 
 @given(_imports(), _patterns(), st.lists(_LITERAL, min_size=1, max_size=8))

@@ -46,7 +46,11 @@ PUBLISHES: list[tuple[str, str, dict[str, str]]] = [
         ("a", "own"), ("a", "ev.open"), ("a", "ev.closed"), ("b", "local.u"), ("b", "closed"), ("b", "mapped"), ("b", "away"),
         ("b", "js.x"), ("c", "far.u"), ("c", "nobody")) for headers in (DEST, ONLY)] + [
     ("b", "local.u", OUTER), ("b", "local.u", {"TraceParent": OUTER["traceparent"]}), ("a", "own", OUTER),
-    ("b", "away", {"traceparent": OUTER["traceparent"][:-1] + "0"}), ("b", "closed", {**OUTER, **ONLY})]
+    ("b", "away", {"traceparent": OUTER["traceparent"][:-1] + "0"}), ("b", "closed", {**OUTER, **ONLY}),
+    ("b", "away", {"traceparent": OUTER["traceparent"][:-2] + "81"}),
+    ("b", "js.x", {**DEST, "Nats-Expected-Stream": "OTHER"}), ("b", "js.x", {**ONLY, "Nats-Expected-Stream": "OTHER"}),
+    ("b", "js.out", DEST), ("a", "ev.open", {**DEST, "Nats-Expected-Stream": "OTHER"}),
+    ("a", "ev.closed", {**DEST, "Nats-Expected-Stream": "OTHER"}), ("a", "ev.open", {**ONLY, "Nats-Rollup": "sub"})]
 
 
 def _config(directory: Path) -> Path:
@@ -72,7 +76,7 @@ async def _play(port: int) -> list[Any]:
         inbox = await client.subscribe(client.new_inbox())
         await client.publish(subject, b"x", headers=headers, reply=inbox.subject)
         events = [await _event(traces["outer" if user == "b" and not headers.keys() & DEST.keys() else user])]
-        stored = [await inbox.next_msg(timeout=5)] if subject.startswith("js.") and headers == DEST else []
+        stored = [await inbox.next_msg(timeout=5)] if subject.startswith("js.") and "Nats-Trace-Only" not in headers else []
         for other in clients.values():
             await other.flush()
         received = [[(msg.subject, msg.data) for msg in await _received(one)] for one in heard]

@@ -10,12 +10,14 @@ import pytest
 
 import broker.storage.checkpoint.checkpointer as checkpointer
 import broker.storage.state.expiries as expiries
+import broker.storage.state.packed as packed
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
 from broker.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.checkpoint import Root
-from broker.storage.format.header import Position
+from broker.storage.format.header import ObjectHeader, Position
+from broker.storage.format.page import Page, PageBody, decode_page, encode_pages
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.faulty import Faults
@@ -33,6 +35,8 @@ NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_s
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "PAGE_ENTRIES", 4)
     monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 3)
+    monkeypatch.setattr(pages, "_LISTED_BLOCKS_MAX", 1)
+    monkeypatch.setattr(packed, "_recent", packed._Recent(4))
     monkeypatch.setattr(pages, "INLINE_CONSUMER_MAX", 20)
     monkeypatch.setattr(pages, "INLINE_EXPIRIES_MAX", 3)
     monkeypatch.setattr(expiries, "PAGE_ROWS", 4)
@@ -127,6 +131,65 @@ def test_checkpoint_and_log_agree(seed: int) -> None:
                 if key not in shared.objects:
                     await shared.put(key, [data])
             await shard.abandon()
+    in_virtual_time(main)
+
+
+def without_summaries(shared: MemoryStore) -> None:
+    """Rewrite the newest root and its directory as earlier versions wrote them."""
+    at = roots_in(shared)[-1]
+    key = PATHS.checkpoint(at)
+    root, nonce = Root.decode(shared.objects[key], at), ObjectHeader.unpack(shared.objects[key], key).nonce
+    objects: dict[Position, list[Page]] = {}
+    for ref in root.pages:
+        data = shared.objects[PATHS.pages(ref.position)]
+        page = decode_page(data[ref.offset:ref.offset + ref.size], ref)
+        for entry in page.body:
+            entry[14] = [[room, body if body is None or not summary else PageBody(*body).unpack()[1], place]
+                         for room, body, place, *summary in entry[14]]
+        objects.setdefault(ref.position, []).append(page._replace(summaries=False))
+    refs = []
+    for position, some in objects.items():
+        buffers, places = encode_pages(position, nonce, some)
+        shared.objects[PATHS.pages(position)] = b"".join(buffers)
+        refs += places
+    shared.objects[key] = root._replace(pages=tuple(refs)).encode(nonce)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_checkpoint_of_an_earlier_version() -> None:
+    """Without summaries: it is read as it was, and the next round writes them, though nothing else of the streams changed."""
+    def summaries(shared: MemoryStore) -> set[bool]:
+        at = roots_in(shared)[-1]
+        root = Root.decode(shared.objects[PATHS.checkpoint(at)], at)
+        found = [decode_page(shared.objects[PATHS.pages(ref.position)][ref.offset:ref.offset + ref.size], ref)
+                 for ref in root.pages]
+        return {page.summaries for page in found}
+
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=NEVER)
+        await rig.open()
+        for number, blocks in ((7, 11), (8, 3), (9, 1)):
+            stream = Stream(rig.log, number, f"s{number}")
+            stream.create()
+            for _ in range(blocks):
+                stream.publish(3)
+                await rig.log.persisted()
+            stream.remove(2, 2)
+        await rig.log.persisted()
+        want = dump(rig.log.state)
+        await rig.shard.close()  # type: ignore[union-attr]
+        assert summaries(shared) == {True}
+        without_summaries(shared)
+        assert summaries(shared) == {False}
+        assert dump((await read_snapshot(shared)).state)["streams"] == want["streams"]
+        shard = await Rig(shared, clock, "b", settings=NEVER).open()
+        now = dump(shard.state)
+        assert (now["streams"], now["runs"]) == (want["streams"], want["runs"])
+        assert await shard.checkpointer.cut()
+        assert summaries(shared) == {True}
+        assert dump((await read_snapshot(shared)).state) == dump(shard.state)
+        await shard.abandon()
     in_virtual_time(main)
 
 

@@ -66,6 +66,10 @@ class MsgIds:
             noted.clear()  # of the blocks that are too old, only the last one matters
         noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
 
+    def dropped(self) -> None:
+        """The blocks are let go, and noted again when they are loaded again: nothing is removed before that."""
+        self._with_ids.clear()
+
     def swapped(self, old: Sequence[LiveBlock], new: LiveBlock | None) -> None:
         """``new`` has the ids of ``old`` that may still be asked for."""
         noted = self._with_ids

@@ -24,6 +24,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from broker.jetstream.stream.publish import traces
 from broker.jetstream.stream.publish.batches import FAST_INGEST, BatchMember, FastMember
 from broker.jetstream.stream.publish.candidate import Candidate, Duplicate, Unwanted
 from broker.jetstream.stream.publish.checks import COPIED, Checks, may_go_in_bulk
@@ -34,6 +35,7 @@ from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
+from broker.protocol.traced import TracedMsg
 from broker.storage.format.message_size import ROW_BYTES, message_size, messages_size
 from broker.storage.log.open_block import NAMES_BYTES
 from broker.storage.log.owner import BlockOwner
@@ -140,6 +142,10 @@ class Sequencer:
         """Sequence ops[start:end]; what must wait goes back to the queue."""
         live = self._live
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
+        if isinstance(traced := ops[start], TracedMsg):
+            if (told := self._tell(traced, source, now_ns, time_ns)) is None:
+                return
+            ops, start, end = (told,), 0, 1
         if (self._async and (last_seq := live.last_seq + end - start) >= self._owner.ceiling.value - _CEILING_MARGIN
                 and live.last_seq < SEQ_MAX):
             self._owner.ceiling.near(last_seq)
@@ -160,6 +166,23 @@ class Sequencer:
         except Exception as error:
             self._unforeseen(error, index=True)
         self._log.urgent()
+
+    def _tell(self, msg: TracedMsg, source: Source | None, now_ns: int, time_ns: int) -> Msg | None:
+        """Tell a message's trace what becomes of it. Returns: it, as it is published; None if it is not, or has to wait."""
+        try:
+            told = traces.tell(msg, source, time_ns, self.context, self._config, self.replies)
+            if told is None:
+                self._blocked.decided()
+                self._log.urgent()
+            return told
+        except NotLoaded as not_loaded:
+            if self._blocked.begin(msg, not_loaded):
+                self._owner.queue.requeue(((msg,), 0, 1, source, now_ns))
+                return None
+        except Exception as error:
+            self._unforeseen(error, index=False)
+        self.replies.refused(msg[1], ApiError(NOT_AVAILABLE))
+        return None
 
     def one(self, msg: Msg, now_ns: int) -> bool:
         """``run`` for a single message that needs no checks, which is how publishes to many streams in turn arrive.

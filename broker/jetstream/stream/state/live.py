@@ -84,6 +84,7 @@ class Live:
         self._stored = stored
         self._on_looked = on_looked
         self._looking: Look | None = None
+        self._dropped = False
         self._blocks: list[LiveBlock] = []
         self._begins: list[int] = []
         self._stored_rows = stored_rows
@@ -134,7 +135,7 @@ class Live:
             if state is None:
                 return self._looked([], [])
             look = self._looking = Look(state, self._on_looked)
-        if look.left > _LOOKED_AT_ONCE:
+        if look.left > _LOOKED_AT_ONCE and (count or not self._dropped):
             look.take(count)
             return False
         look.take(look.left)
@@ -406,6 +407,22 @@ class Live:
             front.part.block.live_msgs -= front.part.msgs
             front.part.block.live_bytes -= front.part.size
         self._seek_first(end_seq)
+
+    @property
+    def blocks_held(self) -> int:
+        """How many blocks are in memory as objects."""
+        return len(self._blocks)
+
+    def drop(self, stored: Callable[[], StreamState | None]) -> int:
+        """Let go of the blocks, which the next question loads again at once; returns how many. 0: they are not all stored."""
+        state = stored()
+        if (self._stored is not None or self.open is not None or self._in_flight or state is None
+                or (self.first_seq, self.msgs, self.size_bytes) != (state.first_seq, state.msgs, state.bytes)):
+            return 0
+        count = len(self._blocks)
+        self._stored, self._blocks, self._begins, self.first_time_ns = stored, [], [], state.first_time_ns
+        self._dropped = True
+        return count
 
     def let_go(self) -> None:
         """The stream is gone, and its blocks with it."""

@@ -89,6 +89,11 @@ class SubjectState:
         """The index as far as it has got, if there is one."""
         return self._index
 
+    @property
+    def owes(self) -> bool:
+        """Whether removals are still to be taken in, by their blocks."""
+        return bool(self._debts)
+
     def set_tracked(self, tracked: bool) -> None:
         """Whether the stream limits messages by subject, from now on."""
         if tracked != self.tracked:

@@ -34,6 +34,11 @@ class Tasks:
         task.add_done_callback(self._finished)
         return task
 
+    @property
+    def running(self) -> bool:
+        """Whether there is one."""
+        return bool(self._tasks)
+
     def cancel(self) -> None:
         """Cancel them all."""
         for task in self._tasks:

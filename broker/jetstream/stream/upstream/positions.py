@@ -15,10 +15,15 @@ _KEY = "source:"
 
 
 class Position(NamedTuple):
-    """``seq`` in the origin with this ``identity``; a later stream of the same name has another identity."""
+    """``seq`` in the origin with this ``identity``; a later stream of the same name has another identity. "": it is not known,
+    and any is taken to be the one."""
 
     seq: int = 0
     identity: str = ""
+
+    def seq_in(self, identity: str) -> int:
+        """The position in the origin with this identity; 0: none of its messages are stored yet."""
+        return self.seq if not self.identity or self.identity == identity else 0
 
 
 class Positions:

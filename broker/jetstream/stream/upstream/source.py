@@ -41,8 +41,8 @@ class Source(Follower):
         """After the last message copied from this same origin; otherwise as configured."""
         given = self.given
         position = self._target.positions.of(self.name)
-        if position.seq and position.identity == identity_of(origin):
-            return position.seq + 1
+        if seq := position.seq_in(identity_of(origin)):
+            return seq + 1
         if given.opt_start_seq:
             return given.opt_start_seq
         if given.opt_start_time is not None:
@@ -51,7 +51,7 @@ class Source(Follower):
 
     def reached(self, deliveries: Deliveries) -> int:
         position = self._target.positions.of(self.name)
-        return max(deliveries.stream_seq, position.seq if position.identity == deliveries.identity else 0)
+        return max(deliveries.stream_seq, position.seq_in(deliveries.identity))
 
     async def store(self, identity: str, batch: Batch) -> ApiError | None:
         seqs = batch.seqs

@@ -1,0 +1,50 @@
+"""Streams in the store that no account here serves: their account is gone, or this version cannot read them.
+
+Does not own: finding them (the engine).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from broker.storage.format.block import Outcome
+from broker.storage.format.records.stream_delete import StreamDelete
+
+if TYPE_CHECKING:
+    from broker.jetstream.account.host import StreamLog
+    from broker.storage.log.writer import OpenBlock, SealedBlock
+    from broker.storage.state.stream import StreamState
+
+__all__ = ["UnusedStream"]
+
+_log = logging.getLogger(__name__)
+
+
+class UnusedStream:
+    """The owner of a stored stream's last block, which deletes it. Nobody else may write that stream's blocks."""
+
+    def __init__(self, state: StreamState) -> None:
+        self._state = state
+
+    @property
+    def stream_id(self) -> int:
+        return self._state.stream_id
+
+    def delete(self, log: StreamLog) -> None:
+        """It leaves the applied state, and frees its objects, once what is sequenced is persisted."""
+        log.block(self).add(StreamDelete())
+
+    def sealing(self, block: OpenBlock[Any]) -> None:
+        state = self._state
+        block.outcome = Outcome(state.first_seq, state.last_seq, state.msgs, state.bytes, state.first_time_ns)
+
+    def persisted(self, block: SealedBlock[Any]) -> None:
+        pass
+
+    def failed(self, error: Exception) -> None:
+        _log.error("stream %s > %s could not be deleted: %s", self._state.account, self._state.name, error)
+
+    def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
+        return items

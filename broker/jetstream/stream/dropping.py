@@ -1,0 +1,109 @@
+"""Bounds how many blocks of all streams are in memory as objects, some 800 bytes each.
+
+A stream loads its blocks from the applied state when they are first needed, which takes microseconds a block and no
+request. Above the bound, those of streams in which nothing has happened for a while are dropped: they are loaded again
+with the next question.
+
+Owns: when a stream's blocks are dropped, and whether something relies on them. Does not own: how they are loaded (live).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["BlockBudget", "drop_blocks"]
+
+_BLOCKS_MAX: Final = 1 << 17
+"""Some 100 MB."""
+_INTERVAL_SECONDS: Final = 1.0
+_IDLE_NS: Final = 60_000_000_000
+"""Since a stream's last message, and since its blocks were last dropped: one in use loads them once a minute at most."""
+_MANY: Final = 1024
+"""Blocks of one stream: they are not dropped."""
+_DROPPED_AT_ONCE: Final = 4096
+"""Blocks dropped between two turns of the loop: about 2 ms."""
+
+
+def drop_blocks(stream: Stream) -> int:
+    """Let go of a stream's blocks if nothing relies on them now; returns how many."""
+    if (not stream.stored or stream.offline is not None or stream.queue.busy or stream.heads.walks
+            or stream.msg_ids.loading or stream.tasks.running or stream.subjects.owes):
+        return 0
+    state = stream.applied()
+    count = stream.live.drop(stream.applied) if state is not None and len(state.blocks) <= _MANY else 0
+    if count:
+        stream.msg_ids.dropped()
+        stream.queries.dropped()
+        stream.rollups.forget()
+    return count
+
+
+class BlockBudget:
+    """Drops blocks of idle ``streams``, while it runs, if there are more than ``most`` in all."""
+
+    def __init__(self, streams: Callable[[], Iterable[Stream]], clock: Clock, most: int | None = None) -> None:
+        self.most = _BLOCKS_MAX if most is None else most
+        self._streams = streams
+        self._clock = clock
+        self._dropped_ns: dict[int, int] = {}
+        """When the blocks of a stream were last dropped, by its id; for a minute at least, and until they are loaded again."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Watch from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="blocks in memory")
+
+    async def stop(self) -> None:
+        """End."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def trim(self) -> int:
+        """Drop blocks of idle streams, the longest idle first, until half as many are left as may be, if they are too many;
+        returns how many."""
+        streams = [(stream.live.last_time_ns, stream.stream_id, stream) for stream in self._streams()
+                   if stream.stored and stream.live.blocks_held]
+        held = sum([stream.live.blocks_held for _, _, stream in streams])
+        if held <= self.most:
+            return 0
+        now_ns = self._clock.now_ns()
+        dropped = turn = 0
+        for last_time_ns, stream_id, stream in sorted(streams):
+            if held - dropped <= self.most // 2 or now_ns - last_time_ns < _IDLE_NS:
+                break
+            if now_ns - self._dropped_ns.get(stream_id, 0) < _IDLE_NS:
+                continue
+            if count := drop_blocks(stream):
+                self._dropped_ns[stream_id] = now_ns
+            dropped += count
+            turn += count + 32
+            if turn >= _DROPPED_AT_ONCE:
+                turn = 0
+                await asyncio.sleep(0)
+        return dropped
+
+    async def load_many(self) -> None:
+        """Load the blocks that were dropped of streams that have got many since, in turns of the loop: the next question
+        would load them at once."""
+        now_ns, streams = self._clock.now_ns(), {stream.stream_id: stream for stream in self._streams()}
+        for stream_id, at_ns in list(self._dropped_ns.items()):
+            stream = streams.get(stream_id)
+            if stream is None or (stream.live.looked and now_ns - at_ns >= _IDLE_NS):
+                del self._dropped_ns[stream_id]
+            elif not stream.live.looked and (state := stream.applied()) is not None and len(state.blocks) > _MANY:
+                await stream.look()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL_SECONDS)
+            await self.trim()
+            if self._dropped_ns:
+                await self.load_many()

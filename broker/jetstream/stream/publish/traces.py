@@ -1,0 +1,95 @@
+"""What a stream tells the trace of a message: what it decides about it.
+
+Owns: judging a traced message in advance, by the checks of any publish, and refusing one that is for the trace alone.
+Does not own: storing or refusing others afterwards (sequencer), the trace (protocol.traced).
+
+    checks up to where nats-server knows the subject and the interest ──> told
+    the others, unless the message is for the trace alone             ──> an error of theirs is told, too
+
+A message that is stored is not traced again when it is delivered: its ``Nats-Trace-Dest`` is disabled.
+
+Source: nats-server, server/stream.go, processInboundJetStreamMsg, processJetStreamMsgWithBatch; server/msgtrace.go,
+updateJetStreamEvent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.jetstream.stream.publish import expectations, unwanted
+from broker.jetstream.stream.publish.batches import BatchMember, FastMember
+from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
+from broker.jetstream.stream.publish.checks import TABLE, Checks
+from broker.jetstream.stream.publish.pending import Pending
+from broker.jetstream.wire.errors import ApiError
+from broker.protocol import headers
+from broker.protocol.traced import DEST, DISABLED, TracedMsg
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.context import CheckContext
+    from broker.jetstream.stream.publish.replies import Replies
+
+__all__ = ["tell"]
+
+_KNOWN = next(at for at, rule in enumerate(TABLE) if rule.make is unwanted.unwanted)
+
+_PLAIN = (10060, 10077, 10111)
+"""Errors that nats-server shows without their number."""
+
+_OTHER_WORDS = {10054: "maximum payload exceeded", 10097: "maximum payload exceeded", 10166: "message TTL disabled"}
+
+
+def tell(msg: TracedMsg, source: Source | None, time_ns: int, context: CheckContext, config: StreamConfig,
+         replies: Replies) -> Msg | None:
+    """Decide about a message, and tell its trace. Returns: the message as the stream is to take it, and will decide about
+    it in the same way; None: it was for the trace alone. Raises: NotLoaded; nothing is told then."""
+    stored = None if msg.trace.only else _untraced(msg)
+    candidate = Candidate(Pending(context.live.last_seq + 1, source, time_ns, lambda pending: True))
+    candidate.begin(stored or msg)
+    subject, no_interest, error = b"", False, ""
+    try:
+        _check(candidate, Checks(context, config, TABLE[:_KNOWN]))
+        subject = candidate.subject
+        no_interest = config.retention == "interest" and not context.interest.wants(subject)
+        if stored is not None and not no_interest:
+            _check(candidate, Checks(context, config, TABLE[_KNOWN:]))
+    except (BatchMember, FastMember):
+        # The batch decides later, and only what is really published can belong to it.
+        pass
+    except Duplicate as duplicate:
+        error = "msgid is duplicate"
+        if stored is None:
+            replies.duplicate(msg[1], duplicate.seq)
+    except ApiError as refusal:
+        error = _words(refusal, candidate)
+        if stored is None:
+            replies.refused(msg[1], refusal)
+    msg.trace.decided(config.name, subject, no_interest=no_interest, error=error)
+    return stored
+
+
+def _check(candidate: Candidate, checks: Checks) -> None:
+    for check in checks.of(candidate) if candidate.hlen else checks.of_all:
+        check(candidate)
+
+
+def _untraced(msg: Msg) -> Msg:
+    subject, reply, hlen, body = msg
+    block = headers.set(body[:hlen], DEST, DISABLED)
+    return subject, reply, len(block), block + body[hlen:]
+
+
+def _words(error: ApiError, candidate: Candidate) -> str:
+    """The error as nats-server's traces show it."""
+    code, text = error.err_code, error.description
+    if code == 10071:
+        last = text.rpartition(" ")[2]
+        by_subject = candidate.headers.get(expectations.LAST_SUBJECT_SEQUENCE)
+        expected = by_subject or candidate.headers.get(expectations.LAST_SEQUENCE) or b""
+        return f"last sequence{' by subject' if by_subject else ''} mismatch: {expected.decode('utf-8', 'replace')} vs {last}"
+    if code == 10070:
+        expected = candidate.headers.get(expectations.LAST_MSG_ID) or b""
+        return f'last msgid mismatch: "{expected.decode("utf-8", "replace")}" vs "{text.removeprefix("wrong last msg ID: ")}"'
+    return _OTHER_WORDS.get(code) or (text if code in _PLAIN else f"{text} ({code})")

@@ -1,0 +1,341 @@
+"""Reads all stored objects again and again, slowly, and checks them as ``jetblock fsck`` does: header and key, sizes, checksums,
+parts against each other; and that every object which live blocks lie in is there.
+
+    wait ── list a folder, page by page ── read each object, no faster than the rate ── check it in a thread ── next folder
+      └──────────────── until the next pass is due <── compare the listing with what live blocks lie in <──┘
+
+The broker that owns the shard does it, and a standby does not. Where it stands is kept in memory: who takes the shard over
+begins at the first object. A damaged object is noted, and the next one is read; nothing is mended, moved or deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from array import array
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from broker.clock import Clock
+from broker.inspect.objects import Checked, Fault, check_object
+from broker.inspect.problems import RESTORE, Problem, of_error
+from broker.inspect.source import Source
+from broker.storage.format.header import ObjectKind, Position, key_position, position_key
+from broker.storage.objectstore import NotFound, ObjectInfo, ObjectStore, StoreError
+from broker.storage.paths import FORMAT, STREAMS, ShardPaths, parse, run_key
+from broker.storage.state.applied import ShardState
+from broker.storage.state.table import RunKey
+
+__all__ = ["Affected", "Finding", "ScrubSettings", "Scrubber"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PAGE = 1000
+_SLICE = 4096
+"""Entries compared in one turn of the loop."""
+_FINDINGS_MAX = 1000
+_SHOWN_MAX = 20
+_TRY_AGAIN_SECONDS = 60.0
+
+_MEANS = {
+    ObjectKind.CLAIM: "nothing needs it while its key is there",
+    ObjectKind.ROOT: "the next start takes another checkpoint, if one is sound",
+    ObjectKind.PAGES: "checkpoints that name it cannot be used by the next start",
+    ObjectKind.INBOX: "the request will not be granted",
+    ObjectKind.FORMAT: "the next start will be refused",
+    ObjectKind.SEAL: "the next start may be refused",
+    ObjectKind.SEGMENT: "the next start may be refused, if it has to read this entry",
+    ObjectKind.RUN: "what streams have in it cannot be read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubSettings:
+    """``interval_ns``: from the beginning of a pass to that of the next one."""
+
+    interval_ns: int = 7 * 86_400_000_000_000
+    bytes_per_second: int = 1 << 20
+
+
+class Affected(NamedTuple):
+    """Messages of a stream that a damaged part held, if the stream still reads them from there."""
+
+    account: str
+    stream: str
+    first_seq: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A damaged or missing object."""
+
+    problem: Problem
+    affected: tuple[Affected, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"object": self.problem.object, "what": self.problem.what, "means": self.problem.means}
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a pass stands: the folder, and the last key that was read in it. The listing so far: positions of the log, runs."""
+
+    folder: int = 0
+    after: str = ""
+    upto: Position | None = None
+    log: array[int] = field(default_factory=lambda: array("Q"))
+    runs: set[str] = field(default_factory=set)
+
+
+class Scrubber:
+    """Scrubs one shard's store. ``start`` with the state of the shard when it is owned, ``stop`` when it is not any more.
+
+    Attributes: ``passes`` completed; ``objects``, ``bytes`` checked since the process began.
+    """
+
+    def __init__(self, store: ObjectStore, paths: ShardPaths, clock: Clock, settings: ScrubSettings,
+                 found: Callable[[Finding], object] = lambda _: None) -> None:
+        """Args: ``found`` is called on the loop, once for each object."""
+        self.settings = settings
+        self.passes = self.objects = self.bytes = 0
+        self._store = store
+        self._paths = paths
+        self._clock = clock
+        self._found = found
+        self._findings: dict[str, Finding] = {}
+        self._more = 0
+        """Findings that are not kept."""
+        self._told: set[str] = set()
+        self._place = _Place()
+        self._began_ns: int | None = None
+        self._state: Callable[[], ShardState] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._beside: _Beside | None = None
+        self._due_ns = 0
+        """When the next byte may be read, by the rate."""
+
+    @property
+    def damaged(self) -> int:
+        """Objects that are damaged or missing, as of when they were read last."""
+        return len(self._findings) + self._more
+
+    def figures(self) -> dict[str, Any]:
+        """For monitoring."""
+        return {"passes": self.passes, "objects": self.objects, "bytes": self.bytes, "at": self._place.after,
+                "damaged": self.damaged, "findings": [one.to_json() for one in list(self._findings.values())[:_SHOWN_MAX]]}
+
+    def start(self, state: Callable[[], ShardState]) -> None:
+        """Work from now on."""
+        self._state = state
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="scrub")
+
+    async def stop(self) -> None:
+        """End; a later ``start`` goes on where it was."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            await beside.stop()
+        self._state = None
+
+    async def _run(self) -> None:
+        settings = self.settings
+        while True:
+            if self._began_ns is None:
+                self._began_ns = self._clock.monotonic_ns()
+            try:
+                await self.scrub()
+            except StoreError as error:
+                _log.warning("scrubbing goes on later: %s", error)
+                await asyncio.sleep(_TRY_AGAIN_SECONDS)
+                continue
+            except Exception:
+                _log.exception("scrubbing failed; it begins anew later")
+                self._place = _Place()
+            began_ns, self._began_ns = self._began_ns, None
+            await asyncio.sleep(max(0, began_ns + settings.interval_ns - self._clock.monotonic_ns()) / 1e9)
+
+    # --- one pass -----------------------------------------------------------------------------------------------------
+
+    async def scrub(self) -> None:
+        """One pass, or the rest of one that was interrupted. Raises: StoreError, and the next call goes on."""
+        assert self._state is not None
+        place, paths = self._place, self._paths
+        if place.upto is None:
+            place.upto = self._state().position
+        folders = (paths.epochs, paths.logs, paths.checkpoints, paths.page_objects, paths.runs, paths.requests, STREAMS, FORMAT)
+        if self._beside is None:
+            self._beside = _Beside(f"scrub {self._store.url}")
+        source = _Paced(self._store, asyncio.get_running_loop(), self._pace)
+        while place.folder < len(folders):
+            async for info in self._listed(folders[place.folder], place.after):
+                await self._check(source, info)
+                place.after = info.key
+                self._note(info)
+            place.folder, place.after = place.folder + 1, ""
+        await self._compare()
+        self._place = _Place()
+        self.passes += 1
+
+    async def _listed(self, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
+        while page := await self._store.list(prefix, after, _PAGE):
+            for info in page:
+                yield info
+            after = page[-1].key
+
+    def _note(self, info: ObjectInfo) -> None:
+        key = parse(info.key)
+        if key is None:
+            return
+        if key.kind == ObjectKind.SEGMENT and key.position is not None:
+            self._place.log.append(position_key(key.position))
+        elif key.kind == ObjectKind.RUN:
+            self._place.runs.add(info.key)
+
+    async def _check(self, source: Source, info: ObjectInfo) -> None:
+        key = parse(info.key)
+        if key is None or self._beside is None:
+            return
+        checked = await self._beside.run(check_object(source, info, key, lambda *_: None))
+        if not checked.gone:
+            self.objects += 1
+            self.bytes += info.size
+        if checked.faults and not checked.gone:
+            self._tell(self._finding(checked))
+        else:
+            self._sound(info.key)
+
+    async def _compare(self) -> None:
+        """Find objects that live blocks lie in, and that the listing had not. Raises: StoreError."""
+        assert self._state is not None
+        place, state = self._place, self._state()
+        assert place.upto is not None
+        upto = position_key(place.upto)
+        segments = list(state.segments.items())
+        for at in range(0, len(segments), _SLICE):
+            for number, live in segments[at:at + _SLICE]:
+                where = bisect_left(place.log, number)
+                listed = where < len(place.log) and place.log[where] == number
+                if live and number <= upto and not listed:
+                    await self._expect(self._paths.log(key_position(number)), partial(self._live_segment, number))
+            await asyncio.sleep(0)
+        for run in list(state.runs):
+            epoch, number, _, stream_id = run
+            stream = state.streams.get(stream_id)
+            if Position(epoch, number) > place.upto or (stream_id and stream is None):
+                continue
+            account, name = (stream.account, stream.name) if stream is not None else ("", "")
+            if (key := run_key(self._paths, run, account, name)) not in place.runs:
+                await self._expect(key, partial(self._live_run, run))
+
+    def _live_segment(self, number: int) -> bool:
+        assert self._state is not None
+        return bool(self._state().segments.get(number))
+
+    def _live_run(self, run: RunKey) -> bool:
+        assert self._state is not None
+        return run in self._state().runs
+
+    async def _expect(self, key: str, named: Callable[[], bool]) -> None:
+        """An object is there, or not named any more. Raises: StoreError."""
+        try:
+            await self._store.get(key, 0, 1)
+        except NotFound:
+            if named():
+                self._tell(Finding(Problem(key, "it is missing", "what streams have in it cannot be read", RESTORE)))
+
+    # --- findings -----------------------------------------------------------------------------------------------------
+
+    def _finding(self, checked: Checked) -> Finding:
+        assert self._state is not None
+        fault: Fault = checked.faults[0]
+        affected = []
+        for one in checked.faults:
+            stream = self._state().streams.get(one.row.stream_id) if one.row is not None else None
+            if stream is not None and one.last_seq >= max(stream.first_seq, 1):
+                affected.append(Affected(stream.account, stream.name, max(one.first_seq, stream.first_seq), one.last_seq))
+        said = [f"stream {one.account}/{one.stream}: messages {one.first_seq} to {one.last_seq}, if it still reads them here, "
+                f"cannot be read" for one in dict.fromkeys(affected)]
+        means = "; ".join(said[:10]) if said else _MEANS.get(checked.key.kind, "it cannot be used")
+        return Finding(of_error(checked.info.key, fault.error, means), tuple(dict.fromkeys(affected)))
+
+    def _tell(self, finding: Finding) -> None:
+        key = finding.problem.object
+        if key not in self._findings and len(self._findings) >= _FINDINGS_MAX:
+            self._more += 1
+            return
+        self._findings[key] = finding
+        if key in self._told:
+            return
+        self._told.add(key)
+        problem = finding.problem
+        _log.error("scrubbing found damage: %s: %s: %s; %s", self._store.url, problem, problem.means, problem.remedy)
+        self._found(finding)
+
+    def _sound(self, key: str) -> None:
+        if self._findings.pop(key, None) is not None:
+            self._told.discard(key)
+            _log.info("%s: %s is sound again, or not needed any more", self._store.url, key)
+
+    # --- pace ---------------------------------------------------------------------------------------------------------
+
+    async def _pace(self, size: int) -> None:
+        """Return when ``size`` more bytes may have been read."""
+        now_ns = self._clock.monotonic_ns()
+        begin_ns = max(self._due_ns, now_ns)
+        self._due_ns = begin_ns + size * 1_000_000_000 // self.settings.bytes_per_second
+        await asyncio.sleep((begin_ns - now_ns) / 1e9)
+
+
+class _Paced(Source):
+    """The store as it is read from another thread's loop: requests run on the broker's own, at the set rate."""
+
+    def __init__(self, store: ObjectStore, loop: asyncio.AbstractEventLoop,
+                 pace: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        super().__init__(store)
+        self._bare = store
+        self._loop = loop
+        self._pace = pace
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._get(key, start, end), self._loop))
+
+    async def _get(self, key: str, start: int, end: int | None) -> bytes:
+        data = await self._bare.get(key, start, end)
+        await self._pace(len(data))
+        return data
+
+
+class _Beside:
+    """A thread with a loop of its own, so that checking holds nobody up."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, which runs there."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def stop(self) -> None:
+        """End the thread."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        await asyncio.to_thread(self._thread.join)
+        self._loop.close()
+
+    async def _end(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._loop.stop()

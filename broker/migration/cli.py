@@ -1,0 +1,244 @@
+"""``jetblock migrate SOURCE TARGET``: streams with their consumers from a nats-server into a jetblock, or into a store.
+
+Exit status: 0 all chosen streams are at the target as they were; 1 the run came to its end, and problems are listed; 2 it did
+not, or could not begin, with the reason on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from broker.migration.errors import CannotMigrate
+from broker.migration.folders import FolderSource
+from broker.migration.login import Login, connect
+from broker.migration.run import PRESENT, Choice, Moved, chosen, move
+from broker.migration.server_source import ServerSource
+from broker.migration.streams import Origin
+from broker.migration.target import Target
+from broker.output import Table, count, printable, size
+from broker.progress import Progress
+from broker.suggest import did_you_mean
+
+__all__ = ["main"]
+
+_SERVER = ("nats://", "tls://", "ws://", "wss://")
+_STORE = ("file://", "s3://")
+_SECRET = {"user", "password", "token", "creds", "nkey"}
+
+_EPILOG = """\
+SOURCE is a nats-server (nats://HOST:PORT, version 2.15 or newer) or a folder that `nats stream backup` or `nats account backup`
+wrote. TARGET is a running jetblock (nats://HOST:PORT) or a store (file://DIR, s3://BUCKET/PREFIX) on which no broker runs.
+USER:PASSWORD@ or TOKEN@ may stand before HOST. Nothing at the source is changed. An interrupted command is run again: it goes on
+with the streams that are missing at the target, where each is whole or not there at all.
+
+FILE of --accounts is a JSON list with an object for each account: {"source": {…}, "target": {…}, "streams": […]}; in source and
+target any of user, password, token, creds, nkey, and for a store as the target: account.
+status: 0 all is at the target as it was, 1 finished and problems are listed, 2 not finished, or refused
+"""
+
+
+class _Work(NamedTuple):
+    """One account's part."""
+
+    source: Login
+    target: Login
+    names: tuple[str, ...]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one migration; returns the exit status."""
+    try:
+        options = _parse(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    # What the broker inside a run on a store would log: only what goes wrong is of interest.
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    progress, moved = Progress(), list[Moved]()
+    error = ""
+    try:
+        asyncio.run(_run(options, progress, moved))
+    except KeyboardInterrupt:
+        progress.clear()
+        print("jetblock migrate: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except CannotMigrate as failed:
+        error = str(failed)
+    progress.clear()
+    if options.json:
+        json.dump({"source": _hidden(options.source), "target": _hidden(options.target), "finished": not error, "error": error,
+                   "streams": [one.to_json() for one in moved]}, sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(_lines(moved)))
+    if error:
+        print(f"jetblock migrate: {printable(error)}", file=sys.stderr)
+        return 2
+    return 1 if any(one.problems for one in moved) else 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="jetblock migrate", epilog=_EPILOG,
+                                     description="Move streams and consumers from a nats-server into a jetblock.",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", metavar="SOURCE", help="a nats-server's URL, or a folder with backups")
+    parser.add_argument("target", metavar="TARGET", help="a jetblock's URL, or a store's")
+    parser.add_argument("--stream", action="append", default=[], metavar="NAME", help="only this stream; may be repeated")
+    parser.add_argument("--no-consumers", action="store_true", help="leave the consumers out")
+    parser.add_argument("--replace", action="store_true",
+                        help="move a stream again that the target has in an older state: it is deleted there first")
+    parser.add_argument("--memory-to-file", action="store_true", help="store streams that are in memory at the source")
+    parser.add_argument("--verify", action="store_true", help="read all messages again on both sides, and compare them")
+    for side in ("source", "target"):
+        parser.add_argument(f"--{side}-creds", default="", metavar="FILE", help=f"credentials (JWT and seed) for the {side}")
+        parser.add_argument(f"--{side}-nkey", default="", metavar="FILE", help=f"the seed of a user's key for the {side}")
+        parser.add_argument(f"--{side}-tls-ca", default="", metavar="FILE", help=f"who signed the {side}'s certificate")
+        parser.add_argument(f"--{side}-tls-cert", default="", metavar="FILE", help=f"our certificate for the {side}")
+        parser.add_argument(f"--{side}-tls-key", default="", metavar="FILE", help="its key")
+    parser.add_argument("--target-account", default="", metavar="NAME",
+                        help="in a store: whose streams they are to be (default $G)")
+    parser.add_argument("--accounts", default="", metavar="FILE", help="several accounts in one run")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    options = parser.parse_args(list(arguments))
+    if not options.target.startswith((*_SERVER, *_STORE)):
+        parser.error(f"TARGET {options.target!r} is neither a server's URL nor a store's: nats://HOST:PORT, file:///DIR or "
+                     f"s3://BUCKET/PREFIX")
+    if "://" in options.source and not options.source.startswith(_SERVER):
+        parser.error(f"SOURCE {options.source!r} is neither nats://HOST:PORT nor a folder; to copy a store, use jetblock copy")
+    if options.accounts and not options.source.startswith(_SERVER):
+        parser.error("--accounts is for a server as the source: a folder has one account's streams")
+    if options.target_account and not options.target.startswith(_STORE):
+        parser.error("--target-account is for a store as the target; on a server, the credentials say which account it is")
+    return options
+
+
+# --- what to do -------------------------------------------------------------------------------------------------------
+
+def _work(options: argparse.Namespace) -> list[_Work]:
+    """Raises: CannotMigrate."""
+    source, target = (
+        Login(url, creds=getattr(options, f"{side}_creds"), nkey=getattr(options, f"{side}_nkey"),
+              tls_ca=getattr(options, f"{side}_tls_ca"), tls_cert=getattr(options, f"{side}_tls_cert"),
+              tls_key=getattr(options, f"{side}_tls_key"))
+        for side, url in (("source", options.source), ("target", options.target)))
+    target = replace(target, account=options.target_account)
+    names = tuple(dict.fromkeys(options.stream))
+    if not options.accounts:
+        return [_Work(source, target, names)]
+    path = options.accounts
+    try:
+        rows = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise CannotMigrate(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CannotMigrate(f"{path}: {error}") from None
+    if not isinstance(rows, list) or not rows:
+        raise CannotMigrate(f"{path}: expected a list with an object for each account")
+    work = []
+    for number, row in enumerate(rows, 1):
+        where = f"{path}, account {number}"
+        row = _object(where, row, ("source", "target", "streams"))
+        chosen = row.get("streams", list(names))
+        if not isinstance(chosen, list) or not all(isinstance(name, str) for name in chosen):
+            raise CannotMigrate(f"{where}: streams is not a list of names")
+        sides = {side: _texts(f"{where}: {side}", row.get(side, {}), allowed)
+                 for side, allowed in (("source", _SECRET), ("target", _SECRET | {"account"}))}
+        if sides["target"].get("account") and not options.target.startswith(_STORE):
+            raise CannotMigrate(f"{where}: target: account is for a store; on a server, the credentials say which account it is")
+        work.append(_Work(replace(source, **sides["source"]), replace(target, **sides["target"]), tuple(chosen)))
+    return work
+
+
+def _object(where: str, value: Any, allowed: Sequence[str] | set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CannotMigrate(f"{where}: expected an object")
+    for key in value:
+        if key not in allowed:
+            raise CannotMigrate(f"{where}: unknown key {key!r}{did_you_mean(key, allowed)}")
+    return value
+
+
+def _texts(where: str, value: Any, allowed: set[str]) -> dict[str, str]:
+    for key, text in _object(where, value, allowed).items():
+        if not isinstance(text, str):
+            raise CannotMigrate(f"{where}: {key} is not text")
+    assert {one.name for one in fields(Login)} >= allowed
+    return dict(value)
+
+
+async def _run(options: argparse.Namespace, progress: Progress, moved: list[Moved]) -> None:
+    """Raises: CannotMigrate."""
+    work = _work(options)
+    lasting = options.target.startswith(_STORE)
+
+    def told(done: Moved) -> None:
+        moved.append(done)
+        progress.line(_line(done))
+
+    async with AsyncExitStack() as stack:
+        store = None
+        if lasting:
+            from broker.migration.store_target import StoreTarget
+
+            store = StoreTarget(options.target, [one.target.account for one in work])
+        # The sources first: a wrong password there should not create a store here.
+        origins = []
+        for one in work:
+            origin = await _origin(options.source, one)
+            stack.push_async_callback(origin.close)
+            origins.append((origin, await chosen(origin, one.names)))
+        if store is not None:
+            await store.start()
+            stack.push_async_callback(store.stop)
+        for one, (origin, streams) in zip(work, origins, strict=True):
+            connection = await (connect(one.target) if store is None else store.connect(one.target.account))
+            stack.push_async_callback(connection.close)
+            choice = Choice(consumers=not options.no_consumers, replace=options.replace,
+                            memory_to_file=options.memory_to_file, verify=options.verify, lasting=lasting)
+            await move(_account(one), origin, streams, Target(connection), choice, progress, told)
+
+
+async def _origin(source: str, work: _Work) -> Origin:
+    if source.startswith(_SERVER):
+        return ServerSource(await connect(work.source))
+    return FolderSource(Path(source))
+
+
+def _account(work: _Work) -> str:
+    """How a report names it."""
+    return work.target.account or work.source.user or Path(work.source.creds or work.source.nkey).stem or "-"
+
+
+def _hidden(url: str) -> str:
+    return Login(url).shown if url.startswith(_SERVER) else url
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+def _line(done: Moved) -> str:
+    if done.problems:
+        return f"{done.name}: {done.status}: {done.problems[0]}"
+    text = f"{done.name}: {done.status}, {count(done.numbers.messages)} messages, {size(done.numbers.bytes)}"
+    return text if done.status == PRESENT else f"{text}, {done.seconds:.1f} s"
+
+
+def _lines(moved: list[Moved]) -> list[str]:
+    table = Table(["account", "stream", "messages", "bytes", "first", "last", "consumers", "verified", "status"],
+                  ["messages", "bytes", "first", "last", "consumers", "verified"])
+    for one in moved:
+        table.add(one.account, one.name, one.numbers.messages, size(one.numbers.bytes), one.numbers.first_seq,
+                  one.numbers.last_seq, one.consumers, one.verified, one.status)
+    lines = table.flush() if moved else ["no streams"]
+    for heading, pick in (("problems", "problems"), ("notes", "notes")):
+        rows = [f"  {printable(one.name)}: {printable(text)}" for one in moved for text in getattr(one, pick)]
+        if rows:
+            lines += ["", f"{heading}:", *rows]
+    return lines

@@ -1,0 +1,91 @@
+"""Streams in folders, as ``nats stream backup`` and ``nats account backup`` write them.
+
+    FOLDER/backup.json          {"config": …, "state": …} as the API gave them
+    FOLDER/stream.tar.s2        the archive: since nats-server 2.15 no tar any more
+    FOLDER/<stream>/…           or such a folder for each stream
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from broker.migration.errors import CannotMigrate, StreamFailed
+from broker.migration.streams import Numbers, StreamToMove
+
+__all__ = ["FolderSource"]
+
+_FACTS, _ARCHIVE = "backup.json", "stream.tar.s2"
+_READ_BYTES = 256 << 10
+
+
+class FolderSource:
+    """One backup, or a folder of backups."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shown = str(folder)
+        self._folder = folder
+        self._of: dict[str, Path] = {}
+
+    async def streams(self) -> list[StreamToMove]:
+        return await asyncio.to_thread(self._find)
+
+    def _find(self) -> list[StreamToMove]:
+        folder = self._folder
+        try:
+            if (folder / _FACTS).exists():
+                folders = [folder]
+            else:
+                folders = sorted(one.parent for one in folder.glob(f"*/{_FACTS}"))
+        except OSError as error:
+            raise CannotMigrate(f"{folder}: cannot be read: {error.strerror}") from None
+        if not folders:
+            raise CannotMigrate(f"{folder}: no backup: neither it nor a folder in it has a {_FACTS}, which `nats stream backup` "
+                                f"writes")
+        found = []
+        for one in folders:
+            stream = _read(one)
+            if (other := self._of.setdefault(stream.name, one)) != one:
+                raise CannotMigrate(f"{one} and {other} are both backups of {stream.name}; move one of them away")
+            found.append(stream)
+        return found
+
+    async def numbers(self, stream: StreamToMove) -> Numbers:
+        return stream.numbers
+
+    async def archive(self, stream: StreamToMove, *, consumers: bool) -> AsyncGenerator[bytes, None]:
+        path = self._of[stream.name] / _ARCHIVE
+        try:
+            with path.open("rb") as file:
+                while data := await asyncio.to_thread(file.read, _READ_BYTES):
+                    yield data
+        except OSError as error:
+            raise StreamFailed(f"{path}: cannot be read: {error.strerror}") from None
+
+    async def close(self) -> None:
+        pass
+
+
+def _read(folder: Path) -> StreamToMove:
+    facts, archive = folder / _FACTS, folder / _ARCHIVE
+    try:
+        value: Any = json.loads(facts.read_bytes())
+        size = archive.stat().st_size
+    except OSError as error:
+        raise CannotMigrate(f"{error.filename}: cannot be read: {error.strerror}; the backup is not whole, take it "
+                            f"again") from None
+    except ValueError as error:
+        raise CannotMigrate(f"{facts}: {error}: the backup is not whole, take it again") from None
+    config = value.get("config") if isinstance(value, dict) else None
+    state = value.get("state") if isinstance(value, dict) else None
+    if not isinstance(config, dict) or not isinstance(state, dict) or not isinstance(config.get("name"), str):
+        raise CannotMigrate(f"{facts}: no configuration and state of a stream in it: not what `nats stream backup` writes")
+    try:
+        numbers = Numbers.of(state)
+        consumers = int(state.get("consumer_count", 0))
+    except (TypeError, ValueError):
+        raise CannotMigrate(f"{facts}: its state is not one of a stream") from None
+    return StreamToMove(config["name"], config, numbers, archive_bytes=size, consumers=consumers)

@@ -1,0 +1,191 @@
+"""Who a client logs in as, and the connection that it gets: nats-py's, without reconnecting.
+
+A connection that breaks ends the run with a clear error: a stream's archive cannot go on from its middle, and the same command
+again goes on with the streams that are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from broker.migration.errors import CannotMigrate
+from broker.nkeys import KeyPair
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.transport import Transport
+
+__all__ = ["ApiRefusal", "Connection", "Login", "connect"]
+
+_CONNECT_SECONDS = 10
+_TOKEN = re.compile(r"-----BEGIN NATS USER JWT-----\s+(\S+)\s+-+END")
+_SEED = re.compile(r"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-+END")
+
+
+@dataclass(frozen=True)
+class Login:
+    """Where to connect to, and as whom. ``account`` is for the target's store alone, which has no users."""
+
+    url: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    creds: str = ""
+    nkey: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    account: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Its address, without secrets."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+class ApiRefusal(Exception):
+    """The ``error`` member of an answer."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(f"{error.get('description', 'unknown error')} (error {error.get('err_code', error.get('code', 0))})")
+        self.err_code = int(error.get("err_code", 0))
+
+
+class Connection:
+    """A connected client, and JetStream's API through it."""
+
+    def __init__(self, client: Client, shown: str, lost: asyncio.Event) -> None:
+        self.client = client
+        self.shown = shown
+        self.lost = lost
+
+    async def api(self, subject: str, body: Any = None, *, seconds: float = 30.0) -> dict[str, Any]:
+        """The answer to a request below ``$JS.API``. Raises: ApiRefusal; CannotMigrate."""
+        return self.answer(await self.request(f"$JS.API.{subject}", b"" if body is None else json.dumps(body).encode(), seconds))
+
+    @staticmethod
+    def answer(data: bytes) -> dict[str, Any]:
+        """Raises: ApiRefusal; CannotMigrate."""
+        try:
+            value = json.loads(data)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise CannotMigrate("an answer that is no JSON object")
+        if isinstance(error := value.get("error"), dict):
+            raise ApiRefusal(error)
+        return value
+
+    async def request(self, subject: str, data: bytes, seconds: float) -> bytes:
+        """Raises: CannotMigrate."""
+        from nats.errors import Error, NoRespondersError
+
+        try:
+            return bytes((await self.client.request(subject, data, timeout=seconds)).data)
+        except NoRespondersError:
+            raise CannotMigrate(f"{self.shown}: nobody answers {subject}: JetStream is off there, or in this account") from None
+        except TimeoutError:
+            raise CannotMigrate(f"{self.shown}: no answer to {subject} within {seconds:g} s") from None
+        except (Error, OSError) as error:
+            raise CannotMigrate(f"{self.shown}: the connection was lost ({_said(error)}); run the same command again to go "
+                                f"on") from None
+
+    async def close(self) -> None:
+        if not self.client.is_closed:
+            await self.client.close()
+
+
+async def connect(login: Login, transport: Transport | None = None) -> Connection:
+    """Raises: CannotMigrate."""
+    try:
+        from nats.aio.client import Client
+        from nats.errors import Error
+    except ImportError:
+        raise CannotMigrate("the NATS client is not installed: pip install nats-py") from None
+
+    client, lost, problems = Client(), asyncio.Event(), list[Exception]()
+    if transport is not None:
+        client._transport = transport
+
+    async def on_lost() -> None:
+        lost.set()
+
+    async def on_error(error: Exception) -> None:
+        problems.append(error)
+
+    options: dict[str, Any] = {"disconnected_cb": on_lost, "closed_cb": on_lost, "error_cb": on_error}
+    options |= {key: value for key, value in (("user", login.user), ("password", login.password), ("token", login.token)) if value}
+    if login.tls_ca or login.tls_cert or login.url.startswith(("tls://", "wss://")):
+        options["tls"] = _tls(login)
+    if login.creds:
+        token, pair = _credentials(login.creds)
+        options |= {"user_jwt_cb": lambda: bytearray(token.encode()), "signature_cb": _signer(pair)}
+    elif login.nkey:
+        pair = _pair(_read(login.nkey).strip(), login.nkey)
+        client._public_nkey = pair.public
+        options["signature_cb"] = _signer(pair)
+    try:
+        async with asyncio.timeout(3 * _CONNECT_SECONDS):
+            await client.connect(login.url, allow_reconnect=False, max_reconnect_attempts=0, connect_timeout=_CONNECT_SECONDS,
+                                 name="jetblock migrate", **options)
+    except (Error, OSError, ValueError, TimeoutError) as error:
+        reason = _said(problems[-1] if problems else error)
+        raise CannotMigrate(f"{login.shown}: cannot connect: {reason}; check the address, that the server is up, and the "
+                            f"credentials") from None
+    return Connection(client, login.shown, lost)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, socket.gaierror):
+        return "there is no such host"
+    text = str(error).removeprefix("nats: ") or type(error).__name__
+    return " ".join(text.split())
+
+
+def _tls(login: Login) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=login.tls_ca or None)
+        if login.tls_cert:
+            context.load_cert_chain(login.tls_cert, login.tls_key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise CannotMigrate(f"{login.shown}: TLS: {_said(error)}; check the files") from None
+    return context
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeError) as error:
+        raise CannotMigrate(f"{path}: cannot be read: {_said(error)}") from None
+
+
+def _credentials(path: str) -> tuple[str, KeyPair]:
+    text = _read(path)
+    token, seed = _TOKEN.search(text), _SEED.search(text)
+    if token is None or seed is None:
+        raise CannotMigrate(f"{path}: no credentials: a user's token and seed are expected in it")
+    return token[1], _pair(seed[1], path)
+
+
+def _pair(seed: str, path: str) -> KeyPair:
+    try:
+        return KeyPair.of_seed(seed)
+    except ValueError:
+        raise CannotMigrate(f"{path}: the seed in it is not valid") from None
+
+
+def _signer(pair: KeyPair) -> Callable[[str], bytes]:
+    return lambda nonce: base64.b64encode(pair.sign(nonce.encode()))

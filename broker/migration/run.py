@@ -1,0 +1,200 @@
+"""One run: each stream of one account is found at the target, or moved there, and checked.
+
+    nothing of that name at the target       it is moved
+    the same stream, whole                   it is passed over: an earlier run moved it
+    anything else                            it is left alone, and told; with ``replace`` an older copy of it is moved again
+
+The target takes a stream whole or not at all, so a run that was killed at any point is just run again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.gotime import parse_time
+from broker.jetstream.archive.values import ArchivedConsumer
+from broker.migration.adapt import Adapted, adapted_config, differences
+from broker.migration.compare import compare
+from broker.migration.errors import CannotMigrate, StreamFailed
+from broker.migration.server_source import snapshot
+from broker.migration.streams import Numbers, Origin, StreamToMove, in_order, origins_of
+from broker.migration.target import Target
+from broker.progress import Progress
+
+__all__ = ["PRESENT", "Choice", "Moved", "chosen", "move"]
+
+MOVED, PRESENT, FAILED = "moved", "there before", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How streams are moved. ``lasting``: the target's broker ends with the run."""
+
+    consumers: bool = True
+    replace: bool = False
+    memory_to_file: bool = False
+    verify: bool = False
+    lasting: bool = False
+
+
+@dataclass(slots=True)
+class Moved:
+    """What became of one stream. ``verified``: messages that were compared and are the same."""
+
+    account: str
+    name: str
+    status: str = FAILED
+    numbers: Numbers = field(default_factory=Numbers)
+    consumers: int = 0
+    seconds: float = 0.0
+    verified: int | None = None
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"account": self.account, "stream": self.name, "status": self.status, **self.numbers.to_json(),
+                "consumers": self.consumers, "seconds": round(self.seconds, 3), "verified": self.verified, "notes": self.notes,
+                "problems": self.problems}
+
+
+async def chosen(origin: Origin, names: Collection[str]) -> list[StreamToMove]:
+    """The streams of these names, or all, in the order in which they are moved. Raises: CannotMigrate."""
+    streams = in_order(await origin.streams())
+    known = {stream.name for stream in streams}
+    if unknown := [name for name in names if name not in known]:
+        raise CannotMigrate(f"{origin.shown} has no stream {unknown[0]}; it has {', '.join(sorted(known)) or 'none'}")
+    return [stream for stream in streams if not names or stream.name in names]
+
+
+async def move(account: str, origin: Origin, streams: Sequence[StreamToMove], target: Target, choice: Choice, progress: Progress,
+               told: Callable[[Moved], object]) -> None:
+    """Move these streams; ``told`` gets each when it is done. Raises: CannotMigrate: those told until then are at the target."""
+    names = {stream.name for stream in streams}
+    for stream in streams:
+        done = Moved(account, stream.name, notes=stream.notes)
+        began = time.monotonic()
+        try:
+            await _Move(stream, origin, target, choice, progress, done, names).run()
+        except StreamFailed as error:
+            done.status = FAILED
+            done.problems.append(str(error))
+        done.seconds = time.monotonic() - began
+        told(done)
+
+
+class _Move:
+    """One stream's move."""
+
+    def __init__(self, stream: StreamToMove, origin: Origin, target: Target, choice: Choice, progress: Progress, done: Moved,
+                 names: set[str]) -> None:
+        self._stream = stream
+        self._origin = origin
+        self._target = target
+        self._choice = choice
+        self._progress = progress
+        self._done = done
+        self._names = names
+
+    async def run(self) -> None:
+        """Raises: StreamFailed; CannotMigrate."""
+        stream, done, choice = self._stream, self._done, self._choice
+        if stream.config.get("storage") == "memory" and choice.lasting and not choice.memory_to_file:
+            raise StreamFailed("it lives in memory, and nothing of it would be in the store; give --memory-to-file to store it")
+        config = adapted_config(stream, memory_to_file=choice.memory_to_file)
+        there = await self._target.find(stream.name)
+        if there is not None and not await self._to_be_replaced(there):
+            done.status = PRESENT
+            done.numbers = Numbers.of(there["state"])
+            done.consumers = int(there["state"].get("consumer_count", 0))
+            wanted = stream.numbers
+        else:
+            wanted = await self._restore(config)
+            done.status = MOVED
+        if choice.verify:
+            await self._compare(config, wanted)
+
+    async def _to_be_replaced(self, there: dict[str, Any]) -> bool:
+        """Whether the target's stream, of the same name, is to go. Raises: StreamFailed; CannotMigrate."""
+        stream, found = self._stream, Numbers.of(there["state"])
+        same = not stream.created or parse_time(stream.created) == parse_time(str(there.get("created", "")))
+        if not same:
+            raise StreamFailed(f"the target has another stream of this name, created {there.get('created')}; rename or delete it")
+        different = differences(stream.config, stream.numbers, found)
+        if not different:
+            return False
+        what = ", ".join(different)
+        if found.last_seq > stream.numbers.last_seq:
+            raise StreamFailed(f"the target has gone on with it ({what}): it is in use there, and is left alone")
+        if not self._choice.replace:
+            raise StreamFailed(f"the target has it, but not as the source has it now ({what}); --replace deletes it there and "
+                               f"moves it again")
+        await self._target.delete(stream.name)
+        return True
+
+    async def _restore(self, config: dict[str, Any]) -> Numbers:
+        stream, done, progress = self._stream, self._done, self._progress
+        adapted = Adapted(stream, time.time_ns(), lasting=self._choice.lasting)
+        progress.begin()
+        moved, size = 0, stream.archive_bytes
+
+        def sent(count: int) -> None:
+            nonlocal moved
+            moved += count
+            progress.show(f"{stream.name}: {stream.numbers.messages} messages", moved, size)
+
+        any_origin = bool(origins := origins_of(stream.config)) and origins <= self._names
+        async with aclosing(self._origin.archive(stream, consumers=self._choice.consumers)) as archive:
+            done.numbers = await self._target.restore(stream, config, adapted.of(archive), any_origin=any_origin, sent=sent)
+        wanted = adapted.numbers or stream.numbers
+        different = differences(stream.config, wanted, done.numbers)
+        if different:
+            now = await self._origin.numbers(stream)
+            text = f"after the move it has {', '.join(different)}"
+            (done.notes if now != stream.numbers else done.problems).append(text)
+        elif (now := await self._origin.numbers(stream)) != wanted and not _copies(config):
+            done.notes.append(f"the source has gone on since: last_seq {now.last_seq}, messages {now.messages}; stop its "
+                              f"publishers and consumers, and run this again with --replace")
+        await self._check_consumers(adapted.consumers)
+        return wanted
+
+    async def _check_consumers(self, wanted: list[ArchivedConsumer]) -> None:
+        done = self._done
+        there = await self._target.consumers(self._stream.name)
+        done.consumers = len(there)
+        for consumer in wanted:
+            info = there.get(consumer.name)
+            if info is None:
+                brief = not consumer.config.get("durable_name")
+                (done.notes if brief else done.problems).append(f"consumer {consumer.name} is not there")
+                continue
+            pending = len(consumer.pending) if consumer.config.get("ack_policy") != "none" else 0
+            pairs = (("delivered", consumer.delivered[0], info["delivered"]["consumer_seq"]),
+                     ("ack floor", consumer.ack_floor[1], info["ack_floor"]["stream_seq"]),
+                     ("num_ack_pending", pending, info["num_ack_pending"]))
+            done.notes += [f"consumer {consumer.name} has {name} {found} instead of {was}"
+                           for name, was, found in pairs if found != was]
+
+    async def _compare(self, config: dict[str, Any], wanted: Numbers) -> None:
+        stream, done = self._stream, self._done
+        async with (aclosing(self._origin.archive(stream, consumers=False)) as here,
+                    aclosing(snapshot(self._target.connection, stream.name, consumers=False)) as there):
+            compared = await compare(here, there)
+        done.verified = compared.same
+        may_go = bool(config.get("max_age") or config.get("allow_msg_ttl") or config.get("retention", "limits") != "limits")
+        if compared.differing or (compared.missing and not may_go):
+            now = await self._origin.numbers(stream)
+            # What was published since is missing, and that was said already.
+            if compared.differing or now.last_seq == wanted.last_seq:
+                done.problems += compared.different
+        elif compared.missing:
+            done.notes.append(f"{compared.missing} messages have expired or were acked since")
+        if compared.added and not _copies(config):
+            done.notes.append(f"{compared.added} messages are no longer at the source")
+
+
+def _copies(config: dict[str, Any]) -> bool:
+    return bool(config.get("mirror") or config.get("sources"))

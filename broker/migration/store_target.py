@@ -1,0 +1,93 @@
+"""A store as the target: a broker of this process owns it for the time of the run, and has no port.
+
+It is what any broker would be on the store: it takes a claim, waits for an owner that was killed, stores, compacts, and seals at
+the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from nats.aio.transport import TcpTransport
+
+from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
+from broker.embedded import Broker
+from broker.errors import StartError
+from broker.migration.errors import CannotMigrate
+from broker.migration.login import Connection, Login, connect
+from broker.storage.objectstore import StoreError, open_store
+from broker.storage.paths import ShardPaths
+
+__all__ = ["StoreTarget"]
+
+_START_SECONDS = 90.0
+"""Longer than an owner of a bucket that was killed is waited for, unless its lease is unusually long."""
+
+
+class _Inside(TcpTransport):
+    """A client's transport into the broker of this process."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._broker = broker
+
+    def __bool__(self) -> bool:
+        """A client takes one of its own if this is false."""
+        return True
+
+    async def connect(self, *_: Any, **__: Any) -> None:
+        self._bare_io_reader, self._bare_io_writer = await self._broker.connect()
+        self._io_reader, self._io_writer = self._bare_io_reader, self._bare_io_writer
+
+
+class StoreTarget:
+    """The broker on the store ``url``, with these accounts besides the default one."""
+
+    def __init__(self, url: str, accounts: Iterable[str]) -> None:
+        self._url = url
+        self._password = secrets.token_hex(16)
+        names = sorted({*accounts} - {DEFAULT_ACCOUNT, ""})
+        users = tuple(User(name, self._password, name) for name in (DEFAULT_ACCOUNT, *names))
+        self._broker = Broker(url, port=None, settings={
+            "auth.users": users, "accounts.configured": tuple(AccountSettings(name, NO_LIMITS)
+                                                                                      for name in (DEFAULT_ACCOUNT, *names)),
+            "server_name": "jetblock-migrate"})
+
+    async def start(self) -> None:
+        """Take the store. Raises: CannotMigrate."""
+        try:
+            await self._expect_free()
+            async with asyncio.timeout(_START_SECONDS):
+                await self._broker.start()
+        except TimeoutError:
+            raise CannotMigrate(f"{self._url}: another broker owns the store: stop it, or give its URL (nats://…) as the "
+                                f"target") from None
+        except (StartError, StoreError, ValueError) as error:
+            raise CannotMigrate(f"{self._url}: {error}") from None
+
+    async def _expect_free(self) -> None:
+        """On a directory the lock tells at once."""
+        store = open_store(self._url)
+        try:
+            if store.try_lock is not None:
+                lock = store.try_lock(ShardPaths().prefix.rstrip("/"))
+                if lock is None:
+                    raise CannotMigrate(f"{self._url}: a broker runs on this store: stop it, or give its URL (nats://…) as the "
+                                        f"target")
+                lock.release()
+        finally:
+            await store.close()
+
+    async def connect(self, account: str) -> Connection:
+        """Raises: CannotMigrate."""
+        login = Login("nats://inside", user=account or DEFAULT_ACCOUNT, password=self._password)
+        connection = await connect(login, _Inside(self._broker))
+        connection.shown = self._url
+        return connection
+
+    async def stop(self) -> None:
+        """Store everything, and give the store back."""
+        await self._broker.stop()

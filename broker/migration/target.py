@@ -1,0 +1,132 @@
+"""Streams put into a running jetblock, over the API that restores archives: each is there whole, or not at all.
+
+A broker gives a client up after five seconds without a chunk, so while the source is slow a byte is sent every other second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from broker.migration.errors import StreamFailed
+from broker.migration.login import ApiRefusal, Connection
+from broker.migration.streams import Numbers, StreamToMove
+
+__all__ = ["Target"]
+
+_CHUNK_BYTES_MAX = 256 << 10
+_KEEP_ALIVE_SECONDS = 2.0
+_CHUNK_SECONDS = 300.0
+"""A broker answers a chunk when it has room in its log: however long its store is slow."""
+_END_SECONDS = 3600.0
+
+_STREAM_NOT_FOUND, _NAME_IN_USE = 10059, 10130
+_IN_USE_TRIES = 40
+"""Half seconds until the broker has noticed that an earlier run, which was killed, sends nothing more."""
+
+
+class Target:
+    """One account of a jetblock."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.shown = connection.shown
+        self.connection = connection
+        info = connection.client._server_info
+        self._chunk_bytes = min(_CHUNK_BYTES_MAX, int(info.get("max_payload", _CHUNK_BYTES_MAX)))
+
+    async def find(self, name: str) -> dict[str, Any] | None:
+        """The stream's info; None: there is none. Raises: StreamFailed; CannotMigrate."""
+        try:
+            return await self.connection.api(f"STREAM.INFO.{name}")
+        except ApiRefusal as error:
+            if error.err_code == _STREAM_NOT_FOUND:
+                return None
+            raise StreamFailed(f"the target cannot tell whether it has it: {error}") from None
+
+    async def consumers(self, name: str) -> dict[str, dict[str, Any]]:
+        """The infos of a stream's consumers, by name. Raises: StreamFailed; CannotMigrate."""
+        found: dict[str, dict[str, Any]] = {}
+        try:
+            while True:
+                page = await self.connection.api(f"CONSUMER.LIST.{name}", {"offset": len(found)})
+                infos = page.get("consumers") or []
+                found |= {info["name"]: info for info in infos}
+                if not infos or len(found) >= int(page.get("total", 0)):
+                    return found
+        except ApiRefusal as error:
+            raise StreamFailed(f"the target does not list its consumers: {error}") from None
+
+    async def delete(self, name: str) -> None:
+        """Raises: StreamFailed; CannotMigrate."""
+        try:
+            await self.connection.api(f"STREAM.DELETE.{name}")
+        except ApiRefusal as error:
+            raise StreamFailed(f"the target did not delete its own: {error}") from None
+
+    async def restore(self, stream: StreamToMove, config: dict[str, Any], archive: AsyncIterator[bytes], *, any_origin: bool,
+                      sent: Any) -> Numbers:
+        """Create the stream from its archive; ``sent(bytes)`` is called as it goes. Returns: what it has then.
+
+        Raises: StreamFailed, and there is no stream; CannotMigrate.
+        """
+        to = await self._begin(stream, config, any_origin=any_origin)
+        try:
+            async for chunk in _kept_alive(archive, self._chunk_bytes):
+                if answer := await self.connection.request(to, chunk, _CHUNK_SECONDS):
+                    Connection.answer(answer)
+                    raise StreamFailed("the target answered a chunk with something unexpected")
+                sent(len(chunk))
+            info = Connection.answer(await self.connection.request(to, b"", _END_SECONDS))
+        except ApiRefusal as error:
+            raise StreamFailed(f"the target did not take it: {error}") from None
+        return Numbers.of(info["state"])
+
+    async def _begin(self, stream: StreamToMove, config: dict[str, Any], *, any_origin: bool) -> str:
+        asked: dict[str, Any] = {"config": config, "state": stream.numbers.to_json()}
+        if stream.created:
+            asked["created"] = stream.created
+        elif any_origin:
+            asked["origins_restored"] = True
+        for _ in range(_IN_USE_TRIES):
+            try:
+                return str((await self.connection.api(f"STREAM.RESTORE.{stream.name}", asked))["deliver_subject"])
+            except ApiRefusal as error:
+                if error.err_code != _NAME_IN_USE or await self.find(stream.name) is not None:
+                    raise StreamFailed(f"the target refuses its configuration: {error}") from None
+            await asyncio.sleep(0.5)
+        raise StreamFailed("somebody else is restoring a stream of this name at the target; wait until that is done")
+
+
+async def _kept_alive(archive: AsyncIterator[bytes], chunk_bytes: int) -> AsyncIterator[bytes]:
+    """The archive in chunks of about one size, some bytes of which are held back for when nothing more comes."""
+    rest = bytearray()
+    source = aiter(archive)
+    coming: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            coming = asyncio.ensure_future(anext(source))
+            while True:
+                done, _ = await asyncio.wait((coming,), timeout=_KEEP_ALIVE_SECONDS)
+                if done:
+                    break
+                if rest:
+                    yield bytes(rest[:1])
+                    del rest[:1]
+            try:
+                rest += coming.result()
+            except StopAsyncIteration:
+                break
+            at = 0
+            while len(rest) - at > chunk_bytes:
+                yield bytes(rest[at:at + chunk_bytes])
+                at += chunk_bytes
+            del rest[:at]
+        if rest:
+            yield bytes(rest)
+    finally:
+        if coming is not None and not coming.done():
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+        if (close := getattr(source, "aclose", None)) is not None:
+            await close()

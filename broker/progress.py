@@ -1,0 +1,69 @@
+"""How far a long command has come: a bar on a terminal, a line from time to time elsewhere; always on standard error."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from broker.output import count, printable, size
+
+__all__ = ["Progress"]
+
+_LINE_SECONDS = 5.0
+_BAR_SECONDS = 0.1
+_BAR_CELLS = 24
+
+
+class Progress:
+    """Shows the last thing it was told, at most ten times a second on a terminal and every five seconds elsewhere."""
+
+    def __init__(self, out: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._out = out if out is not None else sys.stderr
+        self._now = now
+        self._terminal = self._out.isatty()
+        self._every = _BAR_SECONDS if self._terminal else _LINE_SECONDS
+        self._began = now()
+        self._next = self._began + self._every
+        self._drawn = False
+
+    def begin(self) -> None:
+        """A new piece of work: rates count from here."""
+        self._began = self._now()
+
+    def show(self, what: str, done: int, of: int) -> None:
+        """So many bytes of so many are done; ``of`` 0: it is not known how many. ``what`` says what else there is to say."""
+        now = self._now()
+        if now < self._next:
+            return
+        self._next = now + self._every
+        share = min(done / of, 1.0) if of else 0.0
+        rate = done / max(now - self._began, 1e-3)
+        text = f"{printable(what)}, {size(done)}" + (f" of {size(of)}" if of else "") + f", {size(int(rate))}/s"
+        if not self._terminal:
+            print(text, file=self._out, flush=True)
+            return
+        filled = round(share * _BAR_CELLS)
+        bar = f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {share:4.0%} " if of else ""
+        width = shutil.get_terminal_size().columns - 1
+        self._out.write(f"\r\x1b[K{(bar + text)[:width]}")
+        self._out.flush()
+        self._drawn = True
+
+    def objects(self, objects: int, of_objects: int, done: int, of: int) -> None:
+        """So many objects of so many, and their bytes."""
+        self.show(f"{count(objects)}" + (f" of {count(of_objects)}" if of_objects else "") + " objects", done, of)
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        self.clear()
+        print(printable(text), file=self._out, flush=True)
+
+    def clear(self) -> None:
+        """Remove the bar, so that something else can be printed."""
+        if self._drawn:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+            self._drawn = False

@@ -1,0 +1,103 @@
+"""Where a traced message goes, in the order in which it would be delivered.
+
+    eg    a client's subscription                  js    a stream, which completes the entry when it has decided
+    se    a stream export, to another account      si    a service import, into another account
+
+What is in other accounts is listed if their export or import allows traces. A message for the trace alone is handed to
+the streams here, and to nobody else.
+
+Source: nats-server, server/msgtrace.go, server/client.go (deliverMsg, processMsgResults, processServiceImport).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from broker.protocol.traced import TracedMsg
+from broker.server.routing.route import Peer, Relay, Subjects, Subscription
+from broker.server.routing.router import Router
+
+__all__ = ["Publisher", "Walk", "named", "text"]
+
+_HOPS_MAX = 64
+
+
+class Publisher(Peer, Protocol):
+    """The connection that published the message."""
+
+    cid: int
+    router: Router
+
+
+class Walk:
+    """Adds to ``events``, and to ``undecided`` the entries that streams complete."""
+
+    def __init__(self, client: Publisher, at: str, events: list[dict[str, Any]], undecided: list[dict[str, Any]]) -> None:
+        self._client = client
+        self._at = at
+        self._events = events
+        self._undecided = undecided
+        self._depth = 0
+
+    def follow(self, router: Subjects, msg: TracedMsg, now_ns: int, *, imported: bool = False) -> bool:
+        """Add all receivers of ``msg``. Returns: whether there are any. ``imported``: it came by a service import."""
+        received = False
+        subject = msg[0]
+        for sub, obstacle in router.audience(subject, self._client):
+            if sub.relay is not None:
+                received |= self._relay(sub.relay, msg, now_ns)
+            elif sub.original is None:
+                received |= self._receive(sub, sub, msg, router.name, now_ns, obstacle)
+            elif not imported:
+                assert sub.rename is not None
+                to = sub.rename(subject)
+                self._add("se", acc=sub.account, to=text(to))
+                received |= not obstacle
+                if sub.allow_trace:
+                    self._receive(sub, sub.original, msg.as_changed((to, *msg[1:])), sub.account, now_ns, obstacle)
+        return received
+
+    def _relay(self, relay: Relay, msg: TracedMsg, now_ns: int) -> bool:
+        hop = relay.hop(msg[0])
+        if hop is None or self._depth >= _HOPS_MAX:
+            return False
+        self._add("si", acc=hop.router.name, **{"from": text(msg[0])}, to=text(hop.to))
+        if not hop.traceable:
+            return False
+        self._depth += 1
+        # There is no way back for a stream's refusal of what is not delivered.
+        received = self.follow(hop.router, msg.as_changed((hop.to, b"", *msg[2:])), now_ns, imported=True)
+        self._depth -= 1
+        return received
+
+    def _receive(self, sub: Subscription, original: Subscription, msg: TracedMsg, account: str, now_ns: int,
+                 obstacle: str) -> bool:
+        if sub.stream:
+            event = self._add("js", stream=sub.stream)
+            self._undecided.append(event)
+            if msg.trace.only and original.handler is not None:
+                original.handler((msg,), 0, 1, self._client, now_ns)
+            return True
+        if sub.peer is None:
+            return False
+        who = sub.peer.identity()
+        elsewhere = {"acc": account} if account != self._client.router.name else {}
+        self._add("eg", kind=0, cid=who.get("id", 0), **named(who), **elsewhere, sub=text(sub.subject),
+                  **({"queue": text(sub.queue)} if sub.queue else {}), **({"error": obstacle} if obstacle else {}))
+        return not obstacle
+
+    def _add(self, event: str, **members: Any) -> dict[str, Any]:
+        added = {"type": event, "ts": self._at, **members}
+        self._events.append(added)
+        return added
+
+
+def named(identity: dict[str, Any]) -> dict[str, str]:
+    """A client's name, if it has one."""
+    name = identity.get("name")
+    return {"name": name} if name else {}
+
+
+def text(value: bytes) -> str:
+    """What clients sent, for JSON."""
+    return value.decode("utf-8", "replace")

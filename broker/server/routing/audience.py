@@ -1,0 +1,37 @@
+"""Who a message would go to, and who not, and why: for message traces.
+
+Source: nats-server, server/client.go (deliverMsg, processMsgResults).
+"""
+
+from __future__ import annotations
+
+import random
+
+from broker.server.routing.route import Peer, Subscription
+from broker.server.routing.sublist import Match
+
+__all__ = ["audience"]
+
+_NO_ECHO = "Not delivered because of no echo"
+_DENIED = "Not delivered because subscription denies this subject"
+
+
+def audience(match: Match[Subscription], subject: bytes, source: Peer,
+             rng: random.Random) -> list[tuple[Subscription, str]]:
+    """The subscriptions that match the literal ``subject``, of a queue group those that are tried: a random one and, while
+    one may not receive it, the next. Each with the reason why it receives nothing from ``source``; "": it does."""
+    found = [(sub, _obstacle(sub, subject, source)) for sub in match.plain]
+    for group in match.groups.values():
+        first = rng.randrange(len(group))
+        for sub in (*group[first:], *group[:first]):
+            obstacle = _obstacle(sub, subject, source)
+            found.append((sub, obstacle))
+            if not obstacle:
+                break
+    return found
+
+
+def _obstacle(sub: Subscription, subject: bytes, source: Peer) -> str:
+    if source.no_echo and sub.peer is source:
+        return _NO_ECHO
+    return _DENIED if sub.denies is not None and sub.denies(subject) else ""

@@ -1,0 +1,126 @@
+"""One persisted block as a table of blocks keeps it, and which objects blocks are stored in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from broker.storage.format.block import FIRST_SEQ, LAST_SEQ, BlockPlace, BlockRef, PackedRef
+from broker.storage.format.header import NUMBER_BITS, position_key
+from broker.storage.state.dead import DeadSet
+
+__all__ = ["BlockEntry", "Kept", "RunKey", "as_entry", "first_of", "last_of", "log_keys", "run_keys"]
+
+RunKey = tuple[int, int, int, int]
+"""Epoch, number and id of a run, and the stream that it belongs to alone, or 0."""
+
+_LOG = int(BlockPlace.LOG)
+_STREAM_RUN = int(BlockPlace.STREAM_RUN)
+
+
+class BlockEntry:
+    """One persisted block that still has a live message."""
+
+    __slots__ = ("dead", "dead_bytes", "dead_count", "ref")
+
+    def __init__(self, ref: BlockRef) -> None:
+        self.ref = ref
+        self.dead: DeadSet | None = None
+        self.dead_count = 0
+        """Messages removed by sequence; exact, except in blocks with gaps, where it may be too low."""
+        self.dead_bytes = 0
+        """Their user size; an estimate where a removed range ended within the block."""
+
+    @property
+    def first_seq(self) -> int:
+        return self.ref.first_seq
+
+    @property
+    def last_seq(self) -> int:
+        return self.ref.last_seq
+
+    @property
+    def live_msgs(self) -> int:
+        """Messages that were not removed by sequence."""
+        return self.ref.count - self.dead_count
+
+    def is_dead(self, seq: int) -> bool:
+        """Whether the message at ``seq``, which is in this block, was removed (the stream's first_seq left aside)."""
+        return self.dead is not None and seq in self.dead
+
+    def remove(self, first: int, last: int, msgs: int, size: int) -> bool:
+        """Mark what this block holds of first..last; returns whether anything is new.
+
+        Args: msgs and size are the range's own, so they are exact where the range is within the block.
+        """
+        ref = self.ref
+        within = first >= ref.first_seq and last <= ref.last_seq
+        low, high = max(first, ref.first_seq), min(last, ref.last_seq)
+        if low == ref.first_seq and high == ref.last_seq:
+            changed = self.dead_count < ref.count
+            self.dead_count, self.dead_bytes = ref.count, ref.bytes
+            return changed
+        if self.dead is None:
+            self.dead = DeadSet(ref.first_seq, ref.last_seq, ref.count)
+        new = self.dead.add(low, high)
+        if not new:
+            return False
+        if within:
+            self.dead_count += min(msgs, new)
+            self.dead_bytes += size
+        elif ref.gapless:
+            self.dead_count += new
+            self.dead_bytes = min(ref.bytes, self.dead_bytes + ref.bytes * new // ref.count)
+        return True
+
+    def pack(self) -> list[Any]:
+        ref = self.ref.pack()
+        return [ref] if self.dead is None else [ref, self.dead.pack(), self.dead_count, self.dead_bytes]
+
+    @classmethod
+    def unpack(cls, packed: Any, unpack_ref: Callable[[Any], BlockRef] = BlockRef.unpack) -> BlockEntry:
+        """Raises: ValueError, TypeError or Corrupt when ``packed`` is not what ``pack`` gives."""
+        entry = cls(unpack_ref(packed[0]))
+        if len(packed) > 1:
+            _, dead, entry.dead_count, entry.dead_bytes = packed
+            entry.dead = DeadSet(entry.ref.first_seq, entry.ref.last_seq, entry.ref.count)
+            entry.dead.load(dead)
+        return entry
+
+
+Kept = PackedRef | BlockEntry
+"""How a page keeps a block: as a reference while nothing of it is dead, or as an entry."""
+
+
+def run_keys(stream_id: int, blocks: Iterable[Kept]) -> Iterator[RunKey]:
+    """The run that each of ``blocks`` is stored in, except those in segments."""
+    for kept in blocks:
+        ref = kept if type(kept) is tuple else kept.ref.pack()  # type: ignore[union-attr]
+        if ref[0] != _LOG:
+            yield ref[1], ref[2], ref[3], stream_id if ref[0] == _STREAM_RUN else 0
+
+
+def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
+    """The ``position_key`` of the segment that each of ``blocks`` is stored in, except those in runs."""
+    for kept in blocks:
+        if isinstance(kept, BlockEntry):
+            ref = kept.ref
+            if ref.place == BlockPlace.LOG:
+                yield position_key(ref.position)
+        elif kept[0] == _LOG:
+            yield kept[1] << NUMBER_BITS | kept[2]
+
+
+def as_entry(kept: Kept) -> BlockEntry:
+    """``kept`` itself, or an entry made of it."""
+    return kept if isinstance(kept, BlockEntry) else BlockEntry(BlockRef.of(kept))
+
+
+def first_of(kept: Kept) -> int:
+    """Its first sequence."""
+    return kept.ref.first_seq if isinstance(kept, BlockEntry) else kept[FIRST_SEQ]
+
+
+def last_of(kept: Kept) -> int:
+    """Its last sequence."""
+    return kept.ref.last_seq if isinstance(kept, BlockEntry) else kept[LAST_SEQ]

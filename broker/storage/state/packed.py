@@ -1,0 +1,184 @@
+"""Neighbouring blocks of a table as the bytes that a checkpoint's page has of them, and what is asked of them most.
+
+A block takes 300 to 500 bytes as a tuple or an object, and some 40 in a page: so what no longer changes stays packed in
+memory, and is unpacked when it is looked at. Which objects the blocks are stored in, needed at every start to count what
+is alive in each, stands beside the page as a *summary*, which the checkpoint's directory has too: no page is unpacked for
+it.
+
+    summary    [first_seq, last_seq of the first block, last_seq, blocks, live messages, their bytes, time of the first
+                message, time of the last one, segments, runs]
+    segments   [[epoch, number of the first, count, base, width, cells], …]   the numbers' differences, as a column
+    runs       [[place, epoch, number, id, count], …]
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, groupby, pairwise, repeat
+from typing import Any, Final
+
+from broker.storage.format.block import BYTES, COUNT, FIRST_SEQ, FIRST_TIME_NS, LAST_SEQ, LAST_TIME_NS, BlockPlace
+from broker.storage.format.codec import Undecodable, Unpackable, unpack_tuples
+from broker.storage.format.columns import Column, read_column
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import NUMBER_BITS, NUMBER_MAX, ObjectKind, object_name
+from broker.storage.format.page import PageBody, PageRef
+from broker.storage.format.subject_filter import check_filter
+from broker.storage.state.entry import BlockEntry, Kept, RunKey, first_of, last_of, log_keys
+
+__all__ = ["Packed"]
+
+_RECENT_MAX: Final = 16_384
+"""Blocks that stay unpacked after they were looked at: some 8 MB."""
+
+_REF_FIELDS: Final = 18
+_LOG: Final = int(BlockPlace.LOG)
+_STREAM_RUN: Final = int(BlockPlace.STREAM_RUN)
+
+
+class Packed:
+    """Blocks in sequence order, at least one. Immutable."""
+
+    __slots__ = ("_facts", "_runs", "_segments", "body", "count", "filters", "first_seq", "front_last_seq", "last_seq", "source")
+
+    def __init__(self, body: PageBody, summary: Sequence[Any], *, filters: bool) -> None:
+        self.body = body
+        """As a BLOCKS page has it: [room, [entry, …]]."""
+        self.source: PageRef | None = None
+        """The page that the body was read from."""
+        self.filters = filters
+        """Whether a block may have a subject filter."""
+        (self.first_seq, self.front_last_seq, self.last_seq, self.count, *self._facts, self._segments,
+         self._runs) = summary
+
+    @classmethod
+    def of(cls, body: PageBody, entries: Sequence[Kept]) -> Packed:
+        """``entries`` are what ``body`` has."""
+        refs = [kept if type(kept) is tuple else kept.ref.pack() for kept in entries]  # type: ignore[union-attr]
+        dead = [kept for kept in entries if isinstance(kept, BlockEntry)]
+        runs = Counter([ref[:4] for ref in refs if ref[0] != _LOG])
+        summary = [
+            refs[0][FIRST_SEQ], refs[0][LAST_SEQ], refs[-1][LAST_SEQ], len(refs),
+            sum([ref[COUNT] for ref in refs]) - sum(entry.dead_count for entry in dead),
+            sum([ref[BYTES] for ref in refs]) - sum(entry.dead_bytes for entry in dead),
+            refs[0][FIRST_TIME_NS], refs[-1][LAST_TIME_NS],
+            _columns(log_keys(refs)), [(*run, count) for run, count in runs.items()]]
+        return cls(body, summary, filters=any(type(ref[-1]) is bytes for ref in refs))
+
+    @classmethod
+    def summarized(cls, body: PageBody, summary: Sequence[Any], *, filters: bool) -> Packed:
+        """``summary`` is what ``summary`` gave. Raises: ValueError or TypeError when it is not."""
+        first_seq, front_last_seq, last_seq, count, _, _, _, _, segments, runs = summary
+        if not 0 < first_seq <= front_last_seq <= last_seq or not 0 < count == (
+                sum(group[2] for group in segments) + sum(run[4] for run in runs)):
+            raise ValueError("the summary of a page of a block table does not add up")
+        return cls(body, summary, filters=filters)
+
+    @property
+    def summary(self) -> list[Any]:
+        """For the directory."""
+        return [self.first_seq, self.front_last_seq, self.last_seq, self.count, *self._facts, self._segments, self._runs]
+
+    def entries(self) -> list[Kept]:
+        """The blocks; not to be changed. Raises: Corrupt."""
+        entries = _recent.get(self)
+        if entries is None:
+            try:
+                entries = _unpacked(self.body)
+                if (len(entries), first_of(entries[0]), last_of(entries[0]), last_of(entries[-1])) != (
+                        self.count, self.first_seq, self.front_last_seq, self.last_seq):
+                    raise ValueError("it is not what its summary says")
+            except (Corrupt, Undecodable, Unpackable, ValueError, TypeError, IndexError, AttributeError) as error:
+                name = "block table" if self.source is None else object_name(ObjectKind.PAGES, self.source.position)
+                raise Corrupt(name, "page", 0 if self.source is None else self.source.offset, str(error)) from None
+            _recent.put(self, entries)
+        return entries
+
+    def take(self) -> list[Kept]:
+        """The blocks, which belong to the caller from now on. Raises: Corrupt."""
+        entries = self.entries()
+        _recent.drop(self)
+        return entries
+
+    def log_keys(self) -> Iterator[int]:
+        """The ``position_key`` of the segment that each block is stored in, except those in runs."""
+        return chain.from_iterable(map(_keys, self._segments))
+
+    def run_counts(self, stream_id: int) -> Iterator[tuple[RunKey, int]]:
+        """How many of the blocks are stored in each run."""
+        for place, epoch, number, run_id, count in self._runs:
+            yield (epoch, number, run_id, stream_id if place == _STREAM_RUN else 0), count
+
+
+def _columns(keys: Iterable[int]) -> list[tuple[int, int, int, int, int, bytes]]:
+    """Position keys as groups of one epoch each."""
+    groups = []
+    for epoch, some in groupby(sorted(keys), NUMBER_BITS.__rrshift__):
+        numbers = list(some)
+        column = Column.of([after - before for before, after in pairwise(numbers)])
+        groups.append((epoch, numbers[0] & NUMBER_MAX, len(numbers), column.base, column.width, column.cells))
+    return groups
+
+
+def _keys(group: Sequence[Any]) -> Iterable[int]:
+    """The position keys of one group of ``_columns``. Raises: ValueError."""
+    epoch, number, count, base, width, cells = group
+    first = epoch << NUMBER_BITS | number
+    steps, end = read_column(cells, 0, base, width, count - 1)
+    if end != len(cells):
+        raise ValueError("the numbers of segments do not fill their column")
+    if steps is not None:
+        return accumulate(steps, initial=first)
+    return range(first, first + base * count, base) if base else repeat(first, count)
+
+
+def _unpacked(body: PageBody) -> list[Kept]:
+    _, packed = body.unpack(unpack_tuples)
+    entries = [entry[0] if len(entry) == 1 else BlockEntry.unpack(entry) for entry in packed]
+    for ref in entries:
+        if type(ref) is tuple:
+            _check(ref)
+    return entries
+
+
+def _check(ref: tuple[Any, ...]) -> None:
+    """Raises: ValueError or TypeError unless ``ref`` is a packed reference."""
+    if len(ref) != _REF_FIELDS or set(map(type, ref[:-1])) != _INTEGERS:
+        raise ValueError("a block reference has other fields")
+    subjects = ref[-1]
+    if type(subjects) is bytes:
+        check_filter(subjects)
+    elif subjects is not None and {tuple(map(type, subject)) for subject in subjects} - _SUBJECTS:
+        raise ValueError("a subject summary holds something else")
+
+
+_INTEGERS: Final = {int}
+_SUBJECTS: Final = {(bytes, int, int, int)}
+
+
+class _Recent:
+    """The blocks of those that were unpacked last."""
+
+    def __init__(self, entries_max: int) -> None:
+        self._max = entries_max
+        self._count = 0
+        self._entries: OrderedDict[Packed, list[Kept]] = OrderedDict()
+
+    def get(self, packed: Packed) -> list[Kept] | None:
+        found = self._entries.get(packed)
+        if found is not None:
+            self._entries.move_to_end(packed)
+        return found
+
+    def drop(self, packed: Packed) -> None:
+        self._count -= len(self._entries.pop(packed))
+
+    def put(self, packed: Packed, entries: list[Kept]) -> None:
+        self._entries[packed] = entries
+        self._count += len(entries)
+        while self._count > self._max and len(self._entries) > 1:
+            self._count -= len(self._entries.popitem(last=False)[1])
+
+
+_recent = _Recent(_RECENT_MAX)

@@ -1,0 +1,120 @@
+"""Blocks of idle streams are dropped above a bound, and loaded again by whatever needs them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.jetstream.stream import dropping
+from broker.jetstream.stream.dropping import BlockBudget, drop_blocks
+from broker.jetstream.stream.stream import Stream
+from tests.jetstream.stream.world import World, everything, pub, publish, read_all
+
+MINUTE_NS = 60_000_000_000
+
+
+async def filled(world: World, name: str, blocks: int, **config: object) -> Stream:
+    """A stream with that many blocks of a message each, loaded."""
+    stream = world.stream(name, **config)
+    for n in range(blocks):
+        publish(world, stream, pub(b"%b.%d" % (name.encode(), n % 3), b"%d" % n))
+        await world.settle(stream)
+    await stream.look()
+    return stream
+
+
+async def test_what_needs_dropped_blocks_loads_them() -> None:
+    """Reads, removals, limits and consumers' reads behave as before; nothing of the stream's numbers changes."""
+    world = World()
+    stream = await filled(world, "S", 9, max_msgs=20)
+    before, numbers = await everything(stream), (stream.first_seq, stream.msgs, stream.size_bytes, stream.first_time_ns)
+    assert drop_blocks(stream) == stream.msgs == 9
+    assert not stream.live.looked
+    assert (stream.first_seq, stream.msgs, stream.size_bytes, stream.first_time_ns) == numbers
+    assert await read_all(stream) == before
+    assert drop_blocks(stream) == 9
+    assert await everything(stream) == before
+    assert drop_blocks(stream) == 9
+    await stream.delete_msg(4, True)
+    assert drop_blocks(stream) == 0, "its removal is not stored yet"
+    await world.settle(stream)
+    assert drop_blocks(stream) == 8
+    publish(world, stream, pub(b"S.a", b"new"))
+    assert drop_blocks(stream) == 0, "a block is open"
+    await world.settle(stream)
+    assert await stream.purge(b"S.1", 0, 0) == 3
+    await world.settle(stream)
+    assert [seq for seq, _, _ in await everything(stream)] == [1, 3, 6, 7, 9, 10]
+    assert drop_blocks(stream) == 6
+    for n in range(20):
+        publish(world, stream, pub(b"S.b", b"%d" % n))
+    await world.settle(stream)
+    assert (stream.first_seq, stream.msgs) == (11, 20)
+    assert drop_blocks(await world.restart(stream)) == 0, "they were not loaded"
+    await world.close()
+
+
+async def test_many_blocks_that_came_since_are_loaded_at_once_or_before() -> None:
+    """However many blocks a stream has got since its own were dropped, a reader that has loaded them before does not wait."""
+    world = World()
+    stream = await filled(world, "S", 3)
+    assert drop_blocks(stream) == 3
+    for n in range(2100):
+        publish(world, stream, pub(b"S.a", b"%d" % n))
+        await world.settle(stream)
+    assert not stream.live.looked
+    assert len(await read_all(stream)) == 2103
+    await world.close()
+
+
+async def test_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams idle for a minute lose their blocks, the longest idle first, down to half the bound; others keep them, and so
+    does for a minute who has just loaded them again."""
+    world = World()
+    streams = []
+    for n in range(6):
+        streams.append(await filled(world, f"S{n}", 10))
+        world.clock.advance(30_000_000_000)
+    budget = BlockBudget(lambda: streams, world.clock, most=50)
+    held = [stream.live.blocks_held for stream in streams]
+    assert held == [10] * 6
+    assert await budget.trim() == 40
+    assert [stream.live.blocks_held for stream in streams] == [0, 0, 0, 0, 10, 10]
+    assert await budget.trim() == 0
+    for stream in streams:
+        await read_all(stream)
+    assert await budget.trim() == 10, "the only one that was idle for a minute and not just dropped"
+    world.clock.advance(MINUTE_NS)
+    for stream in streams:
+        await read_all(stream)
+    assert await budget.trim() == 40
+    # A stream that got many blocks since then loads them in turns of the loop.
+    monkeypatch.setattr(dropping, "_MANY", 12)
+    publish(world, streams[0], pub(b"S0.a", b"x"))
+    await world.settle(streams[0])
+    await budget.load_many()
+    assert not streams[0].live.looked
+    for _ in range(3):
+        publish(world, streams[0], pub(b"S0.a", b"x"))
+        await world.settle(streams[0])
+    await budget.load_many()
+    assert streams[0].live.blocks_held == 14
+    await world.close()
+
+
+async def test_it_runs_beside_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started, it trims by itself; stopped, no more."""
+    monkeypatch.setattr(dropping, "_INTERVAL_SECONDS", 0.001)
+    world = World()
+    stream = await filled(world, "S", 10)
+    world.clock.advance(MINUTE_NS)
+    budget = BlockBudget(lambda: [stream], world.clock, most=5)
+    budget.start()
+    while stream.live.looked:  # noqa: ASYNC110 (a budget tells nobody)
+        await asyncio.sleep(0.001)
+    await budget.stop()
+    assert len(await read_all(stream)) == 10
+    await asyncio.sleep(0.01)
+    assert stream.live.looked
+    await world.close()

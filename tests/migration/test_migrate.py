@@ -1,0 +1,235 @@
+"""``jetblock migrate`` from the real nats-server: what a client sees at the target is what it saw at the source."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+
+from tests.harness import ROOT, BrokerProcess, NatsServerProcess
+from tests.jetstream.archives import api, take
+from tests.migration.kinds import FILLED, fill, seen, until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shows("operation.migrate")]
+
+STORED = tuple(name for name in FILLED if name != "MEMORY")
+
+
+class Run:
+    """A run of the command. ``lines``: what it wrote to standard error so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+
+    @classmethod
+    async def begin(cls, *arguments: str) -> Run:
+        return cls(await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "broker", "migrate", *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE))
+
+    async def line(self, part: str) -> str:
+        """The next line with this in it."""
+        assert self.process.stderr is not None
+        while text := (await self.process.stderr.readline()).decode():
+            self.lines.append(text)
+            if part in text:
+                return text
+        raise AssertionError(f"{part!r} never came: {self.lines}")
+
+    async def end(self, status: int = 0) -> str:
+        out, error = await asyncio.wait_for(self.process.communicate(), 60)
+        assert self.process.returncode == status, (out.decode(), error.decode())
+        self.lines += error.decode().splitlines()
+        return out.decode()
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
+async def migrate(*arguments: str, status: int = 0) -> dict[str, Any]:
+    """The report of a whole run, with the streams by name."""
+    report: dict[str, Any] = json.loads(await (await Run.begin(*arguments, "--json")).end(status))
+    report["streams"] = {one["stream"]: one for one in report["streams"]}
+    return report
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def source(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[NatsServerProcess, Client, dict[str, Any]]]:
+    """A nats-server, its client, and what that sees of each stream."""
+    async with NatsServerProcess("-js", "-sd", str(tmp_path_factory.mktemp("real"))) as server:
+        client = await nats.connect(server.url)
+        await fill(client)
+        yield server, client, {name: await seen(client, name) for name in FILLED}
+        await client.close()
+
+
+async def test_into_a_running_broker(source: tuple[NatsServerProcess, Client, dict[str, Any]], tmp_path: Path) -> None:
+    """Every kind of stream, with its consumers in the middle of their work; a second run finds all there. Mirrors and sources go
+    on where they were, and copy nothing twice."""
+    server, _, wanted = source
+    async with BrokerProcess("-js", "-sd", str(tmp_path)) as ours:
+        report = await migrate(server.url, ours.url, "--verify")
+        there = await nats.connect(ours.url)
+        for name in FILLED:
+            assert await seen(there, name) == wanted[name]
+        assert {one["status"] for one in report["streams"].values()} == {"moved"}
+        assert [one for one in report["streams"].values() if one["notes"] or one["problems"]] == []
+        assert report["streams"]["HOLES"]["verified"] == 114
+        again = await migrate(server.url, ours.url)
+        assert {one["status"] for one in again["streams"].values()} == {"there before"}
+        js = there.jetstream()
+        # Not delivered again: what is open there, and what was given back.
+        [next_task] = await (await js.pull_subscribe_bind("even", "WORK")).fetch(1)
+        assert next_task.data == b"task 12"
+        assert (await js.publish("limits.0", b"", headers={"Nats-Msg-Id": "limits-119"})).duplicate
+        await js.publish("origin.a", b"after")
+        await until(there, "MIRROR", "last_seq", 21)
+        await until(there, "ALL", "messages", 131)
+        assert (await seen(there, "ALL"))["state"]["messages"] == 131
+        await there.close()
+
+
+async def test_into_a_store_killed_and_run_again(source: tuple[NatsServerProcess, Client, dict[str, Any]], tmp_path: Path) -> None:
+    """kill -9 after some streams: the next run passes over those and moves the rest. A broker then serves the store."""
+    server, _, wanted = source
+    store = f"file://{tmp_path}"
+    killed = await Run.begin(server.url, store, "--memory-to-file")
+    await killed.line("BIG: moved")
+    await killed.kill()
+    report = await migrate(server.url, store, "--memory-to-file", "--verify")
+    statuses = {name: one["status"] for name, one in report["streams"].items()}
+    assert statuses["ALL"] == statuses["BIG"] == "there before"
+    assert statuses["WORK"] == "moved"
+    assert [one for one in report["streams"].values() if one["problems"]] == []
+    refused = await migrate(server.url, store, status=1)
+    assert "lives in memory" in refused["streams"]["MEMORY"]["problems"][0]
+    async with BrokerProcess("--store", store) as ours:
+        there = await nats.connect(ours.url)
+        for name in STORED:
+            assert await seen(there, name) == wanted[name]
+        owned = await migrate(server.url, store, status=2)
+        assert "a broker runs on this store" in owned["error"]
+        await there.close()
+
+
+async def test_killed_within_a_stream(source: tuple[NatsServerProcess, Client, dict[str, Any]], tmp_path: Path) -> None:
+    """Nothing of it is left at the target; the next run, started at once, waits until its name is free."""
+    server, _, wanted = source
+    async with BrokerProcess("-js", "-sd", str(tmp_path)) as ours:
+        there = await nats.connect(ours.url)
+        begun = await there.subscribe("$JS.EVENT.ADVISORY.STREAM.RESTORE_CREATE.BIG")
+        await there.flush()
+        killed = await Run.begin(server.url, ours.url, "--stream", "BIG")
+        await begun.next_msg(20)
+        await killed.kill()
+        assert (await api(there, "STREAM.NAMES"))["streams"] in (None, [], ["BIG"])
+        report = await migrate(server.url, ours.url, "--stream", "BIG", "--verify")
+        assert report["streams"]["BIG"]["verified"] == 20
+        assert await seen(there, "BIG") == wanted["BIG"]
+        await there.close()
+
+
+async def test_from_folders(source: tuple[NatsServerProcess, Client, dict[str, Any]], tmp_path: Path) -> None:
+    """Of `nats stream backup`: all that an archive says. Sources of streams that come along are not copied twice."""
+    _, client, wanted = source
+    folder = tmp_path / "backups"
+    for name in FILLED:
+        backup = await take(client, name)
+        (folder / name).mkdir(parents=True)
+        (folder / name / "backup.json").write_text(json.dumps({"config": backup.config, "state": backup.state}))
+        (folder / name / "stream.tar.s2").write_bytes(backup.archive)
+    async with BrokerProcess("-js", "-sd", str(tmp_path / "store")) as ours:
+        one = await migrate(str(folder / "WORK"), ours.url)
+        assert one["streams"]["WORK"]["consumers"] == 2
+        report = await migrate(str(folder), ours.url, "--verify")
+        assert {one["status"] for name, one in report["streams"].items() if name != "WORK"} == {"moved"}
+        assert [one for one in report["streams"].values() if one["problems"]] == []
+        there = await nats.connect(ours.url)
+        for name in FILLED:
+            found = await seen(there, name)
+            assert found | {"created": None} == wanted[name] | {"created": None}
+        archive = folder / "HOLES" / "stream.tar.s2"
+        archive.write_bytes(archive.read_bytes()[:-40])
+        await api(there, "STREAM.DELETE.HOLES")
+        report = await migrate(str(folder), ours.url, "--stream", "HOLES", status=1)
+        assert "its archive cannot be used" in report["streams"]["HOLES"]["problems"][0]
+        assert "HOLES" not in (await api(there, "STREAM.NAMES"))["streams"]
+        await there.close()
+    (folder / "HOLES" / "backup.json").write_text("{")
+    assert "the backup is not whole" in (await migrate(str(folder), "nats://127.0.0.1:1", status=2))["error"]
+
+
+async def test_what_is_at_the_target_is_never_mixed(tmp_path: Path) -> None:
+    """Another stream of the name is left alone; an older copy goes only with --replace; one that has gone on never does."""
+    async with (NatsServerProcess("-js", "-sd", str(tmp_path / "real")) as real,
+                BrokerProcess("-js", "-sd", str(tmp_path / "ours")) as ours):
+        here, there = await nats.connect(real.url), await nats.connect(ours.url)
+        for client, name in ((here, "OTHER"), (there, "OTHER"), (here, "OLDER"), (here, "USED")):
+            await api(client, f"STREAM.CREATE.{name}", {"name": name, "subjects": [name]})
+            await client.jetstream().publish(name, b"first")
+        await api(there, "STREAM.PURGE.OTHER")
+        report = await migrate(real.url, ours.url, status=1)
+        assert "another stream of this name" in report["streams"]["OTHER"]["problems"][0]
+        await here.jetstream().publish("OLDER", b"second")
+        await there.jetstream().publish("USED", b"second")
+        report = await migrate(real.url, ours.url, status=1)
+        assert "last_seq 1 instead of 2" in report["streams"]["OLDER"]["problems"][0]
+        report = await migrate(real.url, ours.url, "--replace", status=1)
+        assert report["streams"]["OLDER"]["status"] == "moved"
+        assert "has gone on with it" in report["streams"]["USED"]["problems"][0]
+        assert (await there.jetstream().get_msg("USED", 2)).data == b"second"
+        assert (await there.jetstream().get_msg("OLDER", 2)).data == b"second"
+        report = await migrate(real.url, ours.url, "--stream", "NONE", status=2)
+        assert "has no stream NONE; it has OLDER, OTHER, USED" in report["error"]
+        await here.close()
+        await there.close()
+
+
+_ACCOUNTS = """
+jetstream: enabled
+accounts {
+  A { jetstream: enabled, users: [ { user: a, password: pa } ] }
+  B { jetstream: enabled, users: [ { user: b, password: pb } ] }
+}
+"""
+
+
+async def test_several_accounts(tmp_path: Path) -> None:
+    """Each account by its own credentials, into the accounts of a store, and from there into a broker's."""
+    conf = tmp_path / "nats.conf"
+    conf.write_text(_ACCOUNTS + f'store_dir: "{tmp_path / "real"}"\n')
+    async with NatsServerProcess("-c", str(conf)) as real:
+        for user in "ab":
+            client = await nats.connect(real.url, user=user, password=f"p{user}")
+            await api(client, "STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
+            await client.jetstream().publish("s", user.encode())
+            await client.close()
+        accounts = tmp_path / "accounts.json"
+        accounts.write_text(json.dumps([
+            {"source": {"user": user, "password": f"p{user}"}, "target": {"account": user.upper()}} for user in "ab"]))
+        store = f"file://{tmp_path / 'ours'}"
+        run = await Run.begin(real.url, store, "--accounts", str(accounts))
+        out = await run.end()
+        assert [line.split()[:3] for line in out.splitlines()[1:]] == [["A", "S", "1"], ["B", "S", "1"]]
+        accounts.write_text(json.dumps([{"source": {"user": "a", "password": "wrong"}}]))
+        wrong = await migrate(real.url, f"file://{tmp_path / 'none'}", "--accounts", str(accounts), status=2)
+        assert "Authorization Violation" in wrong["error"]
+        assert not (tmp_path / "none").exists()
+        accounts.write_text(json.dumps([{"sauce": {}}]))
+        assert "did you mean source?" in (await migrate(real.url, store, "--accounts", str(accounts), status=2))["error"]
+    conf.write_text(_ACCOUNTS)
+    async with BrokerProcess("-c", str(conf), "--store", store) as ours:
+        for user in "ab":
+            client = await nats.connect(ours.url, user=user, password=f"p{user}")
+            assert (await client.jetstream().get_msg("S", 1)).data == user.encode()
+            await client.close()

@@ -1,0 +1,143 @@
+"""Python's garbage collector in small steps: ``broker.garbage``."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+
+import nats
+import pytest
+
+from broker.embedded import Broker
+from broker.garbage import Collector, discarded
+
+
+class Node:
+    """Something that refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What other tests left is not examined here, nor set aside for good."""
+    gc.collect()
+    yield
+    gc.unfreeze()
+
+
+async def all_collected(collector: Collector) -> None:
+    async with asyncio.timeout(60):
+        while not collector.full:  # noqa: ASYNC110 (a collector tells nobody)
+            await asyncio.sleep(0.005)
+
+
+async def test_what_stays_is_examined_once() -> None:
+    """A heap of 400 000 objects that stay: no collection visits more than a part of it."""
+    collector = Collector(every_s=0.001)
+    collector.start()
+    visited: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            visited.append(len(gc.get_objects(2)))
+
+    gc.callbacks.append(note)
+    try:
+        kept: list[list[object]] = []
+        while len(kept) < 400_000:
+            kept += [[number] for number in range(2000)]
+            await asyncio.sleep(0)
+        steps = collector.steps
+        assert steps >= 4
+        assert collector.full == 0
+        assert max(visited) < 200_000
+        assert gc.get_freeze_count() > 200_000
+    finally:
+        gc.callbacks.remove(note)
+        collector.stop()
+    assert gc.get_freeze_count() == 0
+
+
+async def test_young_cycles_are_freed_by_steps() -> None:
+    collector = Collector(every_s=0.001)
+    collector.start()
+    try:
+        node = Node()
+        gone = weakref.ref(node)
+        del node
+        kept: list[list[object]] = []
+        while gone() is not None:
+            kept += [[number] for number in range(2000)]
+            await asyncio.sleep(0.001)
+        assert collector.full == 0
+    finally:
+        collector.stop()
+
+
+async def test_discarded_cycles_that_were_set_aside_are_freed_in_the_end() -> None:
+    nodes = [Node() for _ in range(600)]
+    gone = [weakref.ref(node) for node in nodes]
+    collector = Collector(every_s=0.001, idle_every=5)
+    collector.start()  # sets them aside
+    try:
+        for node in nodes:
+            discarded(node)
+        del node
+        nodes.clear()
+        await all_collected(collector)
+        assert not any(ref() for ref in gone)
+    finally:
+        collector.stop()
+
+
+async def test_few_discarded_things_are_not_worth_a_full_collection() -> None:
+    nodes = [Node() for _ in range(50)]
+    collector = Collector(every_s=0.001, idle_every=1)
+    collector.start()
+    try:
+        for node in nodes:
+            discarded(node)
+        del node
+        nodes.clear()
+        await asyncio.sleep(0.05)
+        assert collector.full == 0
+    finally:
+        collector.stop()
+
+
+async def test_connections_streams_and_consumers_are_reported() -> None:
+    """Connections, streams and consumers that lived long enough to be set aside are gone after a full collection."""
+    async with Broker() as broker:
+        collector = Collector(every_s=0.001, idle_every=5)
+        clients = [await nats.connect(broker.url) for _ in range(100)]
+        js = clients[0].jetstream()
+        for number in range(200):
+            await js.add_stream(name=f"S{number}", subjects=[f"s.{number}"])
+            await js.pull_subscribe(f"s.{number}", durable="worker")
+        here = _broker_objects()
+        collector.start()
+        try:
+            for number in range(200):
+                await js.delete_stream(f"S{number}")
+            for client in clients:
+                await client.close()
+            await all_collected(collector)
+            gc.unfreeze()
+            gc.collect()
+            left = _broker_objects()
+            assert here - left >= 500, (here, left)
+        finally:
+            collector.stop()
+
+
+def _broker_objects() -> int:
+    """Connections, streams and consumers of brokers in this process."""
+    kinds = tuple(getattr(sys.modules[module], name) for module, name in (
+        ("broker.server.connection.connection", "Client"), ("broker.jetstream.stream.stream", "Stream"),
+        ("broker.jetstream.consumer.consumer", "Consumer")))
+    return sum(isinstance(thing, kinds) for thing in gc.get_objects())
