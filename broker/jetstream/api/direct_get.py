@@ -226,7 +226,10 @@ class DirectGets:
         pending, room = len(seqs), self._bytes_max(asked)
         replies: list[Msg] = []
         for seq in seqs:
-            msg = await stream.get(seq)
+            try:
+                msg = stream.peek(seq)
+            except NotLoaded:
+                msg = await stream.get(seq)
             pending -= 1
             if msg is None:
                 continue  # removed meanwhile

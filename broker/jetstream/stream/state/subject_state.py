@@ -146,7 +146,7 @@ class SubjectState:
         live.ensure_blocks()  # what an index says to remove is found there, in the middle of a decision
         if index is None:
             index = self._index = SubjectIndex(self.tracked)
-            index.swept_seq = live.first_seq
+            index.swept_seq = max(live.first_seq, 1)
         if not live.msgs:
             self._emptied(index)
         left = self._apply_debts(index)
@@ -328,6 +328,7 @@ class SubjectState:
             index.clear()
         self._debts.clear()
         index.merged_seq = self._live.last_seq
+        index.swept_seq = index.merged_seq + 1
 
     def _apply_debts(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
         """Settle the debts. Returns: None when there are none left; otherwise as ``_go_on``."""
