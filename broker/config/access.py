@@ -75,6 +75,8 @@ class User:
     """The types of connection that this user may use; empty: all."""
 
     expires_at_ns: int | None = None
+    proxy_required: bool = False
+    """Whether this user may come by trusted proxies only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,11 @@ class NkeyUser:
     account: str = DEFAULT_ACCOUNT
     permissions: Permissions | None = None
     connection_types: frozenset[str] = frozenset()
+    proxy_required: bool = False
+
+
+TIER: Final = "R1"
+"""The tier of all streams here: each has one owner, as on a nats-server streams without replicas have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +109,16 @@ class AccountLimits:
     memory_max_stream_bytes: int = -1
     storage_max_stream_bytes: int = -1
     max_bytes_required: bool = False
+    tiers: tuple[tuple[str, AccountLimits], ...] = ()
+    """Where claims have limits for each number of replicas: those of all. The limits above are then those of ``TIER``."""
 
     def bytes_max(self, storage: str) -> int:
         """The limit on all streams of one storage kind."""
         return self.max_memory if storage == "memory" else self.max_storage
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, int]:
         """The ``limits`` member of account info."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__ if name != "tiers"}
 
 
 NO_LIMITS: Final = AccountLimits()

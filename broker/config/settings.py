@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from broker.config import kinds
-from broker.config.access import SYSTEM_ACCOUNT, AccountLimits, AccountSettings, NkeyUser, User
+from broker.config.access import SYSTEM_ACCOUNT, TIER, AccountLimits, AccountSettings, NkeyUser, User
 from broker.config.callout import CalloutSettings
 from broker.config.kinds import Kind
 from broker.config.operator import ResolverSettings
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
-__all__ = ["MASK", "SETTINGS", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "CertificateFiles",
+__all__ = ["MASK", "SETTINGS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "CertificateFiles",
            "ClientSettings", "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings", "NkeyUser",
            "OperatorSettings",
            "ProcessSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",
@@ -137,6 +137,12 @@ class AuthSettings:
         "authorization.auth_callout", "authorization.auth_hook", variable="")
     no_auth_user: str = _setting(
         "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user")
+    proxy_required: bool = _setting(
+        False, kinds.boolean, "Let the one user, or the clients with the token, come by trusted proxies only.",
+        "authorization.proxy_required")
+    trusted_proxies: tuple[str, ...] = _setting(
+        (), kinds.names, "Public keys of proxies that say by a signature that a client comes through them: proxies "
+        "{ trusted: [ { key: … } ] }; from a file only.", "proxies", variable="")
     timeout_ns: int = _setting(
         2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout",
         variable="AUTH_TIMEOUT")
@@ -429,6 +435,12 @@ class StorageSettings:
     reader_grace_ns: int = _setting(
         10 * MINUTE, kinds.duration_ns(0), "How long the store keeps an object after nothing names it: a Spark query has at "
         "least so long, from its plan, to read it. Costs the space of what is removed in that time.", "jetblock.reader_grace")
+    inbox_interval_ns: int = _setting(
+        60 * SECOND, kinds.duration_ns(0), "How often the broker looks for requests to let staged messages join a stream, one "
+        "listing each time; 0: only when it is asked to.", "jetblock.inbox_interval")
+    staged_grace_ns: int = _setting(
+        24 * 60 * MINUTE, kinds.duration_ns(MINUTE), "How long staged messages stay in the store that no request names.",
+        "jetblock.staged_grace")
     compaction: bool = _setting(
         True, kinds.boolean, "Whether small and half-dead blocks are merged into larger objects in the background.",
         "jetblock.compaction")

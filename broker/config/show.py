@@ -114,6 +114,8 @@ def _written(setting: Setting, value: Any) -> str:
         return _text(format_duration(value))
     if setting.path in ("websocket.headers", "server_metadata"):
         return "{ " + ", ".join(f"{_text(name)}: {_text(text)}" for name, text in value) + " }"
+    if setting.path == "auth.trusted_proxies":
+        return "{ trusted: [" + ", ".join(f"{{ key: {_text(key)} }}" for key in value) + "] }"
     if value and setting.path.endswith(".certificates"):
         return "[" + ", ".join(f"{{ cert_file: {_text(pair.cert_file)}, key_file: {_text(pair.key_file)} }}"
                                for pair in value) + "]"
@@ -142,6 +144,8 @@ def _users(settings: Settings, account: str) -> list[_Block]:
             row["permissions"] = _permissions(user.permissions)
         if user.connection_types:
             row["allowed_connection_types"] = _texts(sorted(user.connection_types))
+        if user.proxy_required:
+            row["proxy_required"] = _word(True)
         rows.append(row)
     return rows
 

@@ -126,6 +126,18 @@ class Survey:
     """Including the problems of all shards."""
 
     @property
+    def extent(self) -> Extent:
+        """All listed objects, but for claims and the format, which are small."""
+        whole = Extent(self.stream_runs.count, self.stream_runs.bytes)
+        for shard in self.shards:
+            for part in (shard.log.extent, shard.runs, shard.requests):
+                whole.count += part.count
+                whole.bytes += part.bytes
+            for _, size in (*shard.roots, *shard.pages):
+                whole.add(size)
+        return whole
+
+    @property
     def streams(self) -> list[tuple[ShardSurvey, StreamState]]:
         """All streams by account and name."""
         rows = [(shard, stream) for shard in self.shards for stream in shard.view.state.streams.values()]

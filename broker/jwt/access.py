@@ -7,11 +7,13 @@ Source: nats-server, server/accounts.go (updateAccountClaimsWithRefresh, buildPe
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo
 
 from broker.config.access import (
+    TIER,
     AccountLimits,
     AccountSettings,
     OuterTrace,
@@ -24,9 +26,6 @@ from broker.jwt.claims import NO_LIMIT, AccountClaims, JetStreamLimits, Permissi
 from broker.protocol.subject import is_valid
 
 __all__ = ["account_settings", "may_come_from", "permissions_of", "seconds_left"]
-
-_TIER: Final = "R1"
-"""Every stream has one owner: the tier of streams without replicas."""
 
 _LIMIT_MAX: Final = (1 << 31) - 1
 
@@ -111,9 +110,15 @@ def _limit(value: int) -> int:
 
 def _jetstream(claims: AccountClaims) -> AccountLimits | None:
     limits = claims.limits
-    given: JetStreamLimits | None = dict(limits.tiers).get(_TIER) if limits.tiers else limits.jetstream
-    if given is None or not given.enabled:
+    if not limits.tiers:
+        return _stream_limits(limits.jetstream) if limits.jetstream.enabled else None
+    given = dict(limits.tiers)
+    if TIER not in given or not given[TIER].enabled:
         return None
+    return replace(_stream_limits(given[TIER]), tiers=tuple((name, _stream_limits(tier)) for name, tier in given.items()))
+
+
+def _stream_limits(given: JetStreamLimits) -> AccountLimits:
     return AccountLimits(
         max_memory=given.mem_storage, max_storage=given.disk_storage, max_streams=given.streams, max_consumers=given.consumer,
         max_ack_pending=given.max_ack_pending if given.max_ack_pending > 0 else NO_LIMIT,

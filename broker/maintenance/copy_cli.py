@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Sequence
 
 from broker.inspect.report import problem_lines
@@ -22,6 +21,7 @@ from broker.inspect.source import CannotInspect, Source, open_source
 from broker.maintenance.copy import Copied, Copier
 from broker.maintenance.destination import CopyRefused, Destination
 from broker.output import count, printable, size
+from broker.progress import Progress
 from broker.storage.objectstore import StoreError, open_store
 
 __all__ = ["main"]
@@ -38,7 +38,6 @@ _DESCRIPTIONS = {
     "restore": "Copy a backup to an empty directory or prefix, and check every byte of the copy.",
 }
 _PUT_TIMEOUT_NS = 60_000_000_000
-_REPORT_SECONDS = 5.0
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
@@ -47,14 +46,18 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         options = _parse(verb, arguments)
     except SystemExit as ended:
         return int(ended.code or 0)
+    progress = Progress()
     try:
-        done = asyncio.run(_run(options))
+        done = asyncio.run(_run(options, progress))
     except KeyboardInterrupt:
+        progress.clear()
         print(f"jetblock {verb}: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
     except (CannotInspect, CopyRefused, StoreError, ValueError) as error:
+        progress.clear()
         print(f"jetblock {verb}: {printable(str(error))}", file=sys.stderr)
         return 2
+    progress.clear()
     if options.json:
         json.dump({"source": options.source, "destination": options.destination} | done.to_json(), sys.stdout, indent=1)
         print()
@@ -79,13 +82,13 @@ def _parse(verb: str, arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(list(arguments))
 
 
-async def _run(options: argparse.Namespace) -> Copied:
+async def _run(options: argparse.Namespace, progress: Progress) -> Copied:
     """Raises: CopyRefused; CannotInspect; StoreError; ValueError for a URL."""
     source = open_source(options.source)
     try:
         destination = _open_destination(options.destination, source)
         try:
-            return await Copier(source, destination, _Progress()).run(
+            return await Copier(source, destination, progress.objects).run(
                 must_be_new=options.must_be_new, verifying=options.verify)
         finally:
             await destination.close()
@@ -100,20 +103,6 @@ def _open_destination(url: str, source: Source) -> Destination:
     if store.url == source.url:
         raise CopyRefused(f"{url} is both source and destination")
     return Destination(store)
-
-
-class _Progress:
-    """A line on standard error from time to time."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _REPORT_SECONDS
-
-    def __call__(self, objects: int, of_objects: int, size_: int, of_size: int) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + _REPORT_SECONDS
-        print(f"{count(objects)} of {count(of_objects)} objects, {size(size_)} of {size(of_size)}", file=sys.stderr, flush=True)
 
 
 def _lines(done: Copied) -> list[str]:

@@ -37,6 +37,9 @@ from broker.storage.put import Fenced
 __all__ = ["Checked", "Owned", "fsck"]
 
 
+_Progress = Callable[[int, int, int, int], object]
+
+
 class Owned(Exception):
     """A broker owns the store; nothing was changed."""
 
@@ -67,14 +70,15 @@ class Checked:
 
 
 async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: bool = False, lease_ns: int = 15_000_000_000,
-               sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> Checked:
+               sleep: Callable[[float], Awaitable[object]] = asyncio.sleep, progress: _Progress = lambda *_: None) -> Checked:
     """Check the store; with ``repair``, mend what can be mended.
 
+    Args: progress(objects, of objects, bytes, of bytes) is called as they are read, in each of up to three readings.
     Raises: CannotInspect if there is no store, or one of a newer format; Owned; StoreError.
     """
     locks = await _expect_no_owner(store, lease_ns, sleep) if repair else []
     try:
-        return await _checked(store, clock, rng, repair=repair)
+        return await _checked(store, clock, rng, progress, repair=repair)
     except Fenced as fenced:
         raise Owned(f"{store.url}: {fenced}; a broker took the store meanwhile. Stop it, and run this again") from None
     finally:
@@ -82,8 +86,8 @@ async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: 
             lock.release()
 
 
-async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: bool) -> Checked:
-    survey, verified = await _examine(store)
+async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progress: _Progress, *, repair: bool) -> Checked:
+    survey, verified = await _examine(store, progress)
     problems = [*survey.problems, *verified.problems]
     done = Checked(verified, problems, remaining=problems)
     unfinished = await unfinished_repairs(store)
@@ -105,7 +109,7 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, *, repa
             done.refused = "there is nothing to repair: what is listed keeps no broker from serving the rest"
             return done
         await _apply(trial, plan, clock, rng)
-        after, verified_after = await _examine(trial)
+        after, verified_after = await _examine(trial, progress)
     except (Unrepairable, FormatError, CutOff) as error:
         done.repairable, done.refused = False, f"not repairable: {error}"
         return done
@@ -127,15 +131,15 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, *, repa
     await _apply(store, plan, clock, rng)
     for folder in (*unfinished.folders, quarantine.folder):
         await finish_repair(store, folder)
-    survey, verified = await _examine(store)
+    survey, verified = await _examine(store, progress)
     done.repaired, done.remaining = True, [*survey.problems, *verified.problems]
     return done
 
 
-async def _examine(store: ObjectStore) -> tuple[Survey, Verified]:
+async def _examine(store: ObjectStore, progress: _Progress) -> tuple[Survey, Verified]:
     source = Source(store)
     survey = await read_survey(source)
-    return survey, await verify(source, survey)
+    return survey, await verify(source, survey, progress)
 
 
 async def _apply(store: ObjectStore, plan: Plan, clock: Clock, rng: random.Random) -> None:

@@ -19,6 +19,7 @@ from broker.inspect.report import problem_lines
 from broker.inspect.source import CannotInspect
 from broker.maintenance.fsck import Checked, Owned, fsck
 from broker.output import Table, count, printable, size
+from broker.progress import Progress
 from broker.storage.objectstore import StoreError, Transient, open_store
 from broker.storage.objectstore.retrying import RetryingStore
 
@@ -38,16 +39,20 @@ def main(arguments: Sequence[str]) -> int:
         options = _parse(arguments)
     except SystemExit as ended:
         return int(ended.code or 0)
+    progress = Progress()
     try:
-        done = asyncio.run(_run(options))
+        done = asyncio.run(_run(options, progress))
     except KeyboardInterrupt:
+        progress.clear()
         print("jetblock fsck: interrupted; run it again", file=sys.stderr)
         return 130
     except (CannotInspect, Owned, StoreError, ValueError) as error:
+        progress.clear()
         remedy = "; the store does not answer: check that it is up, its address and the network" if isinstance(
             error, Transient) else ""
         print(f"jetblock fsck: {printable(str(error))}{remedy}", file=sys.stderr)
         return 2
+    progress.clear()
     if options.json:
         json.dump({"store": options.store} | done.to_json(), sys.stdout, indent=1)
         print()
@@ -71,7 +76,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-async def _run(options: argparse.Namespace) -> Checked:
+async def _run(options: argparse.Namespace, progress: Progress) -> Checked:
     if options.store.startswith("memory:"):
         raise CannotInspect("memory:// exists only inside its broker: there is nothing to check from outside")
     clock, rng = SystemClock(), random.Random(os.urandom(32))
@@ -81,7 +86,8 @@ async def _run(options: argparse.Namespace) -> Checked:
         bare = open_store(options.store, put_timeout_ns=60_000_000_000)
     store = RetryingStore(bare, clock=clock, rng=rng, give_up_ns=_GIVE_UP_NS)
     try:
-        return await fsck(store, clock, rng, repair=options.repair, lease_ns=int(options.lease * 1e9))
+        return await fsck(store, clock, rng, repair=options.repair, lease_ns=int(options.lease * 1e9),
+                          progress=progress.objects)
     finally:
         await store.close()
 

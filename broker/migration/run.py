@@ -121,7 +121,8 @@ class _Move:
         """Whether the target's stream, of the same name, is to go. Raises: StreamFailed; CannotMigrate."""
         stream, found = self._stream, Numbers.of(there["state"])
         same = not stream.created or parse_time(stream.created) == parse_time(str(there.get("created", "")))
-        if not same:
+        # A target that is no jetblock, or an older one, does not keep the time of creation.
+        if not same and (found != stream.numbers or stream.first_ts != there["state"].get("first_ts")):
             raise StreamFailed(f"the target has another stream of this name, created {there.get('created')}; rename or delete it")
         different = differences(stream.config, stream.numbers, found)
         if not different:

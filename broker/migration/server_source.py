@@ -66,7 +66,7 @@ class ServerSource:
 def _stream(info: dict[str, Any]) -> StreamToMove:
     state = info["state"]
     return StreamToMove(info["config"]["name"], info["config"], Numbers.of(state), info.get("created", ""),
-                        consumers=int(state.get("consumer_count", 0)))
+                        state.get("first_ts", ""), consumers=int(state.get("consumer_count", 0)))
 
 
 async def snapshot(connection: Connection, name: str, *, consumers: bool = True) -> AsyncGenerator[bytes, None]:

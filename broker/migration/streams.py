@@ -32,12 +32,14 @@ class Numbers:
 
 @dataclass(slots=True)
 class StreamToMove:
-    """``created``: as the API shows it; "": not known. ``archive_bytes``: how large its archive is; 0: not known."""
+    """``created``, and ``first_ts`` of its first message: as the API shows them; "": not known. ``archive_bytes``: how large its
+    archive is; 0: not known."""
 
     name: str
     config: dict[str, Any]
     numbers: Numbers
     created: str = ""
+    first_ts: str = ""
     archive_bytes: int = 0
     consumers: int = 0
     notes: list[str] = field(default_factory=list)

@@ -21,7 +21,7 @@ _CHUNK_SECONDS = 300.0
 """A broker answers a chunk when it has room in its log: however long its store is slow."""
 _END_SECONDS = 3600.0
 
-_STREAM_NOT_FOUND, _NAME_IN_USE = 10059, 10130
+_STREAM_NOT_FOUND, _NAME_IN_USE, _INVALID_JSON = 10059, 10130, 10025
 _IN_USE_TRIES = 40
 """Half seconds until the broker has noticed that an earlier run, which was killed, sends nothing more."""
 
@@ -92,6 +92,11 @@ class Target:
             try:
                 return str((await self.connection.api(f"STREAM.RESTORE.{stream.name}", asked))["deliver_subject"])
             except ApiRefusal as error:
+                if error.err_code == _INVALID_JSON and asked.keys() > {"config", "state"}:
+                    asked = {key: asked[key] for key in ("config", "state")}
+                    stream.notes.append("the target does not keep its time of creation" + (
+                        ", and this stream has sources: it may copy their messages again" if stream.config.get("sources") else ""))
+                    continue
                 if error.err_code != _NAME_IN_USE or await self.find(stream.name) is not None:
                     raise StreamFailed(f"the target refuses its configuration: {error}") from None
             await asyncio.sleep(0.5)

@@ -20,7 +20,7 @@ from typing import Final
 
 from broker.protocol.parser import Msg
 
-__all__ = ["LARGE_BYTES", "OK", "PING", "PONG", "Run", "deliveries", "err", "info", "no_responders", "pub_acks",
+__all__ = ["LARGE_BYTES", "OK", "PING", "PONG", "Run", "deliveries", "err", "info", "message", "no_responders", "pub_acks",
            "pub_acks_each"]
 
 OK: Final = b"+OK\r\n"
@@ -47,6 +47,17 @@ def no_responders(subject: bytes, reply: bytes, sid: bytes) -> bytes:
     """The 503 that answers a request without receivers. Source: processInboundClientMsg."""
     block = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % subject
     return b"HMSG %b %b %d %d\r\n%b\r\n" % (reply, sid, len(block), len(block), block)
+
+
+def message(subject: bytes, sid: bytes, reply: bytes, hlen: int, body: bytes) -> bytes:
+    """One message for one subscription."""
+    if hlen:
+        if reply:
+            return b"HMSG %b %b %b %d %d\r\n%b\r\n" % (subject, sid, reply, hlen, len(body), body)
+        return b"HMSG %b %b %d %d\r\n%b\r\n" % (subject, sid, hlen, len(body), body)
+    if reply:
+        return b"MSG %b %b %b %d\r\n%b\r\n" % (subject, sid, reply, len(body), body)
+    return b"MSG %b %b %d\r\n%b\r\n" % (subject, sid, len(body), body)
 
 
 class Run:

@@ -306,6 +306,8 @@ class App:
 
     async def _take_over(self) -> Log:
         """Acquire the shard and open its streams. Raises: StartError."""
+        from broker.jetstream.inbox.inbox import InboxSettings
+
         assert self.shard_host is not None
         assert self.jetstream is not None
         shard = await self.shard_host.acquire()
@@ -316,7 +318,9 @@ class App:
         if self.server.delegation.operator is not None:
             owners = {state.account for state in shard.state.streams.values()} - self.jetstream.apis.keys()
             await self._look_up_owners(sorted(owners))
-        await self.jetstream.open(shard.log, self.shard_host.reader)
+        storage = self.settings.storage
+        await self.jetstream.open(shard.log, self.shard_host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
+            poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns))
         return shard.log
 
     async def _bind(self) -> None:

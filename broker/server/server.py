@@ -377,7 +377,8 @@ class Server:
         if client.ip_known:
             fields["client_ip"] = client.ip
         fields["max_payload"] = client.parser.max_payload
-        if (chain := client.entrance.authenticator) is not None and chain.wants_nonce and not client.connected:
+        chain, proxies = client.entrance.authenticator, client.entrance.proxies
+        if ((chain is not None and chain.wants_nonce) or proxies is not None) and not client.connected:
             client.nonce = client.nonce or _nonce()
             fields["nonce"] = client.nonce.decode()
         client.entrance.describe(fields)

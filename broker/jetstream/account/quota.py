@@ -9,9 +9,9 @@ Source: nats-server, server/jetstream.go checkBytesLimits, server/stream.go conf
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from broker.config.settings import AccountLimits, ServerLimits
+from broker.config.settings import TIER, AccountLimits, ServerLimits
 from broker.jetstream.config.consumer_rules import check_work_queue
 from broker.jetstream.config.stream_rules import NAME_MAX
 from broker.jetstream.stream.stream import Stream
@@ -69,6 +69,15 @@ class Quota:
     def usage(self, storage: str) -> Usage:
         """The ``Usage`` in which streams of that storage kind count their bytes."""
         return self._usages[storage]
+
+    def info(self, streams: int, consumers: int) -> dict[str, Any]:
+        """Usage and limits, as members of account info. Source: nats-server, server/jetstream.go JetStreamUsage."""
+        used = {**self.figures(), "streams": streams, "consumers": consumers}
+        if not self.limits.tiers:
+            return {**used, "limits": self.limits.to_json()}
+        unused, unset = dict.fromkeys(used, 0), {name: type(value)(0) for name, value in self.limits.to_json().items()}
+        return {**used, "limits": unset, "tiers": {
+            name: {**(used if name == TIER else unused), "limits": limits.to_json()} for name, limits in self.limits.tiers}}
 
     def figures(self) -> dict[str, int]:
         """Bytes used and reserved, under their names in account info."""

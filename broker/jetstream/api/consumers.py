@@ -7,6 +7,7 @@ Source: nats-server 2.15, server/jetstream_api.go, one function for each handler
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,11 +110,14 @@ async def list_consumers(request: Request) -> dict[str, Any]:
     found = _consumers(request, stream)
     offset = min(max(asked.offset, 0), len(found))
     page = found[offset:offset + LIST_PAGE]
+    infos = []
     for consumer in page:
         await consumer.counted()
+        infos.append(consumer.info())
+        if not len(infos) % _AT_ONCE:
+            await asyncio.sleep(0)
     stream.log.barrier(stream)
-    return {"total": len(found), "offset": offset, "limit": LIST_PAGE,
-            "consumers": [consumer.info() for consumer in page]}
+    return {"total": len(found), "offset": offset, "limit": LIST_PAGE, "consumers": infos}
 
 
 async def delete(request: Request) -> dict[str, Any]:
@@ -218,6 +222,9 @@ async def _info(request: Request, consumer: Consumer) -> dict[str, Any]:
     shown["config"]["metadata"] = with_dynamic_metadata(consumer.config.metadata, request.account.version)
     return shown
 
+
+_AT_ONCE = 16
+"""Consumers listed in one turn of the loop: each may count messages that are not yet persisted."""
 
 _IDENTITY = b"Nats-Stream-Identity"
 _PAGE = {"total": 0, "offset": 0, "limit": 0, "consumers": []}

@@ -6,7 +6,7 @@ What is removed meanwhile may be missing. One frame of messages is held at a tim
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from broker.jetstream.archive.contents import ArchiveWriter
@@ -53,7 +53,7 @@ class StreamReader:
             if not isinstance(found, tuple):
                 held = found  # keeps what it loads in memory until it is read
                 seq = max(seq, found.seq)
-                await self._ready(found.ready)
+                await found.wait()
                 continue
             held = None
             chunk, block, place = found
@@ -69,16 +69,6 @@ class StreamReader:
         if not self._exists():
             raise ApiError(STREAM_NOT_FOUND)
         return self._stream.next_chunk(seq, None)
-
-    async def _ready(self, ready: Awaitable[object]) -> None:
-        try:
-            await ready
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Not this task was cancelled but what it waited for, with its stream.
-            raise ApiError(STREAM_NOT_FOUND) from None
 
     def _messages(self, chunk: Chunk, dead: DeadSet | None, place: int) -> list[ArchivedMsg]:
         """Those of ``chunk`` from ``place`` on that are live and were there at the beginning."""

@@ -26,6 +26,12 @@ __all__ = ["Block", "Cursor", "Loading", "Readable", "Taken"]
 
 
 _FREED_AT_ONCE = 16_384
+_TAIL_MAX = 65_536
+"""Sequences not yet persisted among which matches are counted in one turn of the loop."""
+
+_LOOK_MAX = 4096
+"""The same where that is done for each of many requests."""
+
 _COUNT_TRIES = 4
 """Tries of a count that removals disturb; the last one is accepted as near enough."""
 
@@ -65,6 +71,9 @@ class Readable(Protocol):
     @property
     def persisted_seq(self) -> int: ...
 
+    @property
+    def last_seq(self) -> int: ...
+
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, Block, int] | Loading | None:
         """The chunk with the first message at or after ``seq``, and that message's index in it; None: nothing yet."""
 
@@ -73,6 +82,9 @@ class Readable(Protocol):
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         """How many messages match from ``seq`` on, and up to which sequence they were counted."""
+
+    def tail_count(self, seq: int, filters: Filters) -> int:
+        """How many messages at or after ``seq`` match and are not yet persisted."""
 
 
 class Taken:
@@ -370,6 +382,29 @@ class Cursor:
             self.pending += self._matching(chunk, block, i) - self.count_ahead(self.counted + 1, chunk.last_seq)
             self.counted = chunk.last_seq
         return None
+
+    def tail(self) -> int:
+        """How many matches follow those in ``pending``, sequenced and not yet persisted; call ``count`` first.
+
+        0 where many messages would have to be examined (``long_tail``).
+        """
+        stream = self.stream
+        if not self.known or not stream.persisted_seq <= self.counted < stream.last_seq or self.long_tail:
+            return 0
+        return stream.tail_count(self.counted + 1, self.filters)
+
+    @property
+    def long_tail(self) -> bool:
+        """Whether so many messages are not yet persisted that to find the matches among them would hold up the loop."""
+        return not self.filters.all and self.stream.last_seq - self.stream.persisted_seq > _TAIL_MAX
+
+    def last_to_come(self) -> int:
+        """``last_seq`` if a match may be among the messages that are not yet persisted, else 0."""
+        last_seq = self.stream.last_seq
+        behind = last_seq - self.stream.persisted_seq
+        if behind <= 0:
+            return 0
+        return last_seq if behind > _LOOK_MAX or self.count() is not None or self.tail() else 0
 
     def _matching(self, chunk: Chunk, block: Block, i: int) -> int:
         n = len(chunk)

@@ -34,7 +34,7 @@ def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfi
         # There are no redeliveries with max_deliver 1, so none are shown although the state has them.
         "num_redelivered": 0 if config.max_deliver == 1 else len(acks.redelivered),
         "num_waiting": 0 if waiting is None else len(waiting),
-        "num_pending": max(0, cursor.pending),
+        "num_pending": max(0, cursor.pending) + cursor.tail(),
     }
     if push_bound:
         info["push_bound"] = True

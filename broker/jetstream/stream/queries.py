@@ -37,6 +37,7 @@ from broker.jetstream.stream.state.matching import (
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_index import UNKNOWN
+from broker.jetstream.wire.errors import STREAM_NOT_FOUND, ApiError
 from broker.protocol.subject import is_literal
 from broker.storage.format.frame import Chunk
 from broker.storage.format.index import Head
@@ -76,6 +77,17 @@ class Loading:
     def __init__(self, ready: Awaitable[object], seq: int) -> None:
         self.ready = ready
         self.seq = seq
+
+    async def wait(self) -> None:
+        """Return when it is loaded. Raises: ApiError 10059: the stream is gone meanwhile; StoreError; FormatError."""
+        try:
+            await self.ready
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but what it waited for, with its stream.
+            raise ApiError(STREAM_NOT_FOUND) from None
 
 
 class Queries:
@@ -437,10 +449,10 @@ class Queries:
         live = self._live
         if filters is None or filters.all:
             total = await self._decided(lambda: live.live_from(max(seq, live.first_seq)))
-            return total - sum(self._tail_counts(seq, ALL)), live.persisted_seq
+            return total - self.tail_count(seq, ALL), live.persisted_seq
         if seq <= live.first_seq and self._subjects.index is not None:
             total = await self.count(filters)
-            return total - sum(self._tail_counts(seq, filters)), live.persisted_seq
+            return total - self.tail_count(seq, filters), live.persisted_seq
         total, end = 0, live.persisted_seq
         not_loaded = []
         for block in blocks_from(live, seq, end):
@@ -478,6 +490,10 @@ class Queries:
             if len(names) <= _SUBJECTS_AT_ONCE or as_of == (state.index, index.merged_seq, live.first_seq, live.msgs):
                 return total
 
+    def tail_count(self, seq: int, filters: Filters) -> int:
+        """How many live messages at or after ``seq`` match and are not yet persisted. Reads nothing."""
+        return sum(self._tail_counts(seq, filters))
+
     def _tail_counts(self, seq: int, filters: Filters) -> list[int]:
         """Live matches at or after ``seq`` in each block not yet persisted."""
         live, counts = self._live, []
@@ -488,9 +504,12 @@ class Queries:
             if filters.all and block.first_seq >= seq:
                 counts.append(block.live_msgs)
             else:
-                subjects, match = block.open.subjects, filters.match
-                counts.append(sum(1 for at in range(rows.ordinal_of(seq), block.count)
-                                  if match(subjects[at]) and live.is_live(block, rows.seq_of(at))))
+                subjects, match, start = block.open.subjects, filters.match, rows.ordinal_of(seq)
+                if block.live_msgs == block.count:
+                    counts.append(sum(map(match, subjects[start:block.count])))
+                else:
+                    counts.append(sum(1 for at in range(start, block.count)
+                                      if match(subjects[at]) and live.is_live(block, rows.seq_of(at))))
         return counts
 
     async def _decided(self, ask: Callable[[], T]) -> T:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from broker.clock import Clock
 from broker.garbage import discarded
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.appending import Appending
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.batching import Batching
@@ -66,7 +67,6 @@ from broker.jetstream.usage import Usage
 from broker.jetstream.wire.advisories import StreamEvents
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
-from broker.storage.format.block import Outcome
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.stream_update import StreamUpdate
 
@@ -128,6 +128,7 @@ class Stream:
         self.heads = Heads(self.live, self)
         self.positions = Positions(state.extra if state is not None else {})
         self.tasks = Tasks(self.name)
+        self.appending = Appending(self, self.tasks, state.extra if state is not None else {})
         self._shrunk: dict[int, LiveBlock] = {}
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._tidy_timer: asyncio.TimerHandle | None = None
@@ -276,7 +277,7 @@ class Stream:
             block.add(delta)
         if self.positions.moved:
             block.add(StreamUpdate(self.config.to_json(), self.positions.take_changes()))
-        block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.size_bytes, self.first_time_ns)
+        block.outcome = live.outcome(self.first_time_ns)
         live.cut(block)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
@@ -291,6 +292,8 @@ class Stream:
                 live.persisted(mine, block, not self.stored)
         if not self.stored:
             self._tidy_memory()
+        if live.joining is not None:
+            self.appending.persisted(block)
         last_seq = block.outcome.last_seq
         if last_seq > live.persisted_seq:
             live.persisted_seq = last_seq
@@ -351,6 +354,10 @@ class Stream:
         """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence."""
         await self.look()
         return await self.queries.count_from(seq, filters)
+
+    def tail_count(self, seq: int, filters: Filters) -> int:
+        """How many messages at or after ``seq`` match and are not yet persisted."""
+        return self.queries.tail_count(seq, filters)
 
     async def get(self, seq: int) -> StoredMsg | None:
         """The message ``seq``, or None. Raises: ApiError 10008 past the lease; StoreError; FormatError."""

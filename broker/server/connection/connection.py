@@ -70,6 +70,9 @@ class Client(asyncio.Protocol):
         self.ip = ""
         self.port = 0
         self.nonce = b""
+        self.proxy_key = ""
+        """The trusted proxy that the client came through, by its public key."""
+
         self.forwarded_for = ""
         """The client's address according to a proxy; only for the log, since anyone can claim one."""
 
@@ -151,8 +154,9 @@ class Client(asyncio.Protocol):
         self.label = f"{forwarded}{self.ip}:{self.port} - {self.entrance.id_label}:{self.cid}"
 
     def greet(self) -> None:
-        """Send the first INFO."""
+        """Send the first INFO, at once: a client that begins with TLS must not receive an answer to that before it."""
         self.send_line(encoder.info(self.server.info(self)))
+        self._outbound.flush()
 
     def upgrade(self, transport: asyncio.Transport) -> None:
         """Continue on ``transport``, a layer above the current one, on which everything queued is sent first."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from broker.config.settings import CertificateFiles, TlsSettings
 from broker.server.connection.cipher_suites import INSECURE, OPENSSL_NAMES, TLS_1_3
+from broker.server.listeners.tls import HandshakeTurns
 
 __all__ = ["TlsError", "TlsParameters"]
 
@@ -40,6 +41,7 @@ class TlsParameters:
             self._certificate = file.read()
         if len(contexts) > 1:
             _choose_by_name(contexts, [_names(pair.cert_file) for pair in files])
+        self.turns = HandshakeTurns()
         self._begun: deque[int] = deque()
 
     @cached_property

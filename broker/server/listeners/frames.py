@@ -49,7 +49,7 @@ _log.setLevel(logging.ERROR)
 
 
 class FramesProtocol(ServerProtocol):
-    """The server's side of one connection; ``message_bytes_max`` is for messages after the first."""
+    """The server's side of one connection; ``message_bytes_max`` is for messages after the one with the first line."""
 
     def __init__(self, *, compression: bool, message_bytes_max: int) -> None:
         super().__init__(
@@ -65,7 +65,8 @@ class FramesProtocol(ServerProtocol):
 
     def recv_frame(self, frame: Frame) -> None:
         super().recv_frame(frame)
-        if frame.opcode in _DATA:
+        # A line that is complete is CONNECT, or the connection is closed, unless anybody may come.
+        if frame.opcode in _DATA and b"\n" in frame.data:
             self.max_message_size = self._message_bytes_max
 
     def send_frame(self, frame: Frame) -> None:

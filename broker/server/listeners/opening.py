@@ -170,7 +170,7 @@ class Opening(asyncio.Protocol):
             return
         log.debug("%s - Starting TLS client connection handshake", client.label)
         self._set_timer(tls.settings.timeout_ns, self._tls_timed_out)
-        layer = self._layer = TlsLayer(self._transport, self, tls.context, self._tls_ready, self._tls_failed)
+        layer = self._layer = TlsLayer(self._transport, self, tls.context, tls.turns, self._tls_ready, self._tls_failed)
         self._transport.set_protocol(layer)
         if self._early:
             layer.data_received(self._early)

@@ -3,7 +3,8 @@
 asyncio's ``start_tls`` cannot: bytes read before it (after a PROXY header, or to tell TLS from plain text) are lost to
 it. Nor does a handshake here need a task: a slow client costs only a timer.
 
-One read from the socket may hold many records: they are decrypted together and reach the client as one batch.
+One read from the socket may hold many records: they are decrypted together and reach the client as one batch. Handshakes
+that come at once take turns.
 
 Source: nats-server, server/client.go (doTLSServerHandshake, matchesPinnedCert).
 """
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from broker.server.listeners.layer import Layer
 
-__all__ = ["TlsLayer", "handshake_error"]
+__all__ = ["HandshakeTurns", "TlsLayer", "handshake_error"]
 
 _RECORD_BYTES: Final = 16 * 1024
 """The maximum size of a record, which is the most that OpenSSL returns at once."""
@@ -35,6 +37,25 @@ _GO_WORDS: Final = {
 }
 
 
+class HandshakeTurns:
+    """Lets one handshake take a step in each turn of the loop: a step signs, which takes up to a millisecond, and in a storm
+    of connections others are served in between."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[TlsLayer] = deque()
+
+    def add(self, layer: TlsLayer) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._waiting.append(layer)
+
+    def _turn(self) -> None:
+        layer = self._waiting.popleft()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+        layer.go_on()
+
+
 class TlsLayer(Layer):
     """The server side; ``on_ready()`` is called once, when the handshake is done, or ``on_failed(error)``.
 
@@ -42,11 +63,13 @@ class TlsLayer(Layer):
     """
 
     def __init__(self, transport: asyncio.Transport, upper: asyncio.Protocol, context: ssl.SSLContext,
-                 on_ready: Callable[[], None], on_failed: Callable[[Exception], None]) -> None:
+                 turns: HandshakeTurns, on_ready: Callable[[], None], on_failed: Callable[[Exception], None]) -> None:
         super().__init__(transport, upper)
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
+        self._turns = turns
+        self._waits = False
         self._on_ready = on_ready
         self._on_failed = on_failed
         self._ready = False
@@ -58,8 +81,21 @@ class TlsLayer(Layer):
         if self._closed:
             return
         self._in.write(data)
-        if self._ready or self._shake_hands():
+        if self._ready:
             self._read()
+        elif not self._waits:
+            self._waits = True
+            # What is received meanwhile would be kept in memory.
+            self._transport.pause_reading()
+            self._turns.add(self)
+
+    def go_on(self) -> None:
+        """Its turn to continue the handshake."""
+        self._waits = False
+        if not self._closed:
+            self._transport.resume_reading()
+            if self._shake_hands():
+                self._read()
 
     def eof_received(self) -> bool | None:
         if self._ready:

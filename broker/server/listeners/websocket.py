@@ -111,8 +111,12 @@ class Opening(asyncio.Protocol):
         if tls is None:
             self._await_request()
             return
+        if not tls.admits(listener.server.clock.monotonic_ns()):
+            log.debug("%s - websocket: too many TLS handshakes within a second", self._peer)
+            self.abort()
+            return
         self._set_timer(tls.settings.timeout_ns)
-        self._layer = TlsLayer(self._transport, self, tls.context, self._await_request, self._tls_failed)
+        self._layer = TlsLayer(self._transport, self, tls.context, tls.turns, self._await_request, self._tls_failed)
         self._transport.set_protocol(self._layer)
 
     def data_received(self, data: bytes) -> None:

@@ -15,6 +15,8 @@ def reads_acks(subject: bytes) -> bool:
 
     ``$JS.ACK.<stream>.<consumer>.>`` and wider ones do not; nor does one with a word where acks have a number.
     """
+    if not subject.startswith((b"$JS.", b"*.")):
+        return False
     tokens = subject.split(b".")
     if tokens[-1] == b">":
         if len(tokens) <= 5:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 from broker.protocol import encoder
 from broker.protocol.parser import Msg
@@ -105,7 +106,7 @@ class Subscription:
     ``max`` 0: no limit on ``delivered``. ``ended``: it was removed from the router.
     """
 
-    __slots__ = ("account", "allow_trace", "delivered", "denies", "ended", "handler", "hides", "max", "on_delivery",
+    __slots__ = ("account", "allow_trace", "alone", "delivered", "denies", "ended", "handler", "hides", "max", "on_delivery",
                  "original", "peer", "queue", "relay", "rename", "sid", "stream", "subject")
 
     def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
@@ -139,6 +140,9 @@ class Subscription:
         self.allow_trace = False
         """Of a shadow: whether a message's trace goes on into the importing account."""
 
+        self.alone: ref[Route] | None = None
+        """The route of which it is the only receiver, while there is one."""
+
         self.max = 0
         self.delivered = 0
         self.ended = False
@@ -157,12 +161,12 @@ _Renamed = dict[Callable[[bytes], bytes], tuple[Sequence[Msg], encoder.Run]]
 
 
 class Route:
-    """The receivers of some subjects. Only ``limited`` ever changes, so iterating is safe while subscriptions change.
+    """The receivers of some subjects. Only ``limit`` ever changes one, so iterating is safe while subscriptions change.
 
     Messages without a ``source`` come from the broker itself and reach handlers through ``inward``, never from here.
     """
 
-    __slots__ = ("__weakref__", "_one_by_one", "_spreads", "clients", "groups", "handlers", "inside", "inward", "limited",
+    __slots__ = ("__weakref__", "_one_by_one", "_spreads", "clients", "groups", "handlers", "inside", "inward", "limited", "only",
                  "receivers", "relays", "rng", "shadowed", "shadows", "sole")
 
     def __init__(self, match: Match[Subscription], receivers: tuple[Subscription, ...], rng: random.Random,
@@ -178,12 +182,16 @@ class Route:
         self.shadowed = False
         self.sole: BatchHandler | None = None
         """The handler, if it is the only receiver: it takes every run as it is."""
+        self.only: Subscription | None = None
+        """The subscription, if it is a client's, the only receiver, and without a limit."""
         if len(receivers) == len(match.plain) == 1 and receivers[0].peer is not None and receivers[0].original is None:
             # The usual one: where subjects never repeat, one is made for each message.
             self.clients = match.plain
             self.limited = bool(receivers[0].max)
             self._one_by_one = False
             self._spreads = receivers[0].on_delivery is not None
+            if not self.limited and not self._spreads:
+                self.only = receivers[0]
             return
         self.clients = [sub for sub in match.plain if sub.peer is not None and sub.original is None]
         self.shadows = [sub for sub in match.plain if sub.original is not None]
@@ -203,11 +211,10 @@ class Route:
                          or any(sub.on_delivery is not None for sub in receivers))
         self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
 
-    def only_client(self) -> Subscription | None:
-        """The subscription, if it is a client's, the only receiver, and without a limit."""
-        if len(self.clients) == 1 and not self.handlers and not self.limited and not self._spreads:
-            return self.clients[0]
-        return None
+    def limit(self) -> None:
+        """One of the receivers takes only so many messages from now on."""
+        self.limited = True
+        self.only = None
 
     def destination(self, account: str, subject: bytes, hops: int) -> tuple[str, bytes] | None:
         """The account, and the subject there, where a handler of the broker receives a message to the literal ``subject``
@@ -269,14 +276,14 @@ class Route:
         count = len(msgs)
         taken = [0] * count
         silent = source if source is not None and source.no_echo else None
-        run = encoder.Run(msgs) if self.clients or self.groups else _NOTHING
+        run = encoder.Run(msgs) if self.clients else None
         for sub in self.clients:
             if sub.peer is silent and silent is not None:
                 continue
             room = _room(sub, count)
             if room:
                 own = msgs if room == count else msgs[:room]
-                _send_limited(sub, own, run if own is msgs else encoder.Run(own))
+                _send_limited(sub, own, _run_of(own, msgs, run))
                 for i in range(room):
                     taken[i] += 1
         renamed: _Renamed = {}
@@ -297,7 +304,8 @@ class Route:
             for sub, indexes in self._assign(group, count, silent):
                 for i in indexes:
                     taken[i] += 1
-                own = msgs if len(indexes) == count else [msgs[i] for i in indexes]
+                own = (msgs if len(indexes) == count else msgs[indexes.start:indexes.stop] if isinstance(indexes, range)
+                       else [msgs[i] for i in indexes])
                 if sub.original is not None:
                     self._to_shadow(sub, own, source, now_ns, to, {})
                 elif sub.handler is not None:
@@ -306,7 +314,9 @@ class Route:
                     else:
                         sub.handler(own, 0, len(own), source, now_ns)
                 else:
-                    _send_limited(sub, own, run if own is msgs else encoder.Run(own))
+                    if own is msgs and run is None:
+                        run = encoder.Run(msgs)
+                    _send_limited(sub, own, _run_of(own, msgs, run))
         for sub in self.inside:
             if source is None:
                 self.inward.put(sub, msgs, 0, count, now_ns)
@@ -344,8 +354,9 @@ class Route:
             sub.handler(msgs, 0, len(msgs), source, now_ns)
 
     def _assign(self, group: list[Subscription], count: int,
-                silent: Peer | None) -> list[tuple[Subscription, list[int]]]:
-        """Give each message to a random member of ``group``, or the next one that may still take it."""
+                silent: Peer | None) -> list[tuple[Subscription, Sequence[int]]]:
+        """Give each message to a member of ``group`` that may still take it: shares as equal as can be, in random order. A
+        share is a run of its own, which costs a third of messages that are picked one by one."""
         if silent is not None:
             group = [sub for sub in group if sub.peer is not silent]
         size = len(group)
@@ -353,13 +364,19 @@ class Route:
             return []
         if size == 1:
             room = _room(group[0], count)
-            return [(group[0], list(range(room)))] if room else []
-        chosen: dict[int, list[int]] = {}
+            return [(group[0], range(room))] if room else []
         rooms = [_room(sub, count) for sub in group]
         if min(rooms) == count:
-            for i, at in enumerate(self.rng.choices(range(size), k=count)):
-                chosen.setdefault(at, []).append(i)
-            return [(group[at], indexes) for at, indexes in chosen.items()]
+            if count == 1:
+                return [(self.rng.choice(group), _FIRST)]
+            share, more = divmod(count, size)
+            end = 0
+            shares: list[tuple[Subscription, Sequence[int]]] = []
+            for place, sub in enumerate(self.rng.sample(group, min(count, size))):
+                start, end = end, end + share + (place < more)
+                shares.append((sub, range(start, end)))
+            return shares
+        chosen: dict[int, list[int]] = {}
         randrange = self.rng.randrange
         for i in range(count):
             first = randrange(size)
@@ -372,8 +389,12 @@ class Route:
         return [(group[at], indexes) for at, indexes in chosen.items()]
 
 
-_NOTHING = encoder.Run([(b"", b"", 0, b"")])
-"""Where no client is sent anything."""
+def _run_of(own: Sequence[Msg], msgs: Sequence[Msg], run: encoder.Run | None) -> encoder.Run:
+    """The run of ``own``; ``run`` is that of ``msgs``."""
+    return run if run is not None and own is msgs else encoder.Run(own)
+
+
+_FIRST = range(1)
 
 
 class Refusal(Route):

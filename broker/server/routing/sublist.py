@@ -167,13 +167,29 @@ class Sublist(Generic[S]):
         tokens = subject.split(b".")
         if b"" in tokens:
             return found
-        for node in self._descend(tokens, found):
-            self._collect(node, found)
+        node = self._root
+        for at, token in enumerate(tokens):
+            # While the tree does not fork: most of the way in most trees.
+            if node.rest is not None:
+                self._collect(node.rest, found)
+            star, children = node.star, node.children
+            child = children.get(token) if children is not None else None
+            if child is None:
+                if star is None:
+                    return found
+                node = star
+            elif star is None:
+                node = child
+            else:
+                for node in self._descend(tokens[at + 1:], found, [star, child]):
+                    self._collect(node, found)
+                return found
+        self._collect(node, found)
         return found
 
-    def _descend(self, tokens: list[bytes], found: Match[S]) -> list[_Node[S]]:
-        """The nodes that ``tokens`` lead to; the ``>`` subscriptions on the way are added to ``found``."""
-        level = [self._root]
+    def _descend(self, tokens: list[bytes], found: Match[S], level: list[_Node[S]]) -> list[_Node[S]]:
+        """The nodes that ``tokens`` lead to from those of ``level``; the ``>`` subscriptions on the way are added to
+        ``found``."""
         for token in tokens:
             following: list[_Node[S]] = []
             for node in level:
@@ -196,7 +212,7 @@ class Sublist(Generic[S]):
         tokens = prefix.split(b".")
         if b"" in tokens:
             return None
-        for node in self._descend(tokens, found):
+        for node in self._descend(tokens, found, [self._root]):
             if node.children:
                 return None
             if node.rest is not None:

@@ -16,7 +16,7 @@ import msgpack
 import zstandard
 
 __all__ = ["SECTION_BYTES_MAX", "Codec", "Stored", "Undecodable", "Unpackable", "checksum", "compress",
-           "compress_all", "decompress", "pack_value", "unpack_tuples", "unpack_value"]
+           "compress_all", "decompress", "join_rows", "pack_value", "unpack_tuples", "unpack_value"]
 
 SECTION_BYTES_MAX: Final = 1 << 28
 """No section is larger before compression: indexes, records, pages and frames stay far below, and a decoder allocates
@@ -119,6 +119,26 @@ def pack_value(value: object) -> bytes:
     """``value`` in msgpack. Any text is accepted, lone surrogates too: API JSON may hold them."""
     packed: bytes = _per_thread.packer.pack(value)
     return packed
+
+
+def join_rows(head: object, rows: Sequence[object], before: bytes = b"") -> bytes:
+    """[``head``, ``rows``] in msgpack. ``before`` has an earlier such value: its rows, as they are there, come first.
+
+    Raises: Unpackable when ``before`` is something else.
+    """
+    packer = _per_thread.packer
+    count, at = 0, 0
+    if before:
+        unpacker = msgpack.Unpacker(max_buffer_size=SECTION_BYTES_MAX)
+        unpacker.feed(before)
+        try:
+            unpacker.read_array_header()
+            unpacker.skip()
+            count, at = unpacker.read_array_header(), unpacker.tell()
+        except (ValueError, msgpack.UnpackException) as error:
+            raise Unpackable(f"not a list of rows: {error!r}") from None
+    return b"".join((packer.pack_array_header(2), packer.pack(head), packer.pack_array_header(count + len(rows)), before[at:],
+                     *map(packer.pack, rows)))
 
 
 def unpack_value(data: bytes) -> Any:

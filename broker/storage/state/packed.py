@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, chain, groupby, pairwise, repeat
 from typing import Any, Final
 
 from broker.storage.format.block import BYTES, COUNT, FIRST_SEQ, FIRST_TIME_NS, LAST_SEQ, LAST_TIME_NS, BlockPlace
-from broker.storage.format.codec import Undecodable, Unpackable, unpack_tuples
+from broker.storage.format.codec import Undecodable, Unpackable, join_rows, unpack_tuples
 from broker.storage.format.columns import Column, read_column
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import NUMBER_BITS, NUMBER_MAX, ObjectKind, object_name
@@ -27,7 +28,7 @@ from broker.storage.format.page import PageBody, PageRef
 from broker.storage.format.subject_filter import check_filter
 from broker.storage.state.entry import BlockEntry, Kept, RunKey, first_of, last_of, log_keys
 
-__all__ = ["Packed"]
+__all__ = ["Packed", "rows_of"]
 
 _RECENT_MAX: Final = 16_384
 """Blocks that stay unpacked after they were looked at: some 8 MB."""
@@ -35,6 +36,7 @@ _RECENT_MAX: Final = 16_384
 _REF_FIELDS: Final = 18
 _LOG: Final = int(BlockPlace.LOG)
 _STREAM_RUN: Final = int(BlockPlace.STREAM_RUN)
+_STAGED: Final = int(BlockPlace.STAGED)
 
 
 class Packed:
@@ -58,13 +60,31 @@ class Packed:
         refs = [kept if type(kept) is tuple else kept.ref.pack() for kept in entries]  # type: ignore[union-attr]
         dead = [kept for kept in entries if isinstance(kept, BlockEntry)]
         runs = Counter([ref[:4] for ref in refs if ref[0] != _LOG])
-        summary = [
+        summary = (
             refs[0][FIRST_SEQ], refs[0][LAST_SEQ], refs[-1][LAST_SEQ], len(refs),
             sum([ref[COUNT] for ref in refs]) - sum(entry.dead_count for entry in dead),
             sum([ref[BYTES] for ref in refs]) - sum(entry.dead_bytes for entry in dead),
             refs[0][FIRST_TIME_NS], refs[-1][LAST_TIME_NS],
-            _columns(log_keys(refs)), [(*run, count) for run, count in runs.items()]]
+            _columns(log_keys(refs)), [(*run, count) for run, count in runs.items()])
         return cls(body, summary, filters=any(type(ref[-1]) is bytes for ref in refs))
+
+    @classmethod
+    def made(cls, room: int, entries: Sequence[Kept], before: Packed | None = None) -> Packed:
+        """A page of ``entries``, behind those of ``before``, which are not unpacked. Its body is packed later, by who writes
+        it."""
+        rows = rows_of(entries)
+        if before is None:
+            return cls.of(PageBody.later(partial(join_rows, room, rows)), entries)
+        body = before.body
+        more = cls.of(PageBody.later(lambda: join_rows(room, rows, body.raw())), entries)
+        msgs, size, first_time_ns, _ = before._facts
+        more_msgs, more_size, _, last_time_ns = more._facts
+        runs = Counter({tuple(run[:4]): run[4] for run in before._runs})
+        runs.update({tuple(run[:4]): run[4] for run in more._runs})
+        summary = (before.first_seq, before.front_last_seq, more.last_seq, before.count + more.count, msgs + more_msgs,
+                   size + more_size, first_time_ns, last_time_ns, _columns(chain(before.log_keys(), more.log_keys())),
+                   [(*run, count) for run, count in runs.items()])
+        return cls(more.body, summary, filters=before.filters or more.filters)
 
     @classmethod
     def summarized(cls, body: PageBody, summary: Sequence[Any], *, filters: bool) -> Packed:
@@ -79,6 +99,11 @@ class Packed:
     def summary(self) -> list[Any]:
         """For the directory."""
         return [self.first_seq, self.front_last_seq, self.last_seq, self.count, *self._facts, self._segments, self._runs]
+
+    @property
+    def staged(self) -> bool:
+        """Whether a block is a staged one."""
+        return any(run[0] == _STAGED for run in self._runs)
 
     def entries(self) -> list[Kept]:
         """The blocks; not to be changed. Raises: Corrupt."""
@@ -108,7 +133,12 @@ class Packed:
     def run_counts(self, stream_id: int) -> Iterator[tuple[RunKey, int]]:
         """How many of the blocks are stored in each run."""
         for place, epoch, number, run_id, count in self._runs:
-            yield (epoch, number, run_id, stream_id if place == _STREAM_RUN else 0), count
+            yield (epoch, number, run_id, stream_id if place >= _STREAM_RUN else 0), count
+
+
+def rows_of(entries: Iterable[Kept]) -> list[Any]:
+    """Each block as a page has it."""
+    return [(kept,) if type(kept) is tuple else kept.pack() for kept in entries]  # type: ignore[union-attr]
 
 
 def _columns(keys: Iterable[int]) -> list[tuple[int, int, int, int, int, bytes]]:
@@ -134,7 +164,7 @@ def _keys(group: Sequence[Any]) -> Iterable[int]:
 
 
 def _unpacked(body: PageBody) -> list[Kept]:
-    _, packed = body.unpack(unpack_tuples)
+    _, packed = unpack_tuples(body.raw())
     entries = [entry[0] if len(entry) == 1 else BlockEntry.unpack(entry) for entry in packed]
     for ref in entries:
         if type(ref) is tuple:

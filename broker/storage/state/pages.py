@@ -25,6 +25,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from broker.storage.format.block import BlockRef
+from broker.storage.format.codec import unpack_value
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import NUMBER_MAX, Position, key_position, position_key
 from broker.storage.format.page import Page, PageBody, PageKind, PageRef
@@ -33,7 +34,7 @@ from broker.storage.format.records.release import Release, unpack_runs
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.expiries import Expiries, ExpiryPage
-from broker.storage.state.packed import Packed
+from broker.storage.state.packed import Packed, rows_of
 from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry, Kept, TablePage
@@ -64,7 +65,7 @@ class StreamCopy:
     a change meanwhile clears the mark, so that ``placed`` does not mark a changed part clean.
     """
 
-    __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "stream", "summaries")
+    __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "staged", "stream", "summaries")
 
     def __init__(self, stream: StreamState, inline_max: int | None = None) -> None:
         """Args: ``inline_max``: with more blocks a table has pages of its own; INLINE_BLOCKS_MAX by default."""
@@ -76,6 +77,8 @@ class StreamCopy:
         """Whether the entry itself has subject filters."""
         self.summaries = not inline or len(stream.blocks) > _LISTED_BLOCKS_MAX
         """Whether pages of the table have summaries."""
+        self.staged = any(page.staged for page in pages)
+        """Whether blocks of the table are staged ones."""
         self._table: list[tuple[TablePage, list[Any]]] = []
         table: list[list[Any]] = []
         for page in pages:
@@ -84,15 +87,16 @@ class StreamCopy:
             if not inline:
                 self._table.append((page, row))
                 continue
-            packed = page.pack()
             page.place = None
-            self.filters = self.filters or packed.filters
             if self.summaries:
+                packed = page.pack()
                 body = packed.body.pack()
                 page.keep(packed)
                 row[1:] = [body.raw_bytes, body.stored], None, packed.summary
+                self.filters = self.filters or packed.filters
             else:
-                row[1] = packed.body.unpack()[1]
+                row[1] = rows_of(page.entries)
+                self.filters = self.filters or any(type(entry[0][-1]) is bytes for entry in row[1])
         self._consumers: list[tuple[ConsumerState, list[Any]]] = []
         consumers: list[list[Any]] = []
         for consumer in stream.consumers.values():
@@ -144,7 +148,7 @@ class StreamCopy:
                 row[2] = page.place.pack()
                 continue
             page.place = self
-            yield (Page(PageKind.BLOCKS, position(), stream_id, packed.body, packed.filters),
+            yield (Page(PageKind.BLOCKS, position(), stream_id, packed.body, packed.filters, staged=packed.staged),
                    _table_placer(self, page, packed, row))
         for consumer, row in self._consumers:
             if isinstance(consumer.place, PageRef) and not moved(consumer.place):
@@ -163,7 +167,8 @@ class StreamCopy:
 def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]) -> Page:
     """The directory page ``number``, once all parts of its streams have their places."""
     return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies], any(copy.filters for copy in copies),
-                any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies))
+                any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies),
+                any(copy.staged for copy in copies))
 
 
 def _table_placer(copy: StreamCopy, page: TablePage, packed: Packed, row: list[Any]) -> Callable[[PageRef], None]:
@@ -259,7 +264,7 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
                 room, entries = page.body
                 blocks = TablePage.of([BlockEntry.unpack(packed, unpack_ref) for packed in entries])
             elif part.summary is None:
-                room, entries = page.body.unpack()
+                room, entries = unpack_value(page.body.raw())
                 packed = Packed.of(page.body, [_kept(packed) for packed in entries])
                 stream.dirty = True  # an earlier version wrote it: the next round adds the summary
                 blocks = TablePage(packed)

@@ -110,11 +110,18 @@ async def test_it_runs_beside_the_streams(monkeypatch: pytest.MonkeyPatch) -> No
     stream = await filled(world, "S", 10)
     world.clock.advance(MINUTE_NS)
     budget = BlockBudget(lambda: [stream], world.clock, most=5)
+    trim, rounds = budget.trim, asyncio.Queue[int]()
+
+    async def told() -> int:
+        rounds.put_nowait(count := await trim())
+        return count
+
+    monkeypatch.setattr(budget, "trim", told)
     budget.start()
-    while stream.live.looked:  # noqa: ASYNC110 (a budget tells nobody)
-        await asyncio.sleep(0.001)
+    assert await rounds.get() == 10
     await budget.stop()
     assert len(await read_all(stream)) == 10
+    world.clock.advance(2 * MINUTE_NS)
     await asyncio.sleep(0.01)
     assert stream.live.looked
     await world.close()

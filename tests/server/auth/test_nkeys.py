@@ -124,6 +124,18 @@ async def test_only_users_for_the_system(process: type[ServerProcess], tmp_path:
 
 
 @BOTH
+async def test_who_is_in_the_system_account_is_told(process: type[ServerProcess], tmp_path: Path) -> None:
+    """By the second INFO, which says nothing of the kind to others."""
+    text = f"accounts {{ $SYS {{ users: [ {{ nkey: {A.public} }} ] }}, B {{ users: [ {{ nkey: {B.public} }} ] }} }}"
+    async with process("-c", config(tmp_path, text), monitor=False) as server:
+        for pair, told in ((A, True), (B, None)):
+            async with Wire(server.port) as wire:
+                wire.send(signed(wire.info, pair, nkey=pair.public, protocol=1, lang="x", name="n") + b"PING\r\n")
+                heard = await wire.until(b'"connect_info":true') + await wire.until(b"\r\n")
+                assert json.loads(heard[heard.index(b"INFO ") + 5:]).get("acc_is_sys") is told
+
+
+@BOTH
 async def test_keys_that_go(process: type[ServerProcess], tmp_path: Path) -> None:
     """A reload ends connections of keys that are gone, and keeps the others."""
     path = config(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -18,7 +19,8 @@ from cryptography import x509
 
 from broker.config.access import User
 from broker.config.settings import CertificateFiles, TlsSettings, make_settings
-from broker.server.listeners.certificates import TlsError
+from broker.server.listeners.certificates import TlsError, TlsParameters
+from broker.server.listeners.tls import TlsLayer
 from broker.server.server import Server
 from tests.certificates import Authority
 
@@ -158,6 +160,20 @@ async def test_the_handshake_may_come_first_for_those_who_begin_it(authority: Au
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=authority.trust(),
                                                        server_hostname="localhost")
         assert (await Line(reader, writer).info())["tls_required"] is True
+
+
+async def test_info_is_before_any_answer_to_an_early_handshake(authority: Authority) -> None:
+    """A client that begins with TLS where INFO comes first can tell its mistake: the first bytes are no TLS."""
+    async with serving(authority) as server:
+        outgoing = ssl.MemoryBIO()
+        tls = authority.trust().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+        with pytest.raises(ssl.SSLWantReadError):
+            tls.do_handshake()
+        with socket.create_connection(("127.0.0.1", server.port)) as early:
+            # The server runs in this loop, so both are there before it accepts the connection.
+            early.sendall(outgoing.read())
+            early.setblocking(False)
+            assert (await asyncio.get_running_loop().sock_recv(early, 5)) == b"INFO "
 
 
 async def test_bytes_that_come_cut_or_together_with_others_are_not_lost(authority: Authority) -> None:
@@ -392,6 +408,44 @@ async def test_handshakes_can_be_limited_to_so_many_a_second(authority: Authorit
         await first.secure(authority.trust())
         second = await Line.to(server)
         assert b"Connection throttling is active" in await second.rest()
+
+
+async def test_handshakes_that_come_at_once_take_turns(authority: Authority) -> None:
+    """One step in each turn of the loop, so that others are served in between; nothing more is read from who waits."""
+    class Pipe(asyncio.Transport):
+        paused = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.sent = b""
+
+        def write(self, data: Any) -> None:
+            self.sent += data
+
+        def get_write_buffer_size(self) -> int:
+            return 0
+
+        def pause_reading(self) -> None:
+            self.paused = True
+
+        def resume_reading(self) -> None:
+            self.paused = False
+
+    files = authority.server()
+    parameters = TlsParameters(TlsSettings(cert_file=files.cert, key_file=files.key))
+    pipes = [Pipe() for _ in range(5)]
+    hello = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        authority.trust().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    record = hello.read()
+    for pipe in pipes:
+        layer = TlsLayer(pipe, asyncio.Protocol(), parameters.context, parameters.turns, lambda: None, lambda error: None)
+        layer.data_received(record[:50])
+        layer.data_received(record[50:])
+    for done in range(len(pipes)):
+        assert [bool(pipe.sent) for pipe in pipes] == [at < done for at in range(len(pipes))]
+        assert [pipe.paused for pipe in pipes] == [at >= done for at in range(len(pipes))]
+        await asyncio.sleep(0)
 
 
 async def test_a_client_that_does_not_read_is_cut_off_as_without_tls(authority: Authority) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -315,11 +317,29 @@ async def test_the_first_message_is_bounded_as_for_strangers() -> None:
         browser = await Browser.to(server)
         browser.writer.write(b"\x82\xff" + (65 * 1024).to_bytes(8, "big"))
         assert (await browser.closed())[0] == 1009
+        # Nor does the beginning of a line make a stranger known.
+        browser = await Browser.to(server)
+        browser.send(CONNECT[:20])
+        browser.writer.write(b"\x82\xff" + (65 * 1024).to_bytes(8, "big"))
+        assert (await browser.closed())[0] == 1009
         browser = await Browser.to(server)
         browser.send(CONNECT)
         await browser.until(b"PONG\r\n")
         browser.writer.write(b"\x82\xff" + (9 << 20).to_bytes(8, "big"))
         assert (await browser.closed())[0] == 1009
+
+
+@pytest.mark.shows("auth.connection_rate")
+async def test_handshakes_can_be_limited_to_so_many_a_second(tmp_path: Path) -> None:
+    """``connection_rate_limit`` of the port's own TLS."""
+    authority = Authority(tmp_path)
+    files = authority.server()
+    async with serving(no_tls=False, **{"tls.cert_file": files.cert, "tls.key_file": files.key,
+                                        "tls.connection_rate_limit": 1}) as server:
+        first = await Browser.to(server, tls=authority.trust())
+        assert first.answer.status_code == 101
+        with pytest.raises((ConnectionError, ssl.SSLError)):
+            await Browser.to(server, tls=authority.trust())
 
 
 async def test_credentials_may_come_in_cookies() -> None:

@@ -249,6 +249,32 @@ async def test_jetstream_follows_the_claims(process: type[ServerProcess], tmp_pa
             await nc.jetstream().add_stream(name="T", subjects=["t"])
 
 
+@BOTH
+async def test_limits_and_usage_of_tiers(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Account info: totals without limits, and all tiers of the claims, of which one is in use."""
+    tiers = {"R1": {"mem_storage": 1 << 20, "disk_storage": 1 << 21, "streams": 5, "consumer": -1, "max_ack_pending": 7},
+             "R3": {"disk_storage": 1 << 22, "streams": -1, "disk_max_stream_bytes": 1 << 16, "max_bytes_required": True}}
+    config = write(tmp_path, directory(tmp_path, f'jetstream {{ store_dir: "{tmp_path}/store" }}',
+                                       A=tokens.account("A", limits={"tiered_limits": tiers})))
+    unset = {"max_memory": 0, "max_storage": 0, "max_streams": 0, "max_consumers": 0, "max_ack_pending": 0,
+             "memory_max_stream_bytes": 0, "storage_max_stream_bytes": 0, "max_bytes_required": False}
+    none = {"memory": 0, "storage": 0, "reserved_memory": 0, "reserved_storage": 0, "streams": 0, "consumers": 0}
+    used = none | {"reserved_storage": 4096, "streams": 1, "consumers": 1}
+    async with process("-c", config, monitor=False) as server, connected(server, tokens.user()) as nc:
+        await nc.jetstream().add_stream(name="S", subjects=["s"], max_bytes=4096)
+        await nc.jetstream().add_consumer("S", durable_name="D")
+        info = await ask(nc, "$JS.API.INFO")
+        del info["api"]
+        assert info == {"type": "io.nats.jetstream.api.v1.account_info_response", **used, "limits": unset, "tiers": {
+            "R1": {**used, "limits": unset | {"max_memory": 1 << 20, "max_storage": 1 << 21, "max_streams": 5,
+                                              "max_consumers": -1, "max_ack_pending": 7, "memory_max_stream_bytes": -1,
+                                              "storage_max_stream_bytes": -1}},
+            "R3": {**none, "limits": unset | {"max_storage": 1 << 22, "max_streams": -1, "max_ack_pending": -1,
+                                              "memory_max_stream_bytes": -1, "storage_max_stream_bytes": 1 << 16,
+                                              "max_bytes_required": True}}}}
+
+
+
 async def test_a_restart_has_the_last_token(tmp_path: Path) -> None:
     """What was answered is on the disk, whatever ends the process; no file is left half-written."""
     config = write(tmp_path, directory(tmp_path, A=tokens.account("A")))

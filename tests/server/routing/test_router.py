@@ -17,8 +17,8 @@ from broker.protocol.parser import Msg, Parser
 from broker.protocol.subject import matches
 from broker.server.routing.inward import MSGS_AT_ONCE
 from broker.server.routing.route import Subscription
-from broker.server.routing.route_caches import ROUTES_KEPT
 from broker.server.routing.router import Router
+from broker.server.routing.routes import ROUTES_KEPT
 
 
 def at_once(fn: Callable[[], None]) -> None:
@@ -138,7 +138,7 @@ def test_acks_are_one_run(router: Router) -> None:
     ops = [msg(b"$JS.ACK.S.C.1.%d.%d.99.0" % (i, i)) for i in range(20_000)]
     router.route(ops, 0, len(ops), FakePeer(router), 5)
     assert consumer.runs == [ops]
-    assert not router._routes
+    assert not router.routes.by_subject
 
 
 def test_inboxes_do_not_fill_the_cache(router: Router) -> None:
@@ -148,7 +148,7 @@ def test_inboxes_do_not_fill_the_cache(router: Router) -> None:
     for i in range(100_000):
         router.publish(b"_INBOX.me.%d" % i, b"", 0, b"")
     assert peer.counted == [100_000, 0]
-    assert not router._routes
+    assert not router.routes.by_subject
 
 
 def test_the_cache_is_bounded(router: Router) -> None:
@@ -156,7 +156,7 @@ def test_the_cache_is_bounded(router: Router) -> None:
     router.subscribe(b">", Heard())
     for i in range(3 * ROUTES_KEPT):
         router.publish(b"s.%d" % i, b"", 0, b"")
-    assert len(router._routes) <= ROUTES_KEPT
+    assert len(router.routes.by_subject) <= ROUTES_KEPT
 
 
 def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) -> None:
@@ -169,7 +169,7 @@ def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) ->
     every.runs.clear()
     router.route(again, 0, len(again), FakePeer(router), 5)
     assert every.runs == [again]
-    assert len(router._routes) <= ROUTES_KEPT
+    assert len(router.routes.by_subject) <= ROUTES_KEPT
     some = [msg(subject) for subject in (b"kv.1.k99998", b"kv.1.k99999", b"kv.1.", b"kv..k1", b"kv.1.k99999.x", b"kw.1.k99999")]
     router.subscribe(b"kv.1.k99999", one)
     router.subscribe(b"*.1.k99999.*", two)
@@ -185,9 +185,9 @@ def test_prefixes_of_one_subject_each_fill_no_cache(router: Router) -> None:
     router.subscribe(b"kv.>", Heard())
     for i in range(3 * ROUTES_KEPT):
         router.publish(b"kv.%d.state" % i, b"", 0, b"")
-    assert len(router._routes) <= ROUTES_KEPT
-    assert len(router._heads) <= ROUTES_KEPT
-    assert not router._inboxes
+    assert len(router.routes.by_subject) <= ROUTES_KEPT
+    assert len(router.routes._heads) <= ROUTES_KEPT
+    assert not router.routes._inboxes
 
 
 def test_publish_counts_takers(router: Router) -> None:
@@ -216,6 +216,101 @@ def test_queue_members_share(router: Router) -> None:
         assert bodies == sorted(bodies)
         seen += bodies
     assert sorted(seen) == [op[3] for op in ops]
+
+
+def test_queue_members_get_equal_shares_of_a_batch(router: Router) -> None:
+    """However many messages come at once, no member gets two more than another; who gets the odd ones is random."""
+    members = [FakePeer(router) for _ in range(4)]
+    for member in members:
+        member.sub(b"a", queue=b"q")
+    for count in (1, 2, 3, 5, 41):
+        ahead, behind = set[int](), set[int]()
+        for _ in range(60):
+            before = [member.counted[0] for member in members]
+            router.route([msg(b"a")] * count, 0, count, None, 0)
+            got = [member.counted[0] - had for member, had in zip(members, before, strict=True)]
+            assert sum(got) == count
+            assert max(got) - min(got) == 1
+            ahead.update(at for at, more in enumerate(got) if more == max(got))
+            behind.update(at for at, more in enumerate(got) if more == min(got))
+        assert len(ahead) == len(behind) == 4
+
+
+def test_messages_of_many_subjects_to_few_clients_keep_their_order(router: Router) -> None:
+    """Single messages to different subscriptions, among them some for handlers, for nobody, for two clients, large ones and
+    the publisher's own: each client gets its messages in order, and as it can take them."""
+    plain, bare, own = FakePeer(router), FakePeer(router, headers=False), FakePeer(router, no_echo=True)
+    for peer, name in ((plain, b"p"), (bare, b"b"), (own, b"o")):
+        for at in range(5):
+            peer.sub(b"%b.%d.*" % (name, at), b"%d" % at)
+        peer.sub(b"all", b"9")
+    heard = Heard()
+    router.subscribe(b"h.*", heard)
+    rng = random.Random(7)
+    expected: dict[bytes, list[bytes]] = {b"p": [], b"b": [], b"o": []}
+    ops: list[Msg] = []
+    for at in range(400):
+        kind = rng.choice([b"p", b"p", b"p", b"b", b"b", b"o", b"h", b"all", b"none"])
+        body = b"%03d" % at + b"x" * rng.choice([0, 0, 0, 5000])
+        reply = b"r" if at % 3 else b""
+        head = b"NATS/1.0\r\nA: b\r\n\r\n" if at % 4 == 0 else b""
+        subject = b"h.1" if kind == b"h" else kind if len(kind) > 1 else b"%b.%d.%d" % (kind, rng.randrange(5), at)
+        ops.append((subject, reply, len(head), head + body))
+        for name in expected:
+            if name == kind or (kind == b"all" and name != b"o"):
+                expected[name].append(body)
+    router.route(ops, 0, len(ops), own, 0)
+    for peer, name in ((plain, b"p"), (bare, b"b")):
+        got = _bodies(peer.taken())
+        assert [body for _, body in got] == expected[name]
+        assert any(headers for headers, _ in got) == peer.headers
+        assert peer.counted[0] == len(got)
+    assert own.taken() == b""
+    assert own.missed == [(op[0], b"r") for op in ops if op[1] and op[0][:2] in (b"o.", b"no")]
+    assert len(heard.runs) == len([op for op in ops if op[0] == b"h.1"]) - sum(len(run) - 1 for run in heard.runs)
+
+
+def _bodies(data: bytes) -> list[tuple[bool, bytes]]:
+    """Of each message in ``data``: whether it has headers, and its body."""
+    found = []
+    while data:
+        line, _, rest = data.partition(b"\r\n")
+        words = line.split(b" ")
+        size, hlen = int(words[-1]), int(words[-2]) if words[0] == b"HMSG" else 0
+        found.append((bool(hlen), rest[hlen:size]))
+        data = rest[size + 2:]
+    return found
+
+
+def test_a_limit_after_the_route_was_cached(router: Router) -> None:
+    """``limit`` reaches the routes of single subscriptions that are cached by many subjects."""
+    peer, publisher = FakePeer(router), FakePeer(router)
+    sub = peer.sub(b"a.*")
+    ops = [msg(b"a.%d" % at, reply=b"r") for at in range(6)]
+    for op in ops:
+        router.route([op], 0, 1, publisher, 0)
+    router.limit(sub, 8)
+    for op in ops:
+        router.route([op], 0, 1, publisher, 0)
+    assert peer.counted[0] == 8
+    assert [subject for subject, _ in publisher.missed] == [b"a.2", b"a.3", b"a.4", b"a.5"]
+
+
+def test_a_client_that_ends_while_it_is_sent_to(router: Router) -> None:
+    """Its subscriptions leave in the middle of a run, when what was held for it is sent; others' messages go on."""
+    class Slow(FakePeer):
+        def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
+            super().send(buffers, size, count, body_bytes)
+            for sub in subs:
+                self.router.remove(sub)
+
+    slow, other, publisher = Slow(router), FakePeer(router), FakePeer(router)
+    subs = [slow.sub(b"s.%d" % at) for at in range(3)]
+    other.sub(b"o.>")
+    ops = [msg(subject, reply=b"r") for subject in (b"s.0", b"s.1", b"o.1", b"s.2", b"o.2", b"s.0")]
+    router.route(ops, 0, len(ops), publisher, 0)
+    assert (slow.counted[0], other.counted[0]) == (2, 2)
+    assert [subject for subject, _ in publisher.missed] == [b"s.2", b"s.0"]
 
 
 def test_a_limited_queue_member_leaves_the_rest_to_others(router: Router) -> None:
@@ -371,6 +466,17 @@ def test_deliver_in_process(router: Router) -> None:
     assert router.deliver(b"d", deliveries(2, hlens=[4, 0])) == 2
     assert heard.runs == [[(b"s.0", b"$JS.ACK.S.C.1.10.1.5.0", 4, b"body0"),
                            (b"s.1", b"$JS.ACK.S.C.1.11.2.5.0", 0, b"body1")]]
+
+
+def test_heard_by_clients(router: Router) -> None:
+    """Handlers of the broker do not count, subscriptions with wildcards do."""
+    router.subscribe(b"a.>", Heard())
+    assert not router.heard(b"a.b")
+    sub = FakePeer(router).sub(b"*.b", b"1", queue=b"q")
+    assert router.heard(b"a.b")
+    assert not router.heard(b"a.c")
+    router.remove(sub)
+    assert not router.heard(b"a.b")
 
 
 def test_watches(router: Router) -> None:

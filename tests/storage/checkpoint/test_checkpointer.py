@@ -16,6 +16,7 @@ import broker.storage.state.table as table
 from broker.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.checkpoint import Root
+from broker.storage.format.codec import unpack_value
 from broker.storage.format.header import ObjectHeader, Position
 from broker.storage.format.page import Page, PageBody, decode_page, encode_pages
 from broker.storage.format.records.kinds import RecordKind
@@ -144,7 +145,7 @@ def without_summaries(shared: MemoryStore) -> None:
         data = shared.objects[PATHS.pages(ref.position)]
         page = decode_page(data[ref.offset:ref.offset + ref.size], ref)
         for entry in page.body:
-            entry[14] = [[room, body if body is None or not summary else PageBody(*body).unpack()[1], place]
+            entry[14] = [[room, body if body is None or not summary else unpack_value(PageBody(*body).raw())[1], place]
                          for room, body, place, *summary in entry[14]]
         objects.setdefault(ref.position, []).append(page._replace(summaries=False))
     refs = []

@@ -93,7 +93,7 @@ def test_a_page_that_is_not_what_its_summary_says_is_refused() -> None:
                   (first, front, first - 1, count, *facts), (first, front, last, count, *facts[1:])):
         with pytest.raises(ValueError):
             Packed.summarized(one.body, wrong, filters=False)
-    body = PageBody.of([1, [[[1, 2, 3]]]]).pack()
+    body = PageBody.later(lambda: pack_value([1, [[[1, 2, 3]]]]))
     with pytest.raises(Corrupt, match="other fields"):
         Packed(body, (1, 1, 1, 1, 1, 1, 1, 1, (), ()), filters=False).entries()
 

@@ -78,15 +78,18 @@ class PullAdmission:
             return None
         if waiting.full and mono_ns - self._swept_ns > _SWEEP_NS:
             self.sweep(mono_ns, at_end=False)
-        if request.no_wait and (refusal := self._one_shot(request, mono_ns)):
-            self._refuse(reply, refusal)
-            return None
+        until_seq = 0
+        if request.no_wait:
+            until_seq = self._cursor.last_to_come()
+            if refusal := self._one_shot(request, mono_ns, until_seq):
+                self._refuse(reply, refusal)
+                return None
         if waiting.full:
             # A client with heartbeats would only ask again at once; it notices their absence instead.
             if not request.idle_heartbeat:
                 self._refuse(reply, "409 Exceeded MaxWaiting")
             return None
-        entry = WaitingRequest(reply, request, mono_ns)
+        entry = WaitingRequest(reply, request, mono_ns, until_seq)
         waiting.add(entry)
         return entry
 
@@ -96,7 +99,8 @@ class PullAdmission:
             return
         self._swept_ns = mono_ns
         beat = status.idle_heartbeat(self._acks.delivered_cseq, self._cursor.next_seq - 1) if heartbeats else None
-        send_statuses(self._bus, self.waiting.sweep(mono_ns, self._bus.interest, at_end=at_end, heartbeat=beat))
+        send_statuses(self._bus, self.waiting.sweep(mono_ns, self._bus.interest, at_end=at_end,
+                                                    persisted_seq=self._cursor.stream.persisted_seq, heartbeat=beat))
 
     def _pinned_elsewhere(self, request: PullRequest) -> str:
         """Why a request that names a pin ends at once, or ""; the right pin renews its client's hold on it."""
@@ -108,15 +112,18 @@ class PullAdmission:
         order.touch()
         return ""
 
-    def _one_shot(self, request: PullRequest, mono_ns: int) -> str:
-        """Why a no_wait request ends at once, or "": no message is there, or requests ahead want them all."""
+    def _one_shot(self, request: PullRequest, mono_ns: int, until_seq: int) -> str:
+        """Why a no_wait request ends at once, or "": no message is there, or requests ahead want them all.
+
+        ``until_seq``: a message that was published before the request, and comes once it is persisted; 0: none.
+        """
         if not self._cursor.known or self._cursor.count() is not None:
             return ""  # not known yet: the delivery loop will find out
         pending = max(0, self._cursor.pending) + len(self._acks.queue)
         if not pending:
-            return "" if request.expires else "404 No Messages"
+            return "" if request.expires or until_seq else "404 No Messages"
         self.sweep(mono_ns, at_end=False)
-        return "408 Requests Pending" if pending < self.waiting.wanted else ""
+        return "" if until_seq else "408 Requests Pending" if pending < self.waiting.wanted else ""
 
     def _refuse(self, reply: bytes, text: str) -> None:
         send_statuses(self._bus, [(reply, status.line(text))])

@@ -98,11 +98,13 @@ class WaitingRequest:
     """One request as it waits: what is left of it."""
 
     __slots__ = ("batch_left", "bytes_left", "delivered", "expires_ns", "heartbeat_at_ns", "heartbeat_ns", "no_wait",
-                 "pin", "priority", "reply", "request")
+                 "pin", "priority", "reply", "request", "until_seq")
 
-    def __init__(self, reply: bytes, request: PullRequest, mono_ns: int) -> None:
+    def __init__(self, reply: bytes, request: PullRequest, mono_ns: int, until_seq: int = 0) -> None:
         self.reply = reply
         self.request = request
+        self.until_seq = until_seq
+        """A one-shot does not end before this is persisted."""
         # A batch of 0 or less is served once: the count is checked after a message has been sent.
         self.batch_left = max(request.batch, 1)
         self.bytes_left = max(request.max_bytes, 0)

@@ -1,0 +1,180 @@
+"""What consumers say of messages that are sequenced and wait to be stored: nobody may receive them, and they count.
+
+A publisher that waits for no PubAck, but for the answer to a ping, knows that the server has its messages. Then every
+answer about them must say so, as nats-server's do (all but some: there, a consumer hears of a message a moment later).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from nats.aio.msg import Msg
+
+from broker.jetstream.consumer import cursor
+from broker.storage.objectstore.memory import MemoryStore
+from tests.jetstream.in_process import Inside
+
+SECONDS = 20.0
+
+
+class SlowStore(MemoryStore):
+    """Puts wait while ``open`` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def put(self, key: str, data: Any) -> None:
+        await self.open.wait()
+        await super().put(key, data)
+
+
+class Held(Inside):
+    """A broker whose store can be held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: SlowStore = SlowStore()
+
+    async def send(self, subjects: Iterable[str]) -> None:
+        """Publish without waiting to be stored."""
+        for subject in subjects:
+            await self.client.publish(subject, b"x")
+        await self.client.flush()
+
+    async def pull(self, names: str, *, prefix: str = "$JS.API.", **request: Any) -> asyncio.Queue[Msg]:
+        """The answers to a pull request, as they come."""
+        inbox, answers = self.client.new_inbox(), asyncio.Queue[Msg]()
+
+        async def take(msg: Msg) -> None:
+            answers.put_nowait(msg)
+
+        await self.client.subscribe(inbox, cb=take)
+        await self.client.publish(f"{prefix}CONSUMER.MSG.NEXT.{names}", json.dumps(request).encode(), reply=inbox)
+        await self.client.flush()
+        return answers
+
+
+@pytest_asyncio.fixture
+async def broker() -> AsyncIterator[Held]:
+    """A stream of ``a.>`` with a consumer of all and one of ``a.2``; the store is held up."""
+    async with Held() as held:
+        await held.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["a.>"]})
+        for name, filters in (("all", {}), ("two", {"filter_subject": "a.2"})):
+            await held.ok(f"CONSUMER.CREATE.S.{name}" + (".a.2" if filters else ""), {
+                "stream_name": "S", "config": {"name": name, "ack_policy": "explicit", "inactive_threshold": 10**12} | filters})
+        held.store.open.clear()
+        yield held
+        held.store.open.set()
+
+
+async def text(answers: asyncio.Queue[Msg]) -> str:
+    """The next answer: a message's subject, or a status."""
+    msg = await asyncio.wait_for(answers.get(), SECONDS)
+    return (msg.headers or {}).get("Status") or msg.subject
+
+
+@pytest.mark.parametrize("seqs_max", [1 << 20, 1], ids=["counted", "too many: after they are stored"])
+async def test_info_and_list_count_what_waits_to_be_stored(broker: Held, monkeypatch: pytest.MonkeyPatch,
+                                                          seqs_max: int) -> None:
+    """Three messages are sequenced and the store is held up: the answers, which wait for it, have them as pending."""
+    monkeypatch.setattr(cursor, "_TAIL_MAX", seqs_max)
+    await broker.send(["a.1", "a.2", "a.2"])
+    asked = [asyncio.ensure_future(broker.ok(subject, seconds=SECONDS))
+             for subject in ("CONSUMER.INFO.S.all", "CONSUMER.INFO.S.two", "CONSUMER.LIST.S")]
+    await broker.client.flush()
+    assert not any(one.done() for one in asked)
+    broker.store.open.set()
+    everything, two, listed = await asyncio.gather(*asked)
+    assert (everything["num_pending"], two["num_pending"]) == (3, 2)
+    assert [one["num_pending"] for one in listed["consumers"]] == [3, 2]
+    # Nothing is counted twice when it is stored.
+    assert (await broker.ok("CONSUMER.INFO.S.two"))["num_pending"] == 2
+
+
+async def test_removed_before_it_is_stored(broker: Held) -> None:
+    """A message that leaves the stream before it was stored is not pending."""
+    await broker.send(["a.1", "a.2", "a.2"])
+    removed = asyncio.ensure_future(broker.ok("STREAM.MSG.DELETE.S", {"seq": 2}, seconds=SECONDS))
+    asked = [asyncio.ensure_future(broker.ok(f"CONSUMER.INFO.S.{name}", seconds=SECONDS)) for name in ("all", "two")]
+    await broker.client.flush()
+    broker.store.open.set()
+    await removed
+    assert [one["num_pending"] for one in await asyncio.gather(*asked)] == [2, 1]
+
+
+@pytest.mark.parametrize("look_max", [4096, 1], ids=["looked at", "too many to look at"])
+async def test_no_wait_gets_what_was_published_before(broker: Held, monkeypatch: pytest.MonkeyPatch,
+                                                     look_max: int) -> None:
+    """A one-shot waits for the store where a message will come, and gets all that were published before it."""
+    monkeypatch.setattr(cursor, "_LOOK_MAX", look_max)
+    await broker.send(["a.1", "a.2"])
+    answers = await broker.pull("S.two", batch=5, no_wait=True)
+    both = await broker.pull("S.all", batch=2, no_wait=True)
+    assert answers.empty()
+    assert both.empty()
+    broker.store.open.set()
+    assert [await text(answers), await text(answers)] == ["a.2", "404"]
+    assert [await text(both), await text(both)] == ["a.1", "a.2"]
+
+
+@pytest.mark.parametrize("removal", [("STREAM.PURGE.S", b""), ("STREAM.MSG.DELETE.S", {"seq": 1})], ids=["purged", "deleted"])
+async def test_no_wait_ends_where_the_message_is_removed(broker: Held, removal: tuple[str, Any]) -> None:
+    """The message that a one-shot waits for leaves the stream before it is stored: there is none."""
+    await broker.send(["a.2"])
+    answers = await broker.pull("S.two", batch=1, no_wait=True)
+    removed = asyncio.ensure_future(broker.ok(*removal, seconds=SECONDS))
+    await broker.client.flush()
+    assert answers.empty()
+    broker.store.open.set()
+    await removed
+    assert await text(answers) == "404"
+
+
+async def test_streams_in_memory(broker: Held) -> None:
+    """What their messages wait for, if for anything, is found the same way."""
+    broker.store.open.set()
+    await broker.ok("STREAM.CREATE.M", {"name": "M", "subjects": ["m"], "storage": "memory"})
+    await broker.ok("CONSUMER.CREATE.M.c", {"stream_name": "M", "config": {"name": "c", "ack_policy": "none",
+                                                                          "inactive_threshold": 10**12}})
+    broker.store.open.clear()
+    await broker.send(["a.1", "m"])
+    answers = await broker.pull("M.c", batch=2, no_wait=True)
+    broker.store.open.set()
+    assert [await text(answers), await text(answers)] == ["m", "404"]
+
+
+async def test_no_wait_does_not_wait_for_others_messages(broker: Held) -> None:
+    """Where none of the messages that wait to be stored matches, a one-shot ends at once."""
+    await broker.send(["a.1"])
+    assert await text(await broker.pull("S.two", batch=1, no_wait=True)) == "404"
+
+
+async def test_a_new_consumer_delivers_once_it_is_stored(broker: Held) -> None:
+    """First the answer to the request, then messages; a client may not expect any before."""
+    broker.store.open.set()
+    for _ in range(3):
+        await broker.publish("a.1")
+    broker.store.open.clear()
+    heard = asyncio.Queue[Msg]()
+
+    async def hear(msg: Msg) -> None:
+        heard.put_nowait(msg)
+
+    await broker.client.subscribe("x.>", cb=hear)
+    config = {"name": "p", "ack_policy": "none", "deliver_subject": "x.delivered", "inactive_threshold": 10**12}
+    body = json.dumps({"stream_name": "S", "config": config}).encode()
+    await broker.client.publish("$JS.API.CONSUMER.CREATE.S.p", body, reply="x.reply")
+    for _ in range(20):
+        await broker.client.flush()
+    assert heard.empty()
+    broker.store.open.set()
+    answers = [await asyncio.wait_for(heard.get(), SECONDS) for _ in range(4)]
+    assert json.loads(answers[0].data)["num_pending"] == 3
+    assert [msg.subject for msg in answers[1:]] == ["a.1"] * 3

@@ -1,0 +1,256 @@
+"""Tampered stores: every object of a store is cut, flipped, swapped, replaced by an older one, or deleted.
+
+Shown for each: no message is ever read that was not published so; what cannot be read is named, and every other stream goes on;
+``fsck`` names the object, and says nothing is wrong only where nothing is lost; a repair never takes away what could be read.
+By default some tamperings of each object are tried, in the long runs all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import NamedTuple
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.inspect.messages import Missing, read_messages
+from broker.inspect.objects import check_object
+from broker.inspect.problems import Problem
+from broker.inspect.shardview import NoStream
+from broker.inspect.source import CannotInspect, Source
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.format.block import BlockCore, BlockRef
+from broker.storage.format.document import encode_document
+from broker.storage.format.errors import CutOff, FormatError
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
+from broker.storage.format.index import Head, decode_frame
+from broker.storage.log.settings import LogSettings
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import FORMAT, parse
+from broker.storage.shard import ShardSettings
+from tests.inspect.stores import PATHS, Owner, Stream
+from tests.maintenance.test_fsck import checked, contents, copy_of, opens
+from tests.storage.rig import SECOND, in_virtual_time
+
+Objects = dict[str, bytes]
+Message = tuple[int, bytes, bytes, bytes]
+"""seq, subject, headers, data"""
+
+STREAMS = ("ORDERS", "logs", "quiet")
+_UNREADABLE = (NoStream, FormatError, CutOff, Missing, CannotInspect)
+
+
+async def _filled(clock: ManualClock) -> Objects:
+    """Three process runs, with checkpoints, runs, seals, a request in the inbox, and segments after the last checkpoint."""
+    store = MemoryStore()
+    owner = Owner(store)
+    owner.clock = clock
+    owner.settings = ShardSettings(
+        log=LogSettings(), checkpoint=CheckpointSettings(segments=1 << 30), sweep_grace_ns=SECOND,
+        compaction=CompactionSettings(segments=8, quiet_ns=5 * SECOND, few=4))
+    await owner.start()
+    streams = [await owner.stream(name) for name in STREAMS]
+    for round_ in range(2):
+        for i in range(10):
+            _publish(streams, f"{round_}.{i}", i)
+            await owner.log.persisted()
+        await asyncio.sleep(60)
+        await owner.shard.checkpointer.cut()
+        await owner.stop()
+        await owner.start(f"broker-{round_}")
+        for stream in streams:
+            stream.owner = owner
+    streams[0].remove(3, 4)
+    streams[0].deliver(6, 2)
+    await owner.log.persisted()
+    for i in range(3):
+        _publish(streams, f"late.{i}", i)
+        await owner.log.persisted()
+    await owner.kill()
+    await store.put(PATHS.inbox(7), [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), {"what": "nothing"}, 7)])
+    return await contents(store)
+
+
+def _publish(streams: list[Stream], label: str, i: int) -> None:
+    orders, logs, quiet = streams
+    orders.publish((f"ORDERS.{i}", b"NATS/1.0\r\nN: 1\r\n\r\n", f"order {label} ".encode() * 20),
+                   ("ORDERS.us", b"", label.encode()))
+    logs.publish(*[(f"logs.{n}", b"", f"line {label} {n} ".encode() * 30) for n in range(5)])
+    if i == 1:
+        quiet.publish(("quiet.x", b"", label.encode()))
+
+
+@pytest.fixture(scope="module")
+def whole() -> Objects:
+    return in_virtual_time(_filled)
+
+
+class Tampering(NamedTuple):
+    """What is done to the object ``key``: its new bytes, or None: it is deleted."""
+
+    key: str
+    how: str
+    data: bytes | None
+
+
+def tamperings(objects: Objects) -> Iterator[Tampering]:
+    """All that are tried on a store."""
+    by_kind: dict[ObjectKind, list[str]] = {}
+    for key in objects:
+        parsed = parse(key)
+        assert parsed is not None, key
+        by_kind.setdefault(parsed.kind, []).append(key)
+    for keys in by_kind.values():
+        for at, key in enumerate(keys):
+            data = objects[key]
+            yield Tampering(key, "deleted", None)
+            for size in sorted({0, 1, HEADER_BYTES - 1, HEADER_BYTES, len(data) // 2, len(data) - 1}):
+                if size < len(data):
+                    yield Tampering(key, f"cut to {size}", data[:size])
+            yield Tampering(key, "longer", data + b"\0")
+            for place in sorted({*range(0, len(data), max(1, len(data) // 24)), len(data) - 1}):
+                yield Tampering(key, f"flipped at {place}", data[:place] + bytes((data[place] ^ 4,)) + data[place + 1:])
+            yield Tampering(key, "zeros", bytes(len(data)))
+            others = [other for other in keys if other != key]
+            if others:
+                yield Tampering(key, "swapped", objects[others[at % len(others)]])
+            if at:
+                yield Tampering(key, "older", objects[keys[at - 1]])
+            other_kind = next(other for other in objects if other not in keys)
+            yield Tampering(key, "another kind", objects[other_kind])
+
+
+async def readable(objects: MemoryStore, stream: str, ever: set[Message]) -> tuple[dict[int, Message], list[Problem], bool]:
+    """What can be read of a stream, what is said to be damaged, and whether reading came to its end."""
+    found: dict[int, Message] = {}
+    said: list[Problem] = []
+    try:
+        async with aclosing(read_messages(objects, stream, faults=said.append)) as reading:
+            async for msg in reading:
+                found[msg.seq] = (msg.seq, msg.subject, msg.headers, msg.data)
+    except _UNREADABLE:
+        return found, said, False
+    assert set(found.values()) <= ever, f"{stream}: messages that nobody published"
+    return found, said, True
+
+
+async def published(store: MemoryStore) -> dict[str, set[Message]]:
+    """All messages in any block of the store, also removed ones."""
+    blocks: list[tuple[str, BlockRef, Head]] = []
+    source = Source(store)
+    for info in await store.list(""):
+        key = parse(info.key)
+        assert key is not None
+
+        def note(ref: BlockRef, core: BlockCore, head: Head, name: str = info.key) -> None:
+            blocks.append((name, ref, head))
+
+        assert not (await check_object(source, info, key, note)).faults
+    found: dict[str, set[Message]] = {name: set() for name in STREAMS}
+    for name, ref, head in blocks:
+        for number, frame in enumerate(head.frames):
+            start = ref.frames_offset + frame.offset
+            chunk = decode_frame(head, number, await store.get(name, start, start + frame.stored_bytes), name)
+            for at in range(len(chunk)):
+                hlen = chunk.hlens[at] if chunk.hlens is not None else 0
+                subject, body = chunk.subjects[at], chunk.bodies[at]
+                found[subject.split(b".")[0].decode()].add((chunk.seq(at), subject, body[:hlen], body[hlen:]))
+    return found
+
+
+async def tampered(objects: Objects, ever: dict[str, set[Message]], wanted: dict[str, dict[int, Message]], case: Tampering) -> str:
+    """Try one case; returns what became of it, for counting."""
+    store = await copy_of({key: data for key, data in objects.items() if key != case.key})
+    if case.data is not None:
+        await store.put(case.key, [case.data])
+    before = {name: await readable(store, name, ever[name]) for name in STREAMS}
+    untouched = await contents(store)
+    lost = any(wanted[name].keys() - before[name][0].keys() for name in STREAMS)
+    try:
+        dry = await checked(store)
+    except CannotInspect:
+        return "no store" if case.key == FORMAT else "not checked"
+    assert await contents(store) == untouched
+    named = {problem.object for problem in dry.problems}
+    for _, said, _ in before.values():
+        assert {problem.object for problem in said} <= named
+    if lost or not all(ended for _, _, ended in before.values()):
+        assert named or _the_end(case.key, objects), "messages cannot be read, and fsck finds nothing wrong"
+    if named and case.data is not None:
+        assert case.key in named, (case.key, named)
+    done = await checked(store, repair=True)
+    if not done.repaired:
+        assert {key: data for key, data in (await contents(store)).items() if key in untouched} == untouched
+        if not named:
+            return "harmless"
+        # What is left as it is must keep nobody from reading the rest.
+        assert not lost, f"messages are lost, and not mended: {done.refused}"
+        await opens(store)
+        return "left"
+    for name in STREAMS:
+        found, said, ended = await readable(store, name, ever[name])
+        assert ended
+        assert not said
+        assert found.keys() >= before[name][0].keys() & wanted[name].keys(), f"{name}: the repair took messages away"
+    await opens(store)
+    return "repaired"
+
+
+def _the_end(key: str, objects: Objects) -> bool:
+    """Whether the object is among the log's last entries, whose loss looks as a crash before they were written does."""
+    parsed = parse(key)
+    if parsed is None or parsed.kind != ObjectKind.SEGMENT:
+        return False
+    return key in sorted(one for one in objects if one.startswith(PATHS.logs))[-16:]
+
+
+async def _try(objects: Objects, cases: list[Tampering]) -> dict[str, int]:
+    store = await copy_of(objects)
+    ever = await published(store)
+    wanted = {}
+    for name in STREAMS:
+        wanted[name], said, ended = await readable(store, name, ever[name])
+        assert ended
+        assert not said
+    outcomes: dict[str, int] = {}
+    for case in cases:
+        try:
+            outcome = await tampered(objects, ever, wanted, case)
+        except Exception as error:
+            raise AssertionError(f"{case.key}, {case.how}") from error
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    return outcomes
+
+
+def test_the_store_has_objects_of_every_kind(whole: Objects) -> None:
+    """The test would show less than it says."""
+    kinds = {ObjectHeader.unpack(data, key).kind for key, data in whole.items()}
+    assert kinds == set(ObjectKind)
+
+
+async def test_some_tamperings_of_each_object(whole: Objects) -> None:
+    """A few of each object; those that were once mishandled have tests of their own."""
+    rng = random.Random(11)
+    by_key: dict[str, list[Tampering]] = {}
+    for case in tamperings(whole):
+        by_key.setdefault(case.key, []).append(case)
+    cases = [case for all_ in by_key.values() for case in rng.sample(all_, min(2, len(all_)))]
+    outcomes = await _try(whole, cases)
+    assert outcomes["repaired"] > 10
+    assert "not checked" not in outcomes
+
+
+async def test_the_newest_opening_is_gone(whole: Objects) -> None:
+    """All that its epoch acknowledged would look as if it had never been: a repair brings the opening back."""
+    newest = max(key for key in whole if key.endswith("-000000000000") and key.startswith(PATHS.logs))
+    assert await _try(whole, [Tampering(newest, "deleted", None)]) == {"repaired": 1}
+
+
+@pytest.mark.soak
+async def test_all_tamperings(whole: Objects) -> None:
+    """Each of each object."""
+    assert "not checked" not in await _try(whole, list(tamperings(whole)))

@@ -1,0 +1,66 @@
+"""Progress of long commands: a bar that is drawn over itself on a terminal, lines from time to time elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+
+import pytest
+
+from broker.progress import Progress
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_where_there_is_no_terminal() -> None:
+    """One every five seconds, with rates."""
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(out, clock)
+    for second in range(1, 12):
+        clock.now = float(second)
+        progress.objects(second * 10, 1000, second << 20, 100 << 20)
+    progress.line("done: \x1b[31m")
+    assert out.getvalue().splitlines() == [
+        "50 of 1 000 objects, 5.00 MiB of 100 MiB, 1.00 MiB/s", "100 of 1 000 objects, 10.0 MiB of 100 MiB, 1.00 MiB/s",
+        "done: \\x1b[31m"]
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn over itself, cut to the width; a line removes it first; a size that is not known has no bar."""
+    monkeypatch.setenv("COLUMNS", "60")
+    out, clock = Terminal(), Clock()
+    progress = Progress(out, clock)
+    clock.now = 1.0
+    progress.show("S", 50, 100)
+    progress.show("not yet due", 51, 100)
+    clock.now = 2.0
+    progress.show("\x1b" * 50, 50, 0)
+    progress.line("done")
+    first, second, last = out.getvalue().split("\r\x1b[K")[1:]
+    assert first == "[############............]  50% S, 50 B of 100 B, 50 B/s"
+    assert len(second) == 59
+    assert "[" not in second
+    assert last == "done\n"
+
+
+def test_a_real_terminal() -> None:
+    """Standard error is a terminal of the kernel's: it is noticed."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as out:
+        clock = Clock()
+        progress = Progress(out, clock)
+        clock.now = 1.0
+        progress.show("S", 1, 2)
+    assert b"50%" in os.read(ours, 1000)
+    os.close(ours)
