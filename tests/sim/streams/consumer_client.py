@@ -26,8 +26,8 @@ class ConsumerClient:
         self.rng = requests.rng
         router = requests.process.router
         router.subscribe(b"_D.>", self._on_delivery)
-        for kind in STREAMS:  # a wildcard does not make a push consumer active
-            router.subscribe(f"_P.{kind}".encode(), self._on_delivery)
+        for name in STREAMS:
+            router.subscribe(b"_P.%b" % name.encode(), self._on_delivery)  # a push consumer does not wait for wildcards
 
     def something(self, record: StreamRecord) -> None:
         """Make one, remove one, or look at one."""
