@@ -478,7 +478,8 @@ class StorageSettings:
         7 * 24 * 60 * MINUTE, kinds.duration_ns(), "How often all stored objects are read and checked in the background, from one "
         "beginning to the next; 0: never.", "jetblock.scrub_interval")
     scrub_bytes_per_second: int = _setting(
-        MIB, kinds.size(KIB), "Bytes that are read in a second for that, at most.", "jetblock.scrub_bytes_per_second")
+        MIB, kinds.size(KIB), "Bytes that are read in a second for that, at most; an object counts as "
+        "64 KiB at least.", "jetblock.scrub_bytes_per_second")
     compression: str = _setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 
