@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,7 +53,6 @@ from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.retention.ttl import MessageTtls
 from broker.jetstream.stream.scheduler import Scheduler
-from broker.jetstream.stream.sequential import messages_from
 from broker.jetstream.stream.state import memory_blocks
 from broker.jetstream.stream.state.decision import WAIT_SECONDS
 from broker.jetstream.stream.state.heads import Heads
@@ -385,10 +384,11 @@ class Stream:
         await self._readable_blocks()
         return await self.queries.get_next(wanted, seq, start_time_ns)
 
-    async def messages_from(self, wanted: bytes, seq: int) -> AsyncGenerator[StoredMsg]:
-        """The messages at or after a sequence that match, in order. Raises, also while they are read: as ``get``."""
+    async def next_msgs(self, filters: Filters, seq: int, most: int) -> list[StoredMsg]:
+        """Up to ``most`` messages that match, from the first one at or after ``seq`` on; none if there is none. Raises: as
+        ``get``."""
         await self._readable_blocks()
-        return messages_from(self.queries, self.live, Filters((wanted,)), seq, self._readable)
+        return await self.queries.next_msgs(filters, seq, most)
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
         """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""

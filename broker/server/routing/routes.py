@@ -57,6 +57,8 @@ class Routes:
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
         self._heads: set[bytes] = set()
+        self._roots: set[bytes] = set()
+        """The first two tokens of all that is in ``by_subject`` and ``_inboxes``, and of what was there."""
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
         self.family = _NO_FAMILY
         self.lookups = self.family_hits = 0
@@ -113,10 +115,15 @@ class Routes:
             return None
         prefix = subject[:wildcard.start()]
         dotted = prefix + b"."
+        dots = prefix.count(b".")
         for cache in self.caches:
             if not cache:
                 continue
-            if not prefix or len(cache) > _SCAN_MAX:
+            if cache is self._acks and dots >= ACK_TOKENS - 6:
+                cache.pop(prefix, None)  # no key has more tokens
+            elif dots and cache is not self._acks and _root(prefix) not in self._roots:
+                continue  # as for most subjects of a new consumer
+            elif not prefix or len(cache) > _SCAN_MAX:
                 cache.clear()
             else:
                 for key in [key for key in cache if key.startswith(dotted) or key == prefix]:
@@ -160,6 +167,7 @@ class Routes:
             _halve(self.by_subject)
         route = self._refusal if refused else self.of_match(self._match(subject))
         self.by_subject[subject] = route
+        self._cached_at(subject)
         return route
 
     def _common(self, subject: bytes) -> Route | None:
@@ -187,9 +195,15 @@ class Routes:
             if len(self._inboxes) >= ROUTES_KEPT:
                 _halve(self._inboxes)
             self._inboxes[prefix] = route
+            self._cached_at(prefix)
         else:
             self.family_hits += route is not None
         return route
+
+    def _cached_at(self, key: bytes) -> None:
+        if len(self._roots) >= 4 * ROUTES_KEPT:
+            self._roots = {_root(one) for cache in (self.by_subject, self._inboxes) for one in cache}
+        self._roots.add(_root(key))
 
     def _match(self, subject: bytes) -> Match[Subscription]:
         """The subscriptions of a literal subject whose clients may receive it."""
@@ -223,6 +237,12 @@ class Routes:
         if route is None:
             route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward)
         return route
+
+
+def _root(subject: bytes) -> bytes:
+    """Its first two tokens, or the only one."""
+    end = subject.find(b".", subject.find(b".") + 1)
+    return subject if end < 0 else subject[:end]
 
 
 def _halve(cache: dict[bytes, Route] | dict[bytes, Route | None]) -> None:
