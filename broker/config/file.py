@@ -29,7 +29,7 @@ _BY_KEY: dict[str, Setting] = {key: setting for setting in SETTINGS for key in s
 
 EMPTY = "config has no values or is empty"
 
-_SECTIONS = frozenset({"tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
+_SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
                        "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store", "feature_flags"})
 
 

@@ -28,9 +28,8 @@ from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
 __all__ = ["MASK", "SETTINGS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "CertificateFiles",
            "ClientSettings", "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings", "NkeyUser",
-           "OperatorSettings",
-           "ProcessSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",
-           "WebSocketSettings", "default_store_url", "make_settings"]
+           "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits", "Setting", "Settings",
+           "StorageSettings", "TlsSettings", "User", "WebSocketSettings", "default_store_url", "make_settings"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
@@ -167,6 +166,21 @@ class AccountsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ResolverTlsSettings:
+    """TLS to the account server."""
+
+    ca_file: str = _setting(
+        "", kinds.text, "Certificates that the account server's is verified by, in PEM; unset: the system's.", "ca_file",
+        variable="")
+    cert_file: str = _setting("", kinds.text, "Certificate chain to show to it, in PEM.", "cert_file", variable="")
+    key_file: str = _setting("", kinds.text, "Its private key in PEM.", "key_file", variable="")
+    insecure: bool = _setting(
+        False, kinds.boolean, "Do not verify the account server's certificate.", "insecure", variable="")
+    min_version: str = _setting(
+        "1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version", variable="")
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorSettings:
     """Operator mode: users come with tokens, which accounts sign, whose tokens operators sign."""
 
@@ -180,6 +194,8 @@ class OperatorSettings:
     resolver: ResolverSettings | None = _setting(  # noqa: RUF009 (it is a field)
         None, kinds.text, "Where tokens of accounts come from: MEMORY, URL(https://…), or { type: full, dir: … }; from a file "
         "only.", "resolver", "account_resolver", "accounts_resolver", variable="")
+    resolver_tls: ResolverTlsSettings = dataclasses.field(
+        default=ResolverTlsSettings(), metadata={"section": "resolver_tls"})
     preload: tuple[tuple[str, str], ...] = _setting(
         (), kinds.names, "Tokens of accounts, by account; from a file only.", "resolver_preload", variable="")
     pinned_accounts: tuple[str, ...] = _setting(
@@ -462,7 +478,8 @@ class StorageSettings:
         7 * 24 * 60 * MINUTE, kinds.duration_ns(), "How often all stored objects are read and checked in the background, from one "
         "beginning to the next; 0: never.", "jetblock.scrub_interval")
     scrub_bytes_per_second: int = _setting(
-        MIB, kinds.size(KIB), "Bytes that are read in a second for that, at most.", "jetblock.scrub_bytes_per_second")
+        MIB, kinds.size(KIB), "Bytes that are read in a second for that, at most; an object counts as "
+        "64 KiB at least.", "jetblock.scrub_bytes_per_second")
     compression: str = _setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 

@@ -12,7 +12,7 @@ from broker import __version__
 from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
 from broker.config.callout import CalloutSettings
 from broker.config.operator import ResolverSettings, shown_url
-from broker.config.settings import MASK, SETTINGS, Setting, Settings
+from broker.config.settings import MASK, SETTINGS, ResolverTlsSettings, Setting, Settings
 from broker.config.sharing import Export, Import
 from broker.gotime import format_duration
 
@@ -34,6 +34,8 @@ def show(settings: Settings) -> str:
         if setting.path.startswith("websocket.") and settings.websocket.port is None:
             continue
         if setting.path.startswith("websocket.tls.") and not settings.websocket.tls.enabled:
+            continue
+        if setting.path.startswith("operator.resolver_tls.") and settings.operator.resolver_tls == ResolverTlsSettings():
             continue
         if setting.path == "operator.resolver" and settings.operator.resolver is not None:
             top["resolver"] = _resolver(settings.operator.resolver)
@@ -168,7 +170,7 @@ def _account(settings: Settings, account: AccountSettings) -> _Block:
         shown["users"] = users
     if account.jetstream is not None:
         shown["jetstream"] = {_JETSTREAM_KEYS.get(name, name): _word(getattr(account.jetstream, name))
-                              for name in account.jetstream.__slots__}
+                              for name in account.jetstream.__slots__ if name != "tiers"}  # only tokens have them
     limits = {name: str(limit) for name in ("max_connections", "max_subscriptions", "max_payload")
               if (limit := getattr(account, name)) >= 0}
     if limits:

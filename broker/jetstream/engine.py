@@ -104,6 +104,11 @@ class JetStream(LogListener):
         return log is not None and log.failure is None and not log.lease_expired
 
     @property
+    def streaming(self) -> set[str]:
+        """The accounts that have streams here."""
+        return {name for name, account in self.accounts.items() if account.streams}
+
+    @property
     def log(self) -> Log:
         if self._log is None:
             raise RuntimeError("JetStream is not open")

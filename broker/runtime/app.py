@@ -169,7 +169,8 @@ class App:
         system = self.server.system
         if system is not None:
             pages = SystemPages(lambda: self.views)
-            system.provide(pages.of_server(), pages.of_account(), self._reload_on_request)
+            system.provide(pages.of_server(), pages.of_account(), self._reload_on_request,
+                           lambda: self.jetstream.streaming if self.jetstream is not None else ())
 
     def _reload_on_request(self) -> None:
         try:

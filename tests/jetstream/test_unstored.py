@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from broker.jetstream.consumer import cursor
 from broker.storage.objectstore.memory import MemoryStore
 from tests.jetstream.in_process import Inside
+from tests.server.raw_client import Wire
 
 SECONDS = 20.0
 
@@ -162,19 +163,14 @@ async def test_a_new_consumer_delivers_once_it_is_stored(broker: Held) -> None:
     for _ in range(3):
         await broker.publish("a.1")
     broker.store.open.clear()
-    heard = asyncio.Queue[Msg]()
-
-    async def hear(msg: Msg) -> None:
-        heard.put_nowait(msg)
-
-    await broker.client.subscribe("x.>", cb=hear)
-    config = {"name": "p", "ack_policy": "none", "deliver_subject": "x.delivered", "inactive_threshold": 10**12}
+    config = {"name": "p", "ack_policy": "none", "deliver_subject": "delivered", "inactive_threshold": 10**12}
     body = json.dumps({"stream_name": "S", "config": config}).encode()
-    await broker.client.publish("$JS.API.CONSUMER.CREATE.S.p", body, reply="x.reply")
-    for _ in range(20):
-        await broker.client.flush()
-    assert heard.empty()
-    broker.store.open.set()
-    answers = [await asyncio.wait_for(heard.get(), SECONDS) for _ in range(4)]
-    assert json.loads(answers[0].data)["num_pending"] == 3
-    assert [msg.subject for msg in answers[1:]] == ["a.1"] * 3
+    async with Wire(broker.server.port) as wire:
+        wire.send(b'CONNECT {"verbose":false}\r\nSUB reply 1\r\nSUB delivered 2\r\n'
+                  b"PUB $JS.API.CONSUMER.CREATE.S.p reply %d\r\n%b\r\n" % (len(body), body))
+        for _ in range(20):
+            assert await wire.settled() == b"PONG\r\n"
+        broker.store.open.set()
+        heard = b"".join([await wire.until(b"MSG a.1 2 ") for _ in range(3)])
+    assert heard.startswith(b"MSG reply 1 ")
+    assert b'"num_pending":3' in heard

@@ -29,6 +29,7 @@ jetstream { domain: hub, max_mem: 64MB, max_file: 1GB }
 accounts {
   A { users [ {user: a, password: p} ], jetstream: enabled }
   B { users [ {user: b, password: p} ] }
+  D { users [ {user: d, password: p} ], jetstream: enabled }
   $SYS { users [ {user: sys, password: p} ] }
 }
 """
@@ -120,6 +121,8 @@ class Broker:
         await js.add_stream(name="S", subjects=["s.>"])
         await js.publish("s.1", b"hello")
         await js.pull_subscribe("s.>", durable="C")
+        async with Listener(self.process.url, user="d") as gone:
+            await gone.client.jetstream(domain="hub").add_stream(name="LEFT", subjects=["left"])
         await self.user.client.subscribe("x.*")
         await self.user.client.flush()
         self.id = (await self.system.ask("$SYS.REQ.SERVER.PING.IDZ"))["id"]

@@ -7,16 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
+import broker.jetstream.stream.dropping as dropping
 import broker.jetstream.stream.publish.ceiling as ceiling
 import broker.jetstream.stream.publish.sequencer as sequencer
 import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.state.packed as packed
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Pages of a few blocks, so that every form of a checkpoint is met; ceilings that a run of messages reaches."""
+    """Pages of a few blocks, so that every form of a checkpoint is met, nothing of them unpacked and no idle stream's blocks kept
+    for long; ceilings that a run of messages reaches."""
     make_small(monkeypatch)
     logging.disable(logging.CRITICAL)
     yield
@@ -26,6 +29,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "PAGE_ENTRIES", 4)
     monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 3)
+    monkeypatch.setattr(pages, "_LISTED_BLOCKS_MAX", 1)
+    monkeypatch.setattr(packed, "_recent", packed._Recent(4))
+    monkeypatch.setattr(dropping, "_BLOCKS_MAX", 0)
+    monkeypatch.setattr(dropping, "_IDLE_NS", 0)
     monkeypatch.setattr(pages, "INLINE_CONSUMER_MAX", 25)
     monkeypatch.setattr(pages, "DIRECTORY_STREAMS", 2)
     monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 2)

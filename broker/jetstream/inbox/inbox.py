@@ -282,7 +282,7 @@ class Inbox:
 
     async def _read(self, stream: Stream, request: Request) -> Staged:
         """Raises: NotAdoptable; StoreError."""
-        return await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max // 2,
+        return await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max,
                                  aside=self.settings.aside)
 
     def _check_runs(self, request: Request) -> None:

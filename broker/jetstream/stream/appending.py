@@ -14,8 +14,9 @@ Owns: which requests are refused, which messages are duplicates, and the order o
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -32,7 +33,7 @@ from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.format.staged import placed
 from broker.storage.log.owner import BlockOwner
 from broker.storage.staging.answers import GRANTED, Answer
-from broker.storage.staging.check import Staged, StagedBlock, WithId
+from broker.storage.staging.check import Ids, Staged
 from broker.storage.state.table import BlockEntry
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ _AT_ONCE: Final = 2048
 _TOO_MANY = 10167
 _GENERAL = 10051
 
-_Ids = list[tuple[int, bytes, int]]
-"""Sequence, id and time of messages that have one."""
+Dropped = Mapping[int, Sequence[int]]
+"""Number of a staged block to the places among its ids of those messages that do not join."""
 
 
 class Owner(BlockOwner, Protocol):
@@ -139,7 +140,7 @@ class Appending:
             if stream.live.joining is not None:
                 raise ApiError(STREAM_OFFLINE, err=stream.offline or "its record could not be stored")
             if joining.msgs:
-                await self._remember(joining)
+                await self._remember(joining, staged, dropped)
         return answer
 
     async def refuse(self, request_id: int, error: ApiError) -> None:
@@ -170,11 +171,11 @@ class Appending:
                     raise ApiError(_GENERAL, err=f"subject {subject.decode('utf-8', 'replace')!r} is not one of the stream's")
             await asyncio.sleep(0)
 
-    async def _check(self, config: StreamConfig, staged: Staged, dropped: Mapping[int, Sequence[WithId]]) -> None:
+    async def _check(self, config: StreamConfig, staged: Staged, dropped: Dropped) -> None:
         """What a publish would be refused for, by the limits as they are now. Raises: ApiError."""
         live = self._stream.live
         msgs = staged.messages - sum(map(len, dropped.values()))
-        size = staged.size_bytes - sum(one.size for some in dropped.values() for one in some)
+        size = staged.size_bytes - sum(staged.blocks[number].ids.sizes[at] for number, some in dropped.items() for at in some)
         if config.sealed:
             raise ApiError(10109)
         for refused, what in ((config.mirror, "a mirror"), (config.subject_transform, "a stream with a subject transform"),
@@ -196,7 +197,7 @@ class Appending:
         if config.discard == "new":
             await self._check_room(config, staged, dropped, msgs, size)
 
-    async def _check_room(self, config: StreamConfig, staged: Staged, dropped: Mapping[int, Sequence[WithId]], msgs: int,
+    async def _check_room(self, config: StreamConfig, staged: Staged, dropped: Dropped, msgs: int,
                           size: int) -> None:
         live, subjects = self._stream.live, self._stream.subjects
         if 0 < config.max_msgs < live.msgs + msgs:
@@ -207,15 +208,15 @@ class Appending:
             return
         index = await subjects.build()
         counts = Counter(staged.subjects)
-        counts.subtract(Counter(one.subject for some in dropped.values() for one in some))
+        counts.subtract(Counter(staged.blocks[number].ids.subject(at) for number, some in dropped.items() for at in some))
         for at, (subject, count) in enumerate(counts.items(), 1):
             if count and index.count(subject, live.first_seq) + count > config.max_msgs_per_subject:
                 raise ApiError(10077, err="maximum messages per subject exceeded")
             if at % _AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def _duplicates(self, staged: Staged) -> dict[int, list[WithId]]:
-        """The messages whose ids were seen before, by the number of their block. Raises: ApiError 10167."""
+    async def _duplicates(self, staged: Staged) -> Dropped:
+        """The messages whose ids were seen before. Raises: ApiError 10167."""
         stream = self._stream
         dedupe = stream.dedupe
         if dedupe.window_ns <= 0 or not staged.ids_bytes:
@@ -224,21 +225,22 @@ class Appending:
             await stream.msg_ids.load()
         if dedupe.full or dedupe.bytes + staged.ids_bytes > dedupe.bytes_max:
             raise ApiError(_TOO_MANY)
-        dropped: dict[int, list[WithId]] = {}
+        dropped: dict[int, list[int]] = {}
         seen: set[bytes] = set()
         dedupe.expire(stream.clock.now_ns())
         for number, block in enumerate(staged.blocks):
-            for at in range(0, len(block.with_ids), _AT_ONCE):
-                for one in block.with_ids[at:at + _AT_ONCE]:
-                    if one.msg_id in seen or dedupe.seen(one.msg_id):
-                        dropped.setdefault(number, []).append(one)
-                    seen.add(one.msg_id)
+            ids = block.ids.ids
+            for start in range(0, len(ids), _AT_ONCE):
+                for at, msg_id in enumerate(ids[start:start + _AT_ONCE], start):
+                    if msg_id in seen or dedupe.seen(msg_id):
+                        dropped.setdefault(number, []).append(at)
+                    seen.add(msg_id)
                 await asyncio.sleep(0)
         return dropped
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    def _record(self, request_id: int, staged: Staged, dropped: Mapping[int, Sequence[WithId]]) -> Answer:
+    def _record(self, request_id: int, staged: Staged, dropped: Dropped) -> Answer:
         """Give the messages their sequences and times, and record that they join."""
         stream, live = self._stream, self._stream.live
         now_ns = stream.clock.now_ns()
@@ -254,10 +256,8 @@ class Appending:
             low_ns = max(low_ns, now_ns) if not block.ref.last_time_ns else low_ns
             ref = placed(block.ref, seq, low_ns, max(low_ns, now_ns))
             low_ns = ref.last_time_ns
-            gone = [(seq + one.ordinal, one.size) for one in lost]
-            joining.add(_live_block(ref, gone))
-            joining.last_id = _last_id(block, {one.ordinal for one in lost})
-            joining.ids += _ids_of(ref, block, {one.ordinal for one in lost}, now_ns - stream.dedupe.window_ns)
+            gone = [(seq + block.ids.ordinals[at], block.ids.sizes[at]) for at in lost]
+            joining.add(number, _live_block(ref, gone))
             packed.append(ref.pack())
             dead += [(one, one, 1, size) for one, size in gone]
             seq += ref.count
@@ -291,14 +291,19 @@ class Appending:
         if stream.interest.selective:
             stream.interest.sweep(joining.first_seq)
 
-    async def _remember(self, joining: Joining) -> None:
+    async def _remember(self, joining: Joining, staged: Staged, dropped: Dropped) -> None:
         """Take the ids into the duplicate window. Publishes wait until all are there."""
-        dedupe, ids = self._stream.dedupe, joining.ids
-        for at in range(0, len(ids), _AT_ONCE):
-            _add(dedupe, ids[at:at + _AT_ONCE])
-            await asyncio.sleep(0)
-        dedupe.last_id = joining.last_id
-        self._stream.msg_ids.expire_later()
+        stream = self._stream
+        dedupe = stream.dedupe
+        for number, block in zip(joining.numbers, joining.blocks, strict=True):
+            ids, lost = staged.blocks[number].ids, set(dropped.get(number, ()))
+            for start in range(0, len(ids.ids), _AT_ONCE):
+                _add(dedupe, block, ids, [at for at in range(start, min(start + _AT_ONCE, len(ids.ids))) if at not in lost],
+                     stream.clock.now_ns() - dedupe.window_ns)
+                await asyncio.sleep(0)
+        number, block = joining.numbers[-1], joining.blocks[-1]
+        dedupe.last_id = _last_id(block, staged.blocks[number].ids)
+        stream.msg_ids.expire_later()
 
 
 def _live_block(ref: BlockRef, gone: Sequence[tuple[int, int]]) -> LiveBlock:
@@ -308,23 +313,21 @@ def _live_block(ref: BlockRef, gone: Sequence[tuple[int, int]]) -> LiveBlock:
     return LiveBlock.of_entry(entry)
 
 
-def _ids_of(ref: BlockRef, block: StagedBlock, lost: set[int], since_ns: int) -> Iterator[tuple[int, bytes, int]]:
-    """The ids of ``block`` that are in the window, with the sequences and times that their messages have."""
-    low, high = ref.first_time_ns, ref.last_time_ns
-    for one in block.with_ids:
-        time_ns = min(max(one.time_ns, low), high)
-        if one.ordinal not in lost and time_ns > since_ns:
-            yield ref.first_seq + one.ordinal, one.msg_id, time_ns
+def _add(dedupe: Dedupe, block: LiveBlock, ids: Ids, places: Sequence[int], since_ns: int) -> None:
+    """Remember those ids of ``block`` whose messages, with the times that they have now, are in the window."""
+    low, high, first_seq = block.first_time_ns, block.last_time_ns, block.first_seq
+    if high <= since_ns:
+        return
+    for time_ns, some in groupby(places, key=lambda at: min(max(ids.times[at], low), high)):
+        if time_ns > since_ns:
+            dedupe.add({ids.ids[at]: first_seq + ids.ordinals[at] for at in some}, b"", time_ns, stored=False)
 
 
-def _last_id(block: StagedBlock, lost: set[int]) -> bytes:
-    """The id of the last message of ``block`` that joins; b"": it has none."""
-    last = block.ref.count - 1
-    while last in lost:
+def _last_id(block: LiveBlock, ids: Ids) -> bytes:
+    """The id of the last message of ``block`` that joined; b"": it has none."""
+    last = block.last_seq
+    while block.dead is not None and last in block.dead:
         last -= 1
-    return next((one.msg_id for one in reversed(block.with_ids) if one.ordinal == last), b"")
-
-
-def _add(dedupe: Dedupe, ids: _Ids) -> None:
-    for time_ns, some in groupby(ids, key=lambda one: one[2]):
-        dedupe.add({msg_id: seq for seq, msg_id, _ in some}, b"", time_ns, stored=False)
+    ordinal = last - block.first_seq
+    at = bisect_left(ids.ordinals, ordinal)
+    return ids.ids[at] if at < len(ids.ordinals) and ids.ordinals[at] == ordinal else b""

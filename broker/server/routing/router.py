@@ -383,10 +383,10 @@ class Router:
 
     def _exact_interest(self, subject: bytes, queue: bytes) -> bool:
         """Whether a subscription has just this subject and queue group (nats-server, server/sublist.go,
-        registerNotification): one with wildcards looks on, and is not waited for."""
+        registerNotification): one with wildcards looks on, and is not waited for. A service import counts, whether or not
+        the service is there: only a delivery finds out."""
         route = self.routes.of(subject)
-        return any(sub.subject == subject and sub.queue == queue and (sub.relay is None or sub.relay.interested(subject))
-                   for sub in route.receivers)
+        return any(sub.subject == subject and sub.queue == queue for sub in route.receivers)
 
     def _unwatch(self, watch: InterestWatch) -> None:
         watches = self._watches.get(watch.subject)

@@ -7,9 +7,11 @@ The frames are compared with their checksums and not decoded: they stay where th
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import ge
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -25,10 +27,13 @@ from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import StreamPaths
 
-__all__ = ["SUBJECTS_MAX", "NotAdoptable", "Staged", "StagedBlock", "WithId", "read_staged"]
+__all__ = ["SUBJECTS_MAX", "Aside", "Ids", "NotAdoptable", "Staged", "StagedBlock", "read_staged"]
 
 SUBJECTS_MAX: Final = 1 << 20
 """Of one request: they are in memory together."""
+
+ID_BYTES: Final = 140
+"""What a duplicate window counts for an id besides its bytes."""
 
 _READ_BYTES: Final = 8 << 20
 _LARGE: Final = 16 << 20
@@ -42,21 +47,27 @@ class NotAdoptable(Exception):
     """The request cannot be granted, now or later."""
 
 
-class WithId(NamedTuple):
-    """A message with an id: its place in its block, when it was written, and what it counts for."""
+class Ids(NamedTuple):
+    """The messages of a block that have ids, as columns: there may be a million. Their places in the block, ids, times as they
+    were written, what they count for, and their subjects' places in ``names``."""
 
-    ordinal: int
-    msg_id: bytes
-    time_ns: int
-    subject: bytes
-    size: int
+    ordinals: Sequence[int]
+    ids: Sequence[bytes]
+    times: Sequence[int]
+    sizes: Sequence[int]
+    subjects: Sequence[int]
+    names: Sequence[bytes]
+
+    def subject(self, at: int) -> bytes:
+        """The subject of the ``at``-th of them."""
+        return self.names[self.subjects[at]]
 
 
 class StagedBlock(NamedTuple):
     """``ref`` counts sequences from 1."""
 
     ref: BlockRef
-    with_ids: Sequence[WithId]
+    ids: Ids
 
 
 @dataclass(slots=True)
@@ -149,21 +160,23 @@ def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes)
     exact = staged.body_bytes_max > _LARGE
     staged.size_max = max(staged.size_max, max(map(head.size_of, range(head.count))) if exact else
                           staged.body_bytes_max + max(map(len, head.subjects)) + ROW_BYTES + HEADERS_BYTES)
-    ids = list(_ids(head, core))
-    staged.ids_bytes += sum(len(one.msg_id) + 140 for one in ids)
+    ids = _ids(head, core)
+    staged.ids_bytes += sum(map(len, ids.ids)) + ID_BYTES * len(ids.ids)
     staged.blocks.append(StagedBlock(ref, ids))
     return [(ref.frames_offset + frame.offset, frame.stored_bytes, frame.crc) for frame in head.frames]
 
 
-def _ids(head: Head, core: BlockCore) -> Iterator[WithId]:
-    at = -1
+def _ids(head: Head, core: BlockCore) -> Ids:
+    ordinals: tuple[int, ...] = ()
+    ids: tuple[bytes, ...] = ()
     for record in core.records:
         said = MessageIds.decode(record.body)
-        for ordinal, msg_id in zip(said.ordinals, said.ids, strict=True):
-            if not at < ordinal < head.count:
-                raise NotAdoptable("its message ids are not in order")
-            at = ordinal
-            yield WithId(ordinal, msg_id, head.time_of(ordinal), head.subject_of(ordinal), head.size_of(ordinal))
+        ordinals, ids = (*ordinals, *said.ordinals), (*ids, *said.ids)
+    if ordinals and (ordinals[0] < 0 or ordinals[-1] >= head.count or any(map(ge, ordinals, ordinals[1:]))):
+        raise NotAdoptable("its message ids are not in order")
+    subjects = [0] * len(ids) if head.subject_ids is None else [head.subject_ids[at] for at in ordinals]
+    return Ids(array("I", ordinals), ids, array("q", map(head.time_of, ordinals)), array("I", map(head.size_of, ordinals)),
+               array("I", subjects), tuple(head.subjects))
 
 
 def _spans(frames: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:

@@ -36,6 +36,7 @@ from broker.storage.paths import ShardPaths, StreamPaths
 __all__ = ["ACTED_UPON", "MSG_ID", "RowRefused", "RunWriter", "ToPut", "request_id_of", "request_object"]
 
 MSG_ID: Final = b"Nats-Msg-Id"
+_MSG_ID_BLOCK: Final = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n"
 
 ACTED_UPON: Final = frozenset((
     b"Nats-Batch-Commit", b"Nats-Batch-Id", b"Nats-Batch-Sequence", b"Nats-Counter-Sources", b"Nats-Expected-Last-Msg-Id",
@@ -52,6 +53,7 @@ _HEADERS_BYTES_MAX: Final = 65_535
 _BODY_BYTES_MAX: Final = 32 << 20
 _SUBJECT_BYTES_MAX: Final = 1 << 16
 _TIME_MAX: Final = (1 << 63) - 1
+_SUBJECTS_KNOWN_MAX: Final = 65_536
 
 _Row = tuple[bytes, bytes, int, int, bytes]
 """Subject, body, header bytes, time or 0, message id or b""."""
@@ -95,6 +97,8 @@ class RunWriter:
         self._run_bytes, self._block_bytes, self._block_messages = run_bytes, block_bytes, block_messages
         self._randbytes = randbytes
         self._nonce = randbytes(NONCE_BYTES)
+        self._subjects: set[bytes] = set()
+        """Some that were checked."""
         self._rows: list[_Row] = []
         self._rows_bytes = 0
         self._run_id = self._new_id()
@@ -111,8 +115,8 @@ class RunWriter:
             ``msg_id`` becomes the header Nats-Msg-Id; None: that of ``headers``, if there is one.
         Raises: RowRefused.
         """
-        if not is_valid(subject) or not is_literal(subject) or len(subject) > _SUBJECT_BYTES_MAX or b"\0" in subject:
-            raise RowRefused(f"no message can have the subject {subject[:80]!r}")
+        if subject not in self._subjects:
+            self._check_subject(subject)
         if headers or msg_id:
             headers, msg_id = _with_id(headers, msg_id)
         if len(headers) > _HEADERS_BYTES_MAX or len(headers) + len(payload) > _BODY_BYTES_MAX:
@@ -128,6 +132,13 @@ class RunWriter:
             self._last_time_ns = time_ns
         rows.append((subject, headers + payload, len(headers), self._last_time_ns, msg_id or b""))
         self._rows_bytes += size
+
+    def _check_subject(self, subject: bytes) -> None:
+        if not is_valid(subject) or not is_literal(subject) or len(subject) > _SUBJECT_BYTES_MAX or b"\0" in subject:
+            raise RowRefused(f"no message can have the subject {subject[:80]!r}")
+        if len(self._subjects) >= _SUBJECTS_KNOWN_MAX:
+            self._subjects.clear()
+        self._subjects.add(subject)
 
     def take(self) -> list[ToPut]:
         """The runs completed since the last call, to be put in any order."""
@@ -197,6 +208,8 @@ def request_object(account: str, stream: str, stream_id: int, request_id: int, e
 
 def _with_id(headers: bytes, msg_id: bytes | None) -> tuple[bytes, bytes]:
     """The header block with the message id, and the id. Raises: RowRefused."""
+    if msg_id and not headers:
+        return _MSG_ID_BLOCK % _checked_id(msg_id), msg_id
     if headers and not (headers.startswith(header_block.VERSION + b"\r\n") and headers.endswith(b"\r\n\r\n")):
         raise RowRefused("the headers are no header block: it begins with NATS/1.0 and ends with an empty line")
     for name, _ in header_block.items(headers):
@@ -210,9 +223,14 @@ def _with_id(headers: bytes, msg_id: bytes | None) -> tuple[bytes, bytes]:
         raise RowRefused(f"the header Nats-Msg-Id says {own[:80]!r}, and the row's id is {msg_id[:80]!r}")
     if not msg_id:
         return headers, b""
+    return header_block.set(headers, MSG_ID, _checked_id(msg_id)), msg_id
+
+
+def _checked_id(msg_id: bytes) -> bytes:
+    """Raises: RowRefused."""
     if b"\r" in msg_id or b"\n" in msg_id or msg_id != msg_id.strip(b" "):
         raise RowRefused(f"{msg_id[:80]!r} is no message id: it has line breaks, or spaces around it")
-    return header_block.set(headers, MSG_ID, msg_id), msg_id
+    return msg_id
 
 
 def _time_of(row: _Row) -> int:

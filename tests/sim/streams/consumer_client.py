@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.streams.record import ConsumerRecord, Lost, Removal, StreamRecord
 from tests.sim.streams.requests import SECOND, Requests
-from tests.sim.streams.usage import CONSUMERS, one_subject
+from tests.sim.streams.usage import CONSUMERS, STREAMS, one_subject
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg
@@ -26,7 +26,8 @@ class ConsumerClient:
         self.rng = requests.rng
         router = requests.process.router
         router.subscribe(b"_D.>", self._on_delivery)
-        router.subscribe(b"_P.>", self._on_delivery)
+        for name in STREAMS:
+            router.subscribe(b"_P.%b" % name.encode(), self._on_delivery)  # a push consumer does not wait for wildcards
 
     def something(self, record: StreamRecord) -> None:
         """Make one, remove one, or look at one."""

@@ -12,12 +12,10 @@ __all__ = ["Joining"]
 
 class Joining:
     """Attributes:
-        blocks: in order; each has a live message.
-        ids: sequence, id and time of those messages whose ids are to be remembered.
-        last_id: of the last message; b"": it has none.
+        blocks: in order; each has a live message. ``numbers``: theirs in the request.
     """
 
-    __slots__ = ("blocks", "first_seq", "ids", "last_id", "last_seq", "msgs", "size_bytes")
+    __slots__ = ("blocks", "first_seq", "last_seq", "msgs", "numbers", "size_bytes")
 
     def __init__(self, first_seq: int) -> None:
         self.first_seq = first_seq
@@ -25,11 +23,11 @@ class Joining:
         self.msgs = 0
         self.size_bytes = 0
         self.blocks: list[LiveBlock] = []
-        self.ids: list[tuple[int, bytes, int]] = []
-        self.last_id = b""
+        self.numbers: list[int] = []
 
-    def add(self, block: LiveBlock) -> None:
+    def add(self, number: int, block: LiveBlock) -> None:
         """``block`` comes next."""
+        self.numbers.append(number)
         self.blocks.append(block)
         self.last_seq = block.last_seq
         self.msgs += block.live_msgs
