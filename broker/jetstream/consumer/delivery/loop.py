@@ -246,9 +246,9 @@ class DeliveryLoop:
         same = len(self._prefix) + 4  # and the dots between the numbers
         sizes = list(map(add, map(len, taken.subjects), map(len, taken.bodies)))
         for column in (*self._numbers(n, counts), taken.seqs, taken.times):
-            digits = len(b"%d" % min(column))
-            if digits == len(b"%d" % max(column)):
-                same += digits
+            low, high = min(column), max(column)
+            if low >= 0 and len(b"%d" % low) == len(b"%d" % high):
+                same += len(b"%d" % low)
             else:
                 sizes = [size + len(b"%d" % number) for size, number in zip(sizes, column, strict=True)]
         return [size + same for size in sizes]
