@@ -53,6 +53,10 @@ def run(arguments: Sequence[str]) -> int:
         from broker.maintenance.cost_cli import main as cost
 
         return cost(list(arguments[1:]))
+    if arguments[:1] == ["adopt"]:
+        from broker.runtime.adopt_cli import main as adopt
+
+        return adopt(list(arguments[1:]))
     if arguments[:1] == ["pipeline"]:
         from broker.pipeline.cli import main as pipeline
 
@@ -87,7 +91,8 @@ def _word(word: str) -> int:
     if word.lower() == "help":
         print(USAGE)
         return 0
-    near = did_you_mean(word, ("inspect", "fsck", "cost", "copy", "backup", "restore", "migrate", "pipeline", "version", "help"))
+    near = did_you_mean(word, ("inspect", "fsck", "adopt", "cost", "copy", "backup", "restore", "migrate", "pipeline", "version",
+                               "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 

@@ -22,7 +22,7 @@ LEAVES = {"clock", "errors", "garbage", "gojson", "gotime", "histogram", "listen
 """Import nothing of ours."""
 
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
-           "storage.log"}
+           "storage.log", "storage.staging"}
 
 STREAM = {"config.settings", "garbage", "jetstream.bus", "jetstream.inflight", "jetstream.usage", "jetstream.filters",
           "jetstream.settings",
@@ -42,6 +42,7 @@ MAY: dict[str, set[str]] = {
     "storage.read": {"clock", "storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state"},
     "storage.log": {"clock", "config.settings",
                     "storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state"},
+    "storage.staging": {"protocol", "storage.format", "storage.paths", "storage.objectstore", "storage.log"},
     "storage.checkpoint": {"clock", *STORAGE},
     "storage.compaction": {"clock", "storage.checkpoint", *STORAGE},
     "storage.shard": {"clock", "config.settings", "storage.checkpoint", "storage.compaction", *STORAGE},
@@ -70,7 +71,8 @@ MAY: dict[str, set[str]] = {
                                   "jetstream.consumer", "jetstream.account"},
     "jetstream.api": STREAM | {"gotime", "jetstream.stream", "jetstream.stream.state", "jetstream.consumer",
                                "jetstream.account", "jetstream.backup"},
-    "jetstream.engine": STREAM | {"jetstream.stream", "jetstream.account", "jetstream.api"},
+    "jetstream.inbox": STREAM | {"jetstream.stream", "jetstream.stream.state"},
+    "jetstream.engine": STREAM | {"jetstream.inbox", "jetstream.stream", "jetstream.account", "jetstream.api"},
     "jetstream.overview": {"gotime", "jetstream.account", "jetstream.consumer", "jetstream.stream", "jetstream.wire"},
     "server.routing": {"clock", "protocol"},
     "server.auth": {"clock", "config.access", "config.callout", "config.settings", "jwt", "nkeys", "protocol", "server.routing"},
@@ -120,9 +122,9 @@ MAY: dict[str, set[str]] = {
     "pipeline": {"output", "suggest", "version", "pipeline.errors", "pipeline.plan", "pipeline.read",
                  "pipeline.spark", "pipeline.store"},
     # The one place where the parts meet, and what starts it.
-    "runtime": {"clock", "cluster", "config.access", "config.settings", "config.sharing", "errors", "garbage", "gotime",
-                "histogram", "listen_socket", "machine", "jetstream.account",
-                "jetstream.api", "jetstream.engine",
+    "runtime": {"clock", "cluster", "config", "config.access", "config.settings", "config.sharing", "errors", "garbage",
+                "gotime", "histogram", "listen_socket", "machine", "output", "jetstream.account",
+                "jetstream.api", "jetstream.engine", "jetstream.inbox",
                 "jetstream.overview", "jetstream.settings", "jetstream.wire", "maintenance.scrub", "monitor", "server",
                 "server.accounts",
                 "server.auth", "server.listeners", "server.operator", "server.routing", "server.system",

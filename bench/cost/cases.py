@@ -207,6 +207,32 @@ def keys(trial: Trial) -> None:
         assert purged >= count // groups, purged
 
 
+def gets(trial: Trial) -> None:
+    """Other gets of a bucket's values: by sequence, as JSON, and many with one request."""
+    client, count, asked, each = trial.client, trial.n(200_000), trial.n(50_000), 100
+    names = [f"bench.{i % 100}.k{i}" for i in range(count)]
+    client.create(max_msgs_per_subject=5, allow_direct=True)
+    trial.fill(count, names)
+    rng = random.Random(3)
+
+    def ask(work: str, answers: int, requests: list[bytes], mark: bytes, in_flight: int) -> None:
+        with trial.measured(work, answers):
+            client.exchange(requests, 1, in_flight, mark)
+
+    direct, end = f"$JS.API.DIRECT.GET.{STREAM}", b" 204 EOB"
+    seqs = [rng.randint(1, count - each) for _ in range(asked)]
+    ask("get by sequence, 100 in flight", asked, [pub(direct, b'{"seq":%d}' % seq) for seq in seqs], b"\nNats-Sequence:", 100)
+    ask("get as JSON, 100 in flight", asked, [pub(f"$JS.API.STREAM.MSG.GET.{STREAM}", b'{"seq":%d}' % seq) for seq in seqs],
+        b'"seq":', 100)
+    ask("values of a batch of 100, four in flight", 10 * asked,
+        [pub(direct, b'{"seq":%d,"batch":%d}' % (seq, each)) for seq in seqs[:asked // 10]], end, 4)
+    some = [pub(direct, b'{"seq":%d,"batch":%d,"next_by_subj":"bench.7.>"}' % (seq // 2, each)) for seq in seqs[:asked // each]]
+    ask("values of a batch of 100 by a wildcard, four in flight", asked, some, end, 4)
+    keys = [b",".join(b'"%b"' % name.encode() for name in rng.sample(names, each)) for _ in range(asked // 10)]
+    ask("last values of 100 keys (multi_last), four in flight", 10 * asked,
+        [pub(direct, b'{"multi_last":[%b]}' % listed) for listed in keys], end, 4)
+
+
 def expiry(trial: Trial) -> None:
     """All messages of a stream expire at once."""
     client, count = trial.client, trial.n(5_000_000)
@@ -317,5 +343,5 @@ def copies(trial: Trial) -> None:
 
 CASES: dict[str, Callable[[Trial], None]] = {
     case.__name__: case for case in (
-        sparse_filter, thousand_consumers, pending_acks, work_queue, keys, expiry, objects, atomic_batches, fast_ingest,
+        sparse_filter, thousand_consumers, pending_acks, work_queue, keys, gets, expiry, objects, atomic_batches, fast_ingest,
         copies)}

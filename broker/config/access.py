@@ -75,6 +75,8 @@ class User:
     """The types of connection that this user may use; empty: all."""
 
     expires_at_ns: int | None = None
+    proxy_required: bool = False
+    """Whether this user may come by trusted proxies only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class NkeyUser:
     account: str = DEFAULT_ACCOUNT
     permissions: Permissions | None = None
     connection_types: frozenset[str] = frozenset()
+    proxy_required: bool = False
 
 
 TIER: Final = "R1"

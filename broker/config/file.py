@@ -17,6 +17,7 @@ from broker.config.reading.callout import read_callout
 from broker.config.reading.findings import Findings, shown
 from broker.config.reading.identities import Identities
 from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
+from broker.config.reading.proxies import read_proxies
 from broker.config.reading.refused import NO_EFFECT, REFUSED
 from broker.config.settings import SETTINGS, CertificateFiles, ConfigError, Setting
 from broker.config.syntax import SyntaxFailure, Value, parse
@@ -28,7 +29,7 @@ _BY_KEY: dict[str, Setting] = {key: setting for setting in SETTINGS for key in s
 
 EMPTY = "config has no values or is empty"
 
-_SECTIONS = frozenset({"tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
+_SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
                        "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store", "feature_flags"})
 
 
@@ -177,6 +178,9 @@ class _Meaning:
     def callout(self, value: Value) -> None:
         self.put("auth.callout", read_callout(value, self.report), value)
 
+    def proxies(self, value: Value) -> None:
+        self.put("auth.trusted_proxies", read_proxies(value, self.report), value)
+
     def operators(self, value: Value) -> None:
         self.put("operator.tokens", read_operators(value, self.report, self.read), value)
 
@@ -301,7 +305,7 @@ class _Meaning:
         **dict.fromkeys(("trusted", "trusted_keys"), trusted_keys),
         "resolver_preload": preload, "resolver_pinned_accounts": pinned_accounts,
         "authorization.auth_callout": callout, "authorization.auth_hook": callout,
-        "accounts": accounts, "mappings": mappings, "maps": mappings,
+        "proxies": proxies, "accounts": accounts, "mappings": mappings, "maps": mappings,
         "jetstream": jetstream, "jetstream.enabled": enabled, "jetstream.enable": enabled,
         "jetstream.disabled": disabled, "jetstream.disable": disabled,
         "store_dir": store_dir, "storedir": store_dir, "jetstream.store_dir": store_dir,

@@ -19,6 +19,7 @@ USAGE = """
 Usage: jetblock [options]
        jetblock inspect [options]    look into a store, read-only
        jetblock fsck [options]       check a store, and repair it
+       jetblock adopt [options]      let staged messages join their streams, where no broker runs
        jetblock cost [options]       what a load costs on S3
        jetblock copy | backup | restore [options]    copy a store; a broker may run on it
        jetblock migrate [options]    move streams here from a nats-server, or from its backups

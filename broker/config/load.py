@@ -220,3 +220,9 @@ def _accounts_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ..
                                      f"{accounts.system!r} in accounts")
     if accounts.no_system and accounts.system != SYSTEM_ACCOUNT:
         yield ("accounts.no_system", "accounts.system"), "there cannot be no system account and one that is named"
+    if accounts.no_system:
+        for account in accounts.configured:
+            for export in account.exports:
+                if export.latency is not None:
+                    yield ("accounts.configured",), (f'Error adding service latency sampling for "{export.subject}": system '
+                                                     "account not setup")

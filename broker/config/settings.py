@@ -28,9 +28,8 @@ from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
 __all__ = ["MASK", "SETTINGS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "CertificateFiles",
            "ClientSettings", "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings", "NkeyUser",
-           "OperatorSettings",
-           "ProcessSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",
-           "WebSocketSettings", "default_store_url", "make_settings"]
+           "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits", "Setting", "Settings",
+           "StorageSettings", "TlsSettings", "User", "WebSocketSettings", "default_store_url", "make_settings"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
@@ -137,6 +136,12 @@ class AuthSettings:
         "authorization.auth_callout", "authorization.auth_hook", variable="")
     no_auth_user: str = _setting(
         "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user")
+    proxy_required: bool = _setting(
+        False, kinds.boolean, "Let the one user, or the clients with the token, come by trusted proxies only.",
+        "authorization.proxy_required")
+    trusted_proxies: tuple[str, ...] = _setting(
+        (), kinds.names, "Public keys of proxies that say by a signature that a client comes through them: proxies "
+        "{ trusted: [ { key: … } ] }; from a file only.", "proxies", variable="")
     timeout_ns: int = _setting(
         2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout",
         variable="AUTH_TIMEOUT")
@@ -161,6 +166,21 @@ class AccountsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ResolverTlsSettings:
+    """TLS to the account server."""
+
+    ca_file: str = _setting(
+        "", kinds.text, "Certificates that the account server's is verified by, in PEM; unset: the system's.", "ca_file",
+        variable="")
+    cert_file: str = _setting("", kinds.text, "Certificate chain to show to it, in PEM.", "cert_file", variable="")
+    key_file: str = _setting("", kinds.text, "Its private key in PEM.", "key_file", variable="")
+    insecure: bool = _setting(
+        False, kinds.boolean, "Do not verify the account server's certificate.", "insecure", variable="")
+    min_version: str = _setting(
+        "1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version", variable="")
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorSettings:
     """Operator mode: users come with tokens, which accounts sign, whose tokens operators sign."""
 
@@ -174,6 +194,8 @@ class OperatorSettings:
     resolver: ResolverSettings | None = _setting(  # noqa: RUF009 (it is a field)
         None, kinds.text, "Where tokens of accounts come from: MEMORY, URL(https://…), or { type: full, dir: … }; from a file "
         "only.", "resolver", "account_resolver", "accounts_resolver", variable="")
+    resolver_tls: ResolverTlsSettings = dataclasses.field(
+        default=ResolverTlsSettings(), metadata={"section": "resolver_tls"})
     preload: tuple[tuple[str, str], ...] = _setting(
         (), kinds.names, "Tokens of accounts, by account; from a file only.", "resolver_preload", variable="")
     pinned_accounts: tuple[str, ...] = _setting(
@@ -429,6 +451,12 @@ class StorageSettings:
     reader_grace_ns: int = _setting(
         10 * MINUTE, kinds.duration_ns(0), "How long the store keeps an object after nothing names it: a Spark query has at "
         "least so long, from its plan, to read it. Costs the space of what is removed in that time.", "jetblock.reader_grace")
+    inbox_interval_ns: int = _setting(
+        60 * SECOND, kinds.duration_ns(0), "How often the broker looks for requests to let staged messages join a stream, one "
+        "listing each time; 0: only when it is asked to.", "jetblock.inbox_interval")
+    staged_grace_ns: int = _setting(
+        24 * 60 * MINUTE, kinds.duration_ns(MINUTE), "How long staged messages stay in the store that no request names.",
+        "jetblock.staged_grace")
     compaction: bool = _setting(
         True, kinds.boolean, "Whether small and half-dead blocks are merged into larger objects in the background.",
         "jetblock.compaction")
@@ -450,7 +478,8 @@ class StorageSettings:
         7 * 24 * 60 * MINUTE, kinds.duration_ns(), "How often all stored objects are read and checked in the background, from one "
         "beginning to the next; 0: never.", "jetblock.scrub_interval")
     scrub_bytes_per_second: int = _setting(
-        MIB, kinds.size(KIB), "Bytes that are read in a second for that, at most.", "jetblock.scrub_bytes_per_second")
+        MIB, kinds.size(KIB), "Bytes that are read in a second for that, at most; an object counts as "
+        "64 KiB at least.", "jetblock.scrub_bytes_per_second")
     compression: str = _setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 

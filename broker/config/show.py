@@ -12,7 +12,7 @@ from broker import __version__
 from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
 from broker.config.callout import CalloutSettings
 from broker.config.operator import ResolverSettings, shown_url
-from broker.config.settings import MASK, SETTINGS, Setting, Settings
+from broker.config.settings import MASK, SETTINGS, ResolverTlsSettings, Setting, Settings
 from broker.config.sharing import Export, Import
 from broker.gotime import format_duration
 
@@ -34,6 +34,8 @@ def show(settings: Settings) -> str:
         if setting.path.startswith("websocket.") and settings.websocket.port is None:
             continue
         if setting.path.startswith("websocket.tls.") and not settings.websocket.tls.enabled:
+            continue
+        if setting.path.startswith("operator.resolver_tls.") and settings.operator.resolver_tls == ResolverTlsSettings():
             continue
         if setting.path == "operator.resolver" and settings.operator.resolver is not None:
             top["resolver"] = _resolver(settings.operator.resolver)
@@ -114,6 +116,8 @@ def _written(setting: Setting, value: Any) -> str:
         return _text(format_duration(value))
     if setting.path in ("websocket.headers", "server_metadata"):
         return "{ " + ", ".join(f"{_text(name)}: {_text(text)}" for name, text in value) + " }"
+    if setting.path == "auth.trusted_proxies":
+        return "{ trusted: [" + ", ".join(f"{{ key: {_text(key)} }}" for key in value) + "] }"
     if value and setting.path.endswith(".certificates"):
         return "[" + ", ".join(f"{{ cert_file: {_text(pair.cert_file)}, key_file: {_text(pair.key_file)} }}"
                                for pair in value) + "]"
@@ -142,6 +146,8 @@ def _users(settings: Settings, account: str) -> list[_Block]:
             row["permissions"] = _permissions(user.permissions)
         if user.connection_types:
             row["allowed_connection_types"] = _texts(sorted(user.connection_types))
+        if user.proxy_required:
+            row["proxy_required"] = _word(True)
         rows.append(row)
     return rows
 
@@ -164,7 +170,7 @@ def _account(settings: Settings, account: AccountSettings) -> _Block:
         shown["users"] = users
     if account.jetstream is not None:
         shown["jetstream"] = {_JETSTREAM_KEYS.get(name, name): _word(getattr(account.jetstream, name))
-                              for name in account.jetstream.__slots__}
+                              for name in account.jetstream.__slots__ if name != "tiers"}  # only tokens have them
     limits = {name: str(limit) for name in ("max_connections", "max_subscriptions", "max_payload")
               if (limit := getattr(account, name)) >= 0}
     if limits:

@@ -29,6 +29,7 @@ from broker.storage.format.page import PageKind, decode_page, decode_pages_direc
 from broker.storage.format.record import Record
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.segment import DirectoryRow, SegmentHead, decode_head
+from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.format.store import StoreFormat
 from broker.storage.paths import ROOT, Key, parse
 
@@ -230,7 +231,8 @@ class _Dump:
         if not row.index_bytes:
             said["index"] = "not found"
             return
-        place = BlockPlace.LOG if header.kind == ObjectKind.SEGMENT else BlockPlace.RUN
+        place = (BlockPlace.LOG if header.kind == ObjectKind.SEGMENT
+                 else BlockPlace.STAGED if header.position.epoch == STAGED_EPOCH else BlockPlace.RUN)
         ref = row.ref(place, core or BlockCore(row.stream_id, header.position, object_id=header.object_id))
         try:
             index = decode_index(self.data[row.index_offset:row.index_offset + row.index_bytes], ref, self.key)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from broker.inspect.source import Source, Window
+from broker.storage.format.agreement import check_agreement
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.claim import Claim, Seal
@@ -17,11 +18,10 @@ from broker.storage.format.document import decode_document
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
 from broker.storage.format.index import Head, decode_frame, decode_index
-from broker.storage.format.message_size import messages_size
 from broker.storage.format.page import decode_page, decode_pages_directory
 from broker.storage.format.segment import HEAD_BYTES, DirectoryRow, SegmentHead, decode_head
+from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.format.store import StoreFormat
-from broker.storage.format.subject_filter import entries_of, holds_all
 from broker.storage.objectstore import NotFound, ObjectInfo
 from broker.storage.paths import Key
 
@@ -154,7 +154,8 @@ async def _check_blocks(window: Window, checked: Checked, on_block: OnBlock) -> 
     key, name = checked.key, checked.info.key
     head = await read_head(window.read, checked.info, key)
     place = (BlockPlace.LOG if key.kind == ObjectKind.SEGMENT
-             else BlockPlace.RUN if key.shard is not None else BlockPlace.STREAM_RUN)
+             else BlockPlace.RUN if key.shard is not None
+             else BlockPlace.STAGED if head.header.position.epoch == STAGED_EPOCH else BlockPlace.STREAM_RUN)
     found: list[tuple[DirectoryRow, BlockRef, Head]] = []
     for i, row in enumerate(head.rows):
         core: BlockCore | None = None
@@ -174,7 +175,7 @@ async def _check_blocks(window: Window, checked: Checked, on_block: OnBlock) -> 
             data = await window.read(row.index_offset, row.index_offset + row.index_bytes)
             index = decode_index(data, ref, name)
             if core is not None:
-                _compare(name, row, core, index)
+                check_agreement(core, index, name, row.core_offset)
             found.append((row, ref, index))
             if core is not None:
                 on_block(ref, core, index)
@@ -192,24 +193,3 @@ async def _check_frames(window: Window, checked: Checked, row: DirectoryRow, ref
         except FormatError as error:
             first, last = index.seq_of(frame.start), index.seq_of(frame.start + frame.messages - 1)
             checked.faults.append(Fault(error, row, first, last))
-
-
-def _compare(name: str, row: DirectoryRow, core: BlockCore, index: Head) -> None:
-    """Compare the core's figures with the index. Raises: Corrupt."""
-    def wrong(what: str) -> Corrupt:
-        return Corrupt(name, "block core", row.core_offset, f"{what} are not those of its index")
-
-    if (core.first_time_ns, core.last_time_ns) != (index.time_of(0), index.time_of(index.count - 1)):
-        raise wrong("its times")
-    if core.raw_bytes != sum(frame.raw_bytes for frame in index.frames):
-        raise wrong("its raw bytes")
-    with_headers = (core.count if index.hlen else 0) if index.hlens is None else core.count - index.hlens.count(0)
-    subject_bytes = sum(len(name) * count for name, count in zip(index.subjects, index.subject_counts, strict=True))
-    if core.bytes != messages_size(core.count, with_headers, subject_bytes, core.raw_bytes):
-        raise wrong("its messages' bytes")
-    if core.subjects is not None and core.subjects != tuple(
-            (subject, count, index.seq_of(first), index.seq_of(last)) for subject, count, first, last in zip(
-                index.subjects, index.subject_counts, index.subject_firsts, index.subject_lasts, strict=True)):
-        raise wrong("its subjects")
-    if core.subject_filter is not None and not holds_all(core.subject_filter, entries_of(index.subjects)):
-        raise wrong("the subjects of its filter")

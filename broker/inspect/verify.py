@@ -22,10 +22,11 @@ from broker.inspect.problems import DELETE, NEWER, RESTORE, Problem, of_error
 from broker.inspect.shardview import NAMED_AND_GONE, drive, key_of
 from broker.inspect.source import Source, each
 from broker.inspect.survey import ShardSurvey, Survey, cannot_be_read, entries
-from broker.storage.format.block import BlockCore, BlockRef
+from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
 from broker.storage.format.errors import CutOff, FormatError, VersionUnknown
 from broker.storage.format.header import ObjectKind, Position, position_key
 from broker.storage.format.index import Head
+from broker.storage.format.staged import placed
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import FORMAT, STREAMS, ShardPaths, parse
 from broker.storage.read.snapshot import replay_from
@@ -221,9 +222,10 @@ class Judge:
             if row is None:
                 said.append(cannot_be_read(stream, max(ref.first_seq, stream.first_seq), ref.last_seq))
             elif row.core_offset == ref.core_offset and not fault.core:
-                first = max(fault.first_seq, stream.first_seq)
-                if first <= fault.last_seq:
-                    said.append(cannot_be_read(stream, first, fault.last_seq))
+                shift = ref.first_seq - row.first_seq  # as in _live
+                first, last = max(fault.first_seq + shift, stream.first_seq), fault.last_seq + shift
+                if first <= last:
+                    said.append(cannot_be_read(stream, first, last))
         if said:
             return "; ".join(said)
         if in_log and self.roots and position > self.roots[0]:
@@ -305,6 +307,8 @@ class _Tally:
             return
         stream, entry = wanted
         self._left[stream.stream_id] -= 1
+        if ref.place is BlockPlace.STAGED:
+            ref = placed(ref, entry.ref.first_seq, entry.ref.first_time_ns, entry.ref.last_time_ns)
         if entry.ref != ref:
             self._problems.append(Problem(
                 key_of(self._shard.paths, stream, ref), f"the block table of {stream.account}/{stream.name} has "
@@ -353,11 +357,12 @@ def _id(ref: BlockRef) -> tuple[int, Position, int, int]:
 
 def _live(head: Head, core: BlockCore, entry: BlockEntry, first_seq: int) -> tuple[int, int, int]:
     """A block's live messages, their bytes, and the first one's sequence."""
-    if entry.dead is None and head.first_seq >= first_seq:
-        return core.count, core.bytes, head.first_seq
+    shift = entry.ref.first_seq - head.first_seq  # the index of a staged block counts from 1
+    if entry.dead is None and entry.ref.first_seq >= first_seq:
+        return core.count, core.bytes, entry.ref.first_seq
     msgs = size = first = 0
-    for ordinal in range(head.ordinal_of(first_seq), head.count):
-        seq = head.seq_of(ordinal)
+    for ordinal in range(head.ordinal_of(first_seq - shift), head.count):
+        seq = head.seq_of(ordinal) + shift
         if not entry.is_dead(seq):
             msgs += 1
             size += head.size_of(ordinal)

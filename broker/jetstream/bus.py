@@ -114,6 +114,9 @@ class Bus(Protocol):
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
         """Whether anybody subscribes to the literal ``subject`` (in that queue group, when given)."""
 
+    def heard(self, subject: bytes) -> bool:
+        """Whether a client subscribes to the literal ``subject``."""
+
     def destination(self, subject: bytes) -> tuple[str, bytes] | None:
         """The account, and the subject there, where the broker receives a request to the literal ``subject``: through the
         account's mappings and the services that it imports. None: no handler of the broker receives it."""

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
@@ -29,6 +29,7 @@ from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.api.system import SystemApi
 from broker.jetstream.api.waiting import Waiting
+from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.adoption import follow
 from broker.jetstream.stream.dropping import BlockBudget
@@ -41,13 +42,14 @@ from broker.storage.log.memory_log import MemoryLog
 from broker.storage.state.stream import StreamState
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Bus
+    from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.listeners import Listener
     from broker.storage.format.records.adoption import Adopted
     from broker.storage.log.log import Log
     from broker.storage.log.putter import Segment
     from broker.storage.read.reader import BlockReader
+    from broker.storage.staging.answers import Answer
 
 __all__ = ["JetStream"]
 
@@ -84,6 +86,7 @@ class JetStream(LogListener):
         self._log: Log | None = None
         self._memory_log: MemoryLog | None = None
         self._reader: BlockReader | None = None
+        self.inbox: Inbox | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
@@ -99,6 +102,11 @@ class JetStream(LogListener):
         """Whether this broker owns the shard and the proof of it is fresh."""
         log = self._log
         return log is not None and log.failure is None and not log.lease_expired
+
+    @property
+    def streaming(self) -> set[str]:
+        """The accounts that have streams here."""
+        return {name for name, account in self.accounts.items() if account.streams}
 
     @property
     def log(self) -> Log:
@@ -120,11 +128,11 @@ class JetStream(LogListener):
         api: Api | DisabledApi
         restored = _done()
         if limits is None:
-            api = DisabledApi(name, bus, self.clock, self.rng, self.settings, self.server_name)
+            api = DisabledApi(name, bus, self.clock, self.rng, self.settings, self.server_name, self._show)
         else:
             self._check_limits(name, limits)
             account = self.accounts[name] = Account(self, name, bus, self.clock, self.rng, self.settings, limits)
-            api = Api(account, self.rng, self._waiting)
+            api = Api(account, self.rng, self._waiting, self._show)
             if self._log is not None:
                 restored = self._start(self._restore_later(account), "restore account")
         self.apis[name] = api
@@ -167,6 +175,10 @@ class JetStream(LogListener):
     def serve_system(self, name: str, bus: Bus) -> None:
         """Answer the API in the system account, which is none of ``apis``. Call it before ``listen``."""
         self._system_api = SystemApi(name, bus, self.settings.domain, self.purge)
+
+    def _show(self, request: Msg, source: Source | None) -> None:
+        if self._system_api is not None:
+            self._system_api.show(request, source)
 
     def purge(self, name: str) -> asyncio.Task[None]:
         """Delete all streams of an account, also stored ones that are not served here; the account stays.
@@ -260,9 +272,11 @@ class JetStream(LogListener):
         for api in self._all_apis():
             api.start()
 
-    async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0) -> None:
+    async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0, inbox: InboxSettings | None = None,
+                   let_go: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
         """Restore the streams and consumers of ``log.state``, which this broker owns from now on.
 
+        Args: ``inbox``: how the shard's inbox is looked after; ``let_go(keys)`` deletes runs that nothing will ever name.
         Returns once the consumers serve, or after ``wait_seconds``: those whose messages take long to count continue
         opening.
         """
@@ -278,6 +292,8 @@ class JetStream(LogListener):
         openings = [opening for account in self.accounts.values() for opening in self._restore(account)]
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
+        self.inbox = Inbox(self, log, self.clock, inbox or InboxSettings(poll_ns=0), let_go)
+        self.inbox.start()
 
     async def close(self, *, tell: bool = False) -> None:
         """Drop all streams and consumers at once.
@@ -285,12 +301,15 @@ class JetStream(LogListener):
         Args: ``tell`` for a clean stop: waiting pull requests are notified, and each stream writes its last record,
             persisted when the log is drained, after this. Otherwise nothing is written and no client is notified.
         """
+        if self.inbox is not None:
+            await self.inbox.stop()
+            self.inbox = None
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
-        await self._budget.stop()
         for api in self._all_apis():
             await api.drop()
+        await self._budget.stop()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -326,6 +345,12 @@ class JetStream(LogListener):
         if found is None:
             raise ApiError(10039)
         return found.stream(name)
+
+    async def carry_out(self, request_id: int, stream: Stream) -> Answer:
+        """Have a request in the shard's inbox answered now. Raises: ApiError; StoreError."""
+        if self.inbox is None:
+            raise ApiError(NOT_AVAILABLE)
+        return await self.inbox.carry_out(request_id, stream)
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
                     listeners: Mapping[str, Listener], usage: Usage) -> Stream:

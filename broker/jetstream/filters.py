@@ -97,11 +97,11 @@ class Filters:
         if self.all:
             return list(subjects)
         prefix = self._prefix
+        if self.contiguous:
+            return [subject for subject in subjects if subject.startswith(prefix) and subject != prefix]
         if prefix:
             # In most passes most subjects differ here, and this costs a quarter of the pattern.
             subjects = [subject for subject in subjects if subject.startswith(prefix)]
-            if self.contiguous:
-                return subjects
         if len(self.subjects) == 1 and self._pattern is not None:
             return list(filter(self._pattern, subjects))
         return list(filter(self._decide, subjects))
@@ -138,7 +138,8 @@ def _spans(wild: Sequence[bytes], literals: Iterable[bytes]) -> tuple[tuple[byte
     for lead in leads:
         if not apart or not lead.startswith(apart[-1]):
             apart.append(lead)
-    spans = [(lead, lead[:-1] + b"/") for lead in apart]  # "/" follows the dot that it replaces
+    # No token is empty, and none has a NUL; "/" follows the dot that it replaces.
+    spans = [(lead + b"\x01", lead[:-1] + b"/") for lead in apart]
     return (*spans, *((one, one + b"\0") for one in literals if not one.startswith(tuple(apart))))
 
 

@@ -64,8 +64,6 @@ def read_response(text: str, expected: Expected, now: int) -> tuple[ResponseClai
         user = user_claims(response.jwt)
     except TokenError as error:
         raise CalloutError(_capital(str(error))) from None
-    if user.limits.proxy_required:
-        raise CalloutError("Proxy required")
     if problems := user_issues(user, now):
         raise CalloutError(f"Error validating user JWT: {problems[0].why}")
     if user.subject != expected.user:

@@ -5,6 +5,7 @@
     checkpoints    a round for 256 commits, or a minute after the first: a root, and pages in two objects; one listing
     compaction     64 objects are read by a GET each and put as one; each byte is written again once a tier
     deletion       each object's header is read once before it goes; deleting is free
+    inbox          one listing each inbox_interval
     standbys       two GETs every sixth of the lease, each
 
 A steady state is meant: as much is removed as comes in. ``tests/maintenance/test_cost.py`` counts the requests of the real engine.
@@ -52,6 +53,7 @@ class Load:
     commit_interval_s: float = 0.02
     segment_bytes: int = 4 << 20
     lease_s: float = 15
+    inbox_interval_s: float = 60
     compaction: bool = True
 
 
@@ -115,6 +117,7 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
     runs = commits / (_COMPACTION.segments - 1) if merged else 0.0
     puts = {"commits": commits, "heartbeats": heartbeats, "checkpoints": rounds * _PUTS_A_ROUND, "compaction": runs}
     all_puts = sum(puts.values())
+    lists = rounds + (1 / load.inbox_interval_s if load.inbox_interval_s else 0.0)
     standby_gets = load.standbys * 12 / load.lease_s
     gets = runs * _COMPACTION.segments + commits + heartbeats + standby_gets + 2 * load.cold_gets
     blocks = min(commits * load.streams, load.messages)
@@ -126,7 +129,7 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
     stored = kept * load.days * 86_400
     read = (log_bytes + rewritten if merged else 0.0) + 2 * load.cold_gets * 64 * 1024
     return Bill(
-        all_puts * seconds, rounds * seconds, gets * seconds, all_puts * seconds, (log_bytes + rewritten) * seconds, read * seconds,
+        all_puts * seconds, lists * seconds, gets * seconds, all_puts * seconds, (log_bytes + rewritten) * seconds, read * seconds,
         stored, {name: n * seconds for name, n in puts.items()},
-        (all_puts + rounds) * seconds / 1000 * prices.puts, gets * seconds / 1000 * prices.gets, stored / GB * prices.storage,
+        (all_puts + lists) * seconds / 1000 * prices.puts, gets * seconds / 1000 * prices.gets, stored / GB * prices.storage,
         read * seconds / GB * prices.egress)

@@ -32,6 +32,7 @@ _LOAD: dict[str, tuple[str, str]] = {
     "commit_interval_s": ("SECONDS", "commit_interval"),
     "segment_bytes": ("BYTES", "segment_bytes"),
     "lease_s": ("SECONDS", "lease"),
+    "inbox_interval_s": ("SECONDS", "inbox_interval; 0: the inbox is not looked at"),
 }
 _PRICES = {"puts": "of 1000 PUTs or LISTs", "gets": "of 1000 GETs", "storage": "of a GB for a month",
            "egress": "of a GB that is read"}

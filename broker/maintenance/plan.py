@@ -119,17 +119,25 @@ class _Planner:
     # Objects.
 
     async def _make_whole(self) -> Survey:
-        """Substitute log entries until replay comes to the log's end."""
+        """Substitute log entries until replay comes to the log's end, past which there is nothing."""
         for _ in range(_SUBSTITUTES_MAX):
             survey = await read_survey(self.source)
             broken = next((shard for shard in survey.shards if not shard.view.whole), None)
-            if broken is None:
+            if broken is not None:
+                await self._substitute_entry(broken, _first_break(broken.view))
+                continue
+            hole = next(((shard, problem) for shard in survey.shards for problem in shard.problems
+                         if _is_hole(shard, problem)), None)
+            if hole is None:
                 return survey
-            await self._substitute_entry(broken)
+            try:
+                await self._substitute_entry(*hole)
+            except Unrepairable as error:
+                self.plan.notes.append(f"what lies behind it stays unread: {error}")
+                return survey
         raise Unrepairable(f"more than {_SUBSTITUTES_MAX} log entries cannot be read")
 
-    async def _substitute_entry(self, shard: ShardSurvey) -> None:
-        problem = _first_break(shard.view)
+    async def _substitute_entry(self, shard: ShardSurvey, problem: Problem) -> None:
         position = _position_of(problem)
         if position is None:
             raise Unrepairable(f"{problem}: no log entry can be named that would mend this")
@@ -305,6 +313,14 @@ def _first_break(view: ShardView) -> Problem:
         if _position_of(problem) is not None:
             return problem
     return view.problems[-1]
+
+
+def _is_hole(shard: ShardSurvey, problem: Problem) -> bool:
+    """Whether a missing entry makes readers stop, and take it for the log's end: no broker ends one before there is an opening, or
+    has so many puts in flight."""
+    position = _position_of(problem)
+    return position is not None and position not in shard.log and position > shard.view.state.position and all(
+        epoch.end is None or position.number < epoch.end for epoch in shard.epochs if epoch.number == position.epoch)
 
 
 def _position_of(problem: Problem) -> Position | None:

@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAGE = 1000
+_OBJECT_BYTES = 64 << 10
+"""What an object counts for at least: a small one costs a request and a millisecond, as much as these bytes."""
 _SLICE = 4096
 """Entries compared in one turn of the loop."""
 _FINDINGS_MAX = 1000
@@ -206,6 +208,7 @@ class Scrubber:
         if key is None or self._beside is None:
             return
         checked = await self._beside.run(check_object(source, info, key, lambda *_: None))
+        await self._pace(max(0, _OBJECT_BYTES - info.size))
         if not checked.gone:
             self.objects += 1
             self.bytes += info.size

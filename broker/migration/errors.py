@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CannotMigrate", "StreamFailed"]
+__all__ = ["CannotMigrate", "GaveUp", "StreamFailed"]
 
 
 class CannotMigrate(Exception):
@@ -11,3 +11,7 @@ class CannotMigrate(Exception):
 
 class StreamFailed(Exception):
     """One stream was not moved, and nothing of it is left at the target; ``str()`` gives the reason."""
+
+
+class GaveUp(StreamFailed):
+    """One side gave the other up in the middle of a stream, having waited for too long: it may be tried again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ __all__ = ["FolderSource"]
 
 _FACTS, _ARCHIVE = "backup.json", "stream.tar.s2"
 _READ_BYTES = 256 << 10
+_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
+"""It becomes a token of subjects."""
 
 
 class FolderSource:
@@ -83,6 +86,8 @@ def _read(folder: Path) -> StreamToMove:
     state = value.get("state") if isinstance(value, dict) else None
     if not isinstance(config, dict) or not isinstance(state, dict) or not isinstance(config.get("name"), str):
         raise CannotMigrate(f"{facts}: no configuration and state of a stream in it: not what `nats stream backup` writes")
+    if not _NAME.fullmatch(config["name"]):
+        raise CannotMigrate(f"{facts}: {config['name']!r} is no name of a stream")
     try:
         numbers = Numbers.of(state)
         consumers = int(state.get("consumer_count", 0))

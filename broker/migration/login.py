@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.transport import Transport
 
-__all__ = ["ApiRefusal", "Connection", "Login", "connect"]
+__all__ = ["ApiRefusal", "Connection", "Login", "NobodyAnswers", "connect"]
 
 _CONNECT_SECONDS = 10
 _TOKEN = re.compile(r"-----BEGIN NATS USER JWT-----\s+(\S+)\s+-+END")
@@ -62,6 +62,10 @@ class ApiRefusal(Exception):
         self.err_code = int(error.get("err_code", 0))
 
 
+class NobodyAnswers(CannotMigrate):
+    """Nobody subscribes to the subject."""
+
+
 class Connection:
     """A connected client, and JetStream's API through it."""
 
@@ -88,18 +92,26 @@ class Connection:
         return value
 
     async def request(self, subject: str, data: bytes, seconds: float) -> bytes:
-        """Raises: CannotMigrate."""
+        """Raises: CannotMigrate; NobodyAnswers."""
         from nats.errors import Error, NoRespondersError
 
+        answer = asyncio.ensure_future(self.client.request(subject, data, timeout=seconds))
+        lost = asyncio.ensure_future(self.lost.wait())
         try:
-            return bytes((await self.client.request(subject, data, timeout=seconds)).data)
+            await asyncio.wait((answer, lost), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise CannotMigrate(f"{self.shown}: the connection was lost; run the same command again to go on")
+            return bytes(answer.result().data)
         except NoRespondersError:
-            raise CannotMigrate(f"{self.shown}: nobody answers {subject}: JetStream is off there, or in this account") from None
+            raise NobodyAnswers(f"{self.shown}: nobody answers {subject}: JetStream is off there, or in this account") from None
         except TimeoutError:
             raise CannotMigrate(f"{self.shown}: no answer to {subject} within {seconds:g} s") from None
         except (Error, OSError) as error:
             raise CannotMigrate(f"{self.shown}: the connection was lost ({_said(error)}); run the same command again to go "
                                 f"on") from None
+        finally:
+            answer.cancel()
+            lost.cancel()
 
     async def close(self) -> None:
         if not self.client.is_closed:

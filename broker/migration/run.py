@@ -19,7 +19,7 @@ from broker.gotime import parse_time
 from broker.jetstream.archive.values import ArchivedConsumer
 from broker.migration.adapt import Adapted, adapted_config, differences
 from broker.migration.compare import compare
-from broker.migration.errors import CannotMigrate, StreamFailed
+from broker.migration.errors import CannotMigrate, GaveUp, StreamFailed
 from broker.migration.server_source import snapshot
 from broker.migration.streams import Numbers, Origin, StreamToMove, in_order, origins_of
 from broker.migration.target import Target
@@ -27,6 +27,7 @@ from broker.progress import Progress
 
 __all__ = ["PRESENT", "Choice", "Moved", "chosen", "move"]
 
+_TRIES = 3
 MOVED, PRESENT, FAILED = "moved", "there before", "failed"
 
 
@@ -82,6 +83,7 @@ async def move(account: str, origin: Origin, streams: Sequence[StreamToMove], ta
         except StreamFailed as error:
             done.status = FAILED
             done.problems.append(str(error))
+        done.notes = list(dict.fromkeys(done.notes))
         done.seconds = time.monotonic() - began
         told(done)
 
@@ -112,7 +114,7 @@ class _Move:
             done.consumers = int(there["state"].get("consumer_count", 0))
             wanted = stream.numbers
         else:
-            wanted = await self._restore(config)
+            wanted = await self._restore_again(config)
             done.status = MOVED
         if choice.verify:
             await self._compare(config, wanted)
@@ -135,6 +137,15 @@ class _Move:
                                f"moves it again")
         await self._target.delete(stream.name)
         return True
+
+    async def _restore_again(self, config: dict[str, Any]) -> Numbers:
+        """As ``_restore``, from the beginning if one side gave the other up: it was held up for some seconds."""
+        for _ in range(_TRIES - 1):
+            try:
+                return await self._restore(config)
+            except GaveUp as error:
+                self._progress.line(f"{self._stream.name}: {error}; once more")
+        return await self._restore(config)
 
     async def _restore(self, config: dict[str, Any]) -> Numbers:
         stream, done, progress = self._stream, self._done, self._progress

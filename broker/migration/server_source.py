@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
-from broker.migration.errors import CannotMigrate, StreamFailed
+from broker.migration.errors import CannotMigrate, GaveUp, StreamFailed
 from broker.migration.login import ApiRefusal, Connection
 from broker.migration.streams import Numbers, StreamToMove
 
@@ -131,7 +131,8 @@ class _Chunks:
             return bytes(msg.data)
         status = (msg.headers or {}).get("Status", "")
         if status not in ("", "204"):
-            raise StreamFailed(f"the source ended its snapshot: {status} {(msg.headers or {}).get('Description', '')}".rstrip())
+            said = f"the source ended its snapshot: {status} {(msg.headers or {}).get('Description', '')}".rstrip()
+            raise (GaveUp if status.startswith("408") else StreamFailed)(said)
         return None
 
     async def keep_answering(self) -> None:

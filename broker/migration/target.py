@@ -6,11 +6,11 @@ A broker gives a client up after five seconds without a chunk, so while the sour
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from broker.migration.errors import StreamFailed
-from broker.migration.login import ApiRefusal, Connection
+from broker.migration.errors import GaveUp, StreamFailed
+from broker.migration.login import ApiRefusal, Connection, NobodyAnswers
 from broker.migration.streams import Numbers, StreamToMove
 
 __all__ = ["Target"]
@@ -70,9 +70,12 @@ class Target:
 
         Raises: StreamFailed, and there is no stream; CannotMigrate.
         """
-        to = await self._begin(stream, config, any_origin=any_origin)
+        chunks = _kept_alive(archive, self._chunk_bytes)
         try:
-            async for chunk in _kept_alive(archive, self._chunk_bytes):
+            # Not before there is something to send: a source may take its time, and the target does not wait.
+            first = await anext(chunks, b"")
+            to = await self._begin(stream, config, any_origin=any_origin)
+            async for chunk in _after(first, chunks):
                 if answer := await self.connection.request(to, chunk, _CHUNK_SECONDS):
                     Connection.answer(answer)
                     raise StreamFailed("the target answered a chunk with something unexpected")
@@ -80,6 +83,10 @@ class Target:
             info = Connection.answer(await self.connection.request(to, b"", _END_SECONDS))
         except ApiRefusal as error:
             raise StreamFailed(f"the target did not take it: {error}") from None
+        except NobodyAnswers:
+            raise GaveUp("the target waited for more of it for too long") from None
+        finally:
+            await chunks.aclose()
         return Numbers.of(info["state"])
 
     async def _begin(self, stream: StreamToMove, config: dict[str, Any], *, any_origin: bool) -> str:
@@ -103,7 +110,14 @@ class Target:
         raise StreamFailed("somebody else is restoring a stream of this name at the target; wait until that is done")
 
 
-async def _kept_alive(archive: AsyncIterator[bytes], chunk_bytes: int) -> AsyncIterator[bytes]:
+async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
+    async for chunk in chunks:
+        yield chunk
+
+
+async def _kept_alive(archive: AsyncIterator[bytes], chunk_bytes: int) -> AsyncGenerator[bytes, None]:
     """The archive in chunks of about one size, some bytes of which are held back for when nothing more comes."""
     rest = bytearray()
     source = aiter(archive)

@@ -169,7 +169,8 @@ class App:
         system = self.server.system
         if system is not None:
             pages = SystemPages(lambda: self.views)
-            system.provide(pages.of_server(), pages.of_account(), self._reload_on_request)
+            system.provide(pages.of_server(), pages.of_account(), self._reload_on_request,
+                           lambda: self.jetstream.streaming if self.jetstream is not None else ())
 
     def _reload_on_request(self) -> None:
         try:
@@ -306,6 +307,8 @@ class App:
 
     async def _take_over(self) -> Log:
         """Acquire the shard and open its streams. Raises: StartError."""
+        from broker.jetstream.inbox.inbox import InboxSettings
+
         assert self.shard_host is not None
         assert self.jetstream is not None
         shard = await self.shard_host.acquire()
@@ -316,7 +319,9 @@ class App:
         if self.server.delegation.operator is not None:
             owners = {state.account for state in shard.state.streams.values()} - self.jetstream.apis.keys()
             await self._look_up_owners(sorted(owners))
-        await self.jetstream.open(shard.log, self.shard_host.reader)
+        storage = self.settings.storage
+        await self.jetstream.open(shard.log, self.shard_host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
+            poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns))
         return shard.log
 
     async def _bind(self) -> None:

@@ -24,14 +24,14 @@ _LINES: dict[str, str] = {
     "auth.users": "authorization users", "auth.nkeys": "authorization nkey users", "accounts.configured": "accounts",
     "operator.preload": "accounts",
     "operator.resolver": "account resolver", "operator.default_sentinel": "default sentinel", "server_tags": "tags",
-    "server_metadata": "metadata"}
+    "server_metadata": "metadata", "auth.trusted_proxies": "proxies trusted keys"}
 """Names in the log of settings whose values are not shown."""
 
 _RELOADABLE = frozenset({
     *_LINES, *(setting.path for setting in SETTINGS if setting.path.startswith(("tls.", "websocket.")) and
                setting.path not in ("websocket.port", "websocket.host")),
     "operator.pinned_accounts",
-    "clients.allow_non_tls", "clients.proxy_protocol", "auth.timeout_ns", "auth.no_auth_user",
+    "clients.allow_non_tls", "clients.proxy_protocol", "auth.timeout_ns", "auth.no_auth_user", "auth.proxy_required",
     "clients.max_connections", "clients.max_subscriptions", "clients.max_sub_tokens", "clients.max_payload",
     "clients.max_control_line", "clients.ping_interval_ns", "clients.ping_max", "clients.write_deadline_ns",
     "clients.no_fast_producer_stall", "clients.lame_duck_duration_ns", "clients.lame_duck_grace_period_ns",

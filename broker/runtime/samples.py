@@ -39,7 +39,7 @@ def server_samples(server: Server, lag: LoopLag, views: Views, health: Health) -
     yield Sample("jetblock_slow_consumers_total", server.slow_consumers)
     yield Sample("jetblock_stale_connections_total", server.stale_connections)
     yield Sample("jetblock_stalled_clients_total", server.stalled_clients)
-    yield Sample("jetblock_route_lookups_total", sum(account.router.lookups for account in server.accounts))
+    yield Sample("jetblock_route_lookups_total", sum(account.router.routes.lookups for account in server.accounts))
     yield Sample("jetblock_event_loop_lag_seconds", _buckets(lag.histogram))
     for page, count in views.requests.items():
         yield Sample("jetblock_http_requests_total", count, (page,))

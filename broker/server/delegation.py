@@ -188,7 +188,7 @@ class Delegation:
         clients = self._clients_of(name)
         most = known.claims.limits.conn
         for client in clients[most:] if most >= 0 else ():
-            client.fail("maximum account active connections exceeded", "Maximum Account Connections Exceeded")
+            client.exceed_account()
         for client in clients:
             if not client.closed:
                 client.judged(decided_again(client.login, known))

@@ -285,6 +285,12 @@ class Server:
             client.fail("maximum connections exceeded", "Maximum Connections Exceeded")
         if surplus:
             log.info("Closed %d connections to fall within max_connections", len(surplus))
+        for account in self.accounts:
+            most = account.settings.max_connections
+            if 0 <= most < account.connections:
+                members = [client for client in self.clients.values() if client.account is account and client.connected]
+                for client in members[most:]:
+                    client.exceed_account()
 
     def _prepare_entrances(self, settings: Settings, accounts: Mapping[str, AccountSettings]) -> list[Callable[[], None]]:
         def chain_of(auth: AuthSettings, by_certificate: bool) -> AuthenticatorChain | None:
@@ -377,7 +383,8 @@ class Server:
         if client.ip_known:
             fields["client_ip"] = client.ip
         fields["max_payload"] = client.parser.max_payload
-        if (chain := client.entrance.authenticator) is not None and chain.wants_nonce and not client.connected:
+        chain, proxies = client.entrance.authenticator, client.entrance.proxies
+        if ((chain is not None and chain.wants_nonce) or proxies is not None) and not client.connected:
             client.nonce = client.nonce or _nonce()
             fields["nonce"] = client.nonce.decode()
         client.entrance.describe(fields)

@@ -154,7 +154,7 @@ class StreamPaths(_RunPaths):
 
 
 def object_key(shard: ShardPaths, ref: BlockRef, stream: StreamPaths | None = None) -> str:
-    """The key of the object that holds ``ref``'s block; ``stream`` is needed for a STREAM_RUN alone."""
+    """The key of the object that holds ``ref``'s block; ``stream`` is needed where its place is below the stream's prefix."""
     if ref.place is BlockPlace.LOG:
         return shard.log(ref.position)
     if ref.place is BlockPlace.RUN:
@@ -166,7 +166,7 @@ def object_key(shard: ShardPaths, ref: BlockRef, stream: StreamPaths | None = No
 
 def block_key(shard: ShardPaths, account: str, name: str, ref: BlockRef) -> str:
     """``object_key`` of a block of the stream with these names."""
-    own = StreamPaths(account, name, ref.stream_id) if ref.place is BlockPlace.STREAM_RUN else None
+    own = StreamPaths(account, name, ref.stream_id) if ref.place.of_stream else None
     return object_key(shard, ref, own)
 
 

@@ -19,7 +19,7 @@ from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSetti
 from broker.storage.checkpoint.sweeper import READER_GRACE_NS, Sweeper
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import Codec
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import Pulse
@@ -83,7 +83,7 @@ class Shard:
 
     def key_of(self, ref: BlockRef) -> str:
         """The key of the object that a block of a stream of this shard is stored in."""
-        if ref.place is not BlockPlace.STREAM_RUN:
+        if not ref.place.of_stream:
             return object_key(self._paths, ref)
         stream = self.state.streams.get(ref.stream_id)
         if stream is None:

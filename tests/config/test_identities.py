@@ -69,6 +69,7 @@ USERS: list[tuple[str, list[User | NkeyUser]]] = [
     (f"{{nkey: {NKEY}, permissions: {{publish: x}}, clients: MQTT}}",
      [NkeyUser(NKEY, permissions=Permissions(SubjectPermission(("x",))), connection_types=frozenset({"MQTT"}))]),
     ("{user: a, proxy_required: false}, {user: b}", [User("a"), User("b")]),
+    ("{user: a, proxy_required: true}", [User("a", proxy_required=True)]),
 ]
 
 

@@ -8,6 +8,7 @@ own, and still reads these.
 from __future__ import annotations
 
 import json
+import random
 import re
 import struct
 from collections.abc import Iterator
@@ -26,9 +27,11 @@ from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
 from broker.storage.format.record import Record
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.opening import Opening
+from broker.storage.format.staged import placed
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import encode_segment, seal_block
+from broker.storage.staging.writer import RunWriter, ToPut
 from broker.storage.state.pages import StreamCopy, directory_page
 from broker.storage.state.stream import StreamState
 from tests.storage.format.whole import AT, NONCE, Row, decode_plain, encode, head_of, open_block
@@ -126,6 +129,34 @@ def _adoption() -> OpenBlock[None]:
     return shard
 
 
+def _staged() -> list[ToPut]:
+    """Two blocks, whose messages know neither their sequences nor, some of them, their times; and the request for them."""
+    writer = RunWriter("$G", "ORDERS", STREAM, now_ns=T0, block_messages=3, randbytes=random.Random(15).randbytes)
+    for subject, payload, headers, time_ns, msg_id in (
+            (b"orders.eu", b"one", b"", None, b"id-1"), (b"orders.us", b"two", b"NATS/1.0\r\nA: b\r\n\r\n", None, None),
+            (b"orders.eu", b"three", b"", T0 + 7, b"id-3"), (b"orders.eu", b"four", b"", T0 + 9, None)):
+        writer.add(subject, payload, headers, time_ns=time_ns, msg_id=msg_id)
+    return [*writer.finish(), writer.request(5)]
+
+
+def _staged_refs() -> list[BlockRef]:
+    """Where the stream has them: after its message 70 000."""
+    run, _ = _staged()
+    assert run.entry is not None
+    head = head_of(b"".join(run.data), run.entry.position, kind=ObjectKind.RUN, object_id=run.entry.run_id)
+    first, second = (head.rows[i].ref(BlockPlace.STAGED, head.core(i)) for i in range(2))
+    return [placed(first, 70_001, T0 + 5, T0 + 8), placed(second, 70_004, T0 + 7, T0 + 8)]
+
+
+def _appended() -> OpenBlock[None]:
+    """They join, but for one that is a duplicate; a message is published after them."""
+    block: OpenBlock[None] = OpenBlock(STREAM, None)
+    block.add_record(RecordKind.APPEND, {"blocks": [ref.pack() for ref in _staged_refs()], "dead": [[70_003, 70_003, 1, 62]]})
+    block.append_run(70_005, [b"orders.eu"], None, [b"five"], T0 + 10)
+    block.outcome = block.outcome._replace(first_seq=10, last_seq=70_005, msgs=7, bytes=900, first_time_ns=T0)
+    return block
+
+
 def _many_subjects() -> OpenBlock[None]:
     rows = [Row(1 + i, T0 + i // 50, b"sensor.%d.%s" % (i * 7 % 40, b"temp" if i % 3 else b"hum"), 0,
                 b'{"value": %d.%d}' % (i % 40, i % 10)) for i in range(150)]
@@ -170,6 +201,11 @@ def sound() -> Iterator[Golden]:
     yield Golden("segment-of-many-subjects", encode(_many_subjects()))
     yield Golden("segment-of-several-frames", encode(_frames()))
     yield Golden("segment-of-an-adoption", encode(_adoption()))
+    yield Golden("segment-of-staged-blocks", encode(_appended()))
+    run, asked = _staged()
+    assert run.entry is not None
+    yield Golden("run-of-staged-blocks", b"".join(run.data), ObjectKind.RUN, run.entry.position, run.entry.run_id)
+    yield Golden("request", b"".join(asked.data), ObjectKind.INBOX, Position(0, 0), 5)
     yield Golden("segment-with-unknown-optional-record", _with_record(
         Record(250, 1, pack_value({"from": "later"}), must_understand=False)))
     yield Golden("segment-with-a-subject-filter", encode(_many_subjects(), _few_subjects_of_many_tokens()))
@@ -193,6 +229,9 @@ def sound() -> Iterator[Golden]:
     assert filtered is not None
     buffers, refs = encode_pages(AT, NONCE, [Page(PageKind.BLOCKS, AT, STREAM, [1023, [[filtered.pack()]]], filters=True)])
     yield Golden("pages-with-a-subject-filter", b"".join(buffers), ObjectKind.PAGES)
+    buffers, refs = encode_pages(AT, NONCE, [Page(PageKind.BLOCKS, AT, STREAM, [1022, [[ref.pack()] for ref in _staged_refs()]],
+                                                  staged=True)])
+    yield Golden("pages-with-staged-blocks", b"".join(buffers), ObjectKind.PAGES)
     yield Golden("pages-with-summaries", b"".join(encode_pages(AT, NONCE, [_directory_with_summaries()])[0]),
                  ObjectKind.PAGES)
 
@@ -214,8 +253,8 @@ def _directory_with_summaries() -> Page:
         stream.first_seq, stream.last_seq, stream.msgs, stream.bytes = 1, 16, 15, 660
         stream.first_time_ns, stream.last_time_ns, stream.position = T0 + 1, T0 + 15, Position(4, 1)
         copies.append(StreamCopy(stream, inline_max=64 if stream_id == STREAM else 0))
-    for _, placed in copies[1].parts(lambda: AT, lambda ref: False):
-        placed(PageRef(AT, 4096, 300, PageKind.BLOCKS, STREAM + 1))
+    for _, place_it in copies[1].parts(lambda: AT, lambda ref: False):
+        place_it(PageRef(AT, 4096, 300, PageKind.BLOCKS, STREAM + 1))
     return directory_page(AT, 0, copies)
 
 

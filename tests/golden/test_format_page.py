@@ -210,7 +210,7 @@ def test_small_objects(name: str) -> None:
     assert isinstance(msgpack.unpackb(data[end:], strict_map_key=False), dict)
 
 
-@pytest.mark.parametrize("name", ["pages", "pages-with-a-subject-filter"])
+@pytest.mark.parametrize("name", ["pages", "pages-with-a-subject-filter", "pages-with-staged-blocks"])
 def test_pages(name: str) -> None:
     """Each page at its place, whole; one with subject filters says so."""
     data = (HERE / f"{name}.bin").read_bytes()
@@ -225,7 +225,9 @@ def test_pages(name: str) -> None:
         check(page, end, len(page), head["body_crc"])
         body = msgpack.unpackb(unpacked(page[end:], head["body_bytes"], bool(head["flags"] & 1)))
         assert body is not None
-        assert bool(head["flags"] & 2) == (name != "pages")
+        if head["flags"] & 16:
+            assert [reference[0] for [reference] in body[1]] == [4, 4]
+        assert head["flags"] & 22 == {"pages": 0, "pages-with-a-subject-filter": 2, "pages-with-staged-blocks": 16}[name]
         if head["flags"] & 2:
             _, [[reference]] = body
             assert in_filter(reference[-1], {b"sensor", b"sensor.7", b"sensor.7.temp"}) == 1

@@ -14,11 +14,12 @@ from broker.clock import SystemClock
 from broker.config.settings import AccountLimits, ClientSettings, JetStreamSettings, Settings
 from broker.jetstream.engine import JetStream
 from broker.server.server import Server
+from broker.storage.format.block import BlockRef
 from broker.storage.format.header import Position
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.paths import ShardPaths, object_key
+from broker.storage.paths import ShardPaths, block_key
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.state.applied import ShardState
@@ -71,8 +72,12 @@ class Inside:
         self._opened = True
         self.log = Log(self.store, _SHARD.log, 1, bytes(16), self.state, self.clock, self.rng, settings,
                        began_ns=began_ns)
-        self.reader = BlockReader(self.store, Cache(1 << 24), lambda ref: object_key(_SHARD, ref))
+        self.reader = BlockReader(self.store, Cache(1 << 24), self._key_of)
         await self.js.open(self.log, self.reader)
+
+    def _key_of(self, ref: BlockRef) -> str:
+        stream = self.state.streams[ref.stream_id]
+        return block_key(_SHARD, stream.account, stream.name, ref)
 
     async def restart(self, settings: LogSettings | None = None, *, began_ns: int | None = None) -> None:
         """Drop everything in memory but the applied state, and start again from it."""

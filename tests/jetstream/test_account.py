@@ -249,7 +249,7 @@ async def test_no_direct_get_is_left_waiting() -> None:
         inbox = broker.client.new_inbox()
         subscription = await broker.client.subscribe(inbox)
         await broker.client.flush()
-        request = (b"$JS.API.DIRECT.GET.S", inbox.encode(), 0, b'{"seq":1}')
+        request = (b"$JS.API.DIRECT.GET.S", inbox.encode(), 0, b'{"next_by_subj":"S"}')  # one message at once takes no worker
         for i in range(120):
             broker.js.apis["$G"].on_requests([request], 0, 1, None, 0)
             for _ in range(i % 5):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.jetstream.filters import ALL, Filters
 
@@ -50,3 +54,29 @@ def test_memory_is_bounded() -> None:
     for i in range(140_000):
         assert compiled.match(b"a.%d" % i)
     assert not compiled.match(b"b.1")
+
+
+TOKENS = st.lists(st.sampled_from([b"a", b"b", b"ab", b"-", b"/", b"0", b"\xff", b"\x01"]), min_size=1, max_size=4)
+PATTERNS = st.lists(st.sampled_from([b"a", b"b", b"ab", b"*", b"*", b"/"]), min_size=1, max_size=3)
+
+
+@given(st.lists(st.tuples(PATTERNS, st.booleans()), min_size=1, max_size=3), st.lists(TOKENS, max_size=20))
+def test_a_pass_over_many_subjects_selects_what_matches(patterns: list[tuple[list[bytes], bool]], many: list[list[bytes]]) -> None:
+    """``select`` agrees with ``match``, and ``spans`` hold every match; alone, where the filter is contiguous."""
+    filters = Filters([b".".join([*tokens, b">"] if rest else tokens) for tokens, rest in patterns])
+    subjects = [b".".join(tokens) for tokens in many]
+    matching = [subject for subject in subjects if filters.match(subject)]
+    assert filters.select(subjects) == matching
+    if not filters.spans:
+        return
+    within = [subject for subject in subjects if any(start <= subject < end for start, end in filters.spans)]
+    assert [subject for subject in within if filters.match(subject)] == matching
+    if filters.contiguous:
+        assert within == matching
+    ordered = sorted(filters.spans)
+    assert all(end <= start for (_, end), (start, _) in pairwise(ordered))
+
+
+def test_a_prefix_is_no_match_of_what_is_below_it() -> None:
+    """``a.>`` wants a token after the dot."""
+    assert Filters([b"a.>"]).select([b"a.", b"a.b", b"a", b"a/"]) == [b"a.b"]

@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from broker.jetstream.consumer import cursor
 from broker.storage.objectstore.memory import MemoryStore
 from tests.jetstream.in_process import Inside
+from tests.server.raw_client import Wire
 
 SECONDS = 20.0
 
@@ -154,3 +155,22 @@ async def test_no_wait_does_not_wait_for_others_messages(broker: Held) -> None:
     """Where none of the messages that wait to be stored matches, a one-shot ends at once."""
     await broker.send(["a.1"])
     assert await text(await broker.pull("S.two", batch=1, no_wait=True)) == "404"
+
+
+async def test_a_new_consumer_delivers_once_it_is_stored(broker: Held) -> None:
+    """First the answer to the request, then messages; a client may not expect any before."""
+    broker.store.open.set()
+    for _ in range(3):
+        await broker.publish("a.1")
+    broker.store.open.clear()
+    config = {"name": "p", "ack_policy": "none", "deliver_subject": "delivered", "inactive_threshold": 10**12}
+    body = json.dumps({"stream_name": "S", "config": config}).encode()
+    async with Wire(broker.server.port) as wire:
+        wire.send(b'CONNECT {"verbose":false}\r\nSUB reply 1\r\nSUB delivered 2\r\n'
+                  b"PUB $JS.API.CONSUMER.CREATE.S.p reply %d\r\n%b\r\n" % (len(body), body))
+        for _ in range(20):
+            assert await wire.settled() == b"PONG\r\n"
+        broker.store.open.set()
+        heard = b"".join([await wire.until(b"MSG a.1 2 ") for _ in range(3)])
+    assert heard.startswith(b"MSG reply 1 ")
+    assert b'"num_pending":3' in heard

@@ -233,15 +233,21 @@ def test_the_store_has_objects_of_every_kind(whole: Objects) -> None:
 
 
 async def test_some_tamperings_of_each_object(whole: Objects) -> None:
-    """Three of each object, others each day the seed changes."""
+    """One of each object; those that were once mishandled have tests of their own."""
     rng = random.Random(11)
     by_key: dict[str, list[Tampering]] = {}
     for case in tamperings(whole):
         by_key.setdefault(case.key, []).append(case)
-    cases = [case for all_ in by_key.values() for case in rng.sample(all_, min(2, len(all_)))]
+    cases = [case for all_ in by_key.values() for case in rng.sample(all_, 1)]
     outcomes = await _try(whole, cases)
-    assert outcomes["repaired"] > 10
+    assert outcomes["repaired"] > 5
     assert "not checked" not in outcomes
+
+
+async def test_the_newest_opening_is_gone(whole: Objects) -> None:
+    """All that its epoch acknowledged would look as if it had never been: a repair brings the opening back."""
+    newest = max(key for key in whole if key.endswith("-000000000000") and key.startswith(PATHS.logs))
+    assert await _try(whole, [Tampering(newest, "deleted", None)]) == {"repaired": 1}
 
 
 @pytest.mark.soak

@@ -14,12 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.storage.format.block import Outcome
+from broker.storage.format.block import BlockPlace, Outcome
 from broker.storage.format.codec import Codec
+from broker.storage.format.header import ObjectKind
+from broker.storage.format.message_size import message_size
+from broker.storage.format.records.append import Append
 from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.format.staged import placed
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
 from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.staging.writer import RunWriter
 from tests import harness
 from tests.inspect import stores as engine
 from tests.inspect.stores import PATHS, STORE_ID, T0, Row
@@ -56,6 +62,39 @@ class Stream(engine.Stream):
             self.live[seq] = (seq, subject, headers, data, now_ns)
         self.last_seq = first + len(rows) - 1
         self.owner.log.urgent()
+
+    async def adopt(self, rows: Sequence[tuple[bytes, bytes, bytes]], *, block_messages: int = 100,
+                    drop: Sequence[int] = ()) -> None:
+        """Messages that were staged join, in blocks of as many, but for those with these ordinals, which were seen before."""
+        owner = self.owner
+        owner.clock.advance(1_000_003)
+        now_ns = owner.clock.now_ns()
+        writer = RunWriter(self.account, self.name, self.stream_id, now_ns=now_ns, block_messages=block_messages,
+                           randbytes=owner.rng.randbytes)
+        for at, (subject, headers, data) in enumerate(rows):
+            writer.add(subject, data, headers, time_ns=now_ns - len(rows) + at)
+        refs, seq = [], self.last_seq + 1
+        low_ns = max((row[4] for row in self.live.values()), default=0)
+        for run in writer.finish():
+            await owner.store.put(run.key, run.data)
+            assert run.entry is not None
+            head = decode_head(b"".join(run.data), run.entry.position, kind=ObjectKind.RUN, object_id=run.entry.run_id)
+            assert isinstance(head, SegmentHead)
+            for i, row in enumerate(head.rows):
+                refs.append(placed(row.ref(BlockPlace.STAGED, head.core(i)), seq, low_ns, now_ns - 3))
+                seq += row.messages
+        dead = []
+        for at, (subject, headers, data) in enumerate(rows):
+            seq = self.last_seq + 1 + at
+            if at in drop:
+                dead.append((seq, seq, 1, message_size(subject, len(headers), headers + data)))
+            else:
+                self.live[seq] = (seq, subject, headers, data, min(max(now_ns - len(rows) + at, low_ns), now_ns - 3))
+        await owner.log.persisted()
+        owner.log.block(self).add(Append([ref.pack() for ref in refs], dead))
+        self.last_seq += len(rows)
+        owner.log.urgent()
+        await owner.log.persisted()
 
     def purge(self, upto: int) -> None:
         """Remove all messages up to ``upto``, as a limit or a purge does."""

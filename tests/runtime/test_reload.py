@@ -191,6 +191,24 @@ async def test_limits(process: type[ServerProcess], tmp_path: Path) -> None:
 
 
 @BOTH
+async def test_connections_of_an_account(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Where an account may have fewer connections than it has, only so many stay; other accounts keep theirs."""
+    def text(most: int) -> str:
+        return (f"accounts {{ A {{ users [ {{user: a, password: p}} ], limits {{ max_conn: {most} }} }}, "
+                f"B {{ users [ {{user: b, password: p}} ], limits {{ max_conn: 1 }} }} }}")
+
+    async with serving(process, tmp_path, text(5)) as server:
+        clients = [await Line.login(server.broker, "a") for _ in range(4)]
+        other = await Line.login(server.broker, "b")
+        await server.change(text(2))
+        refused = ["-ERR 'maximum account active connections exceeded'", ""]
+        assert sorted([await client.ask() for client in clients]) == [[], [], refused, refused]
+        assert await other.ask() == []
+        await server.change(text(3))
+        assert await (await Line.login(server.broker, "a")).ask() == []
+
+
+@BOTH
 async def test_logging(process: type[ServerProcess], tmp_path: Path) -> None:
     """Debug and trace lines begin with a reload, and the log may go to a file."""
     async with serving(process, tmp_path, "debug: false") as server:

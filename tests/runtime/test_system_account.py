@@ -6,9 +6,10 @@ one of the two has is named here.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ jetstream { domain: hub, max_mem: 64MB, max_file: 1GB }
 accounts {
   A { users [ {user: a, password: p} ], jetstream: enabled }
   B { users [ {user: b, password: p} ] }
+  D { users [ {user: d, password: p} ], jetstream: enabled }
   $SYS { users [ {user: sys, password: p} ] }
 }
 """
@@ -119,6 +121,8 @@ class Broker:
         await js.add_stream(name="S", subjects=["s.>"])
         await js.publish("s.1", b"hello")
         await js.pull_subscribe("s.>", durable="C")
+        async with Listener(self.process.url, user="d") as gone:
+            await gone.client.jetstream(domain="hub").add_stream(name="LEFT", subjects=["left"])
         await self.user.client.subscribe("x.*")
         await self.user.client.flush()
         self.id = (await self.system.ask("$SYS.REQ.SERVER.PING.IDZ"))["id"]
@@ -222,6 +226,37 @@ async def test_info_of_a_connection(brokers: tuple[Broker, Broker], user: str) -
     ours, real = told
     assert ours == real
     assert ours["acc_is_sys"] is (True if user == "sys" else None)
+
+
+@pytest.mark.shows("monitoring.api_requests")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_requests_of_all_accounts_are_seen(brokers: tuple[Broker, Broker]) -> None:
+    """With who made them, and also those that fail; but not pull requests and direct gets, which are too many."""
+    seen = []
+    for broker in brokers:
+        async with (Listener(broker.process.url, "$JS.API.>") as watcher, Listener(broker.process.url, user="b") as other):
+            client = broker.user.client
+            for subject, body in (("STREAM.INFO.S", b""), ("STREAM.NAMES", b"{"), ("CONSUMER.INFO.S.NONE", b""),
+                                  ("DIRECT.GET.S", b'{"seq": 1}')):
+                with suppress(NoRespondersError):
+                    await client.request(f"$JS.hub.API.{subject}", body, timeout=5)
+            await client.publish("$JS.hub.API.CONSUMER.MSG.NEXT.S.C", b'{"no_wait": true}', reply="anybody")
+            await client.request("$JS.API.INFO", b"", headers={"X": "y", "Nats-Request-Info": "forged"}, timeout=5)
+            await client.publish("$JS.API.NOBODY", b"knows")
+            await client.flush()
+            await other.client.request("$JS.API.STREAM.DELETE.S", b"", timeout=5)
+            shown = []
+            for _ in range(6):
+                msg = await asyncio.wait_for(watcher.heard.get(), 5)
+                info = json.loads(msg.header.pop("Nats-Request-Info"))
+                who = {name: info[name] for name in ("acc", "user", "lang", "ver", "server", "kind", "client_type")}
+                shown.append((msg.subject, msg.data, dict(msg.header), who, sorted(info)))
+            seen.append(sorted(shown, key=lambda one: one[0]))
+            assert watcher.heard.empty()
+    ours, real = seen
+    assert ours == real
+    assert [subject.removeprefix("$JS.API.") for subject, *_ in ours] == [
+        "CONSUMER.INFO.S.NONE", "INFO", "NOBODY", "STREAM.DELETE.S", "STREAM.INFO.S", "STREAM.NAMES"]
 
 
 @pytest.mark.shows("accounts.purge")

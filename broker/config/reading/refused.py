@@ -24,11 +24,14 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("cluster", "gateway", "leaf", "leafnodes", "client_advertise", "connect_error_reports",
                      "reconnect_error_reports"), ALONE),
     "mqtt": f"{NOT_OURS}: it speaks the NATS protocol only",
-    "resolver_tls": f"{LATER}: the account server is verified by the system's certificates",
-    **dict.fromkeys(("proxies", "default_js_domain"), LATER),
+    **dict.fromkeys((f"resolver_tls.{key}" for key in ("certs", "certificates", "cipher_suites", "curve_preferences",
+                                                       "allow_insecure_cipher_suites", "ocsp_peer")), LATER),
+    **dict.fromkeys((f"resolver_tls.{key}" for key in ("cert_store", "cert_match_by", "cert_match", "ca_certs_match",
+                                                       "cert_match_skip_invalid")),
+                    f"{NOT_OURS}: it takes certificates from files"),
+    "default_js_domain": LATER,
     **dict.fromkeys(("syslog", "remote_syslog"), f"{NOT_OURS}: it logs to standard error or to log_file"),
     **dict.fromkeys(("prof_port", "prof_block_rate"), f"{NOT_OURS}: it is not written in Go"),
-    "authorization.proxy_required": LATER,
     **dict.fromkeys(("jetstream.key", "jetstream.ek", "jetstream.encryption_key", "jetstream.prev_key",
                      "jetstream.prev_ek", "jetstream.prev_encryption_key", "jetstream.cipher", "jetstream.tpm"),
                     f"{LATER}: let the bucket or the disk encrypt"),
@@ -37,6 +40,10 @@ REFUSED: dict[str, str] = {
 }
 
 NO_EFFECT: dict[str, str] = {
+    **dict.fromkeys((f"resolver_tls.{key}" for key in ("verify", "verify_and_map", "verify_cert_and_check_known_urls",
+                                                       "pinned_certs", "timeout", "first", "handshake_first", "immediate",
+                                                       "connection_rate_limit")),
+                    "it is for connections that the server accepts"),
     **dict.fromkeys(("tls.insecure", "websocket.tls.insecure"), "it is for connections to other servers"),
     "disable_sublist_cache": "routes are always cached",
     "no_sublist_cache": "routes are always cached",

@@ -63,9 +63,7 @@ def _read_user(row: Value, found: Findings, account: str) -> AnyUser | None:
         elif name == "connection_types":
             common["connection_types"] = _read_connection_types(value, found)
         elif name == "proxy_required":
-            if found.take(kinds.boolean, written, value):
-                found.wrong(value, f'"{written}" is not supported by this version of jetblock: it takes no connections '
-                                   f"from proxies by their protocol")
+            common["proxy_required"] = found.take(kinds.boolean, written, value) or False
         else:
             texts[name] = found.take(kinds.text, written, value, secret=name == "password") or ""
     if len(found.errors) > before:

@@ -68,6 +68,7 @@ from broker.storage.state.consumer import ConsumerState
 if TYPE_CHECKING:
     from broker.jetstream.account.host import Host, StreamLog
     from broker.jetstream.bus import Bus
+    from broker.storage.staging.answers import Answer
     from broker.storage.state.stream import StreamState
 
 __all__ = ["Account"]
@@ -138,6 +139,10 @@ class Account:
             gone = self.offline.get(name)
             raise ApiError(STREAM_NOT_FOUND) if gone is None else ApiError(STREAM_OFFLINE, err=gone.reason)
         return stream
+
+    async def carry_out(self, request_id: int, stream: Stream) -> Answer:
+        """See ``Host``."""
+        return await self._host.carry_out(request_id, stream)
 
     def consumers(self, stream: Stream) -> dict[str, Consumer]:
         """The consumers of a live stream by name; none for a deleted one."""
@@ -408,6 +413,8 @@ class Account:
         consumers = self.consumers(stream)
         consumers[name] = consumer
         stream.interest.changed()
+        # The answer to the request goes out first, as it nearly always does on nats-server.
+        consumer.withhold()
         try:
             await consumer.open(start.listed)
         except BaseException:
@@ -417,6 +424,7 @@ class Account:
             raise
         self._subscriptions.subscribe_acks(consumer)
         self._consumer_record(stream, consumer, created)
+        stream.log.wait(consumer.begin, of=stream)
         self.events.consumer("create", stream.name, name, stream.log)
         return consumer
 

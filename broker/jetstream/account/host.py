@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from broker.jetstream.usage import ServerUsage, Usage
     from broker.storage.log.owner import BlockOwner
     from broker.storage.log.writer import OpenBlock
+    from broker.storage.staging.answers import Answer
     from broker.storage.state.applied import ShardState
     from broker.storage.state.stream import StreamState
 
@@ -66,6 +67,9 @@ class Host(Protocol):
 
     def stream(self, account: str, name: str) -> Stream:
         """The live stream of an account. Raises: ApiError, as that account's API answers."""
+
+    async def carry_out(self, request_id: int, stream: Stream) -> Answer:
+        """Have a request in the shard's inbox answered now. Raises: ApiError; StoreError."""
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
                     listeners: Mapping[str, Listener], usage: Usage) -> Stream:

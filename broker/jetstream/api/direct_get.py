@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from broker.gotime import format_time
 from broker.jetstream.api.messages import GetRequest, find
 from broker.jetstream.api.routes import API_PREFIX, DIRECT_GET
-from broker.jetstream.filters import Filters
+from broker.jetstream.filters import ALL, Filters
 from broker.jetstream.settings import level_refused
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.wire import fields as wire
@@ -59,9 +59,14 @@ _END = b"204 EOB"
 _FIRST_LINE = headers.VERSION + b"\r\n"
 _PREFIX_LEN = len(API_PREFIX + DIRECT_GET)
 
+_BY_SEQUENCE = re.compile(rb'\{"seq": ?([1-9]\d{0,17})\}').fullmatch
+"""What all clients send for one message by its sequence. To parse it as any JSON costs as much as all the rest."""
+
 _AT_ONCE_BYTES = 1 << 20
 """Answered in one turn of the loop, where each get counts for ``_GET_BYTES`` and its body."""
 _GET_BYTES = 1024
+_MESSAGES_AT_ONCE = 256
+"""Of one batch, sent in one turn of the loop."""
 
 
 class _Refused(Exception):
@@ -166,31 +171,37 @@ class DirectGets:
             msg = await find(stream, asked)
             if msg is None:
                 raise _Refused(_NOT_FOUND)
-            self._send(stream, reply, msg, asked.no_hdr)
+            self._account.bus.publish(*_message(stream, reply, msg, asked.no_hdr))
 
     async def _batch(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
         """Up to ``batch`` messages from a position on, skipping missing ones, then the end of batch."""
         wanted = asked.next_by_subj.encode() or b">"
-        filters = None if wanted == b">" else Filters([wanted])
+        filters = ALL if wanted == b">" else Filters([wanted])
         seq = asked.seq if asked.start_time is None else await stream.seq_at(asked.start_time)
-        pending, _ = await stream.count_from(max(seq, 1), filters)
-        if asked.batch < 0:
-            self._end(reply, pending, 0)
-            return
-        last_seq = sent_bytes = sent = 0
-        async with aclosing(await stream.messages_from(wanted, seq)) as msgs:
-            async for msg in msgs:
+        pending, _ = await stream.count_from(max(seq, 1), None if filters.all else filters)
+        last_seq = sent = 0
+        room = self._bytes_max(asked)
+        while sent < asked.batch and room > 0:
+            msgs = await stream.next_msgs(filters, seq, min(asked.batch - sent, _MESSAGES_AT_ONCE))
+            if not msgs:
+                if not sent:
+                    raise _Refused(_NOT_FOUND)
+                break
+            replies = []
+            for msg in msgs:
                 if not asked.no_hdr:
                     # nats-server decrements the count only where it shows it.
                     pending = max(0, pending - 1)
-                self._send(stream, reply, msg, asked.no_hdr, pending, last_seq)
+                replies.append(_message(stream, reply, msg, asked.no_hdr, pending, last_seq))
                 last_seq = msg.seq
-                sent += 1
-                sent_bytes += len(msg.subject) + len(msg.body)
-                if sent == asked.batch or sent_bytes >= self._bytes_max(asked):
+                room -= len(msg.subject) + len(msg.body)
+                if room <= 0:
                     break
-        if not sent:
-            raise _Refused(_NOT_FOUND)
+            self._account.bus.publish_all(replies)
+            sent += len(replies)
+            seq = last_seq + 1
+            if sent < asked.batch:
+                await asyncio.sleep(0)
         self._end(reply, pending, last_seq)
 
     async def _multi(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
@@ -211,27 +222,32 @@ class DirectGets:
         seqs = [seq for seq in found if seq >= asked.seq]
         if not seqs:
             raise _Refused(_NO_RESULTS)
-        last_seq = sent_bytes = sent = 0
-        pending = len(seqs)
+        last_seq = sent = 0
+        pending, room = len(seqs), self._bytes_max(asked)
+        replies: list[Msg] = []
         for seq in seqs:
-            msg = await stream.get(seq)
+            try:
+                msg = stream.peek(seq)
+            except NotLoaded:
+                msg = await stream.get(seq)
             pending -= 1
             if msg is None:
                 continue  # removed meanwhile
-            self._send(stream, reply, msg, False, pending, last_seq)
+            replies.append(_message(stream, reply, msg, False, pending, last_seq))
             last_seq = seq
             sent += 1
-            sent_bytes += len(msg.subject) + len(msg.body)
-            if sent_bytes >= self._bytes_max(asked) or sent == asked.batch:
+            room -= len(msg.subject) + len(msg.body)
+            if room <= 0 or sent == asked.batch:
                 break
+            if len(replies) == _MESSAGES_AT_ONCE or len(msg.body) > _AT_ONCE_BYTES // _MESSAGES_AT_ONCE:
+                self._account.bus.publish_all(replies)
+                replies = []
+                await asyncio.sleep(0)
+        self._account.bus.publish_all(replies)
         self._end(reply, pending, last_seq, up_to_seq)
 
     def _bytes_max(self, asked: GetRequest) -> int:
         return asked.max_bytes or self._account.direct_bytes_max
-
-    def _send(self, stream: Stream, reply: bytes, msg: StoredMsg, bare: bool, pending: int | None = None,
-              last_seq: int = 0) -> None:
-        self._account.bus.publish(*_message(stream, reply, msg, bare, pending, last_seq))
 
     def _end(self, reply: bytes, pending: int, last_seq: int, up_to_seq: int | None = None) -> None:
         items = [(b"Nats-Num-Pending", b"%d" % pending), (b"Nats-Last-Sequence", b"%d" % last_seq)]
@@ -249,26 +265,32 @@ def _at_once(stream: Stream, subject: bytes, op: Msg) -> Msg | None:
     _, reply, hlen, body = op
     if hlen:
         return None
-    bare = False
     try:
-        if body:
-            asked = _request(subject, body)
-            if asked.batch or asked.multi_last or asked.next_by_subj or asked.start_time is not None:
-                return None
-            subject, bare = asked.last_by_subj.encode(), asked.no_hdr
-            if not subject:
-                msg = stream.peek(asked.seq)
-                return _status(reply, _NOT_FOUND) if msg is None else _message(stream, reply, msg, bare)
-        elif not subject:
-            return _status(reply, _EMPTY)
-        if not is_literal(subject):
-            return None
-        msg = stream.peek_last(subject)
+        msg, bare = _peek(stream, subject, body)
     except _Refused as refused:
         return _status(reply, refused.status)
-    except (ApiError, NotLoaded):
+    except Exception:  # whatever it is, the task that serves it then meets it again, and reports it
         return None
     return _status(reply, _NOT_FOUND) if msg is None else _message(stream, reply, msg, bare)
+
+
+def _peek(stream: Stream, subject: bytes, body: bytes) -> tuple[StoredMsg | None, bool]:
+    """The one message that a get asks for, and whether without headers. Raises: _Refused; NotLoaded; as ``Stream.peek``."""
+    bare = False
+    if body:
+        if not subject and (one := _BY_SEQUENCE(body)) is not None:
+            return stream.peek(int(one[1])), False
+        asked = _request(subject, body)
+        if asked.batch or asked.multi_last or asked.next_by_subj or asked.start_time is not None:
+            raise NotLoaded("more than one message, or one that is to be looked for")
+        if not asked.last_by_subj:
+            return stream.peek(asked.seq), asked.no_hdr
+        subject, bare = asked.last_by_subj.encode(), asked.no_hdr
+    elif not subject:
+        raise _Refused(_EMPTY)
+    if not is_literal(subject):
+        raise NotLoaded("the last message of several subjects")
+    return stream.peek_last(subject), bare
 
 
 def _message(stream: Stream, reply: bytes, msg: StoredMsg, bare: bool, pending: int | None = None, last_seq: int = 0) -> Msg:

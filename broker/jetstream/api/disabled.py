@@ -23,7 +23,7 @@ from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
-    from broker.jetstream.api.request import Route
+    from broker.jetstream.api.request import Route, Show
     from broker.jetstream.bus import Bus, Msg, Source, Subscription
 
 __all__ = ["DisabledApi"]
@@ -33,8 +33,9 @@ class DisabledApi:
     """Refuses every request with 10039."""
 
     def __init__(self, name: str, bus: Bus, clock: Clock, rng: random.Random, settings: JetStreamSettings,
-                 server_name: str) -> None:
+                 server_name: str, show: Show) -> None:
         self.name = name
+        self._show = show
         self.bus = bus
         self._domain = settings.domain
         self._events = AccountEvents(bus, clock, rng, settings.domain, server_name)
@@ -63,6 +64,7 @@ class DisabledApi:
             subject, reply = op[:2]
             rest = subject[len(API_PREFIX):]
             if not rest.startswith((MSG_NEXT, DIRECT_GET)):
+                self._show(op, source)
                 route = route_of(rest.decode("utf-8", "replace").split("."))
                 if route is not None and route.tracked is not Tracked.NONE:
                     self._refuse(route, op, source)

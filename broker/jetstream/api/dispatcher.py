@@ -44,6 +44,7 @@ from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
+    from broker.jetstream.api.request import Show
     from broker.jetstream.bus import Msg, Source, Subscription
 
 __all__ = ["Api"]
@@ -54,10 +55,14 @@ _DIRECT_GETS = API_PREFIX + DIRECT_GET
 
 
 class Api:
-    """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and cancels requests in progress."""
+    """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and cancels requests in progress.
 
-    def __init__(self, account: Account, rng: random.Random, waiting: Waiting) -> None:
+    Args: ``show(request, source)`` is told each JSON request.
+    """
+
+    def __init__(self, account: Account, rng: random.Random, waiting: Waiting, show: Show) -> None:
         self.account = account
+        self._show = show
         self.bus = account.bus
         self._directs = DirectGets(account)
         self._transfers = Transfers(account, rng)
@@ -126,6 +131,7 @@ class Api:
     # --- JSON requests ------------------------------------------------------------------------------------------------
 
     def _take(self, rest: bytes, op: Msg, source: Source | None) -> None:
+        self._show(op, source)
         tokens = rest.decode("utf-8", "replace").split(".")
         route = route_of(tokens)
         if route is None:
@@ -144,7 +150,7 @@ class Api:
     def _enqueue(self, request: Request, route: Route) -> None:
         """Put a request into its stream's lane; the lane's task serves until the lane is empty."""
         request.route = route
-        key = lane_of(request.tokens)
+        key = ".".join(request.tokens) if route.apart else lane_of(request.tokens)
         lane = self._lanes.get(key)
         if lane is not None:
             lane.append(request)

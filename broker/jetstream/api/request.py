@@ -18,13 +18,16 @@ from broker.jetstream.wire.errors import BAD_REQUEST, CONSUMER_NOT_FOUND, ApiErr
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
     from broker.jetstream.backup.transfers import Transfers
-    from broker.jetstream.bus import Source
+    from broker.jetstream.bus import Msg, Source
     from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream
 
-__all__ = ["Handler", "Request", "Route", "Silent", "Tracked"]
+__all__ = ["Handler", "Request", "Route", "Show", "Silent", "Tracked"]
 
 T = TypeVar("T")
+
+Show = Callable[["Msg", "Source | None"], None]
+"""Told a request as it came, and the client that made it."""
 
 
 class Silent(Exception):
@@ -114,10 +117,12 @@ class Route:
     """The handler for one form of subject.
 
     Attributes: ``type`` is the last part of the answer's type; ``zeros`` are the members that nats-server shows next to
-        an error; ``tracked`` says which of its answers are counted and audited.
+        an error; ``tracked`` says which of its answers are counted and audited; ``apart``: it may take long, and other
+        requests about the stream do not wait for it.
     """
 
     type: str
     handler: Handler
     zeros: Mapping[str, Any] = field(default_factory=dict)
     tracked: Tracked = Tracked.ALL
+    apart: bool = False

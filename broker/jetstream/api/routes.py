@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from broker.jetstream.api import backups as backup_api
 from broker.jetstream.api import consumers as consumer_api
+from broker.jetstream.api import inbox as inbox_api
 from broker.jetstream.api import messages as message_api
 from broker.jetstream.api import streams as stream_api
 from broker.jetstream.api.request import Route
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["API_PREFIX", "DIRECT_GET", "MSG_NEXT", "ROUTES", "TYPE_PREFIX", "lane_of", "route_of", "subscribe_api"]
 
 ROUTES: dict[tuple[str, ...], Route] = {**stream_api.ROUTES, **backup_api.ROUTES, **consumer_api.ROUTES,
-                                             **message_api.ROUTES}
+                                             **message_api.ROUTES, **inbox_api.ROUTES}
 
 TYPE_PREFIX = "io.nats.jetstream.api.v1."
 API_PREFIX = b"$JS.API."

@@ -1,4 +1,4 @@
-"""$JS.API of the system account, which has no JetStream of its own.
+"""$JS.API of the system account, which has no JetStream of its own. Its clients may watch the requests of all accounts.
 
     ACCOUNT.PURGE.<account>     deletes all streams of an account, also of one that no longer exists
     what rules a cluster        no answer
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.jetstream.api.routes import API_PREFIX, TYPE_PREFIX, subscribe_api
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.protocol import headers
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
@@ -27,6 +28,7 @@ __all__ = ["SystemApi"]
 
 _log = logging.getLogger(__name__)
 
+_REQUEST_INFO: Final = b"Nats-Request-Info"
 _ACCOUNT: Final = b"ACCOUNT."
 _PURGE: Final = b"ACCOUNT.PURGE."
 _OF_CLUSTERS: Final = frozenset({b"META.LEADER.STEPDOWN", b"META.RESCUE", b"SERVER.REMOVE", b"SERVER.EVACUATE"})
@@ -73,6 +75,18 @@ class SystemApi:
                 self._begin_purge(rest[len(_PURGE):].decode("utf-8", "replace"), reply)
             elif not rest.startswith(_ACCOUNT) and rest not in _OF_CLUSTERS:
                 self._answer(reply, "account_info_response" if rest == b"INFO" else "system_response", ApiError(10039))
+
+    def show(self, request: Msg, source: Source | None) -> None:
+        """Show a request that a client of any account made to those who watch ``$JS.API.>``, with who made it.
+
+        They cannot answer it: unlike nats-server's, the copy has no reply subject.
+        """
+        subject, _, hlen, body = request
+        if source is None or not self._bus.heard(subject):
+            return
+        info = wire.dump(source.identity())
+        block = headers.set(headers.remove(body[:hlen], _REQUEST_INFO) if hlen else b"", _REQUEST_INFO, info)
+        self._bus.publish(subject, b"", len(block), block + body[hlen:])
 
     def _begin_purge(self, account: str, reply: bytes) -> None:
         if len(self._tasks) >= _AT_ONCE:

@@ -116,6 +116,7 @@ class Consumer:
         self._ended = False
         self._was_paused = False
         self._scheduled = False
+        self._withheld = False
         self._dirty = False
         self._blocked = False
         self._resume_at_ns = 0
@@ -143,6 +144,15 @@ class Consumer:
             self._changed()
         self._rearm(mono_ns)
         self._kick()
+
+    def withhold(self) -> None:
+        """Deliver nothing before ``begin``: the creation of this consumer is not yet persisted."""
+        self._withheld = True
+
+    def begin(self) -> None:
+        """Deliver from now on; what is sent in this turn of the loop leaves first, in a write of its own."""
+        self._withheld = False
+        self._loop.call_soon(self._kick)
 
     def stop(self, text: bytes = b"", *, pending: bool = False) -> None:
         """Stop serving permanently; the state stays as it is. Waiting pulls get ``text``, if it is not empty."""
@@ -365,7 +375,7 @@ class Consumer:
 
     def _run(self) -> None:
         self._scheduled = False
-        if self._closed or self._prefetcher.loading:
+        if self._closed or self._prefetcher.loading or self._withheld:
             return
         mono_ns = self._clock.monotonic_ns()
         self._blocked = False

@@ -14,7 +14,8 @@ delivered. Where that number is unknown (a range, of a filtered consumer) ``pend
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import suppress
 from itertools import compress, takewhile
 from typing import Protocol
 
@@ -253,8 +254,12 @@ class Cursor:
     def _picks(self, chunk: Chunk) -> list[int] | None:
         """The indexes of matching messages in ``chunk``; None: all. Cached for the current chunk."""
         if self._picked is None or self._picked[0] is not chunk:
-            wanted = list(map(self.filters.match, chunk.subjects))
-            self._picked = chunk, None if all(wanted) else list(compress(range(len(wanted)), wanted))
+            if len(self.filters.literals) == len(self.filters.subjects) == 1:
+                picks = list(_places(chunk.subjects, self.filters.subjects[0]))
+                self._picked = chunk, None if len(picks) == len(chunk) else picks
+            else:
+                wanted = list(map(self.filters.match, chunk.subjects))
+                self._picked = chunk, None if all(wanted) else list(compress(range(len(wanted)), wanted))
         return self._picked[1]
 
     @staticmethod
@@ -502,3 +507,10 @@ class Cursor:
         self._jumps += 1
         self.pending = 0
         self.counted = self.next_seq - 1
+
+
+def _places(values: Sequence[bytes], wanted: bytes) -> Iterator[int]:
+    at = -1
+    with suppress(ValueError):
+        while True:
+            yield (at := values.index(wanted, at + 1))

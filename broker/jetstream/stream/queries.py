@@ -13,11 +13,11 @@ query is repeated on the current state.
 from __future__ import annotations
 
 import asyncio
-from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.jetstream.filters import ALL, Filters
@@ -25,7 +25,15 @@ from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_back, blocks_from
 from broker.jetstream.stream.state.in_turns import sorted_in_turns
 from broker.jetstream.stream.state.live import LiveBlock
-from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, candidates, listed_match, matching_rows, may_match
+from broker.jetstream.stream.state.matching import (
+    EXCLUDED_AT_ONCE,
+    candidates,
+    listed_match,
+    matching_ids,
+    matching_ordinals,
+    matching_rows,
+    may_match,
+)
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_index import UNKNOWN
@@ -46,9 +54,6 @@ if TYPE_CHECKING:
 __all__ = ["Loading", "Queries"]
 
 T = TypeVar("T")
-
-_SEARCHED_MAX = 16
-"""So many subjects are searched for in a block's list of subjects, which may be thousands; with more, each of those is matched."""
 
 _PICKS_MAX = 64
 """Blocks whose matching messages are remembered, for all filtered readers of a stream together."""
@@ -113,6 +118,12 @@ class Queries:
             seq = live.first_seq
         if seq > live.persisted_seq:
             return None
+        if filters is not None and (known := self._subjects.next(filters, seq)) is not None:
+            if not 0 < known <= live.persisted_seq:
+                return None
+            seq = known
+            if (block := live.find(known)) is not None and block.gapless and (chunk := self._stored(block, known)) is not None:
+                return chunk, block, known - block.first_seq - chunk.start
         blocks, excluded = live.blocks, 0
         for i in range(live.index_at(seq), len(blocks)):
             block = blocks[i]
@@ -137,6 +148,10 @@ class Queries:
                 return self._loading(block, ordinal, first)
             return chunk, block, ordinal - chunk.start
         return None
+
+    def _stored(self, block: LiveBlock, seq: int) -> Chunk | None:
+        """The chunk with ``seq`` if it is in memory, in a block without gaps."""
+        return self._cached(block, seq - block.first_seq) if block.open is None else None
 
     def _next_ordinal(self, block: LiveBlock, seq: int, filters: Filters | None) -> int | None:
         """Ordinal of the first live match at or after ``seq`` in a persisted block; -1: none; None: its head is needed."""
@@ -167,17 +182,7 @@ class Queries:
         if picks is not None:
             self._picks.move_to_end(key)
             return picks
-        if filters.literal and len(filters.literals) <= _SEARCHED_MAX:
-            wanted = {i for subject in filters.literals if (i := head.subject_id(subject)) is not None}
-        else:
-            wanted = {i for i, subject in enumerate(head.subjects) if filters.match(subject)}
-        ids = head.subject_ids
-        if not wanted or len(wanted) == len(head.subjects) or ids is None:
-            picks = range(block.count if wanted else 0)
-        elif len(wanted) == 1:
-            picks = head.postings(wanted.pop())
-        else:
-            picks = array("I", (at for at, i in enumerate(ids) if i in wanted))
+        picks = matching_ordinals(head, filters)
         self._picks[key] = picks
         if len(self._picks) > _PICKS_MAX:
             self._picks.popitem(last=False)
@@ -274,6 +279,40 @@ class Queries:
                 return msg
             seq = found
         return None
+
+    async def next_msgs(self, filters: Filters, seq: int, most: int) -> list[StoredMsg]:
+        """Up to ``most`` live messages that match, from the first one at or after ``seq`` on: as many as are together in a
+        chunk, or in an open block; none if there is none."""
+        live = self._live
+        for _ in range(_TRIES):
+            seq = await self.next_seq(filters, seq)
+            block = live.find(seq) if seq else None
+            if block is None:
+                if seq:
+                    continue  # removed meanwhile
+                return []
+            if block.open is not None:
+                found = (one for at in live.live_seqs(block, OpenRows(block.open), seq, block.last_seq)
+                         if (one := _from_open(block.open, at)) is not None and filters.match(one.subject))
+                return list(islice(found, most))
+            try:
+                head = live.resident(block) or await self._reader.head(block)
+                ordinal = head.ordinal_of(seq)
+                chunk = self._cached(block, ordinal) or await self._reader.chunk(block, ordinal)
+            except NotFound:
+                if live.holds(block):
+                    raise
+                continue
+            end = chunk.start + len(chunk)
+            places: Sequence[int] = range(ordinal, end)
+            if not filters.all and isinstance(head, Head):
+                places = self._picked(block, head, filters)
+                places = places[bisect_left(places, ordinal):bisect_left(places, end)]
+            if block.dead is not None or chunk.first_seq < live.first_seq:
+                places = [at for at in places if live.is_live(block, chunk.seq(at - chunk.start))]
+            if places:
+                return [_from_chunk(chunk, at) for at in places[:most]]
+        return []
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -425,8 +464,7 @@ class Queries:
         async with aclosing(self._heads.each(candidates(not_loaded, filters))) as walk:
             async for block, rows in walk:
                 if block.live_msgs == block.count and block.first_seq >= seq and isinstance(rows, Head):
-                    total += sum(count for subject, count in zip(rows.subjects, rows.subject_counts, strict=True)
-                                 if filters.match(subject))
+                    total += sum(map(rows.subject_counts.__getitem__, matching_ids(rows, filters)))
                 else:
                     total += sum(1 for one, _ in matching_rows(rows, block, filters)
                                  if one >= seq and live.is_live(block, one))

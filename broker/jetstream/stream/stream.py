@@ -23,13 +23,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
 from broker.garbage import discarded
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.appending import Appending
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.batching import Batching
@@ -52,7 +53,6 @@ from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.retention.ttl import MessageTtls
 from broker.jetstream.stream.scheduler import Scheduler
-from broker.jetstream.stream.sequential import messages_from
 from broker.jetstream.stream.state import memory_blocks
 from broker.jetstream.stream.state.decision import WAIT_SECONDS
 from broker.jetstream.stream.state.heads import Heads
@@ -67,7 +67,6 @@ from broker.jetstream.usage import Usage
 from broker.jetstream.wire.advisories import StreamEvents
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
-from broker.storage.format.block import Outcome
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.stream_update import StreamUpdate
 
@@ -129,6 +128,7 @@ class Stream:
         self.heads = Heads(self.live, self)
         self.positions = Positions(state.extra if state is not None else {})
         self.tasks = Tasks(self.name)
+        self.appending = Appending(self, self.tasks, state.extra if state is not None else {})
         self._shrunk: dict[int, LiveBlock] = {}
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._tidy_timer: asyncio.TimerHandle | None = None
@@ -277,7 +277,7 @@ class Stream:
             block.add(delta)
         if self.positions.moved:
             block.add(StreamUpdate(self.config.to_json(), self.positions.take_changes()))
-        block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.size_bytes, self.first_time_ns)
+        block.outcome = live.outcome(self.first_time_ns)
         live.cut(block)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
@@ -292,6 +292,8 @@ class Stream:
                 live.persisted(mine, block, not self.stored)
         if not self.stored:
             self._tidy_memory()
+        if live.joining is not None:
+            self.appending.persisted(block)
         last_seq = block.outcome.last_seq
         if last_seq > live.persisted_seq:
             live.persisted_seq = last_seq
@@ -382,10 +384,11 @@ class Stream:
         await self._readable_blocks()
         return await self.queries.get_next(wanted, seq, start_time_ns)
 
-    async def messages_from(self, wanted: bytes, seq: int) -> AsyncGenerator[StoredMsg]:
-        """The messages at or after a sequence that match, in order. Raises, also while they are read: as ``get``."""
+    async def next_msgs(self, filters: Filters, seq: int, most: int) -> list[StoredMsg]:
+        """Up to ``most`` messages that match, from the first one at or after ``seq`` on; none if there is none. Raises: as
+        ``get``."""
         await self._readable_blocks()
-        return messages_from(self.queries, self.live, Filters((wanted,)), seq, self._readable)
+        return await self.queries.next_msgs(filters, seq, most)
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
         """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""

@@ -201,6 +201,15 @@ def _read_text_or_null(value: Any, where: _Where) -> str:
     return "" if value is None else _read_text(value, where)
 
 
+_read_texts_one_by_one = _list_reader(_read_text_or_null, "[]string")
+
+
+def _read_texts(value: Any, where: _Where) -> Any:
+    if type(value) is list and set(map(type, value)) <= {str} and not _SURROGATES.search("".join(value)):
+        return value
+    return _read_texts_one_by_one(value, where)
+
+
 def _read_map(value: Any, where: _Where) -> dict[str, str]:
     if not isinstance(value, dict):
         raise _mismatch(value, where, "map[string]string")
@@ -220,7 +229,7 @@ def text(default: str = "", *, always: bool = False) -> Any:
 
 def texts() -> Any:
     """A list of strings."""
-    return _declare(_Field(_list_reader(_read_text_or_null, "[]string")), factory=list)
+    return _declare(_Field(_read_texts), factory=list)
 
 
 def string_map() -> Any:

@@ -332,9 +332,12 @@ def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int
     assert bound.position is not None
     if bound.position >= snapshot.position:
         return snapshot.last_seq
-    end = snapshot.first_seq - 1
+    end = staged_end = snapshot.first_seq - 1
     for entry in snapshot.blocks:
         ref = entry.ref
+        if ref.place is BlockPlace.STAGED:
+            staged_end = ref.last_seq  # when it joined is known from the blocks around it alone
+            continue
         if ref.position > bound.position:
             if ref.place is not BlockPlace.LOG and ref.first_seq > end:
                 # The position of a message before its block was rewritten is not kept.
@@ -342,4 +345,7 @@ def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int
                                 f"{ref.position}, which is later; give a sequence (seq:N) or a time")
             break
         end = ref.last_seq
+    if staged_end > end:
+        raise BadOption(f"option asOf={bound.position}: when messages {end + 1} to {staged_end} of stream {snapshot.full_name} "
+                        f"joined is not kept, since they were staged; give a sequence (seq:N) or a time")
     return end

@@ -65,6 +65,12 @@ class Numpy:
     def rising(self, values: Numbers) -> bool:
         return bool((values[1:] > values[:-1]).all())
 
+    def in_order(self, times: Numbers) -> bool:
+        return bool((times[1:] >= times[:-1]).all())
+
+    def clipped(self, times: Numbers, low: int, high: int) -> Numbers:
+        return np.clip(times, low, high)
+
     def within(self, lows: Numbers, highs: Numbers) -> bool:
         if len(lows) > _FEW:
             return bool((lows <= highs).all())

@@ -12,6 +12,7 @@ from broker.config.settings import AuthSettings
 from broker.server.auth.login import Authenticator, Credentials, Decision, Refusal
 from broker.server.auth.nkeys import NkeyAuthenticator
 from broker.server.auth.passwords import PasswordChecks, is_broken_hash, looks_hashed
+from broker.server.auth.proxies import ProxyRequired
 from broker.server.auth.users import TokenAuthenticator, UserAuthenticator
 
 __all__ = ["AuthenticatorChain", "authenticator", "warnings"]
@@ -41,6 +42,8 @@ def authenticator(settings: AuthSettings, checks: PasswordChecks,
     ``certificate_only``: users who can log in only by certificate, on a port that asks for one.
     """
     chain = list(custom)
+    if settings.proxy_required and (settings.user or settings.token) and not (settings.users or settings.nkeys):
+        chain.append(ProxyRequired())
     if settings.nkeys:
         chain.append(NkeyAuthenticator(settings.nkeys, settings.no_auth_user))
     users = _users(settings)

@@ -31,6 +31,7 @@ from broker.protocol import headers
 from broker.protocol.parser import Msg
 from broker.server.auth.login import Authenticator, Credentials, Decision, Login, Refusal, SlowCheck, Waiter
 from broker.server.auth.permissions import AccessRules
+from broker.server.auth.proxies import REQUIRED
 from broker.server.auth.tokens import ClaimAccount, ClaimAccounts, expiry_of, login_of, types_of, without_asking
 from broker.server.routing.router import Router
 
@@ -165,6 +166,8 @@ class CalloutAuthenticator:
     def _as_it_is(self, base: Login | Refusal, credentials: Credentials) -> Login | Refusal | None:
         """The decision, if the service has no say."""
         settings = self._settings
+        if base is REQUIRED:
+            return base
         account = base.account if isinstance(base, Login) else DEFAULT_ACCOUNT
         if account != DEFAULT_ACCOUNT and settings.allowed_accounts and account not in settings.allowed_accounts:
             return base
@@ -374,7 +377,7 @@ def _bound(login: Login, user: UserClaims, service: str, clock: Clock) -> Login:
         raise CalloutError(f'Authorized user on account "{service}" using invalid connection type')
     return replace(login, user=user.name or user.subject, kind="user" if user.name else "nkey", tags=(), name_tag="",
                    expires_at_ns=expiry_of(user, left, clock.now_ns()), connection_types=types, token=user,
-                   max_subscriptions=-1, max_payload=-1)
+                   proxy_required=login.proxy_required or user.limits.proxy_required, max_subscriptions=-1, max_payload=-1)
 
 
 def _user_id(base: Login | Refusal, credentials: Credentials) -> str:

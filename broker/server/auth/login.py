@@ -33,6 +33,9 @@ class ConnectionFacts(Protocol):
     connection_type: str
     """STANDARD, WEBSOCKET or IN_PROCESS."""
 
+    proxy_key: str
+    """The trusted proxy that it came through, by its public key; "": none."""
+
     cid: int
     client_type: str
     """nats or websocket."""
@@ -94,6 +97,9 @@ class Login:
 
     connection_types: frozenset[str] = frozenset()
     """The types of connection that this user may use; empty: all."""
+
+    proxy_required: bool = False
+    """Whether this user may come by trusted proxies only."""
 
     max_subscriptions: int = -1
     max_payload: int = -1

@@ -13,6 +13,7 @@ from broker.config.access import NkeyUser
 from broker.nkeys import decode_signature, verify
 from broker.server.auth.login import Credentials, Decision, Login, Refusal
 from broker.server.auth.permissions import AccessRules
+from broker.server.auth.proxies import REQUIRED
 
 __all__ = ["NkeyAuthenticator", "signature_problem"]
 
@@ -25,7 +26,8 @@ class NkeyAuthenticator:
     def __init__(self, users: Iterable[NkeyUser], no_auth_user: str = "") -> None:
         self._logins = {user.nkey: Login(user.account, user.nkey, "nkey",
                                          AccessRules(user.permissions) if user.permissions is not None else None,
-                                         connection_types=user.connection_types) for user in users}
+                                         connection_types=user.connection_types, proxy_required=user.proxy_required)
+                        for user in users}
         self._no_auth_user = no_auth_user
 
     def decide(self, credentials: Credentials) -> Decision | None:
@@ -35,6 +37,8 @@ class NkeyAuthenticator:
         login = self._logins.get(nkey)
         if login is None:
             return Refusal()
+        if login.proxy_required and not credentials.connection.proxy_key:
+            return REQUIRED
         # As on nats-server, everybody may be the user for clients without credentials.
         problem = signature_problem(credentials, nkey) if nkey != self._no_auth_user else ""
         return Refusal(problem) if problem else login

@@ -90,8 +90,6 @@ class JwtAuthenticator:
         issues = user_issues(claims, self._clock.now_ns() // _SECOND)
         if blocking(issues):
             return Refusal(f"User JWT no longer valid: {'; '.join(issue.why for issue in issues)}")
-        if claims.limits.proxy_required:
-            return Refusal("proxy required", "Proxy Required")
         if self._pinned and claims.account not in self._pinned:
             return Refusal(f"Account {claims.account} not listed as operator pinned account")
         account = self._accounts.find(claims.account)
@@ -195,6 +193,7 @@ def login_of(account: ClaimAccount, token: UserClaims) -> Login | Refusal:
         if rules is None:
             rules = _RULES[permissions] = AccessRules(permissions)
     return Login(account.claims.subject, token.subject, "jwt", rules, connection_types=types,
+                 proxy_required=token.limits.proxy_required,
                  tags=token.tags, name_tag=token.name, max_subscriptions=claims.limits.subs,
                  max_payload=claims.limits.payload, token=token, claims=claims, scope=scope)
 

@@ -12,6 +12,7 @@ from broker.config.access import Permissions, User
 from broker.server.auth.login import Credentials, Decision, Login, Refusal
 from broker.server.auth.passwords import BcryptCheck, PasswordCheck, PasswordChecks, compare, hash_cost
 from broker.server.auth.permissions import AccessRules
+from broker.server.auth.proxies import REQUIRED
 
 __all__ = ["TokenAuthenticator", "UserAuthenticator"]
 
@@ -43,7 +44,7 @@ class UserAuthenticator:
         if user.permissions is not None:
             rules = self._rules.setdefault(user.permissions, AccessRules(user.permissions))
         return Login(user.account, user.user, rules=rules, expires_at_ns=user.expires_at_ns,
-                     connection_types=user.connection_types)
+                     proxy_required=user.proxy_required, connection_types=user.connection_types)
 
     def decide(self, credentials: Credentials) -> Decision | None:
         name = credentials.text("user")
@@ -52,6 +53,9 @@ class UserAuthenticator:
         if name in self._certificate_only:
             log.debug("User %r requires a client certificate", name)
             return Refusal()
+        login = self._logins.get(name)
+        if login is not None and login.proxy_required and not credentials.connection.proxy_key:
+            return REQUIRED
         return self.decide_for(name, credentials.text("pass"))
 
     def decide_for(self, name: str, given: str) -> Decision:

@@ -17,11 +17,11 @@ __all__ = ["CONNECT_DEFAULTS", "described", "go_quoted", "read_connect", "shown_
 _TYPES: Final[dict[str, type]] = {
     "verbose": bool, "pedantic": bool, "echo": bool, "headers": bool, "no_responders": bool, "tls_required": bool,
     "new_account": bool, "protocol": int, "name": str, "lang": str, "version": str, "user": str, "pass": str,
-    "auth_token": str, "nkey": str, "jwt": str, "sig": str, "account": str,
+    "auth_token": str, "nkey": str, "jwt": str, "sig": str, "account": str, "proxy_sig": str,
 }
 CONNECT_DEFAULTS: Final[dict[str, Any]] = {"verbose": True, "pedantic": True, "echo": True, "protocol": 0}
 
-_SECRET: Final = frozenset({"pass", "auth_token", "jwt", "sig", "nkey"})
+_SECRET: Final = frozenset({"pass", "auth_token", "jwt", "sig", "nkey", "proxy_sig"})
 _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r",
                    "\t": "\\t", "\v": "\\v"}
 

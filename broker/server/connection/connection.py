@@ -70,6 +70,9 @@ class Client(asyncio.Protocol):
         self.ip = ""
         self.port = 0
         self.nonce = b""
+        self.proxy_key = ""
+        """The trusted proxy that the client came through, by its public key."""
+
         self.forwarded_for = ""
         """The client's address according to a proxy; only for the log, since anyone can claim one."""
 
@@ -418,14 +421,18 @@ class Client(asyncio.Protocol):
             return False
         self.account.leave(self)
         if account.full:
-            log.error("%s - maximum account active connections exceeded", self.label)
-            self.fail("maximum account active connections exceeded", "Maximum Account Connections Exceeded")
+            self.exceed_account()
             return False
         account.join(self)
         self.account, self.router, self.login = account, account.router, login
         self._take_limits()
         self._take_rules(login)
         return not self.closed
+
+    def exceed_account(self) -> None:
+        """Close: the account has as many connections as it may have."""
+        log.error("%s - maximum account active connections exceeded", self.label)
+        self.fail("maximum account active connections exceeded", "Maximum Account Connections Exceeded")
 
     def _take_limits(self) -> None:
         """Apply the server's limits, or those of account and user where they are lower."""

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 from broker.clock import Clock
 from broker.protocol.parser import Parser
 from broker.server.auth.login import VIOLATION, Authenticator, ConnectionFacts, Credentials, Login, Refusal, SlowCheck
+from broker.server.auth.proxies import NOT_TRUSTED, REQUIRED, TrustedProxies
 from broker.server.connection.connect_options import go_quoted
 
 __all__ = ["EVERYBODY", "Handshake"]
@@ -54,6 +55,10 @@ class LoginEntrance(Protocol):
     def authenticator(self) -> Authenticator | None:
         """None: anyone may connect."""
 
+    @property
+    def proxies(self) -> TrustedProxies | None:
+        """None: there are none."""
+
 
 class Applicant(ConnectionFacts, Protocol):
     """A connection that logs in."""
@@ -63,7 +68,6 @@ class Applicant(ConnectionFacts, Protocol):
     """CONNECT's fields."""
     label: str
     closed: bool
-
     def logged_in(self, login: Login) -> None:
         """The credentials were accepted: serve CONNECT."""
 
@@ -132,6 +136,10 @@ class Handshake:
         """
         client, authenticator = self._client, self._entrance.authenticator
         fields = client.options
+        proxies = self._entrance.proxies
+        if client.proxy_key and (proxies is None or client.proxy_key not in proxies.keys):
+            self.refuse(NOT_TRUSTED)
+            return
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -163,8 +171,7 @@ class Handshake:
         """The credentials of a logged-in client, or what its account says of it, were checked again."""
         client = self._client
         self._again = None
-        if isinstance(decision, Login) and not self._may_come(decision):
-            decision = Refusal("Connection type not allowed")
+        decision = self._admitted(decision)
         if isinstance(decision, Refusal):
             self.refuse(decision)
         elif decision.account != client.login.account:
@@ -176,6 +183,12 @@ class Handshake:
     def connect(self, fields: dict[str, Any]) -> None:
         """Handle CONNECT: ``client.logged_in`` is called, now or after a check, or the connection is closed."""
         self._end_timer()
+        client, proxies = self._client, self._entrance.proxies
+        if proxies is not None and (signature := fields.get("proxy_sig")):
+            client.proxy_key = proxies.signer(signature, client.nonce)
+            if not client.proxy_key:
+                self.refuse(NOT_TRUSTED)
+                return
         authenticator = self._entrance.authenticator
         decision = EVERYBODY if authenticator is None else authenticator.decide(Credentials(fields, self._client))
         if decision is None or isinstance(decision, Login | Refusal):
@@ -245,14 +258,21 @@ class Handshake:
                 self._client.release()
 
     def _decided(self, decision: Login | Refusal) -> None:
-        if isinstance(decision, Login) and not self._may_come(decision):
-            decision = Refusal("Connection type not allowed")
+        decision = self._admitted(decision)
         if isinstance(decision, Refusal):
             self.refuse(decision)
             return
         self.pending = False
         self._begin_expiry(decision)
         self._client.logged_in(decision)
+
+    def _admitted(self, decision: Login | Refusal) -> Login | Refusal:
+        """``decision``, if the user may come in this way."""
+        if not isinstance(decision, Login):
+            return decision
+        if decision.proxy_required and not self._client.proxy_key:
+            return REQUIRED
+        return decision if self._may_come(decision) else Refusal("Connection type not allowed")
 
     def _may_come(self, login: Login) -> bool:
         return not login.connection_types or self._client.connection_type in login.connection_types

@@ -13,6 +13,7 @@ from broker.clock import Clock
 from broker.config.settings import Settings
 from broker.server.accounts.directory import Accounts
 from broker.server.auth.login import Authenticator
+from broker.server.auth.proxies import TrustedProxies
 from broker.server.connection.outbound import Flusher, Outbound
 
 __all__ = ["Entrance", "Host"]
@@ -42,6 +43,10 @@ class Entrance(Protocol):
     @property
     def authenticator(self) -> Authenticator | None:
         """None: anyone may connect."""
+
+    @property
+    def proxies(self) -> TrustedProxies | None:
+        """None: there are none."""
 
     def describe(self, info: dict[str, Any]) -> None:
         """Change the INFO fields that differ here."""

@@ -45,6 +45,8 @@ def connection_row(client: Client, now_ns: int, *, authenticated: bool) -> dict[
         fields["authorized_user"] = user or "[REDACTED]"
     fields["account"] = client.account.name
     fields |= token_fields(client)
+    if client.proxy_key:
+        fields["proxy"] = {"key": client.proxy_key}
     return fields
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from broker.config.settings import AuthSettings, Settings
 from broker.server.auth.authenticator import AuthenticatorChain
+from broker.server.auth.proxies import TrustedProxies
 from broker.server.listeners.certificates import TlsParameters
 
 __all__ = ["ChainOf", "ClientPort", "WebSocketPort", "users_by_certificate"]
@@ -38,6 +39,7 @@ class ClientPort:
 
     def __init__(self) -> None:
         self.authenticator: AuthenticatorChain | None = None
+        self.proxies: TrustedProxies | None = None
         self.tls: TlsParameters | None = None
         self.allow_non_tls = False
         self.proxy_protocol = False
@@ -50,7 +52,7 @@ class ClientPort:
         authenticator = chain_of(settings.auth, settings.tls.verify_and_map)
 
         def apply() -> None:
-            self.tls, self.authenticator = tls, authenticator
+            self.tls, self.authenticator, self.proxies = tls, authenticator, _trusted(settings)
             self.allow_non_tls = settings.clients.allow_non_tls
             self.proxy_protocol = settings.clients.proxy_protocol
             self.ping_interval_ns = settings.clients.ping_interval_ns
@@ -75,6 +77,7 @@ class WebSocketPort:
 
     def __init__(self) -> None:
         self.authenticator: AuthenticatorChain | None = None
+        self.proxies: TrustedProxies | None = None
         self.tls: TlsParameters | None = None
         self.ping_interval_ns = 0
         self.auth_timeout_ns = 0
@@ -95,6 +98,7 @@ class WebSocketPort:
 
         def apply() -> None:
             self.tls, self.authenticator, self._own_rules = tls, authenticator, own_rules
+            self.proxies = _trusted(settings)
             self.ping_interval_ns = websocket.ping_interval_ns or settings.clients.ping_interval_ns
             self.auth_timeout_ns = websocket.auth_timeout_ns or settings.auth.timeout_ns
             self.host = websocket.host
@@ -109,3 +113,7 @@ class WebSocketPort:
             info |= {"tls_required": True, "tls_available": True}
         if self._own_rules:
             info["auth_required"] = True
+
+
+def _trusted(settings: Settings) -> TrustedProxies | None:
+    return TrustedProxies(settings.auth.trusted_proxies) if settings.auth.trusted_proxies else None

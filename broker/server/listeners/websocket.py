@@ -211,7 +211,12 @@ class Opening(asyncio.Protocol):
         self._transport.close()
 
     def _tls_failed(self, error: Exception) -> None:
-        log.error("%s - websocket: TLS handshake error: %s", self._peer, handshake_error(error))
+        why = handshake_error(error)
+        if getattr(error, "reason", None) == "HTTP_REQUEST":
+            # ws:// in place of wss://; in the words of Go's net/http server.
+            why = "client sent an HTTP request to an HTTPS server"
+            self._transport.write(b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n")
+        log.error("%s - websocket: TLS handshake error: %s", self._peer, why)
         self._transport.close()
 
     def _timed_out(self) -> None:

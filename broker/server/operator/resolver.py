@@ -18,6 +18,7 @@ import asyncio
 import base64
 import hashlib
 import os
+import ssl
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from broker.config.operator import ResolverSettings, shown_url
-from broker.config.settings import OperatorSettings
+from broker.config.settings import OperatorSettings, ResolverTlsSettings
 from broker.jwt.claims import account_claims
 from broker.jwt.token import TOKEN_CHARS_MAX, TokenError, decode_token
 from broker.nkeys import ACCOUNT, is_public_key
@@ -68,7 +69,7 @@ def make_resolver(settings: OperatorSettings) -> Resolver:
     if kind is None or kind.kind == "memory":
         resolver = MemoryResolver()
     elif kind.kind == "url":
-        resolver = UrlResolver(kind.url, kind.timeout_ns)
+        resolver = UrlResolver(kind.url, kind.timeout_ns, _context(settings.resolver_tls))
     else:
         resolver = DirectoryResolver(kind)
     if settings.preload:
@@ -249,8 +250,10 @@ class UrlResolver:
     local = False
     complete = False
 
-    def __init__(self, url: str, timeout_ns: int) -> None:
+    def __init__(self, url: str, timeout_ns: int, context: ssl.SSLContext | None = None) -> None:
+        """Args: ``context`` for HTTPS; None: the system's certificates verify the server."""
         self._url = url if url.endswith("/") else f"{url}/"
+        self._context = context
         self._seconds = timeout_ns / 1e9
         # Threads of its own: a server that hangs, asked about made-up accounts by strangers, must hold up nobody else.
         self._threads = ThreadPoolExecutor(_ASKED_AT_ONCE, "account server")
@@ -284,13 +287,31 @@ class UrlResolver:
             if user:
                 request.add_unredirected_header(
                     "Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
-            with urlopen(request, timeout=self._seconds) as answer:
+            with urlopen(request, timeout=self._seconds, context=self._context) as answer:
                 body: bytes = answer.read(TOKEN_CHARS_MAX + 1)
         except HTTPError as error:
             raise ResolverError(f'could not fetch <"{shown}">: {error.code} {error.reason}') from None
         except (OSError, ValueError, HTTPException) as error:
             raise ResolverError(f'could not fetch <"{shown}">: {error}') from None
         return body.decode("ascii", "replace").strip()
+
+
+def _context(settings: ResolverTlsSettings) -> ssl.SSLContext | None:
+    """What ``resolver_tls`` says; None: nothing. Raises: ResolverError."""
+    if settings == ResolverTlsSettings():
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file or None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3 if settings.min_version == "1.3" else ssl.TLSVersion.TLSv1_2
+        if settings.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if settings.cert_file or settings.key_file:
+            context.load_cert_chain(settings.cert_file, settings.key_file or None)
+    except (OSError, ValueError) as error:
+        files = ", ".join(filter(None, (settings.ca_file, settings.cert_file, settings.key_file)))
+        raise ResolverError(f"resolver_tls: unusable files {files}: {error}") from None
+    return context
 
 
 def _is_newer(token: str, than: str) -> bool:

@@ -6,11 +6,7 @@ messages of many subjects still travel as one run:
     ops   a.1 a.2 a.1 b.7 b.7 b.7        one read's messages
     runs  ───── R1 ── ───── R2 ──        one call for each: R.batch(ops, start, end, …)
 
-Routes are cached by subject until a subscription that may match comes or goes; two families of subjects that never
-repeat are cached by what their members share:
-
-    _INBOX.<id>.<token>                       by _INBOX.<id>, when no subscription there depends on the token
-    $JS.ACK.<stream>.<consumer>.<5 numbers>   by the first four tokens, when no subscription depends on the numbers
+Routes are cached until a subscription that may match comes or goes (routes.py).
 
 This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); clients are ``Peer``s. What the broker publishes
 through it reaches clients at once and handlers, streams among them, on a later turn of the loop (inward.py).
@@ -21,43 +17,28 @@ Source: nats-server, server/client.go (processMsgResults, deliverMsg, processInb
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any, Final
-from weakref import WeakValueDictionary, ref
 
 from broker.clock import Clock
 from broker.protocol import encoder
 from broker.protocol.encoder import message
 from broker.protocol.parser import Msg
-from broker.protocol.subject import is_literal, matches
-from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
+from broker.protocol.subject import matches
 from broker.server.routing.audience import audience
 from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
 from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
-from broker.server.routing.route import BatchHandler, Peer, Refusal, Route, Subscription
+from broker.server.routing.route import BatchHandler, Peer, Route, Subscription
+from broker.server.routing.routes import Routes
 from broker.server.routing.sublist import Match, Sublist
 
 __all__ = ["Router"]
 
-ROUTES_KEPT: Final = 8192
-"""Bound of each route cache, in entries; past it the older half is dropped."""
-
-_SCAN_MAX: Final = 2048
-"""Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
-
-_INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.")
-"""Beginnings of subjects that rarely repeat, and share a route with those that differ in the last token: replies to clients
-and through service imports, and gets of keys."""
-
 _LINE_MAX: Final = 4096
 """Bytes of a body up to which copying it once more is cheaper than a write of its own."""
 
-_WILDCARD: Final = re.compile(rb"(?:\A|\.)[*>](?=\.|\Z)")
 _DOT: Final = ord(".")
-_NO_FAMILY: Final = (b"", 0)
 _HOPS_MAX: Final = 64
 """Accounts that a message is followed through."""
 
@@ -79,20 +60,8 @@ class Router:
         self._call_soon = call_soon
         self._inward = Inward(call_soon)
         self.subs: Sublist[Subscription] = Sublist()
-        # Routes by subject; by inbox prefix (None: resolve each subject); by the head of an ack subject.
-        self._routes: dict[bytes, Route] = {}
-        self._inboxes: dict[bytes, Route | None] = {}
-        self._acks: dict[bytes, Route] = {}
-        self._heads: set[bytes] = set()
-        self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
-        self._family = _NO_FAMILY
-        self.lookups = self.family_hits = 0  # subjects that no route was cached for; those that shared their family's
-        self._changes = 0
-        self._ack_readers = 0
-        self._deniers = 0
+        self.routes = Routes(self.subs, rng, self._inward, self._refused)
         self._watches: dict[bytes, list[InterestWatch]] = {}
-        self._nobody = Route(Match(), (), self._rng, self._inward)
-        self._refusal = Refusal(Match(), (), self._rng, self._inward)
         # What connects the account with others (broker/server/sharing); None: nothing does.
         self.mapper: Mapper | None = None
         self.shadows: Shadows | None = None
@@ -104,15 +73,11 @@ class Router:
     def subscription_count(self) -> int:
         return self.subs.count
 
-    @property
-    def caches(self) -> tuple[dict[bytes, Route] | dict[bytes, Route | None], ...]:
-        """The cached routes, by subject or family of subjects."""
-        return self._routes, self._inboxes, self._acks
-
     def route(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> None:
         """Deliver ops[start:end], published by ``source``, as runs."""
-        get = self._routes.get
-        resolve = self._resolve
+        routes = self.routes
+        get = routes.by_subject.get
+        resolve = routes.resolve
         ahead: Route | None = None
         # Single messages whose only receiver is one client, sent together.
         lines: list[bytes] = []
@@ -124,7 +89,7 @@ class Router:
             head = b""
             if route is None:
                 route = resolve(subject)
-                head, dots = self._family
+                head, dots = routes.family
             at = start + 1
             while at < end:
                 following = ops[at][0]
@@ -136,7 +101,7 @@ class Router:
                         break
                     subject = following
                 at += 1
-            changes = self._changes
+            changes = routes.changes
             only = route.only
             if only is not None and at - start == 1:
                 subject, reply, hlen, body = ops[start]
@@ -146,7 +111,7 @@ class Router:
                     if peer is not to:
                         if to is not None and lines:
                             to.send([b"".join(lines)], sum(map(len, lines)), len(lines), body_bytes)
-                            if self._changes != changes:
+                            if routes.changes != changes:
                                 ahead = None
                             lines, body_bytes = [], 0
                         to = peer
@@ -164,7 +129,7 @@ class Router:
                 route.sole(ops, start, at, source, now_ns)
             else:
                 route.batch(ops, start, at, source, now_ns)
-            if self._changes != changes:
+            if routes.changes != changes:
                 ahead = None
             start = at
         if lines and to is not None:
@@ -185,7 +150,7 @@ class Router:
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         """Route one message to its subscribers; returns how many get it, handlers on a later turn of the loop."""
-        route = self._routes.get(subject) or self._resolve(subject)
+        route = self.routes.of(subject)
         return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
 
     def publish_all(self, msgs: Sequence[Msg]) -> None:
@@ -198,7 +163,7 @@ class Router:
         With ``queue``, messages count as received only if that group subscribes; all other subscribers of ``to`` get
         them too, as with any message. Returns how many of the batch had a receiver, counted from its front.
         """
-        route = self._routes.get(to) or self._resolve(to)
+        route = self.routes.of(to)
         count = len(batch)
         if not route.receivers or not count:
             return 0
@@ -233,7 +198,7 @@ class Router:
         """Send a message to the receivers of ``route`` that may be shown its subject; returns how many received it.
         If none may, it counts as received, since it would otherwise hold up the messages behind it."""
         match = route.shown(msg[0])
-        return self._build(match).spread([msg], None, now_ns, to)[0] if match.plain or match.groups else 1
+        return self.routes.of_match(match).spread([msg], None, now_ns, to)[0] if match.plain or match.groups else 1
 
     def import_msgs(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> list[int]:
         """Deliver messages that came through a service import; they do not go on into stream exports.
@@ -254,14 +219,14 @@ class Router:
         return taken
 
     def _import_route(self, subject: bytes) -> Route:
-        route = self._routes.get(subject) or self._resolve(subject)
+        route = self.routes.of(subject)
         if not route.shadowed:
             return route
         match: Match[Subscription] = Match()
         for sub in route.receivers:
             if sub.original is None:
                 (match.groups.setdefault(sub.queue, []) if sub.queue else match.plain).append(sub)
-        return self._build(match)
+        return self.routes.of_match(match)
 
     def pub_acks(self, source: object, replies: Sequence[bytes], prefix: bytes, first_seq: int,
                  suffix: bytes) -> None:
@@ -308,7 +273,7 @@ class Router:
         Publishers wait at one inbox prefix, so one look-up and one formatting call then serve a whole batch of PubAcks.
         """
         inbox = replies[0].rpartition(b".")[0]
-        route = self._inbox(inbox) if inbox else None
+        route = self.routes.inbox(inbox) if inbox else None
         sub = route.only if route is not None else None
         if sub is None:
             return None
@@ -321,16 +286,20 @@ class Router:
 
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
         """Whether the literal ``subject`` has a subscription (in that queue group, when given)."""
-        route = self._routes.get(subject) or self._resolve(subject)
+        route = self.routes.of(subject)
         if not queue:
             return len(route.receivers) > len(route.relays) or any(relay.interested(subject) for relay in route.relays)
         return any(group[0].queue == queue for group in route.groups)
+
+    def heard(self, subject: bytes) -> bool:
+        """Whether a client subscribes to the literal ``subject``."""
+        return any(sub.peer is not None for sub in self.routes.of(subject).receivers)
 
     def destination(self, subject: bytes) -> tuple[str, bytes] | None:
         return self.arrival(subject if self.mapper is None else self.mapper.map(subject))
 
     def arrival(self, subject: bytes, hops: int = _HOPS_MAX) -> tuple[str, bytes] | None:
-        return (self._routes.get(subject) or self._resolve(subject)).destination(self.name, subject, hops)
+        return (self.routes.of(subject)).destination(self.name, subject, hops)
 
     def receives(self, account: str, subject: bytes) -> bool:
         return account == self.name or (self.shadows is not None and self.shadows.carries(account, subject))
@@ -343,7 +312,7 @@ class Router:
 
     def pending_bytes(self, subject: bytes) -> int:
         """Unsent bytes to the subscriber of ``subject`` that is furthest behind."""
-        route = self._routes.get(subject) or self._resolve(subject)
+        route = self.routes.of(subject)
         behind = [sub.peer.pending_bytes for sub in route.receivers if sub.peer is not None]
         return max([*behind, *(relay.pending_bytes(subject) for relay in route.relays)], default=0)
 
@@ -352,11 +321,7 @@ class Router:
     def add(self, sub: Subscription) -> None:
         """Insert a subscription whose subject is valid."""
         self.subs.insert(sub)
-        if sub.denies is not None:
-            self._deniers += 1
-        if reads_acks(sub.subject):
-            self._ack_readers += 1
-        self._changed(sub.subject)
+        self._changed(sub.subject, self.routes.added(sub))
         if self.shadows is not None:
             self.shadows.added(sub)
 
@@ -368,11 +333,7 @@ class Router:
         """Remove a subscription; an unknown one is ignored."""
         sub.ended = True
         if self.subs.remove(sub):
-            if sub.denies is not None:
-                self._deniers -= 1
-            if reads_acks(sub.subject):
-                self._ack_readers -= 1
-            self._changed(sub.subject)
+            self._changed(sub.subject, self.routes.removed(sub))
             if self.shadows is not None:
                 self.shadows.removed(sub)
             if self.on_removed is not None:
@@ -381,16 +342,7 @@ class Router:
     def limit(self, sub: Subscription, max: int) -> None:
         """Let ``sub`` receive ``max`` messages in all, including those already delivered."""
         sub.max = max
-        if is_literal(sub.subject):
-            known = self._routes.get(sub.subject)
-            if known is not None:
-                known.limit()
-            return
-        if (alone := sub.alone) is not None and (route := alone()) is not None:
-            route.limit()
-        for route in list(self._by_receivers.values()):
-            if sub in route.receivers:
-                route.limit()
+        self.routes.limited(sub)
 
     def refuses(self, subject: bytes) -> bool:
         """Whether clients may not publish to ``subject``."""
@@ -401,138 +353,27 @@ class Router:
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
         """The plain subscription of ``peer`` that matches the literal ``subject``, if any."""
-        route = self._routes.get(subject) or self._resolve(subject)
+        route = self.routes.of(subject)
         for sub in route.clients:
             if sub.peer is peer:
                 return sub
         return None
 
-    # Routes.
+    # Interest.
 
-    def _resolve(self, subject: bytes) -> Route:
-        """The route of a subject that is not in ``_routes``; caches it there or by its family.
-
-        ``_family`` then identifies the other subjects with the same route: those with this head and number of dots. An
-        ack with an empty number is included; its consumer will reject it.
-        """
-        self.lookups += 1
-        if subject[-1:] != b".":
-            if subject.startswith(_INBOXES):
-                head = subject.rpartition(b".")[0]
-                route = self._inbox(head)
-                if route is not None:
-                    self._family = (head + b".", head.count(b".") + 1)
-                    return route
-            elif subject.startswith(ACK) and not self._ack_readers:
-                head = subject.rsplit(b".", 5)[0]
-                route = self._acks.get(head)
-                self.family_hits += route is not None
-                if (route is None and subject.count(b".") == ACK_TOKENS - 1
-                        and not self._denied_some(match := self.subs.match(subject))):
-                    route = self._build(match)
-                    if len(self._acks) >= ROUTES_KEPT:
-                        _halve(self._acks)
-                    self._acks[head] = route
-                if route is not None:
-                    self._family = (head + b".", ACK_TOKENS - 1)
-                    return route
-        self._family = _NO_FAMILY
-        refused = subject.startswith(self._refused)
-        if len(self._routes) >= ROUTES_KEPT:
-            if not refused and (common := self._common(subject)) is not None:
-                return common
-            _halve(self._routes)
-        route = self._refusal if refused else self._build(self._match(subject))
-        self._routes[subject] = route
-        return route
-
-    def _common(self, subject: bytes) -> Route | None:
-        """The route of all subjects that differ from this one in the last token, or None; for subjects that are more than the
-        cache takes, such as the keys of a bucket. Only a prefix that is met again is worth a look."""
-        head = subject.rpartition(b".")[0]
-        if not head or subject[-1] == _DOT:
-            return None
-        if head not in self._heads:
-            if len(self._heads) >= ROUTES_KEPT:
-                self._heads.clear()
-            self._heads.add(head)
-            return None
-        if (route := self._inbox(head)) is not None:
-            self._family = (head + b".", head.count(b".") + 1)
-        return route
-
-    def _inbox(self, prefix: bytes) -> Route | None:
-        """The route of all subjects one token longer than ``prefix``, or None if they differ."""
-        try:
-            route = self._inboxes[prefix]
-        except KeyError:
-            match = self.subs.match_prefix(prefix)
-            route = self._build(match) if match is not None and not self._denied_some(match) else None
-            if len(self._inboxes) >= ROUTES_KEPT:
-                _halve(self._inboxes)
-            self._inboxes[prefix] = route
-        else:
-            self.family_hits += route is not None
-        return route
-
-    def _match(self, subject: bytes) -> Match[Subscription]:
-        """The subscriptions of a literal subject whose clients may receive it."""
-        match = self.subs.match(subject)
-        if self._deniers:
-            match.plain = [sub for sub in match.plain if sub.denies is None or not sub.denies(subject)]
-            permitted = {name: [sub for sub in group if sub.denies is None or not sub.denies(subject)]
-                         for name, group in match.groups.items()}
-            match.groups = {name: group for name, group in permitted.items() if group}
-        return match
-
-    def _denied_some(self, match: Match[Subscription]) -> bool:
-        """Whether the literal subject decides which of these subscriptions receive a message."""
-        return bool(self._deniers) and any(
-            sub.denies is not None for subs in (match.plain, *match.groups.values()) for sub in subs)
-
-    def _build(self, match: Match[Subscription]) -> Route:
-        plain = match.plain
-        if not match.groups:
-            if len(plain) == 1:
-                # The usual one; it is found by its subscription at a third of the cost.
-                sub = plain[0]
-                if sub.alone is None or (known := sub.alone()) is None:
-                    known = Route(match, (sub,), self._rng, self._inward)
-                    sub.alone = ref(known)
-                return known
-            if not plain:
-                return self._nobody
-        receivers = (*match.plain, *(sub for group in match.groups.values() for sub in group))
-        route = self._by_receivers.get(receivers)
-        if route is None:
-            route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward)
-        return route
-
-    def _changed(self, subject: bytes) -> None:
-        """Drop the routes and update the watches that a subscription to ``subject`` may affect."""
-        self._changes += 1
-        wildcard = _WILDCARD.search(subject) if b"*" in subject or b">" in subject else None
-        if wildcard is None:
-            self._routes.pop(subject, None)
-            self._inboxes.pop(subject.rpartition(b".")[0], None)
+    def _changed(self, subject: bytes, prefix: bytes | None) -> None:
+        """Update the watches that a subscription to ``subject`` may affect; ``prefix``: what is before its first wildcard."""
+        if not self._watches:
+            return
+        if prefix is None:
             watched = self._watches.get(subject)
             if watched:
                 self._ask(watched)
             return
-        prefix = subject[:wildcard.start()]
         dotted = prefix + b"."
-        for cache in self.caches:
-            if not cache:
-                continue
-            if not prefix or len(cache) > _SCAN_MAX:
-                cache.clear()
-            else:
-                for key in [key for key in cache if key.startswith(dotted) or key == prefix]:
-                    del cache[key]
-        if self._watches:
-            for watched_subject in [key for key in self._watches
-                                    if (not prefix or key.startswith(dotted)) and matches(subject, key)]:
-                self._ask(self._watches[watched_subject])
+        for watched_subject in [key for key in self._watches
+                                if (not prefix or key.startswith(dotted)) and matches(subject, key)]:
+            self._ask(self._watches[watched_subject])
 
     def _ask(self, watches: list[InterestWatch]) -> None:
         for watch in list(watches):
@@ -542,10 +383,10 @@ class Router:
 
     def _exact_interest(self, subject: bytes, queue: bytes) -> bool:
         """Whether a subscription has just this subject and queue group (nats-server, server/sublist.go,
-        registerNotification): one with wildcards looks on, and is not waited for."""
-        route = self._routes.get(subject) or self._resolve(subject)
-        return any(sub.subject == subject and sub.queue == queue and (sub.relay is None or sub.relay.interested(subject))
-                   for sub in route.receivers)
+        registerNotification): one with wildcards looks on, and is not waited for. A service import counts, whether or not
+        the service is there: only a delivery finds out."""
+        route = self.routes.of(subject)
+        return any(sub.subject == subject and sub.queue == queue for sub in route.receivers)
 
     def _unwatch(self, watch: InterestWatch) -> None:
         watches = self._watches.get(watch.subject)
@@ -553,8 +394,3 @@ class Router:
             watches.remove(watch)
             if not watches:
                 del self._watches[watch.subject]
-
-
-def _halve(cache: dict[bytes, Route] | dict[bytes, Route | None]) -> None:
-    for key in list(islice(cache, len(cache) // 2)):
-        del cache[key]

@@ -32,9 +32,9 @@ class RoutingStatistics(NamedTuple):
 
 def routing_statistics(router: Router) -> RoutingStatistics:
     """The figures of a router, whose caches all have a bound."""
-    fanouts = [len(route.receivers) for cache in router.caches for route in cache.values() if route is not None]
+    fanouts = [len(route.receivers) for cache in router.routes.caches for route in cache.values() if route is not None]
     subs = router.subs
-    return RoutingStatistics(subs.count, subs.inserts, subs.removes, len(fanouts), router.lookups, router.family_hits,
+    return RoutingStatistics(subs.count, subs.inserts, subs.removes, len(fanouts), router.routes.lookups, router.routes.family_hits,
                              max(fanouts, default=0), sum(fanouts))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -77,14 +77,18 @@ class System:
         host.accounts.watch(self._account_added)
 
     def provide(self, pages: Mapping[str, Page], account_pages: Mapping[str, AccountPage],
-                reload: Callable[[], None]) -> None:
-        """Serve these pages by their names. ``reload`` reads the settings again. Raises: RequestError."""
+                reload: Callable[[], None], streaming: Callable[[], Collection[str]]) -> None:
+        """Serve these pages by their names.
+
+        Args: ``reload`` reads the settings again (raises RequestError); ``streaming`` names the accounts with streams.
+        """
         self._account_pages = account_pages
         for name, page in pages.items():
             self._serve_server(name, partial(_show, page, _go_type(name)))
         for name, account_page in account_pages.items():
             self._serve(f"$SYS.REQ.ACCOUNT.*.{name}", partial(_show_account, account_page, _go_type(name)))
-        self._statsz = statsz.Statsz(self._account.router, self._host.server_id, lambda: self._figures(pages["VARZ"]))
+        self._statsz = statsz.Statsz(self._account.router, self._host.server_id,
+                                     lambda: self._figures(pages["VARZ"], streaming()))
         self._serve_server("STATSZ", self._stats, unanswered=True)
         self._serve("$SYS.REQ.SERVER.PING", self._stats, unanswered=True)
         self._serve(f"$SYS.REQ.SERVER.{self._host.server_id}.RELOAD", lambda request: self._reload(request, reload))
@@ -130,10 +134,11 @@ class System:
         else:
             self._statsz.publish()
 
-    def _figures(self, varz: Page) -> bytes:
+    def _figures(self, varz: Page, streaming: Collection[str]) -> bytes:
         page = varz({})
         assert isinstance(page, dict)
-        active = sum(bool(account.connections) for account in self._host.accounts)
+        # A stream of nats-server is a client of its account.
+        active = sum(bool(account.connections) or account.name in streaming for account in self._host.accounts)
         return self.requests.enveloped(statsz=statsz.figures(page, active))
 
     def _kick(self, request: Request) -> None:

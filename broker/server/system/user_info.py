@@ -29,8 +29,8 @@ def user_info(request: Request, accounts: Accounts, now_ns: Callable[[], int]) -
     if not isinstance(client, Client):
         raise RequestError("Bad Request", BAD_REQUEST)
     data: dict[str, Any] = {"user": client.identity().get("user", ""), "account": client.account.name}
-    if accounts.get(client.account.name) is not None:
-        data["account_name"] = client.account.name
+    if (account := accounts.get(client.account.name)) is not None:
+        data["account_name"] = account.settings.name_tag or account.name
     login = client.login
     if login.name_tag:
         data["user_name"] = login.name_tag

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from broker.storage.format.header import ObjectKind, Position, position_key
+from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import STREAMS, ShardPaths, parse, run_key
 from broker.storage.state.applied import ShardState
@@ -66,7 +67,8 @@ async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, 
                       ) -> list[str]:
     """Keys of runs of the epochs below ``epoch`` that ``state`` neither names nor has released.
 
-    Only their writer could still adopt them, by a record of its own epoch, and that has ended.
+    Only their writer could still adopt them, by a record of its own epoch, and that has ended. Staged runs, which no owner
+    wrote, are left to the inbox.
     """
     names = {stream.stream_id: (stream.account, stream.name) for stream in state.streams.values()}
     known = {run_key(paths, run, *names.get(run[3], ("", ""))) for run in (*state.runs, *state.freed_runs)
@@ -82,7 +84,7 @@ async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, 
                 await asyncio.sleep(0)
             key = parse(text)
             if (key is not None and key.kind is ObjectKind.RUN and key.position is not None
-                    and key.position.epoch < epoch and text not in known):
+                    and STAGED_EPOCH < key.position.epoch < epoch and text not in known):
                 found.append(text)
     return found
 

@@ -155,6 +155,14 @@ class Sweeper:
         """A run of ours will never be adopted: release it with the next round."""
         self._orphan_runs.append(key)
 
+    def let_go(self, keys: Sequence[str]) -> None:
+        """Release runs that nothing names, nor ever will; soon, and not with the next round, which an idle log does not have."""
+        if not self._may_release():
+            self._orphan_runs += keys
+            return
+        for at in range(0, len(keys), _POSITIONS_MAX):
+            self._release((), (), (), keys[at:at + _POSITIONS_MAX])
+
     def _may_release(self) -> bool:
         """Not while a stream is offline: what it needs is not counted."""
         streams = self._log.state.streams.values()

@@ -90,7 +90,7 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
             continue
         if leave and (stream_id, packed[FIRST_SEQ]) in leave:
             continue
-        key = (packed[0], packed[1], packed[2], packed[3], stream_id if packed[0] == _STREAM_RUN else 0)
+        key = (packed[0], packed[1], packed[2], packed[3], stream_id if packed[0] >= _STREAM_RUN else 0)
         found = objects.get(key)
         if found is None:
             found = objects[key] = StoredObject(key)

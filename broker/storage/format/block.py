@@ -5,7 +5,8 @@
     fixed part
          0     4  magic "JBLK"
          4     2  version
-         6     1  flags: 1 the sections are compressed, 2 the subject summary is there, 4 a subject filter is there
+         6     1  flags: 1 the sections are compressed, 2 the subject summary is there, 4 a subject filter is there,
+              8 staged: sequences count from 1
          7     1  codec of the frames
          8     1  cipher, 0: none
          9     3  0
@@ -68,6 +69,7 @@ _MAGIC: Final = b"JBLK"
 _COMPRESSED: Final = 1
 _SUMMARY: Final = 2
 _FILTER: Final = 4
+_STAGED: Final = 8
 _LAYOUT: Final = struct.Struct("<4sHBBB3sIQIQQ QQ QQ qq QQQQ q III II II".replace(" ", ""))
 _LAYOUT_CHECKED: Final = struct.Struct(_LAYOUT.format[:-1])  # what the last checksum covers
 CORE_BYTES_MIN: Final = _LAYOUT.size
@@ -100,13 +102,13 @@ class BlockCore:
     """The decoded core of one block. Treat it as immutable: caches and replay share it."""
 
     __slots__ = ("bytes", "codec", "count", "first_seq", "first_time_ns", "last_seq", "last_time_ns", "object_id",
-                 "outcome", "position", "raw_bytes", "records", "removed", "stream_id", "subject_filter", "subjects")
+                 "outcome", "position", "raw_bytes", "records", "removed", "staged", "stream_id", "subject_filter", "subjects")
 
     def __init__(self, stream_id: int, position: Position, *, count: int = 0, first_seq: int = 0, last_seq: int = 0,
                  bytes: int = 0, raw_bytes: int = 0, first_time_ns: int = 0, last_time_ns: int = 0,
                  outcome: Outcome | None = None, removed: Sequence[Removed] = (), records: Sequence[Record] = (),
                  subjects: SubjectSummary | None = (), codec: Codec = Codec.ZSTD, object_id: int = 0,
-                 subject_filter: bytes | None = None) -> None:
+                 subject_filter: bytes | None = None, staged: bool = False) -> None:
         self.stream_id = stream_id
         self.position = position
         self.object_id = object_id
@@ -123,6 +125,8 @@ class BlockCore:
         self.records = records
         self.subjects = subjects
         self.subject_filter = subject_filter
+        self.staged = staged
+        """Whether it was made by somebody who did not know its place in the stream: its sequences count from 1."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BlockCore):
@@ -141,7 +145,7 @@ class BlockCore:
 
 
 class BlockPlace(IntEnum):
-    """Which of the three kinds of key a block's object has."""
+    """Which kind of object a block is in, and so which kind of key it has."""
 
     LOG = 1
     """shards/<shard>/log/<epoch>-<number>"""
@@ -149,6 +153,13 @@ class BlockPlace(IntEnum):
     """shards/<shard>/runs/<epoch>-<position>-<id>"""
     STREAM_RUN = 3
     """streams/<account>/<name>/<incarnation>/runs/<epoch>-<position>-<id>"""
+    STAGED = 4
+    """The same key, of a run that no owner wrote: the reference alone says which sequences and times its messages have."""
+
+    @property
+    def of_stream(self) -> bool:
+        """Whether the object is below its stream's prefix."""
+        return self >= BlockPlace.STREAM_RUN
 
 
 PackedRef = tuple[Any, ...]
@@ -260,7 +271,8 @@ def encode_core(core: BlockCore) -> bytes:
     sections = b"".join((_encode_removed(core.removed), records, summary))
     stored = compress(sections)
     flags = (_COMPRESSED if len(stored) != len(sections) else 0) | (
-        _SUMMARY if core.subjects is not None else _FILTER if core.subject_filter is not None else 0)
+        _SUMMARY if core.subjects is not None else _FILTER if core.subject_filter is not None else 0) | (
+        _STAGED if core.staged else 0)
     fixed = _LAYOUT_CHECKED.pack(
         _MAGIC, BLOCK_VERSION, flags, core.codec, 0, b"", core.count, core.stream_id, *core.position, core.object_id,
         core.first_seq, core.last_seq, core.bytes, core.raw_bytes, core.first_time_ns, core.last_time_ns, *core.outcome,
@@ -291,13 +303,14 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
         data)
     if magic != _MAGIC or crc32(data[:CORE_BYTES_MIN - 4]) != crc:
         raise Corrupt(name, "block core", offset, "the checksum of its fixed part does not match")
-    if version != BLOCK_VERSION or cipher or codec > max(Codec) or flags & ~(_COMPRESSED | _SUMMARY | _FILTER):
+    if version != BLOCK_VERSION or cipher or codec > max(Codec) or flags & ~(_COMPRESSED | _SUMMARY | _FILTER | _STAGED):
         raise VersionUnknown(name, "block core", offset + 4,
                              f"version {version}, codec {codec}, cipher {cipher}, flags {flags}: not this reader's")
     if (epoch, number, core_object_id, core_stream_id) != (*position, object_id, stream_id):
         raise Corrupt(name, "block core", offset + 16, "it belongs to another object or stream")
     if any(spare) or number > NUMBER_MAX or sections_bytes > SECTION_BYTES_MAX or (
-            count and not (first_seq >= 1 and last_seq - first_seq >= count - 1)):
+            count and not (first_seq >= 1 and last_seq - first_seq >= count - 1)) or (
+            flags & _STAGED and (first_seq, last_seq) != (1, count)):
         raise Corrupt(name, "block core", offset, "a field is out of its range")
     at = offset + CORE_BYTES_MIN
     stored = data[CORE_BYTES_MIN:]
@@ -324,7 +337,7 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
         stream_id, position, count=count, first_seq=first_seq, last_seq=last_seq, bytes=size, raw_bytes=raw_bytes,
         first_time_ns=first_time_ns, last_time_ns=last_time_ns, removed=removed, records=records, subjects=subjects,
         outcome=Outcome(out_first, out_last, out_msgs, out_bytes, out_time), codec=Codec(codec), object_id=object_id,
-        subject_filter=subject_filter)
+        subject_filter=subject_filter, staged=bool(flags & _STAGED))
 
 
 def _encode_removed(removed: Sequence[Removed]) -> bytes:

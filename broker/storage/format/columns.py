@@ -124,6 +124,12 @@ class Values(Protocol):
     def rising(self, values: Any) -> bool:
         """Whether each value is above the one before."""
 
+    def in_order(self, times: Any) -> bool:
+        """Whether no time is below the one before."""
+
+    def clipped(self, times: Any, low: int, high: int) -> Any:
+        """``times`` with ``low`` for what is below it, and ``high`` for what is above."""
+
     def within(self, lows: Any, highs: Any) -> bool:
         """Whether no value of ``lows`` is above its neighbour of ``highs``."""
 
@@ -154,6 +160,12 @@ class Arrays:
 
     def rising(self, values: Sequence[int]) -> bool:
         return not any(map(ge, values, values[1:]))
+
+    def in_order(self, times: Sequence[int]) -> bool:
+        return not any(map(gt, times, times[1:]))
+
+    def clipped(self, times: Sequence[int], low: int, high: int) -> array[int]:
+        return array("q", [min(max(time_ns, low), high) for time_ns in times])
 
     def within(self, lows: Sequence[int], highs: Sequence[int]) -> bool:
         return not any(map(gt, lows, highs))

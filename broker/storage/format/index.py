@@ -37,7 +37,7 @@ from operator import sub
 from typing import Any, Final
 from zlib import crc32
 
-from broker.storage.format.block import BlockRef
+from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import SECTION_BYTES_MAX, Stored, Undecodable, compress, decompress
 from broker.storage.format.columns import ARRAYS, COLUMN, Column, Misfit, Values
 from broker.storage.format.errors import Corrupt, VersionUnknown
@@ -50,6 +50,7 @@ __all__ = ["INDEX_BYTES_MIN", "Head", "corrupt_frame", "decode_frame", "decode_i
 INDEX_VERSION: Final = 1
 _MAGIC: Final = b"JIDX"
 _COMPRESSED: Final = 1
+_STAGED: Final = 2
 _LAYOUT: Final = struct.Struct("<4sHBBQIQQQIIIIIIII")
 _LAYOUT_CHECKED: Final = struct.Struct("<4sHBBQIQQQIIIIIII")  # what the last checksum covers
 INDEX_BYTES_MIN: Final = _LAYOUT.size
@@ -171,8 +172,9 @@ class Head:
                 f"{len(self.subjects)} subjects, {len(self.frames)} frames>")
 
 
-def encode_index(head: Head) -> bytes:
-    """The bytes of one index. ``head`` has at least one message, and its frames their stored lengths and CRCs."""
+def encode_index(head: Head, *, staged: bool = False) -> bytes:
+    """The bytes of one index. ``head`` has at least one message, and its frames their stored lengths and CRCs; ``staged``: of a
+    block whose sequences count from 1."""
     times, count, subjects = head.times, head.count, head.subjects
     # Base and width of each column, and the cells of those that have some: in most small blocks hardly any.
     described: list[int] = []
@@ -217,7 +219,8 @@ def encode_index(head: Head) -> bytes:
     stored = compress(body)
     epoch, number = head.position
     fixed = _LAYOUT_CHECKED.pack(
-        _MAGIC, INDEX_VERSION, _COMPRESSED if len(stored) != len(body) else 0, 0, head.stream_id, epoch, number,
+        _MAGIC, INDEX_VERSION, (_COMPRESSED if len(stored) != len(body) else 0) | (_STAGED if staged else 0), 0, head.stream_id,
+        epoch, number,
         head.object_id, head.first_seq, count, len(head.frames), len(subjects), len(names), len(body), len(stored),
         crc32(stored))
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
@@ -243,10 +246,11 @@ def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: Va
      body_bytes, stored_bytes, body_crc, crc) = _LAYOUT.unpack_from(data)
     if magic != _MAGIC or crc32(data[:INDEX_BYTES_MIN - 4]) != crc:
         raise Corrupt(name, "index", offset, "the checksum of its fixed part does not match")
-    if version != INDEX_VERSION or flags & ~_COMPRESSED or spare:
+    if version != INDEX_VERSION or flags & ~(_COMPRESSED | _STAGED) or spare:
         raise VersionUnknown(name, "index", offset + 4, f"version {version}, flags {flags}: not this reader's")
-    if (stream_id, epoch, number, object_id, first_seq, count) != (
-            ref.stream_id, *ref.position, ref.object_id, ref.first_seq, ref.count):
+    staged = ref.place is BlockPlace.STAGED
+    if (stream_id, epoch, number, object_id, first_seq, count, bool(flags & _STAGED)) != (
+            ref.stream_id, *ref.position, ref.object_id, 1 if staged else ref.first_seq, ref.count, staged):
         raise Corrupt(name, "index", offset + 8, "it belongs to another block")
     stored = data[INDEX_BYTES_MIN:]
     if len(stored) != stored_bytes or crc32(stored) != body_crc:
@@ -288,10 +292,26 @@ def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_b
     if (values.highest(times) if times is not None else time_ns) >= 1 << 63:
         raise Misfit("a time is out of bounds")
     stamps = values.times(times) if times is not None else None
+    if ref.place is BlockPlace.STAGED:
+        if seqs is not None:
+            raise Misfit("a staged block has gaps")
+        time_ns, stamps = _as_adopted(ref, time_ns, stamps, values)
     return Head(ref.stream_id, ref.position, ref.object_id, count, ref.first_seq, seqs=seqs, time_ns=time_ns,
                 times=stamps, subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens,
                 subjects=names, subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=table,
                 frames_offset=ref.frames_offset)
+
+
+def _as_adopted(ref: BlockRef, time_ns: int, stamps: Any, values: Values) -> tuple[int, Any]:
+    """The times of a staged block within those that the stream gave its first and last message. Raises: Misfit."""
+    low, high = ref.first_time_ns, ref.last_time_ns
+    if stamps is None:
+        return min(max(time_ns, low), high), None
+    if not values.in_order(stamps):
+        raise Misfit("the times of a staged block fall")
+    if int(stamps[0]) == low and int(stamps[-1]) == high:
+        return time_ns, stamps
+    return (low, None) if low == high else (time_ns, values.clipped(stamps, low, high))
 
 
 def _frame_table(rows: list[tuple[int, int, int, int]], count: int, frames_bytes: int) -> list[Frame]:

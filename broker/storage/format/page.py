@@ -18,7 +18,8 @@
          4     1  version
          5     1  kind
          6     1  flags: 1 the body is compressed, 2 block references in it may have a subject filter,
-                   4 streams in it may have expiries, 8 pages of block tables have summaries in it
+                   4 streams in it may have expiries, 8 pages of block tables have summaries in it,
+                   16 block references in it may be of staged blocks
          7     1  0
          8    12  epoch, number: the last position that this page includes
         20    12  epoch, number of the object it was written in
@@ -62,7 +63,8 @@ _COMPRESSED: Final = 1
 _FILTERS: Final = 2
 _EXPIRIES: Final = 4
 _SUMMARIES: Final = 8
-_FLAGS: Final = _COMPRESSED | _FILTERS | _EXPIRIES | _SUMMARIES
+_STAGED: Final = 16
+_FLAGS: Final = _COMPRESSED | _FILTERS | _EXPIRIES | _SUMMARIES | _STAGED
 _FIXED: Final = struct.Struct("<IIII")
 _ROW: Final = struct.Struct("<QIB3sQ")
 _PAGE: Final = struct.Struct("<4sBBBBIQIQQIIII")
@@ -123,8 +125,8 @@ class PageBody:
 class Page(NamedTuple):
     """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is. ``body`` is a value, or
     a PageBody. ``filters`` is whether block references in it may have subject filters, ``expiries`` whether streams in it
-    may have expiries, ``summaries`` whether pages of block tables have summaries in it: these show older readers that the
-    page is newer."""
+    may have expiries, ``summaries`` whether pages of block tables have summaries in it, ``staged`` whether block references
+    in it may be of staged blocks: these show older readers that the page is newer."""
 
     kind: int
     position: Position
@@ -133,6 +135,7 @@ class Page(NamedTuple):
     filters: bool = False
     expiries: bool = False
     summaries: bool = False
+    staged: bool = False
 
 
 class PageRef(NamedTuple):
@@ -183,7 +186,8 @@ def _encode_page(page: Page, object_position: Position) -> bytes:
     body = (page.body if isinstance(page.body, PageBody) else PageBody.later(partial(pack_value, page.body))).pack()
     stored = body.stored
     flags = ((_COMPRESSED if len(stored) != body.raw_bytes else 0) | (_FILTERS if page.filters else 0)
-             | (_EXPIRIES if page.expiries else 0) | (_SUMMARIES if page.summaries else 0))
+             | (_EXPIRIES if page.expiries else 0) | (_SUMMARIES if page.summaries else 0)
+             | (_STAGED if page.staged else 0))
     fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
                        body.raw_bytes, len(stored), checksum(stored), 0)[:-4]
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
@@ -217,7 +221,7 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] | None
     except (Undecodable, Unpackable) as error:
         raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
     return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES),
-                bool(flags & _SUMMARIES))
+                bool(flags & _SUMMARIES), bool(flags & _STAGED))
 
 
 def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:

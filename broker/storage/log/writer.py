@@ -392,7 +392,7 @@ def _encode(block: SealedBlock[Any], codec: Codec, compressed: Sequence[bytes],
             frames_bytes += len(stored)
             frames.append(stored)
         head.frames = tuple(table)
-        index = encode_index(head)
+        index = encode_index(head, staged=core.staged)
         if core.subjects is None:
             core.subject_filter = encode_filter(head.subjects)
         block.frames = _NO_FRAMES

@@ -4,8 +4,9 @@ Owns the state of a shard (``stream``, ``consumer`` and ``released`` hold its pa
 readers without a broker share. Decides nothing: a block lists what its stream's limits, expiry and acks removed, so any
 version and any reader arrives at the same state, without a clock.
 
-A block is applied as follows: a stream is made by its create record; the block joins the table; ranges removed
-meanwhile are marked dead; the other records follow in their order; the outcome replaces the stream's numbers.
+A block is applied as follows: a stream is made by its create record; blocks that it appends join the table, then the block
+itself; ranges removed meanwhile are marked dead; the other records follow in their order; the outcome replaces the
+stream's numbers.
 
 Every step is an assignment or a union, so applying once more what a state already holds changes nothing in the end.
 Pages of a checkpoint may therefore be copied at different times, each with its own position: replay begins at the
@@ -22,6 +23,7 @@ from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position, key_position, position_key
 from broker.storage.format.record import Record
 from broker.storage.format.records.adoption import Adopted, Adoption
+from broker.storage.format.records.append import Append
 from broker.storage.format.records.ceiling import Ceiling
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
@@ -233,6 +235,9 @@ class ShardState:
     def _apply_to_stream(self, stream: StreamState, core: BlockCore, ref: BlockRef | None) -> None:
         blocks = stream.blocks
         counting = not self.replaying
+        for record in core.records:
+            if record.kind == Append.KIND:
+                self._append(stream, record)
         if core.count and ref is not None and blocks.append(ref.pack()) and counting and ref.place == BlockPlace.LOG:
             key = position_key(ref.position)
             self.segments[key] += 1
@@ -288,6 +293,26 @@ class ShardState:
         self._take_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
         if deleted:
             self._drop(stream)
+
+    def _append(self, stream: StreamState, record: Record) -> None:
+        """Raises: Corrupt; ValueError when the blocks cannot follow what the stream has."""
+        if record.after_seq:
+            raise ValueError("staged blocks join before a block's own messages, not after them")
+        append = Append.decode(record.body)
+        for packed in append.blocks:
+            ref = BlockRef.unpack(packed)
+            if ref.stream_id != stream.stream_id or ref.place is not BlockPlace.STAGED or not ref.gapless:
+                raise ValueError(f"{ref!r} is no staged block of this stream")
+            if stream.blocks.append(ref.pack()) and not self.replaying and self.wanted is None:
+                run = next(run_keys(stream.stream_id, [ref.pack()]))
+                self.runs[run] = self.runs.get(run, 0) + 1
+                self.freed_runs.pop(run, None)
+            stream.last_time_ns = max(stream.last_time_ns, ref.last_time_ns)
+        for first, last, msgs, size in append.dead:
+            left = stream.blocks.remove(first, last, msgs, size)
+            if left and not self.replaying:
+                self._left(stream, pages_of(left))
+        update_extra(stream.extra, append.extra)
 
     def _take_outcome(self, stream: StreamState, outcome: Outcome, last_time_ns: int) -> None:
         trims = outcome[0] != stream.first_seq or self.replaying

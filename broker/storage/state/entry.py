@@ -97,7 +97,7 @@ def run_keys(stream_id: int, blocks: Iterable[Kept]) -> Iterator[RunKey]:
     for kept in blocks:
         ref = kept if type(kept) is tuple else kept.ref.pack()  # type: ignore[union-attr]
         if ref[0] != _LOG:
-            yield ref[1], ref[2], ref[3], stream_id if ref[0] == _STREAM_RUN else 0
+            yield ref[1], ref[2], ref[3], stream_id if ref[0] >= _STREAM_RUN else 0
 
 
 def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:

@@ -36,6 +36,7 @@ _RECENT_MAX: Final = 16_384
 _REF_FIELDS: Final = 18
 _LOG: Final = int(BlockPlace.LOG)
 _STREAM_RUN: Final = int(BlockPlace.STREAM_RUN)
+_STAGED: Final = int(BlockPlace.STAGED)
 
 
 class Packed:
@@ -99,6 +100,11 @@ class Packed:
         """For the directory."""
         return [self.first_seq, self.front_last_seq, self.last_seq, self.count, *self._facts, self._segments, self._runs]
 
+    @property
+    def staged(self) -> bool:
+        """Whether a block is a staged one."""
+        return any(run[0] == _STAGED for run in self._runs)
+
     def entries(self) -> list[Kept]:
         """The blocks; not to be changed. Raises: Corrupt."""
         entries = _recent.get(self)
@@ -127,7 +133,7 @@ class Packed:
     def run_counts(self, stream_id: int) -> Iterator[tuple[RunKey, int]]:
         """How many of the blocks are stored in each run."""
         for place, epoch, number, run_id, count in self._runs:
-            yield (epoch, number, run_id, stream_id if place == _STREAM_RUN else 0), count
+            yield (epoch, number, run_id, stream_id if place >= _STREAM_RUN else 0), count
 
 
 def rows_of(entries: Iterable[Kept]) -> list[Any]:

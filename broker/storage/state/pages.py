@@ -65,7 +65,7 @@ class StreamCopy:
     a change meanwhile clears the mark, so that ``placed`` does not mark a changed part clean.
     """
 
-    __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "stream", "summaries")
+    __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "staged", "stream", "summaries")
 
     def __init__(self, stream: StreamState, inline_max: int | None = None) -> None:
         """Args: ``inline_max``: with more blocks a table has pages of its own; INLINE_BLOCKS_MAX by default."""
@@ -77,6 +77,8 @@ class StreamCopy:
         """Whether the entry itself has subject filters."""
         self.summaries = not inline or len(stream.blocks) > _LISTED_BLOCKS_MAX
         """Whether pages of the table have summaries."""
+        self.staged = any(page.staged for page in pages)
+        """Whether blocks of the table are staged ones."""
         self._table: list[tuple[TablePage, list[Any]]] = []
         table: list[list[Any]] = []
         for page in pages:
@@ -146,7 +148,7 @@ class StreamCopy:
                 row[2] = page.place.pack()
                 continue
             page.place = self
-            yield (Page(PageKind.BLOCKS, position(), stream_id, packed.body, packed.filters),
+            yield (Page(PageKind.BLOCKS, position(), stream_id, packed.body, packed.filters, staged=packed.staged),
                    _table_placer(self, page, packed, row))
         for consumer, row in self._consumers:
             if isinstance(consumer.place, PageRef) and not moved(consumer.place):
@@ -165,7 +167,8 @@ class StreamCopy:
 def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]) -> Page:
     """The directory page ``number``, once all parts of its streams have their places."""
     return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies], any(copy.filters for copy in copies),
-                any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies))
+                any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies),
+                any(copy.staged for copy in copies))
 
 
 def _table_placer(copy: StreamCopy, page: TablePage, packed: Packed, row: list[Any]) -> Callable[[PageRef], None]:

@@ -23,13 +23,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from broker.storage.format.block import FIRST_SEQ, PackedRef
+from broker.storage.format.block import FIRST_SEQ, BlockPlace, PackedRef
 from broker.storage.state.entry import BlockEntry, Kept, RunKey, as_entry, first_of, last_of, log_keys, run_keys
 from broker.storage.state.packed import Packed
 
 __all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "RunKey", "TablePage", "log_keys", "pages_of", "run_keys"]
 
 PAGE_ENTRIES = 1024
+_STAGED = int(BlockPlace.STAGED)
 
 
 class TablePage:
@@ -117,6 +118,12 @@ class TablePage:
         """How many of the blocks are stored in each run; a run may come twice."""
         added = Counter(run_keys(stream_id, self._added)).items()
         return added if self.packed is None else chain(self.packed.run_counts(stream_id), added)
+
+    @property
+    def staged(self) -> bool:
+        """Whether a block is a staged one."""
+        return (self.packed is not None and self.packed.staged) or any(
+            (kept[0] if type(kept) is tuple else kept.ref.place) == _STAGED for kept in self._added)  # type: ignore[union-attr]
 
 
 class BlockTable:

@@ -76,6 +76,7 @@ ANSWERS: dict[str, tuple[Answer, bytes]] = {
     "for another server": (lambda request: response(request, user(request), aud=key(SERVER, "x").public), REFUSED),
     "an error": (lambda request: response(request, error="no such person"), REFUSED),
     "an error and a user": (lambda request: response(request, user(request), error="x"), REFUSED),
+    "who must come by a proxy": (lambda request: response(request, user(request, proxy_required=True)), REFUSED),
     "neither": (response, REFUSED),
     "nothing": (lambda _request: b"", REFUSED),
     "nonsense": (lambda _request: "nonsense", REFUSED),

@@ -408,7 +408,7 @@ async def test_users_may_be_bound_to_a_way_of_coming() -> None:
 
 
 async def test_with_tls_and_headers_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """``tls``, ``headers``; a plain client there is refused without an error line."""
+    """``tls``, ``headers``; a plain client there learns what is wrong, if it speaks HTTP."""
     authority = Authority(tmp_path_factory.mktemp("certificates"))
     files = authority.server()
     tls = {"tls.cert_file": files.cert, "tls.key_file": files.key}
@@ -420,9 +420,12 @@ async def test_with_tls_and_headers_of_its_own(tmp_path_factory: pytest.TempPath
         await browser.until(b"PONG\r\n")
         assert server.connections()[0]["tls_version"] == "1.3"
         assert server.websocket is not None
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
-        writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        assert b"HTTP" not in await asyncio.wait_for(reader.read(), 5)
+        for sent, answer in ((b"GET / HTTP/1.1\r\n\r\n",
+                              b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"),
+                             (b"CONNECT {}\r\nPING\r\n", b"")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
+            writer.write(sent)
+            assert await asyncio.wait_for(reader.read(), 5) == answer
 
 
 HANDSHAKE = (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"

@@ -168,6 +168,21 @@ async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None
 
 
 @BOTH
+@pytest.mark.shows("accounts.user_info")
+async def test_what_a_user_is_told(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Its own and its account's key and name."""
+    async with process("-c", config(tmp_path, operated()), monitor=False) as server, Wire(server.port) as wire:
+        wire.send(tokens.connect(wire.info, tokens.user(of="signed")))
+        wire.send(b"SUB _INBOX.1 1\r\nPUB $SYS.REQ.USER.INFO _INBOX.1 0\r\n\r\n")
+        await wire.until(b"MSG _INBOX.1 1 ")
+        await wire.until(b"\r\n")
+        data = json.loads(await wire.until(b"\r\n"))["data"]
+    wanted = {"user": key(USER, "u").public, "user_name": "u", "account": key(ACCOUNT, "signed").public,
+              "account_name": "signed"}
+    assert {name: data[name] for name in wanted} == wanted
+
+
+@BOTH
 async def test_templates_that_cannot_be_filled_in(process: type[ServerProcess], tmp_path: Path) -> None:
     """An unknown template, a denial of nothing, and more subjects than are good refuse the user."""
     many = [f"{letter}:{number}" for letter in "ab" for number in range(70)]

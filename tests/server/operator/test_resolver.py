@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from broker.config.operator import ResolverSettings
+from broker.config.settings import OperatorSettings, ResolverTlsSettings
 from broker.nkeys import ACCOUNT
-from broker.server.operator.resolver import DirectoryResolver, ResolverError, UrlResolver
+from broker.server.operator.resolver import DirectoryResolver, ResolverError, UrlResolver, make_resolver
 from tests import tokens
+from tests.certificates import Authority
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.keys import key
 from tests.server.operator.clients import BOTH, connected, write
@@ -81,6 +84,32 @@ async def test_an_account_server_with_a_password(process: type[ServerProcess], a
     async with (process("-c", write(tmp_path, text), monitor=False) as server, connected(server, tokens.user()) as nc):
         await nc.flush()
     assert set(Accounts.credentials) == {"Basic " + base64.b64encode(b"user:p@ss").decode()}
+
+
+async def test_an_account_server_by_tls(tmp_path: Path) -> None:
+    """``resolver_tls``: which certificates verify the server's, or none, and which one is shown to it."""
+    authority = Authority(tmp_path)
+    files, own = authority.server(), authority.client("asker")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Accounts) as server:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.ca)
+        context.load_cert_chain(files.cert, files.key)
+        context.verify_mode = ssl.CERT_REQUIRED
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_port}/jwt/v1/accounts"
+
+        async def asked(**tls: Any) -> str:
+            settings = OperatorSettings(resolver=ResolverSettings("url", url=url), resolver_tls=ResolverTlsSettings(**tls))
+            return await make_resolver(settings).fetch(key(ACCOUNT, "A").public)
+
+        shown = {"cert_file": own.cert, "key_file": own.key}
+        for right in ({"ca_file": authority.ca}, {"insecure": True}, {"ca_file": authority.ca, "min_version": "1.3"}):
+            assert (await asked(**right, **shown)).startswith("eyJ")
+        for wrong in ({"ca_file": authority.ca}, shown, {"ca_file": str(tmp_path / "none")},
+                      {"ca_file": authority.ca, "cert_file": own.key}):
+            with pytest.raises(ResolverError):
+                await asked(**wrong)
+        server.shutdown()
 
 
 async def test_an_account_server_that_hides_its_password() -> None:

@@ -17,7 +17,8 @@ from broker.protocol.parser import Msg, Parser
 from broker.protocol.subject import matches
 from broker.server.routing.inward import MSGS_AT_ONCE
 from broker.server.routing.route import Subscription
-from broker.server.routing.router import ROUTES_KEPT, Router
+from broker.server.routing.router import Router
+from broker.server.routing.routes import ROUTES_KEPT
 
 
 def at_once(fn: Callable[[], None]) -> None:
@@ -137,7 +138,7 @@ def test_acks_are_one_run(router: Router) -> None:
     ops = [msg(b"$JS.ACK.S.C.1.%d.%d.99.0" % (i, i)) for i in range(20_000)]
     router.route(ops, 0, len(ops), FakePeer(router), 5)
     assert consumer.runs == [ops]
-    assert not router._routes
+    assert not router.routes.by_subject
 
 
 def test_inboxes_do_not_fill_the_cache(router: Router) -> None:
@@ -147,7 +148,7 @@ def test_inboxes_do_not_fill_the_cache(router: Router) -> None:
     for i in range(100_000):
         router.publish(b"_INBOX.me.%d" % i, b"", 0, b"")
     assert peer.counted == [100_000, 0]
-    assert not router._routes
+    assert not router.routes.by_subject
 
 
 def test_the_cache_is_bounded(router: Router) -> None:
@@ -155,7 +156,7 @@ def test_the_cache_is_bounded(router: Router) -> None:
     router.subscribe(b">", Heard())
     for i in range(3 * ROUTES_KEPT):
         router.publish(b"s.%d" % i, b"", 0, b"")
-    assert len(router._routes) <= ROUTES_KEPT
+    assert len(router.routes.by_subject) <= ROUTES_KEPT
 
 
 def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) -> None:
@@ -168,7 +169,7 @@ def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) ->
     every.runs.clear()
     router.route(again, 0, len(again), FakePeer(router), 5)
     assert every.runs == [again]
-    assert len(router._routes) <= ROUTES_KEPT
+    assert len(router.routes.by_subject) <= ROUTES_KEPT
     some = [msg(subject) for subject in (b"kv.1.k99998", b"kv.1.k99999", b"kv.1.", b"kv..k1", b"kv.1.k99999.x", b"kw.1.k99999")]
     router.subscribe(b"kv.1.k99999", one)
     router.subscribe(b"*.1.k99999.*", two)
@@ -184,9 +185,9 @@ def test_prefixes_of_one_subject_each_fill_no_cache(router: Router) -> None:
     router.subscribe(b"kv.>", Heard())
     for i in range(3 * ROUTES_KEPT):
         router.publish(b"kv.%d.state" % i, b"", 0, b"")
-    assert len(router._routes) <= ROUTES_KEPT
-    assert len(router._heads) <= ROUTES_KEPT
-    assert not router._inboxes
+    assert len(router.routes.by_subject) <= ROUTES_KEPT
+    assert len(router.routes._heads) <= ROUTES_KEPT
+    assert not router.routes._inboxes
 
 
 def test_publish_counts_takers(router: Router) -> None:
@@ -467,6 +468,17 @@ def test_deliver_in_process(router: Router) -> None:
                            (b"s.1", b"$JS.ACK.S.C.1.11.2.5.0", 0, b"body1")]]
 
 
+def test_heard_by_clients(router: Router) -> None:
+    """Handlers of the broker do not count, subscriptions with wildcards do."""
+    router.subscribe(b"a.>", Heard())
+    assert not router.heard(b"a.b")
+    sub = FakePeer(router).sub(b"*.b", b"1", queue=b"q")
+    assert router.heard(b"a.b")
+    assert not router.heard(b"a.c")
+    router.remove(sub)
+    assert not router.heard(b"a.b")
+
+
 def test_watches(router: Router) -> None:
     """A watch is notified of each change that matters to its subject and queue group, and of no other.
 
@@ -627,10 +639,12 @@ def test_pending_bytes(router: Router) -> None:
 PATTERNS = st.sampled_from([
     b"a", b"a.b", b"a.*", b"*.b", b">", b"a.>", b"_INBOX.x.*", b"_INBOX.x.1", b"_INBOX.>", b"_INBOX.*.1", b"_INBOX.x.>",
     b"_INBOX.1", b"$JS.ACK.S.C.>", b"$JS.ACK.S.*.>", b"$JS.>", b"$JS.ACK.S.C.1.*.*.*.*", b"*.*.*.*.*.*.*.*.*",
-    b"$JS.ACK.S.C.1.2.3.4.5", b"$JS.ACK.*.*.S.C.>", b"$JS.ACK.S.C.*.2.>"])
+    b"$JS.ACK.S.C.1.2.3.4.5", b"$JS.ACK.*.*.S.C.>", b"$JS.ACK.S.C.*.2.>",
+    b"$JS.API.>", b"$JS.API.DIRECT.GET.S.*", b"$JS.API.DIRECT.GET.S.a", b"a.b.>"])
 SUBJECTS = st.sampled_from([
     b"a", b"a.b", b"a.c", b"c.b", b"_INBOX.x.1", b"_INBOX.x.2", b"_INBOX.x.1.2", b"_INBOX.1", b"_INBOX.2", b"_INBOX.x.",
-    b"$JS.ACK.S.C.1.2.3.4.5", b"$JS.ACK.S.C.9.9.9.9.9", b"$JS.ACK.S.D.1.2.3.4.5", b"$JS.ACK.S.C", b"$JS.ACK.S.C.1"])
+    b"$JS.ACK.S.C.1.2.3.4.5", b"$JS.ACK.S.C.9.9.9.9.9", b"$JS.ACK.S.D.1.2.3.4.5", b"$JS.ACK.S.C", b"$JS.ACK.S.C.1",
+    b"$JS.API.DIRECT.GET.S.a", b"$JS.API.DIRECT.GET.S.b", b"$JS.API.DIRECT.GET.S.a.b", b"a.b.c"])
 
 
 class RouterMachine(RuleBasedStateMachine):

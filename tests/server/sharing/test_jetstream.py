@@ -26,14 +26,15 @@ accounts {{
       exports: [ {{service: "$JS.API.>", response_type: stream}}, {{service: "$JS.ACK.>"}}, {{stream: "deliver.>"}}
                  {{stream: "ev.>"}}, {{service: "ev.>"}}, {{service: "single.>"}}, {{service: "again.>"}} ]
       mappings: {{ "single.>": "$JS.API.>" }} }}
-  B {{ users: [ {{user: b, password: b}} ]
+  B {{ users: [ {{user: b, password: b}} ], exports: [ {{service: "worker"}} ]
       imports: [ {{service: {{account: A, subject: "$JS.API.>"}}, to: "JS.acc.API.>"}}
                  {{service: {{account: A, subject: "$JS.ACK.>"}}}}, {{stream: {{account: A, subject: "deliver.>"}}}}
                  {{service: {{account: A, subject: "ev.>"}}}}, {{service: {{account: A, subject: "single.>"}}}} ] }}
   C {{ users: [ {{user: c, password: c}} ]
       imports: [ {{service: {{account: A, subject: "$JS.API.>"}}}}, {{service: {{account: A, subject: "$JS.ACK.>"}}}} ] }}
   D {{ jetstream: enabled, users: [ {{user: d, password: d}} ]
-      imports: [ {{stream: {{account: A, subject: "ev.>"}}, prefix: "from.a"}} ] }}
+      imports: [ {{stream: {{account: A, subject: "ev.>"}}, prefix: "from.a"}}
+                 {{service: {{account: B, subject: "worker"}}, to: "local.worker"}} ] }}
 }}
 """
 
@@ -94,6 +95,26 @@ async def test_push_into_another_account(clients: Clients) -> None:
     assert (msg.subject, msg.data) == ("ev.push", b"1")
     await msg.ack_sync(timeout=5)
     assert (await js.consumer_info("S", "push")).ack_floor.consumer_seq == 1
+
+
+async def test_push_to_another_accounts_service(clients: Clients) -> None:
+    """A consumer delivers to a service import: the service gets what came before it was there, too."""
+    js = clients["d"].jetstream()
+    await js.add_stream(name="W", subjects=["w.>"])
+    info = await js.add_consumer("W", ConsumerConfig(name="pushed", deliver_subject="local.worker", ack_policy="explicit",
+                                                     ack_wait=1))
+    assert info.push_bound
+    await js.publish("w.1", b"before")
+    service = await clients["b"].subscribe("worker")
+    await clients["b"].flush()
+    await js.publish("w.2", b"after")
+    got: dict[bytes, str] = {}
+    while len(got) < 2:
+        msg = await service.next_msg(timeout=10)
+        got[msg.data] = msg.subject
+    assert got == {b"before": "w.1", b"after": "w.2"}
+    await service.unsubscribe()
+    await js.delete_stream("W")
 
 
 async def test_stream_over_an_import(clients: Clients) -> None:

@@ -51,7 +51,9 @@ class Client:
                 self.delete(record)
             return
         draw = rng.random()
-        if draw < 0.55:
+        if self.world.staging is not None and record.kind not in ("audit", "memory") and draw < 0.12:
+            self.world.staging.stage(record, self.requests)
+        elif draw < 0.55:
             self.publish(record)
         elif draw < 0.70:
             self.consumers.pull(record)

@@ -19,6 +19,7 @@ from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.stream import StreamState
 from tests.sim.streams.record import ConsumerRecord, Lost, StreamRecord
+from tests.sim.streams.staging import Staging
 
 __all__ = ["Judge", "Message"]
 
@@ -49,6 +50,7 @@ class Judge:
         self.store = store
         self.records = records
         self.looks = 0
+        self.staging: Staging | None = None
         self._read: dict[tuple[str, int], dict[int, Message]] = {}
 
     def look(self, now_ns: int) -> dict[int, dict[int, Message]]:
@@ -76,6 +78,8 @@ class Judge:
             if stream.offline is not None:
                 raise Lost(f"{stream!r} is offline: {stream.offline}")
             found[stream.stream_id] = messages = self._messages(stream)
+            if self.staging is not None:
+                self.staging.judge(stream, messages)
             record = self.records.get(stream.stream_id)
             if record is not None:
                 self._contents(record, stream, messages, now_ns)

@@ -165,7 +165,10 @@ class Process:
         patient = RetryingStore(self.store, clock=world.clock, rng=self.rng, give_up_ns=15 * SECOND)
         reader = BlockReader(patient, self.cache, shard.key_of)
         try:
-            await self.js.open(shard.log, reader)
+            if world.staging is not None:
+                await self.js.open(shard.log, reader, inbox=world.staging.settings, let_go=shard.sweeper.let_go)
+            else:
+                await self.js.open(shard.log, reader)
             self.serving = True
             if shard.log.failure is None:
                 await self._over.wait()

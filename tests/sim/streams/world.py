@@ -40,6 +40,7 @@ from tests.sim.streams.judge import PATHS, Judge, Message
 from tests.sim.streams.network import Late
 from tests.sim.streams.process import Process
 from tests.sim.streams.record import Lost, StreamRecord
+from tests.sim.streams.staging import Staging
 from tests.sim.streams.usage import CONSUMERS, STREAMS
 from tests.sim.world import eager_compaction
 
@@ -82,6 +83,9 @@ class World:
         self.late: Late = Late(list)
         self.compacts = seed % 7 in (0, 2, 5)
         """Whether blocks are compacted, as often as can be. By the seed, so that the others keep their histories."""
+        self.staging = Staging(self, self.shared) if seed % 5 in (1, 4) else None
+        """Whether somebody stages messages; by the seed, too."""
+        self.judge.staging = self.staging
         self.leased = rng.random() < 0.6
         self.lease_ns = rng.choice((2, 4)) * SECOND
         factor = rng.choice((0.0, 0.3, 1.0, 2.0)) if self.leased else rng.choice((0.0, 0.0, 0.5))
@@ -223,6 +227,8 @@ class World:
                 self.look()
         if "settle" in self.features:
             await calm.restore_and_check(self)
+            if self.staging is not None:
+                await self.staging.settled()
         for process in self.processes:
             await process.kill()
         for process in self.processes:

@@ -174,7 +174,7 @@ def test_a_zstd_bomb_is_refused_unread() -> None:
 
 def test_newer_blocks_and_unknown_ciphers_are_said_to_be_newer() -> None:
     """Shows VersionUnknown for version, codec, cipher and flags behind an intact checksum, for core and index."""
-    for at, value in ((4, 2), (6, 8), (7, 9), (8, 1)):
+    for at, value in ((4, 2), (6, 16), (7, 9), (8, 1)):
         with pytest.raises(VersionUnknown):
             decode_core(_patched_fixed(CORE, CORE_BYTES_MIN, at, bytes([value])), AT, 9)
     for at, value in ((4, 2), (6, 4), (7, 1)):

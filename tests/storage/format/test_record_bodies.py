@@ -32,7 +32,7 @@ def _records(name: str) -> list[Record]:
 
 
 EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segment-of-expiring-messages", "segment-of-schedules",
-                                                          "segment-of-an-adoption")
+                                                          "segment-of-an-adoption", "segment-of-staged-blocks")
          for record in _records(name)
          if (record.kind != RecordKind.CONSUMER_STATE or "re" in record.body)  # type: ignore[operator]
          and (record.kind != RecordKind.RELEASE or "done" in record.body)}  # type: ignore[operator]
@@ -66,7 +66,8 @@ WRONG: list[tuple[int, str, Any]] = [
     (10, "roots", [[-1, 2]]), (10, "done", {}), (11, "owner", 5), (11, "ends", [[1]]), (11, "ends", None),
     (11, "at_ns", None), (11, "reader_version", "1"), (12, "seqs", None), (12, "seqs", [1.5]), (12, "expires_at_ns", None),
     (10, "runs", "key"), (10, "runs", [5]), (14, "blocks", None), (14, "blocks", {}), (14, "blocks", [[1, 2]]),
-    (14, "blocks", [[1, "2", []]]),
+    (14, "blocks", [[1, "2", []]]), (15, "blocks", None), (15, "blocks", {}), (15, "dead", {}), (15, "dead", [[1, 2, 3]]),
+    (15, "dead", [[3, 2, 1, 1]]),
     (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567"), (13, "seqs", None), (13, "due_at_ns", [1])]
 
 

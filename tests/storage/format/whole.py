@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from broker.storage.format.block import BlockCore, Outcome
+from broker.storage.format.block import BlockCore, BlockPlace, Outcome
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.codec import Codec
@@ -69,7 +69,7 @@ def block_rows(data: bytes, head: SegmentHead, i: int) -> tuple[BlockCore, list[
     core = head.core(i)
     for record in core.records:
         assert record.body is record.body
-    ref = head.ref(i, core)
+    ref = head.ref(i, core, BlockPlace.STAGED if core.staged else BlockPlace.LOG)
     if ref is None:
         return core, []
     index = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref, head.header.name)

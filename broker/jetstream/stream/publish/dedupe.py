@@ -133,7 +133,7 @@ class Dedupe:
             some = ids[-count:]
             for msg_id in some:
                 self.bytes -= _ENTRY_BYTES + len(msg_id)
-                if seqs[msg_id] <= last_seq:  # otherwise it was reused after its window, and belongs to a later run
+                if seqs.get(msg_id, _NEVER) <= last_seq:  # otherwise it was reused after its window, and belongs to a later run
                     del seqs[msg_id]
             count -= len(some)
             if len(some) < len(ids):
@@ -165,8 +165,7 @@ class Dedupe:
             if self.bytes >= self.bytes_max:
                 self._unheld_ns = time_ns
                 return False
-            if msg_id in seqs:
-                continue
+            # Of two within the window the newer one was staged, and dropped as a duplicate of the older one.
             seqs[msg_id] = seq
             self.bytes += _ENTRY_BYTES + len(msg_id)
             if older and older[-1].time_ns == time_ns:
@@ -187,5 +186,6 @@ def _last_seq(run: _Run) -> int:
     return run.last_seq
 
 
+_NEVER = 1 << 64
 _BEGIN_MAX = 1024
 """Up to this many forgotten runs are left in the list, or a sixteenth of a long one: deleting them moves all others."""

@@ -110,6 +110,18 @@ class Enforcement:
         """Messages come to which no limit is applied: ``begin`` when all are there."""
         self._most = 0
 
+    @property
+    def doubted(self) -> bool:
+        """Whether subjects may have more messages than their limit allows."""
+        return self._to_sweep
+
+    def doubt_record(self) -> dict[str, Any]:
+        """``doubt``, and what is to be recorded with the messages that come."""
+        if not _limit(self._owner.config):
+            return {}
+        self._most = 0
+        return {PER_SUBJECT: None}
+
     def update_record(self, config: StreamConfig) -> StreamUpdate:
         """The record of an update to ``config`` that is not enforced yet."""
         limit = _limit(config)

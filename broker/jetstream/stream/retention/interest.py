@@ -361,6 +361,13 @@ class Interest:
         self._say()
         return self._start(self._sweep(sweep), "sweep of interest")
 
+    def sweep_record(self, start: int) -> dict[str, Any]:
+        """What is to be recorded with messages from ``start`` on, which come without a look at who waits for them: ``sweep``
+        when they are there."""
+        if not self.selective:
+            return {}
+        return {SWEEP: [min([start, *(begun for begun, _ in self._sweeps or ())]), False]}
+
     def resume(self, extra: Mapping[str, Any]) -> None:
         """Restart the sweep that a crash interrupted; ``extra`` has the extra members of the stream's records."""
         begun = extra.get(SWEEP)

@@ -32,11 +32,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.stream.state.block import LiveBlock
+from broker.jetstream.stream.state.joining import Joining
 from broker.jetstream.stream.state.live_seqs import GAPLESS, alive, dead_set, next_live, over_gaps, ranges
 from broker.jetstream.stream.state.loading import Look, let_go
 from broker.jetstream.stream.state.removal import Front, Removal
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows, size_between
 from broker.jetstream.usage import ServerUsage, Usage
+from broker.storage.format.block import Outcome
 from broker.storage.state.dead import DeadSet
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ class Live:
     Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``stored`` gives the
         stream's applied state at the first ``look``, for its persisted blocks; None: there are none, and never will be.
         ``on_looked(blocks)`` gets those, some at a time. ``usage`` counts the bytes of all streams of its kind.
-    Attributes: ``open``: the block that takes messages, if it has some already. ``first_time_ns``: time of the first live
+    Attributes: ``open``: the block that takes messages, if it has some already. ``joining``: messages that are not part of this
+        yet, and of the stream's next outcome. ``first_time_ns``: time of the first live
         message, kept until the blocks are loaded.
     """
 
@@ -78,6 +81,7 @@ class Live:
         self.first_time_ns = 0
         self.persisted_seq = 0
         self.open: OpenBlock[Any] | None = None
+        self.joining: Joining | None = None
         self._tail: LiveBlock | None = None
         self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
         """For each block that was cut and is not persisted: its live block, or itself until the blocks are loaded."""
@@ -205,6 +209,30 @@ class Live:
             tail.open = block
             self._blocks.append(tail)
             self._begins.append(block.first_seq)
+
+    def outcome(self, first_time_ns: int) -> Outcome:
+        """The stream as it stands, for its block; ``first_time_ns``: of its first message."""
+        joining = self.joining
+        if joining is None:
+            return Outcome(self.first_seq, self.last_seq, self.msgs, self.size_bytes, first_time_ns)
+        first_seq = self.first_seq
+        if not self.msgs and joining.msgs:
+            first_seq, first_time_ns = joining.first_live
+        return Outcome(first_seq, joining.last_seq, self.msgs + joining.msgs, self.size_bytes + joining.size_bytes, first_time_ns)
+
+    def join(self, joining: Joining) -> None:
+        """These messages are persisted, as the last of the stream. The blocks are loaded."""
+        if self._stored is not None:
+            raise RuntimeError("messages joined a stream whose blocks are not loaded")
+        if not self.msgs:
+            self.first_seq, self.first_time_ns = joining.first_live
+        self._blocks += joining.blocks
+        self._begins += [block.first_seq for block in joining.blocks]
+        self.last_seq = joining.last_seq
+        self.last_time_ns = joining.blocks[-1].last_time_ns
+        self.msgs += joining.msgs
+        self.size_bytes += joining.size_bytes
+        self.usage.size_bytes += joining.size_bytes
 
     def cut(self, block: OpenBlock[Any]) -> None:
         """``block`` takes no more, and is on its way into the store unless it is empty."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -14,10 +16,13 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.rows import Rows
 
-__all__ = ["EXCLUDED_AT_ONCE", "candidates", "listed_match", "matching_rows", "may_match"]
+__all__ = ["EXCLUDED_AT_ONCE", "candidates", "listed_match", "matching_ids", "matching_ordinals", "matching_rows", "may_match"]
 
 EXCLUDED_AT_ONCE: Final = 256
 """Blocks that their filters may exclude before the loop has a turn."""
+
+_SEARCHED_MAX: Final = 16
+"""So many subjects are searched for in a block's list of subjects, which may be thousands; with more, each of those is matched."""
 
 
 def listed_match(block: LiveBlock, filters: Filters) -> bool:
@@ -55,25 +60,35 @@ def _hashes(subjects: tuple[bytes, ...]) -> tuple[int, ...]:
     return () if None in found else tuple(one for one in found if one is not None)
 
 
+def matching_ids(head: Head, filters: Filters) -> set[int]:
+    """Places in the head's subject columns of those that match."""
+    subjects, found = head.subjects, set[int]()
+    if filters.literal and len(filters.literals) <= _SEARCHED_MAX:
+        return {i for subject in filters.literals if (i := head.subject_id(subject)) is not None}
+    places = [(bisect_left(subjects, start), bisect_left(subjects, end)) for start, end in filters.spans]
+    for first, stop in places or [(0, len(subjects))]:
+        found.update(range(first, stop) if filters.contiguous else
+                     [i for i, subject in enumerate(subjects[first:stop], first) if filters.decide(subject)])
+    return found
+
+
+def matching_ordinals(head: Head, filters: Filters) -> Sequence[int]:
+    """Ordinals of the block's messages that match, dead ones included, in order."""
+    if filters.all:
+        return range(head.count)
+    wanted, ids = matching_ids(head, filters), head.subject_ids
+    if not wanted or len(wanted) == len(head.subjects) or ids is None:
+        return range(head.count if wanted else 0)
+    if len(wanted) == 1:
+        return head.postings(*wanted)
+    if len(wanted) == sum(map(head.subject_counts.__getitem__, wanted)):
+        return sorted(map(head.subject_firsts.__getitem__, wanted))  # one message each, as of most keys
+    return array("I", [at for at, i in enumerate(ids) if i in wanted])
+
+
 def matching_rows(rows: Rows, block: LiveBlock, filters: Filters) -> list[tuple[int, bytes]]:
     """(sequence, subject) of the block's messages that match, dead ones included."""
     if not isinstance(rows, Head):
         match = filters.match
         return [(rows.seq_of(at), subject) for at in range(block.count) if match(subject := rows.subject_of(at))]
-    if len(filters.literals) == len(filters.subjects) == 1:
-        # As roll-ups ask; there may be one for each subject of a block.
-        subject_id = rows.subject_id(filters.subjects[0])
-        return [] if subject_id is None else [(rows.seq_of(at), filters.subjects[0]) for at in rows.postings(subject_id)]
-    subjects = rows.subjects
-    wanted = {i for i, subject in enumerate(subjects) if filters.match(subject)}
-    if not wanted:
-        return []
-    ids = rows.subject_ids
-    if ids is None:
-        return [(rows.seq_of(at), subjects[0]) for at in range(rows.count)]
-    first_seq, seqs = rows.first_seq, rows.seqs
-    if seqs is None:
-        return [(first_seq + at, subjects[i]) for at, i in enumerate(ids) if i in wanted]
-    return [(seqs[at], subjects[i]) for at, i in enumerate(ids) if i in wanted]
-
-
+    return [(rows.seq_of(at), rows.subject_of(at)) for at in matching_ordinals(rows, filters)]

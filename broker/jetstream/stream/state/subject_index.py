@@ -128,6 +128,17 @@ class SubjectIndex:
             return [(self._lasts[row], self._sizes[row])]
         return list(zip(history[::2], history[1::2], strict=True))
 
+    def next(self, subject: bytes, seq: int) -> int:
+        """The first live message of ``subject`` at or after ``seq``, which is not below the stream's first, in a tracked stream;
+        0 when there is none."""
+        row = self._rows.get(subject)
+        if row is None or self._lasts[row] < seq:
+            return 0
+        history = self._history.get(row)
+        if history is None:
+            return self._lasts[row]
+        return history[2 * bisect_left(range(len(history) >> 1), seq, key=lambda i: history[2 * i])]
+
     # --- changing -----------------------------------------------------------------------------------------------------
 
     def add(self, subject: bytes, seq: int, size: int) -> int:

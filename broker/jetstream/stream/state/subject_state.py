@@ -37,6 +37,8 @@ from broker.storage.format.index import Head
 __all__ = ["SubjectState"]
 
 _DEBTS_MAX = 64
+_FEW = 16
+"""Subjects that are looked up one by one."""
 _ROWS_AT_ONCE = 4096
 """Merged in one go: about 2 ms of the loop."""
 _COUNTED_UNASKED_MAX = 10_000
@@ -144,7 +146,7 @@ class SubjectState:
         live.ensure_blocks()  # what an index says to remove is found there, in the middle of a decision
         if index is None:
             index = self._index = SubjectIndex(self.tracked)
-            index.swept_seq = live.first_seq
+            index.swept_seq = max(live.first_seq, 1)
         if not live.msgs:
             self._emptied(index)
         left = self._apply_debts(index)
@@ -166,6 +168,16 @@ class SubjectState:
             last = self._find_last(subject)
             index.set_last(subject, last)
         return last
+
+    def next(self, filters: Filters, seq: int) -> int | None:
+        """The first live message at or after ``seq`` of a few literal subjects, 0 when there is none; None: it is not known
+        without a look at the blocks."""
+        index, live = self._index, self._live
+        if (index is None or not index.tracked or self._debts or index.merged_seq < live.persisted_seq or not filters.literal
+                or len(filters.literals) > _FEW):
+            return None
+        seq = max(seq, live.first_seq)
+        return min(filter(None, (index.next(subject, seq) for subject in filters.literals)), default=0)
 
     def count(self, subject: bytes) -> int:
         """Live messages of ``subject``. Raises: NotLoaded."""
@@ -316,6 +328,7 @@ class SubjectState:
             index.clear()
         self._debts.clear()
         index.merged_seq = self._live.last_seq
+        index.swept_seq = index.merged_seq + 1
 
     def _apply_debts(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
         """Settle the debts. Returns: None when there are none left; otherwise as ``_go_on``."""

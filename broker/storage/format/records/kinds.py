@@ -24,3 +24,4 @@ class RecordKind(IntEnum):
     EXPIRY = 12
     SCHEDULE = 13
     ADOPTION = 14
+    APPEND = 15

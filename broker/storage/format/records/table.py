@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from broker.storage.format.records.adoption import Adoption
+from broker.storage.format.records.append import Append
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.ceiling import Ceiling
 from broker.storage.format.records.consumer_create import ConsumerCreate
@@ -37,5 +38,6 @@ BODIES: Final[dict[int, type[RecordBody]]] = {body.KIND: body for body in (
     Expiry,
     Schedule,
     Adoption,
+    Append,
 )}
 """By kind."""

@@ -1,0 +1,207 @@
+"""Reading a large stream back from MinIO, beside the same bytes got by bare requests; and what compaction and restarts cost.
+
+    python -m bench.reads [--gb 1] [--message-bytes 1000]
+
+One stream of ``--gb`` gigabytes of messages is published to a jetblock on a MinIO of its own. After restarts, so that its
+cache is empty:
+
+    sequential    a pull consumer reads all of it; beside it the same client library gets the same objects in ranges of 1 MiB
+    random        direct gets by sequence, one at a time, of different blocks and then of the same again
+    shared        eight consumers begin at different places and read all to the end, at the same time: GETs beside those of one
+    restart       until the broker serves again after kill -9
+    compaction    publishing in commits of a few messages with and without it
+
+Rates are by wall time. The stream's payloads are hexadecimal digits, so they are stored in about half their size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from bench.load import Connection
+from bench.run import load
+from bench.servers import Minio, Server, jetblock
+from broker.storage.objectstore.url import open_store
+
+__all__ = ["main"]
+
+_RANGE_BYTES = 1 << 20
+_IN_FLIGHT = 4
+_GETS = 300
+_READERS = 8
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gb", type=float, default=1.0, help="gigabytes of payload")
+    parser.add_argument("--message-bytes", type=int, default=1000)
+    args = parser.parse_args(words)
+    messages = int(args.gb * 1e9 / args.message_bytes)
+    with Minio() as minio, _server(minio) as server:
+        load("setup", server)
+        published = load("publish", server, messages=messages, size=args.message_bytes)
+        _show("published", f"{messages:,} messages of {args.message_bytes} bytes, {_mb(published, args.message_bytes):.0f} MB/s")
+        _compacted(server)
+        _sequential(minio, server, messages, args.message_bytes)
+        _random(server, messages)
+        _shared(server, messages)
+        for _ in range(2):
+            _show("restart after kill -9, seconds", f"{_restarted(server, signal.SIGKILL):.2f}")
+    _compaction()
+    return 0
+
+
+def _sequential(minio: Minio, server: Server, messages: int, size: int) -> None:
+    _restarted(server, signal.SIGTERM)
+    before = _gets(server)
+    load("consumer", server)
+    read = load("pull", server, messages=messages)
+    gets, stored = _gets(server)[0] - before[0], _gets(server)[1] - before[1]
+    ours = stored / read["seconds"] / 1e6
+    with _environment(minio.env):
+        bare_bytes, bare_s = asyncio.run(_bare(minio.url))
+    bare = bare_bytes / bare_s / 1e6
+    _show("sequential read, cold", f"{_mb(read, size):.0f} MB/s of messages; {ours:.0f} MB/s of stored bytes in {gets} GETs; "
+          f"bare ranged gets {bare:.0f} MB/s; ratio {ours / bare:.2f}")
+
+
+async def _bare(url: str) -> tuple[int, float]:
+    """Get the objects of all messages by ranges, a few at once. Returns: bytes and seconds."""
+    store = open_store(url)
+    try:
+        ranges = [(key, at) for key, size in await _objects(store) for at in range(0, size, _RANGE_BYTES)]
+        total, began, waiting = 0, time.perf_counter(), iter(ranges)
+
+        async def work() -> None:
+            nonlocal total
+            for key, at in waiting:
+                total += len(await store.get(key, at, at + _RANGE_BYTES))
+
+        await asyncio.gather(*[work() for _ in range(_IN_FLIGHT)])
+        return total, time.perf_counter() - began
+    finally:
+        await store.close()
+
+
+async def _objects(store: Any) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    after = ""
+    while rows := await store.list("", after):
+        found += [(row.key, row.size) for row in rows if "/log/" in row.key or "/runs/" in row.key]
+        after = rows[-1].key
+    return found
+
+
+def _random(server: Server, messages: int) -> None:
+    _restarted(server, signal.SIGTERM)
+    rng, con = random.Random(3), Connection(server.port)
+    seqs = [rng.randrange(messages) + 1 for _ in range(_GETS)]
+    for name in ("cold", "warm"):
+        times = sorted(_timed(con, seq) for seq in seqs)
+        p50, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
+        _show(f"get by sequence, {name}", f"p50 {p50 * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms")
+
+
+def _timed(con: Connection, seq: int) -> float:
+    began = time.perf_counter()
+    con.request("$JS.API.STREAM.MSG.GET.BENCH", {"seq": seq})
+    return time.perf_counter() - began
+
+
+def _shared(server: Server, messages: int) -> None:
+    """Readers that begin at different places go over the whole stream: the last ones from its end, and then from the front."""
+    _restarted(server, signal.SIGTERM)
+    con, before = Connection(server.port), _gets(server)[0]
+    tail = messages // (2 * _READERS)
+    for i in range(_READERS):
+        con.request(f"$JS.API.CONSUMER.CREATE.BENCH.R{i}", {"stream_name": "BENCH", "config": {
+            "durable_name": f"R{i}", "ack_policy": "none", "deliver_policy": "by_start_sequence", "opt_start_seq": i * tail + 1}})
+
+    def read(i: int) -> None:
+        load("pull", server, messages=messages - i * tail, consumer=f"R{i}", patience=120)
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        list(pool.map(read, range(_READERS)))
+    shared = _gets(server)[0] - before
+    _restarted(server, signal.SIGTERM)
+    before = _gets(server)[0]
+    load("consumer", server, consumer="ONE")
+    load("pull", server, messages=messages, consumer="ONE")
+    one = _gets(server)[0] - before
+    _show(f"{_READERS} readers at different places", f"{shared} GETs, {shared / one:.2f} of one reader's {one}")
+
+
+def _compaction() -> None:
+    """Small commits of one publisher, in turn with and without compaction."""
+    rates: dict[str, list[float]] = {"on": [], "off": []}
+    lags: dict[str, list[float]] = {"on": [], "off": []}
+    for _ in range(2):
+        for name in rates:
+            with jetblock(env={"JETBLOCK_COMPACTION": "true" if name == "on" else "false"}) as server:
+                load("setup", server)
+                rates[name].append(load("publish", server, messages=60_000, in_flight=20)["rate"])
+                lags[name].append(server.varz()["jetblock"]["loop_lag_ms"]["p99"])
+    on, off = max(rates["on"]), max(rates["off"])
+    _show("publish, 20 in flight, with compaction / without", f"{on:,.0f} / {off:,.0f} a second, ratio {on / off:.2f}; "
+          f"loop lag p99 {min(lags['on']):.2f} / {min(lags['off']):.2f} ms")
+
+
+def _compacted(server: Server) -> None:
+    """Wait until compaction has nothing to do."""
+    before, since = -1, time.monotonic()
+    while time.monotonic() - since < 5:
+        merges = int(server.varz()["jetblock"]["log"]["compaction"]["merges"])
+        if merges != before:
+            before, since = merges, time.monotonic()
+        time.sleep(0.5)
+    _show("compaction", f"{before} merges")
+
+
+def _restarted(server: Server, how: signal.Signals) -> float:
+    server.stop(how)
+    return server.start()
+
+
+def _gets(server: Server) -> tuple[int, int]:
+    """Requests and bytes so far."""
+    row = server.varz()["jetblock"]["store"]["get"]
+    return int(row["count"]), int(row["bytes"])
+
+
+def _server(minio: Minio) -> Server:
+    server = jetblock(store=minio.url, env={**minio.env, "JETBLOCK_COMPACTION_QUIET": "1s"})
+    server.words += ["--server_name", "reads"]  # it takes the store back at once, without waiting for its own lease
+    return server
+
+
+def _mb(done: dict[str, Any], size: int) -> float:
+    return float(done["rate"]) * size / 1e6
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _show(what: str, value: str) -> None:
+    print(f"{what:<52} {value}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""JETBLOCK.ADOPT of $JS.API: whoever put a request into the inbox has it carried out at once, and gets the answer.
+
+An addition of jetblock: nats-server has nothing like it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.gotime import format_time
+from broker.jetstream.api.request import Request, Route
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import BAD_REQUEST, ApiError
+
+__all__ = ["ROUTES"]
+
+_ID: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+@dataclass(slots=True)
+class _AdoptRequest:
+    request: str = wire.text()
+
+
+async def adopt(request: Request) -> dict[str, Any]:
+    """Let the staged messages of a request join the stream; answered once they have."""
+    request.need_body()
+    asked = request.body(_AdoptRequest, "JSApiJetblockAdoptRequest")
+    if not _ID.fullmatch(asked.request):
+        raise ApiError(BAD_REQUEST)
+    answer = await request.account.carry_out(int(asked.request, 16), request.stream(request.tokens[2]))
+    return {"request": asked.request, "messages": answer.messages, "duplicates": answer.duplicates,
+            "first_seq": answer.first_seq, "last_seq": answer.last_seq, "adopted": format_time(answer.at_ns)}
+
+
+ROUTES: dict[tuple[str, ...], Route] = {
+    ("JETBLOCK", "ADOPT", "*"): Route("jetblock_adopt_response", adopt, apart=True),
+}
+"""Subject after $JS.API, ``*`` for any token, to its route."""

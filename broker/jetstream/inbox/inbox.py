@@ -1,0 +1,362 @@
+"""The inbox of a shard: requests of those who do not own it, granted or refused by its owner.
+
+    poked by the API ──┐                  ┌─ granted: the stream's record has the answer ─┐
+    looked at (poll) ──┴─> read, check ───┼─ refused: likewise                            ├─> the request is deleted
+                             its runs     └─ no such stream: nobody is to be told         ┘
+
+A request is carried out by one task however many ask for it. What is persisted first is the answer, then the request goes:
+after a kill in between the next owner finds the answer, and grants nothing twice.
+
+Owns: which requests are looked at and when, and that abandoned runs are swept. Does not own: what a stream accepts
+(stream.appending), reading runs (storage.staging.check), deleting them (the sweeper).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from broker.jetstream.stream.state.decision import Stuck
+from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
+from broker.storage.format.errors import FormatError, VersionUnknown
+from broker.storage.format.request import Request, StagedRun
+from broker.storage.format.staged import STAGED_EPOCH
+from broker.storage.objectstore.base import NotFound, StoreError
+from broker.storage.paths import STREAMS, ShardPaths, StreamPaths, parse
+from broker.storage.staging.answers import Answer
+from broker.storage.staging.check import Aside, NotAdoptable, Staged, read_staged
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.stream.stream import Stream
+    from broker.storage.log.log import Log
+
+__all__ = ["Carried", "Inbox", "InboxSettings"]
+
+_log = logging.getLogger(__name__)
+
+_LISTED_AT_ONCE: Final = 1000
+_TURN: Final = 500
+_GENERAL: Final = 10051
+_LATER: Final = frozenset((NOT_AVAILABLE, STREAM_OFFLINE))
+"""Errors that say nothing about the request."""
+
+
+class InboxSettings:
+    """How often the inbox is looked at (0: never), after what time runs that nobody asks for are swept, and how what takes
+    milliseconds is called."""
+
+    def __init__(self, *, poll_ns: int = 60_000_000_000, staged_grace_ns: int = 86_400_000_000_000,
+                 aside: Aside = asyncio.to_thread) -> None:
+        self.aside = aside
+        self.poll_ns = poll_ns
+        self.staged_grace_ns = staged_grace_ns
+
+
+class Carried(NamedTuple):
+    """What became of a request: ``answer`` if it was granted, now or before; otherwise ``why`` not, and whether it stays."""
+
+    request_id: int
+    account: str
+    stream: str
+    answer: Answer | None
+    why: str
+    stays: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """For reports."""
+        said: dict[str, Any] = {"request": f"{self.request_id:016x}", "account": self.account, "stream": self.stream}
+        if self.answer is None:
+            return {**said, "stays" if self.stays else "refused": self.why}
+        return {**said, "messages": self.answer.messages, "duplicates": self.answer.duplicates,
+                "first_seq": self.answer.first_seq, "last_seq": self.answer.last_seq}
+
+
+class Host(Protocol):
+    """What the inbox needs of JetStream."""
+
+    @property
+    def available(self) -> bool: ...
+
+    def stream(self, account: str, name: str) -> Stream:
+        """The live stream of an account. Raises: ApiError."""
+
+
+class _Errand:
+    """A request that is being carried out, once it was read."""
+
+    __slots__ = ("request", "stream_id", "task")
+
+    def __init__(self) -> None:
+        self.request: Request | None = None
+        self.stream_id = 0
+        self.task: asyncio.Task[Answer]
+
+
+class Inbox:
+    """Args: ``let_go(keys)`` deletes runs that nothing will ever name."""
+
+    def __init__(self, host: Host, log: Log, clock: Clock, settings: InboxSettings, let_go: Callable[[Sequence[str]], object],
+                 paths: ShardPaths | None = None) -> None:
+        self.settings = settings
+        self._host = host
+        self._log = log
+        self._store = log.store
+        self._clock = clock
+        self._let_go = let_go
+        self._paths = paths or ShardPaths()
+        self._under_way: dict[int, _Errand] = {}
+        self._gone = {key for released in log.state.released.values() for key in released.runs}
+        """Runs that are deleted, or will be: nothing may name them any more."""
+        self._left: dict[int, str] = {}
+        """Requests that cannot be carried out here now, with the reason that was logged."""
+        self._poll: asyncio.Task[None] | None = None
+        self._swept_at_ns: int | None = None
+
+    def start(self) -> None:
+        """Look at the inbox from now on, at once and then at the set rate."""
+        if self.settings.poll_ns:
+            self._poll = asyncio.get_running_loop().create_task(self._look_again(), name="inbox")
+
+    async def stop(self) -> None:
+        """End; requests that were not answered stay."""
+        tasks: list[asyncio.Task[Any]] = [errand.task for errand in self._under_way.values()]
+        if self._poll is not None:
+            tasks.append(self._poll)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def carry_out(self, request_id: int, stream: Stream | None = None) -> Answer:
+        """Grant or refuse a request now. ``stream`` is the one that it is said to be for.
+
+        Raises: ApiError, by which it is refused, for good unless that is 10008 or 10194; StoreError, and it stays.
+        """
+        errand = self._begin(request_id, stream)
+        answer = await asyncio.shield(errand.task)
+        if stream is not None and errand.stream_id != stream.stream_id:
+            raise ApiError(_GENERAL, err=f"request {request_id:016x} is for another stream")
+        return answer
+
+    def _begin(self, request_id: int, stream: Stream | None = None) -> _Errand:
+        errand = self._under_way.get(request_id)
+        if errand is None:
+            errand = self._under_way[request_id] = _Errand()
+            errand.task = asyncio.get_running_loop().create_task(self._carry_out(errand, request_id, stream),
+                                                                 name=f"request {request_id:016x}")
+            errand.task.add_done_callback(lambda task: self._ended(request_id, task))
+        return errand
+
+    def _ended(self, request_id: int, task: asyncio.Task[Answer]) -> None:
+        del self._under_way[request_id]
+        if not task.cancelled():
+            task.exception()  # whoever asked gets it, if anybody does
+
+    async def carry_out_all(self) -> list[Carried]:
+        """Carry out all requests that are there. Raises: StoreError."""
+        done: list[Carried] = []
+        after = self._paths.requests
+        while True:
+            listed = await self._store.list(self._paths.requests, after, _LISTED_AT_ONCE)
+            for info in listed:
+                if (key := parse(info.key)) is not None:
+                    done.append(await self._carried(key.object_id))
+            if len(listed) < _LISTED_AT_ONCE:
+                return done
+            after = listed[-1].key
+
+    async def _carried(self, request_id: int) -> Carried:
+        stays, why, answer = False, "", None
+        errand = self._begin(request_id)
+        try:
+            answer = await asyncio.shield(errand.task)
+        except ApiError as error:
+            stays, why = error.err_code in _LATER, error.description
+            if stays:
+                why = self._left.get(request_id, why)
+        except (FormatError, Stuck) as error:
+            stays, why = True, str(error)
+            self._leave(request_id, why)
+        except StoreError:
+            raise
+        except Exception as error:
+            if self._log.failure is not None:
+                raise
+            # The other requests are carried out all the same.
+            _log.error("request %016x failed", request_id, exc_info=error)
+            stays, why = True, repr(error)
+        asked = errand.request
+        return Carried(request_id, asked.account if asked else "", asked.stream if asked else "", answer, why, stays)
+
+    async def _look_again(self) -> None:
+        while self._log.failure is None:
+            try:
+                if self._host.available:
+                    await self.carry_out_all()
+                    await self._sweep()
+            except StoreError as error:
+                _log.debug("the inbox is looked at later: %s", error)
+            except Exception as error:
+                if self._log.failure is not None:
+                    return
+                _log.error("looking at the inbox failed; it is tried again", exc_info=error)
+            await asyncio.sleep(self.settings.poll_ns / 1e9)
+
+    # --- one request --------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, errand: _Errand, request_id: int, stream: Stream | None) -> Answer:
+        key = self._paths.inbox(request_id)
+        try:
+            request = errand.request = Request.decode(await self._store.get(key), request_id)
+            errand.stream_id = request.stream_id
+        except NotFound:
+            if stream is None or (answer := stream.appending.requests.of(request_id)) is None:
+                raise ApiError(_GENERAL, err=f"there is no request {request_id:016x} in the inbox") from None
+            errand.stream_id = stream.stream_id
+            return answer
+        except VersionUnknown as error:
+            self._leave(request_id, str(error))
+            raise ApiError(NOT_AVAILABLE) from None
+        except FormatError as error:
+            _log.warning("a request in the inbox is damaged, and was dropped: %s", error)
+            await self._delete(key)
+            raise ApiError(_GENERAL, err=f"the request is damaged: {error}") from None
+        if stream is not None and (stream.account, stream.name) != (request.account, request.stream):
+            where = f": {request.stream!r}" if stream.account == request.account else ""
+            raise ApiError(_GENERAL, err=f"request {request_id:016x} is for another stream{where}")
+        try:
+            found = self._stream_of(request)
+        except ApiError as error:
+            if error.err_code in _LATER:
+                raise
+            _log.info("request %016x is dropped: stream %s > %s of that incarnation does not exist", request_id,
+                      request.account, request.stream)
+            await self._delete(key)
+            raise
+        answer = found.appending.requests.of(request_id)
+        if answer is None:
+            try:
+                answer = await self._grant(found, request)
+            except Exception:
+                if self._log.failure is not None:
+                    raise ApiError(NOT_AVAILABLE) from None
+                raise
+        await self._delete(key)
+        return answer
+
+    def _stream_of(self, request: Request) -> Stream:
+        """Raises: ApiError 10059 when it is gone; 10008 when it is not served here."""
+        state = self._log.state.streams.get(request.stream_id)
+        if state is None or (state.account, state.name) != (request.account, request.stream):
+            raise ApiError(STREAM_NOT_FOUND)
+        try:
+            found = self._host.stream(request.account, request.stream)
+        except ApiError as error:
+            self._leave(request.request_id, f"stream {request.account} > {request.stream}: {error}")
+            raise ApiError(NOT_AVAILABLE) from None
+        if found.stream_id != request.stream_id:
+            raise ApiError(STREAM_NOT_FOUND)
+        return found
+
+    async def _grant(self, stream: Stream, request: Request) -> Answer:
+        try:
+            staged = await self._read(stream, request)
+            return await stream.appending.append(request.request_id, staged, lambda: self._check_runs(request))
+        except NotAdoptable as error:
+            refused = ApiError(_GENERAL, err=str(error))
+        except ApiError as error:
+            if error.err_code in _LATER:
+                raise
+            refused = error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise ApiError(NOT_AVAILABLE) from None  # the stream was closed, perhaps since it was deleted
+        _log.info("request %016x for stream %s > %s is refused: %s", request.request_id, stream.account, stream.name, refused)
+        await stream.appending.refuse(request.request_id, refused)
+        await self._delete(self._paths.inbox(request.request_id))
+        raise refused
+
+    async def _read(self, stream: Stream, request: Request) -> Staged:
+        """Raises: NotAdoptable; StoreError."""
+        return await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max,
+                                 aside=self.settings.aside)
+
+    def _check_runs(self, request: Request) -> None:
+        """Raises: ApiError for a run that must not join any more."""
+        for run, key in _keys(request).items():
+            if key in self._gone or any(key in released.runs for released in self._log.state.released.values()):
+                raise ApiError(_GENERAL, err=f"{key} was let go: stage it again")
+            if self._named((*run.position, run.run_id, request.stream_id)):
+                raise ApiError(_GENERAL, err=f"{key} has joined the stream already, by another request")
+
+    async def _delete(self, key: str) -> None:
+        try:
+            await self._store.delete(key)
+        except StoreError as error:
+            _log.debug("%s is deleted later: %s", key, error)  # it is found again, with its answer
+
+    def _leave(self, request_id: int, why: str) -> None:
+        """Say once why a request stays."""
+        if self._left.get(request_id) != why:
+            if len(self._left) >= _LISTED_AT_ONCE:
+                self._left.clear()
+            self._left[request_id] = why
+            _log.warning("request %016x stays in the inbox: %s", request_id, why)
+
+    # --- abandoned runs -----------------------------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        """Let go of staged runs that are older than the grace and that no request names. Raises: StoreError."""
+        now_ns, grace_ns = self._clock.now_ns(), self.settings.staged_grace_ns
+        if not self._log.clock_trusted() or (
+                self._swept_at_ns is not None and 0 <= now_ns - self._swept_at_ns < grace_ns // 4):
+            return
+        self._swept_at_ns = now_ns
+        old: set[str] = set()
+        for i, info in enumerate(await self._store.list(STREAMS)):
+            if i % _TURN == 0:
+                await asyncio.sleep(0)
+            epoch, number, _, stream_id = run = _run_of(info.key)
+            if stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < now_ns - grace_ns and not self._named(run):
+                old.add(info.key)
+        if not old:
+            return
+        # After the runs: a request that comes later than this meets ``_gone``.
+        for info in await self._store.list(self._paths.requests):
+            old -= await self._named_by(info.key)
+        found = [text for text in sorted(old - self._gone) if not self._named(_run_of(text))]
+        self._gone.update(found)
+        if found:
+            _log.info("%d staged runs that nobody asked for are swept", len(found))
+            self._let_go(found)
+
+    def _named(self, run: tuple[int, int, int, int]) -> bool:
+        state = self._log.state
+        return run in state.runs or run in state.freed_runs
+
+    async def _named_by(self, key: str) -> set[str]:
+        """The runs that a request names."""
+        parsed = parse(key)
+        try:
+            request = Request.decode(await self._store.get(key), parsed.object_id if parsed is not None else 0)
+        except (NotFound, FormatError):
+            return set()
+        return set(_keys(request).values())
+
+
+def _keys(request: Request) -> dict[StagedRun, str]:
+    """The runs that a request names, with their keys."""
+    paths = StreamPaths(request.account, request.stream, request.stream_id)
+    return {run: paths.run(run.position, run.run_id) for run in request.runs}
+
+
+def _run_of(text: str) -> tuple[int, int, int, int]:
+    """Epoch, number and id of the run with this key, and its stream; zeros for any other key."""
+    key = parse(text)
+    if key is None or key.position is None or key.incarnation is None:
+        return 0, 0, 0, 0
+    return (*key.position, key.object_id, key.incarnation)

@@ -1,0 +1,63 @@
+"""Which requests of its inbox a stream has granted or refused: each is answered once, and the answer stays the same.
+
+Kept in the stream's extra members, under a key for each; written into the block of the record that grants or refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from broker.jetstream.wire.errors import ApiError
+from broker.storage.staging.answers import ANSWER, REFUSED, Answer
+
+__all__ = ["Requests", "refusal"]
+
+_GRANTED_MAX: Final = 1000
+_REFUSED_MAX: Final = 100
+
+
+class _Kept(NamedTuple):
+    granted: dict[int, Answer]
+    refused: dict[int, Answer]
+
+
+class Requests:
+    """The answers of one stream; the oldest are forgotten when there are many."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, stored: Mapping[str, Any]) -> None:
+        self._kept: _Kept | None = None
+        if stored:  # most streams store nothing there
+            for answer in sorted(Answer.all_of(stored), key=lambda answer: answer.at_ns):
+                self._keep(answer)
+
+    def of(self, request_id: int) -> Answer | None:
+        """The answer, if the request was granted."""
+        return None if self._kept is None else self._kept.granted.get(request_id)
+
+    def answer(self, answer: Answer) -> dict[str, Any]:
+        """Remember it; returns what is to be recorded: a value by key, None for what is forgotten."""
+        changes: dict[str, Any] = {}
+        kept = self._keep(answer)
+        for answers, most in ((kept.granted, _GRANTED_MAX), (kept.refused, _REFUSED_MAX)):
+            while len(answers) > most:
+                oldest = next(iter(answers))
+                del answers[oldest]
+                changes[ANSWER + f"{oldest:016x}"] = None
+        changes[answer.key] = answer.pack()
+        return changes
+
+    def _keep(self, answer: Answer) -> _Kept:
+        if self._kept is None:
+            self._kept = _Kept({}, {})
+        kept = self._kept
+        kept.refused.pop(answer.request_id, None)
+        (kept.refused if answer.state == REFUSED else kept.granted)[answer.request_id] = answer
+        return kept
+
+
+def refusal(request_id: int, error: ApiError, at_ns: int) -> Answer:
+    """The answer to a request that is not granted."""
+    return Answer(request_id, REFUSED, at_ns, err_code=error.err_code, why=error.description)

@@ -1,0 +1,43 @@
+"""Messages that are about to join a stream: recorded, and not yet persisted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.state.block import LiveBlock
+
+__all__ = ["Joining"]
+
+
+class Joining:
+    """Attributes:
+        blocks: in order; each has a live message. ``numbers``: theirs in the request.
+    """
+
+    __slots__ = ("blocks", "first_seq", "last_seq", "msgs", "numbers", "size_bytes")
+
+    def __init__(self, first_seq: int) -> None:
+        self.first_seq = first_seq
+        self.last_seq = first_seq - 1
+        self.msgs = 0
+        self.size_bytes = 0
+        self.blocks: list[LiveBlock] = []
+        self.numbers: list[int] = []
+
+    def add(self, number: int, block: LiveBlock) -> None:
+        """``block`` comes next."""
+        self.numbers.append(number)
+        self.blocks.append(block)
+        self.last_seq = block.last_seq
+        self.msgs += block.live_msgs
+        self.size_bytes += block.live_bytes
+
+    @property
+    def first_live(self) -> tuple[int, int]:
+        """Sequence of the first live message, and the time of its block."""
+        block = self.blocks[0]
+        seq = block.first_seq
+        while block.dead is not None and seq in block.dead:
+            seq += 1
+        return seq, block.first_time_ns

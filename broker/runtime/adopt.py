@@ -1,0 +1,100 @@
+"""An owner that serves no clients: it takes the shard, carries out the requests in its inbox, and gives it back.
+
+Streams are opened as a broker opens them, so limits, duplicate windows and consumers are respected as they are there. What
+becomes due meanwhile (messages that are too old, scheduled ones, mirrors) happens as with a broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Final
+
+from broker.clock import GuardedClock
+from broker.config.access import AccountSettings
+from broker.config.settings import AccountLimits, Settings
+from broker.errors import StartError
+from broker.jetstream.engine import JetStream
+from broker.jetstream.inbox.inbox import Carried, InboxSettings
+from broker.jetstream.wire.errors import ApiError
+from broker.runtime.shard_host import ShardHost
+from broker.server.accounts.directory import wanted_accounts
+from broker.server.routing.router import Router
+from broker.storage.shard import Shard
+
+__all__ = ["Owned", "adopt"]
+
+_PATIENCE_SECONDS: Final = 5.0
+
+
+class Owned(Exception):
+    """A broker owns the store."""
+
+
+async def adopt(settings: Settings) -> list[Carried]:
+    """Carry out all requests in the inbox of the store that ``settings`` name; returns what became of each.
+
+    Raises: Owned; StartError when the store cannot be used; StoreError.
+    """
+    clock, rng = GuardedClock(), random.Random()
+    lost: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    def tell(error: BaseException) -> None:
+        if not lost.done():
+            lost.set_result(error)
+
+    host = ShardHost(settings.storage, settings.server_name, clock, tell)
+    standby = asyncio.Event()
+    host.on_standby = standby.set
+    js = JetStream(clock, rng, settings.jetstream)
+    try:
+        await host.check()
+        shard = await _acquire(host, settings, standby)
+        _add_accounts(js, clock, rng, {one.name: one for one in wanted_accounts(settings.accounts).values()},
+                      {stream.account for stream in shard.state.streams.values()})
+        await js.open(shard.log, host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
+            poll_ns=0, staged_grace_ns=settings.storage.staged_grace_ns))
+        assert js.inbox is not None
+        carried = asyncio.create_task(js.inbox.carry_out_all(), name="inbox")
+        await asyncio.wait((carried, lost), return_when=asyncio.FIRST_COMPLETED)
+        if not carried.done():
+            carried.cancel()
+            raise Owned(f"another broker took the store meanwhile: {lost.result()}")
+        return await carried
+    finally:
+        await js.close(tell=host.shard is not None)
+        await host.give_back()
+        await host.close()
+
+
+async def _acquire(host: ShardHost, settings: Settings, standby: asyncio.Event) -> Shard:
+    """The shard, once it is ours. Raises: Owned; StartError."""
+    acquiring = asyncio.create_task(host.acquire(), name="acquire")
+    waiting = asyncio.create_task(standby.wait(), name="standby")
+    try:
+        await asyncio.wait((acquiring, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not acquiring.done() and host.store.try_lock is None:
+            # Its last owner may have died: that is known after a lease of silence.
+            await asyncio.wait((acquiring,), timeout=2 * settings.storage.lease_ns / 1e9 + _PATIENCE_SECONDS)
+        if not acquiring.done():
+            raise Owned(f"{host.store.url}: a broker owns the store. It looks at its inbox by itself, and at once when it is asked "
+                        f"to by $JS.API.JETBLOCK.ADOPT")
+        return await acquiring
+    finally:
+        waiting.cancel()
+        acquiring.cancel()
+        await asyncio.gather(acquiring, waiting, return_exceptions=True)
+
+
+def _add_accounts(js: JetStream, clock: GuardedClock, rng: random.Random, configured: Mapping[str, AccountSettings],
+                  stored: set[str]) -> None:
+    """The accounts that have streams, with their configured limits. Raises: StartError."""
+    loop = asyncio.get_running_loop()
+    for name in sorted(stored):
+        account = configured.get(name)
+        limits = account.jetstream if account is not None and account.jetstream is not None else AccountLimits()
+        try:
+            js.add_account(name, Router(clock, rng, loop.call_soon, name), limits)
+        except ApiError as error:
+            raise StartError(f"account {name!r}: {error}") from None

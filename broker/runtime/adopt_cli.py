@@ -1,0 +1,93 @@
+"""``jetblock adopt STORE_URL``: carry out the requests in a store's inbox where no broker runs.
+
+Exit status: 0 all are granted, or there were none; 1 some were refused, or stay, with the reasons; 2 the inbox could not be
+looked at, with the reason on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from broker.config.flags import CommandLine
+from broker.config.load import load
+from broker.config.settings import ConfigError, Settings, make_settings
+from broker.errors import StartError
+from broker.jetstream.inbox.inbox import Carried
+from broker.output import count, printable
+from broker.runtime.adopt import Owned, adopt
+from broker.storage.objectstore import StoreError
+
+__all__ = ["main"]
+
+_EPILOG = """\
+Staged messages join their streams as if they were published: limits, duplicate windows and consumers hold. Limits of accounts
+are those of the configuration file; without it, accounts have none. No broker may own the store: one that does looks at its
+inbox by itself.
+status: 0 all were granted, 1 some were refused or stay, 2 the inbox could not be looked at
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Look at the inbox once; returns the exit status."""
+    try:
+        options = _parse(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    logging.basicConfig(level=logging.WARNING, format="jetblock adopt: %(message)s")
+    try:
+        done = asyncio.run(adopt(_settings(options)))
+    except KeyboardInterrupt:
+        print("jetblock adopt: interrupted; run it again", file=sys.stderr)
+        return 130
+    except (ConfigError, Owned, StartError, StoreError) as error:
+        print(f"jetblock adopt: {printable(str(error))}", file=sys.stderr)
+        return 2
+    if options.json:
+        json.dump({"store": options.store, "requests": [one.to_json() for one in done]}, sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(map(_line, done)) or "the inbox is empty")
+    return 0 if all(one.answer is not None for one in done) else 1
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="jetblock adopt", epilog=_EPILOG,
+                                     description="Let staged messages join their streams, where no broker runs.",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", metavar="STORE_URL", help="file://DIR or s3://BUCKET/PREFIX")
+    parser.add_argument("-c", "--config", metavar="FILE", help="the broker's configuration, for limits and the store's settings")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    return parser.parse_args(list(arguments))
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """Raises: ConfigError."""
+    url = str(options.store)
+    if url.startswith("memory:"):
+        raise ConfigError("memory:// exists only inside its broker: there is nothing to adopt from outside")
+    if "://" not in url:
+        raise ConfigError(f"{url}: a store is file://DIR or s3://BUCKET/PREFIX")
+    if url.startswith("file://") and not os.path.isdir(url.removeprefix("file://")):
+        raise ConfigError(f"{url}: there is no such directory")
+    base = load(CommandLine(config=options.config), os.environ) if options.config else None
+    if base is not None and (base.operator.tokens or base.operator.trusted_keys):
+        raise ConfigError("accounts and their limits come with tokens here: let the broker carry out its requests")
+    values = {"storage.url": url, "jetstream.enabled": True, "storage.compaction": False}
+    return make_settings(values) if base is None else make_settings(values, base)
+
+
+def _line(one: Carried) -> str:
+    request, where = f"request {one.request_id:016x}", printable(f"{one.account} > {one.stream}" if one.stream else "")
+    if one.answer is None:
+        return f"{request} {where}: {'stays' if one.stays else 'refused'}: {printable(one.why)}"
+    answer = one.answer
+    dropped = f", {count(answer.duplicates)} duplicates dropped" if answer.duplicates else ""
+    if not answer.messages:
+        return f"{request} {where}: nothing joined{dropped}"
+    return f"{request} {where}: {count(answer.messages)} messages joined as {answer.first_seq} to {answer.last_seq}{dropped}"

@@ -1,0 +1,250 @@
+"""The routes of one account's subjects, cached until a subscription that may match comes or goes.
+
+Most subjects have an entry of their own; two families of subjects that never repeat are cached by what their members share:
+
+    _INBOX.<id>.<token>                       by _INBOX.<id>, when no subscription there depends on the token
+    $JS.ACK.<stream>.<consumer>.<5 numbers>   by the first four tokens, when no subscription depends on the numbers
+
+Does not own: the subscriptions (sublist), delivering (route), telling others about a change (router).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import islice
+from typing import Final
+from weakref import WeakValueDictionary, ref
+
+from broker.protocol.subject import is_literal
+from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
+from broker.server.routing.inward import Inward
+from broker.server.routing.route import Refusal, Route, Subscription
+from broker.server.routing.sublist import Match, Sublist
+
+__all__ = ["ROUTES_KEPT", "Routes"]
+
+ROUTES_KEPT: Final = 8192
+"""Bound of each cache, in entries; past it the older half is dropped."""
+
+_SCAN_MAX: Final = 2048
+"""Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
+
+_INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.")
+"""Beginnings of subjects that rarely repeat, and share a route with those that differ in the last token: replies to clients
+and through service imports, and gets of keys."""
+
+_WILDCARD: Final = re.compile(rb"(?:\A|\.)[*>](?=\.|\Z)")
+_DOT: Final = ord(".")
+_NO_FAMILY: Final = (b"", 0)
+
+
+class Routes:
+    """``refused``: how subjects begin that clients may not publish to.
+
+    Attributes: ``by_subject``: the cache to look into first; ``family``: of the subject resolved last, see ``resolve``;
+        ``changes`` counts those of subscriptions; ``lookups``, ``family_hits``: subjects that no route was cached for,
+        and those that shared their family's.
+    """
+
+    def __init__(self, subs: Sublist[Subscription], rng: random.Random, inward: Inward, refused: tuple[bytes, ...]) -> None:
+        self._subs = subs
+        self._rng = rng
+        self._inward = inward
+        self._refused = refused
+        self.by_subject: dict[bytes, Route] = {}
+        # By inbox prefix (None: resolve each subject); by the head of an ack subject.
+        self._inboxes: dict[bytes, Route | None] = {}
+        self._acks: dict[bytes, Route] = {}
+        self._heads: set[bytes] = set()
+        self._roots: set[bytes] = set()
+        """The first two tokens of all that is in ``by_subject`` and ``_inboxes``, and of what was there."""
+        self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
+        self.family = _NO_FAMILY
+        self.lookups = self.family_hits = 0
+        self.changes = 0
+        self._ack_readers = 0
+        self._deniers = 0
+        self._nobody = Route(Match(), (), rng, inward)
+        self._refusal = Refusal(Match(), (), rng, inward)
+
+    @property
+    def caches(self) -> tuple[dict[bytes, Route] | dict[bytes, Route | None], ...]:
+        """The cached routes, by subject or family of subjects."""
+        return self.by_subject, self._inboxes, self._acks
+
+    def of(self, subject: bytes) -> Route:
+        """The route of a literal subject."""
+        return self.by_subject.get(subject) or self.resolve(subject)
+
+    # Changes.
+
+    def added(self, sub: Subscription) -> bytes | None:
+        """``sub`` has come. Returns: as ``_forget``."""
+        self._deniers += sub.denies is not None
+        self._ack_readers += reads_acks(sub.subject)
+        return self._forget(sub.subject)
+
+    def removed(self, sub: Subscription) -> bytes | None:
+        """``sub`` has left. Returns: as ``_forget``."""
+        self._deniers -= sub.denies is not None
+        self._ack_readers -= reads_acks(sub.subject)
+        return self._forget(sub.subject)
+
+    def limited(self, sub: Subscription) -> None:
+        """``sub`` takes only so many messages from now on."""
+        if is_literal(sub.subject):
+            known = self.by_subject.get(sub.subject)
+            if known is not None:
+                known.limit()
+            return
+        if (alone := sub.alone) is not None and (route := alone()) is not None:
+            route.limit()
+        for route in list(self._by_receivers.values()):
+            if sub in route.receivers:
+                route.limit()
+
+    def _forget(self, subject: bytes) -> bytes | None:
+        """Drop the routes that a subscription to ``subject`` may affect. Returns: what is before its first wildcard; None:
+        it has none."""
+        self.changes += 1
+        wildcard = _WILDCARD.search(subject) if b"*" in subject or b">" in subject else None
+        if wildcard is None:
+            self.by_subject.pop(subject, None)
+            self._inboxes.pop(subject.rpartition(b".")[0], None)
+            return None
+        prefix = subject[:wildcard.start()]
+        dotted = prefix + b"."
+        dots = prefix.count(b".")
+        for cache in self.caches:
+            if not cache:
+                continue
+            if cache is self._acks and dots >= ACK_TOKENS - 6:
+                cache.pop(prefix, None)  # no key has more tokens
+            elif dots and cache is not self._acks and _root(prefix) not in self._roots:
+                continue  # as for most subjects of a new consumer
+            elif not prefix or len(cache) > _SCAN_MAX:
+                cache.clear()
+            else:
+                for key in [key for key in cache if key.startswith(dotted) or key == prefix]:
+                    del cache[key]
+        return prefix
+
+    # Look-ups.
+
+    def resolve(self, subject: bytes) -> Route:
+        """The route of a subject that is not in ``by_subject``; caches it there or by its family.
+
+        ``family`` then identifies the other subjects with the same route: those with this head and number of dots. An
+        ack with an empty number is included; its consumer will reject it.
+        """
+        self.lookups += 1
+        if subject[-1:] != b".":
+            if subject.startswith(_INBOXES):
+                head = subject.rpartition(b".")[0]
+                route = self.inbox(head)
+                if route is not None:
+                    self.family = (head + b".", head.count(b".") + 1)
+                    return route
+            elif subject.startswith(ACK) and not self._ack_readers:
+                head = subject.rsplit(b".", 5)[0]
+                route = self._acks.get(head)
+                self.family_hits += route is not None
+                if (route is None and subject.count(b".") == ACK_TOKENS - 1
+                        and not self._denied_some(match := self._subs.match(subject))):
+                    route = self.of_match(match)
+                    if len(self._acks) >= ROUTES_KEPT:
+                        _halve(self._acks)
+                    self._acks[head] = route
+                if route is not None:
+                    self.family = (head + b".", ACK_TOKENS - 1)
+                    return route
+        self.family = _NO_FAMILY
+        refused = subject.startswith(self._refused)
+        if len(self.by_subject) >= ROUTES_KEPT:
+            if not refused and (common := self._common(subject)) is not None:
+                return common
+            _halve(self.by_subject)
+        route = self._refusal if refused else self.of_match(self._match(subject))
+        self.by_subject[subject] = route
+        self._cached_at(subject)
+        return route
+
+    def _common(self, subject: bytes) -> Route | None:
+        """The route of all subjects that differ from this one in the last token, or None; for subjects that are more than the
+        cache takes, such as the keys of a bucket. Only a prefix that is met again is worth a look."""
+        head = subject.rpartition(b".")[0]
+        if not head or subject[-1] == _DOT:
+            return None
+        if head not in self._heads:
+            if len(self._heads) >= ROUTES_KEPT:
+                self._heads.clear()
+            self._heads.add(head)
+            return None
+        if (route := self.inbox(head)) is not None:
+            self.family = (head + b".", head.count(b".") + 1)
+        return route
+
+    def inbox(self, prefix: bytes) -> Route | None:
+        """The route of all subjects one token longer than ``prefix``, or None if they differ."""
+        try:
+            route = self._inboxes[prefix]
+        except KeyError:
+            match = self._subs.match_prefix(prefix)
+            route = self.of_match(match) if match is not None and not self._denied_some(match) else None
+            if len(self._inboxes) >= ROUTES_KEPT:
+                _halve(self._inboxes)
+            self._inboxes[prefix] = route
+            self._cached_at(prefix)
+        else:
+            self.family_hits += route is not None
+        return route
+
+    def _cached_at(self, key: bytes) -> None:
+        if len(self._roots) >= 4 * ROUTES_KEPT:
+            self._roots = {_root(one) for cache in (self.by_subject, self._inboxes) for one in cache}
+        self._roots.add(_root(key))
+
+    def _match(self, subject: bytes) -> Match[Subscription]:
+        """The subscriptions of a literal subject whose clients may receive it."""
+        match = self._subs.match(subject)
+        if self._deniers:
+            match.plain = [sub for sub in match.plain if sub.denies is None or not sub.denies(subject)]
+            permitted = {name: [sub for sub in group if sub.denies is None or not sub.denies(subject)]
+                         for name, group in match.groups.items()}
+            match.groups = {name: group for name, group in permitted.items() if group}
+        return match
+
+    def _denied_some(self, match: Match[Subscription]) -> bool:
+        """Whether the literal subject decides which of these subscriptions receive a message."""
+        return bool(self._deniers) and any(
+            sub.denies is not None for subs in (match.plain, *match.groups.values()) for sub in subs)
+
+    def of_match(self, match: Match[Subscription]) -> Route:
+        plain = match.plain
+        if not match.groups:
+            if len(plain) == 1:
+                # The usual one; it is found by its subscription at a third of the cost.
+                sub = plain[0]
+                if sub.alone is None or (known := sub.alone()) is None:
+                    known = Route(match, (sub,), self._rng, self._inward)
+                    sub.alone = ref(known)
+                return known
+            if not plain:
+                return self._nobody
+        receivers = (*match.plain, *(sub for group in match.groups.values() for sub in group))
+        route = self._by_receivers.get(receivers)
+        if route is None:
+            route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward)
+        return route
+
+
+def _root(subject: bytes) -> bytes:
+    """Its first two tokens, or the only one."""
+    end = subject.find(b".", subject.find(b".") + 1)
+    return subject if end < 0 else subject[:end]
+
+
+def _halve(cache: dict[bytes, Route] | dict[bytes, Route | None]) -> None:
+    for key in list(islice(cache, len(cache) // 2)):
+        del cache[key]

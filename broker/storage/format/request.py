@@ -1,0 +1,72 @@
+"""A request to a shard's owner, in its inbox: let these runs join the end of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from broker.storage.format.document import decode_document, encode_document, field
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position, object_name
+from broker.storage.format.staged import STAGED_EPOCH
+
+__all__ = ["BLOCKS_MAX", "MESSAGES_MAX", "RUNS_MAX", "Request", "StagedRun"]
+
+RUNS_MAX = 256
+BLOCKS_MAX = 1024
+"""Of one request: they become one record, which is applied in one turn of the loop."""
+MESSAGES_MAX = 1 << 25
+
+_VERSION = 1
+
+
+class StagedRun(NamedTuple):
+    """A run that is to join: the number and the id in its key, the size of the object, and how much it holds."""
+
+    number: int
+    run_id: int
+    size: int
+    blocks: int
+    messages: int
+
+    @property
+    def position(self) -> Position:
+        return Position(STAGED_EPOCH, self.number)
+
+
+class Request(NamedTuple):
+    """``runs`` join the stream of this incarnation in their order, all or none of them. ``request_id`` is that of the key: the
+    stream takes a request with the same id once."""
+
+    request_id: int
+    account: str
+    stream: str
+    stream_id: int
+    runs: Sequence[StagedRun]
+
+    def encode(self, nonce: bytes) -> bytes:
+        """The whole object."""
+        return encode_document(ObjectKind.INBOX, Position(0, 0), nonce, {
+            "version": _VERSION, "account": self.account, "stream": self.stream, "incarnation": self.stream_id,
+            "runs": [list(run) for run in self.runs]}, self.request_id)
+
+    @classmethod
+    def decode(cls, data: bytes, request_id: int) -> Request:
+        """Raises: Corrupt; VersionUnknown."""
+        _, body = decode_document(data, ObjectKind.INBOX, None, request_id)
+        name = object_name(ObjectKind.INBOX, Position(0, 0), request_id)
+        version = field(body, "version", int, name)
+        if version != _VERSION:
+            raise Corrupt(name, "version", 72, f"it is of version {version}; this reader knows {_VERSION}")
+        rows = field(body, "runs", list, name)
+        if not all(_is_run(row) for row in rows):
+            raise Corrupt(name, "runs", 72, "not a list of runs")
+        account, stream, stream_id = (field(body, key, kind, name) for key, kind in (
+            ("account", str), ("stream", str), ("incarnation", int)))
+        if not account or not stream or not 0 < stream_id < 1 << 64:
+            raise Corrupt(name, "incarnation", 72, "no stream has these names and this incarnation")
+        return cls(request_id, account, stream, stream_id, [StagedRun(*row) for row in rows])
+
+
+def _is_run(row: Any) -> bool:
+    return type(row) is list and [*map(type, row)] == [int] * 5 and min(row) >= 0 and row[0] <= NUMBER_MAX and row[1] < 1 << 64

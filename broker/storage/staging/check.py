@@ -1,0 +1,196 @@
+"""Reads staged runs for the shard's owner: every byte is checked before anything relies on it, and what a stream has to know
+of the messages is gathered.
+
+The frames are compared with their checksums and not decoded: they stay where they are, as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import ge
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from broker.storage.format.agreement import check_agreement
+from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import ObjectKind
+from broker.storage.format.index import Head, decode_index
+from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
+from broker.storage.format.records.message_ids import MessageIds
+from broker.storage.format.request import BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
+from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
+from broker.storage.objectstore.base import NotFound, ObjectStore
+from broker.storage.paths import StreamPaths
+
+__all__ = ["SUBJECTS_MAX", "Aside", "Ids", "NotAdoptable", "Staged", "StagedBlock", "read_staged"]
+
+SUBJECTS_MAX: Final = 1 << 20
+"""Of one request: they are in memory together."""
+
+ID_BYTES: Final = 140
+"""What a duplicate window counts for an id besides its bytes."""
+
+_READ_BYTES: Final = 8 << 20
+_LARGE: Final = 16 << 20
+
+
+Aside = Callable[..., Awaitable[Any]]
+"""aside(fn, *args): the result of the call, which may take milliseconds."""
+
+
+class NotAdoptable(Exception):
+    """The request cannot be granted, now or later."""
+
+
+class Ids(NamedTuple):
+    """The messages of a block that have ids, as columns: there may be a million. Their places in the block, ids, times as they
+    were written, what they count for, and their subjects' places in ``names``."""
+
+    ordinals: Sequence[int]
+    ids: Sequence[bytes]
+    times: Sequence[int]
+    sizes: Sequence[int]
+    subjects: Sequence[int]
+    names: Sequence[bytes]
+
+    def subject(self, at: int) -> bytes:
+        """The subject of the ``at``-th of them."""
+        return self.names[self.subjects[at]]
+
+
+class StagedBlock(NamedTuple):
+    """``ref`` counts sequences from 1."""
+
+    ref: BlockRef
+    ids: Ids
+
+
+@dataclass(slots=True)
+class Staged:
+    """What the runs of one request hold. ``*_max``: the largest of all messages, as the limits of a stream count."""
+
+    blocks: list[StagedBlock] = field(default_factory=list)
+    subjects: Counter[bytes] = field(default_factory=Counter)
+    messages: int = 0
+    size_bytes: int = 0
+    body_bytes_max: int = 0
+    header_bytes_max: int = 0
+    size_max: int = 0
+    """What the largest message counts for; of small ones, at least that."""
+    ids_bytes: int = 0
+
+
+
+async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: int, aside: Aside = asyncio.to_thread) -> Staged:
+    """Read and check all runs of ``request``, decoding ``aside``. Raises: NotAdoptable; StoreError."""
+    runs = request.runs
+    if not runs or len(runs) > RUNS_MAX or sum(run.blocks for run in runs) > BLOCKS_MAX or sum(
+            run.messages for run in runs) > MESSAGES_MAX:
+        raise NotAdoptable(f"a request is for 1 to {RUNS_MAX} runs, of at most {BLOCKS_MAX} blocks and {MESSAGES_MAX} messages")
+    if len({run[:2] for run in runs}) < len(runs):
+        raise NotAdoptable("it names a run twice")
+    staged = Staged()
+    paths = StreamPaths(request.account, request.stream, request.stream_id)
+    for run in runs:
+        key = paths.run(run.position, run.run_id)
+        try:
+            await _read_run(store, key, run, request.stream_id, staged, ids_bytes_max, aside)
+        except NotFound:
+            raise NotAdoptable(f"{key} is not there") from None
+        except FormatError as error:
+            raise NotAdoptable(f"{key} is damaged, or no staged run: {error}") from None
+    return staged
+
+
+async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int, staged: Staged, ids_bytes_max: int,
+                    aside: Aside) -> None:
+    """Raises: NotAdoptable; NotFound; StoreError; FormatError."""
+    head = await _head(store, key, run)
+    if len(head.rows) != run.blocks or head.header.size != run.size or any(
+            row.stream_id != stream_id or not row.messages for row in head.rows) or sum(
+            row.messages for row in head.rows) != run.messages:
+        raise NotAdoptable(f"{key} is not what the request says of it")
+    cores = [head.core(i, everything=True) for i in range(len(head.rows))]
+    frames: list[tuple[int, int, int]] = []
+    for row, core in zip(head.rows, cores, strict=True):
+        ref = row.ref(BlockPlace.STAGED, core)
+        if not core.staged or core.removed or any(record.kind != MessageIds.KIND for record in core.records):
+            raise NotAdoptable(f"{key} has a block that is no staged one")
+        data = await store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
+        frames += await aside(_take, staged, key, ref, core, data)
+        if staged.ids_bytes > ids_bytes_max:
+            raise NotAdoptable("it has more message ids than the stream's duplicate window can hold: "
+                               "make several requests of it, or leave the ids out")
+    for span in _spans(frames):
+        start, end = span[0][0], span[-1][0] + span[-1][1]
+        # One byte more: an object that is longer than it should be has been tampered with too.
+        data = await store.get(key, start, end + 1 if end == run.size else end)
+        if not await aside(_sound, data, start, end, span):
+            raise NotAdoptable(f"{key} is damaged: a checksum of its frames does not match, from byte {start} on")
+
+
+async def _head(store: ObjectStore, key: str, run: StagedRun) -> SegmentHead:
+    asked = HEAD_BYTES
+    while True:
+        data = await store.get(key, 0, asked)
+        found = decode_head(data, run.position, kind=ObjectKind.RUN, object_id=run.run_id, complete=len(data) < asked)
+        if isinstance(found, SegmentHead):
+            return found
+        asked = found
+
+
+def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes) -> list[tuple[int, int, int]]:
+    """Gather what the block has; returns offset, length and checksum of its frames. In a thread. Raises: FormatError."""
+    head = decode_index(data, ref, key)
+    check_agreement(core, head, key, ref.core_offset)
+    if not 0 <= ref.first_time_ns <= ref.last_time_ns:
+        raise NotAdoptable(f"{key} has times that fall, or are none")
+    staged.subjects.update(dict(zip(head.subjects, head.subject_counts, strict=True)))
+    if len(staged.subjects) > SUBJECTS_MAX:
+        raise NotAdoptable(f"it has more than {SUBJECTS_MAX} subjects: make several requests of it")
+    staged.messages += ref.count
+    staged.size_bytes += ref.bytes
+    staged.body_bytes_max = max(staged.body_bytes_max, head.body_len if head.body_lens is None else max(head.body_lens))
+    staged.header_bytes_max = max(staged.header_bytes_max, head.hlen if head.hlens is None else max(head.hlens))
+    exact = staged.body_bytes_max > _LARGE
+    staged.size_max = max(staged.size_max, max(map(head.size_of, range(head.count))) if exact else
+                          staged.body_bytes_max + max(map(len, head.subjects)) + ROW_BYTES + HEADERS_BYTES)
+    ids = _ids(head, core)
+    staged.ids_bytes += sum(map(len, ids.ids)) + ID_BYTES * len(ids.ids)
+    staged.blocks.append(StagedBlock(ref, ids))
+    return [(ref.frames_offset + frame.offset, frame.stored_bytes, frame.crc) for frame in head.frames]
+
+
+def _ids(head: Head, core: BlockCore) -> Ids:
+    ordinals: tuple[int, ...] = ()
+    ids: tuple[bytes, ...] = ()
+    for record in core.records:
+        said = MessageIds.decode(record.body)
+        ordinals, ids = (*ordinals, *said.ordinals), (*ids, *said.ids)
+    if ordinals and (ordinals[0] < 0 or ordinals[-1] >= head.count or any(map(ge, ordinals, ordinals[1:]))):
+        raise NotAdoptable("its message ids are not in order")
+    subjects = [0] * len(ids) if head.subject_ids is None else [head.subject_ids[at] for at in ordinals]
+    return Ids(array("I", ordinals), ids, array("q", map(head.time_of, ordinals)), array("I", map(head.size_of, ordinals)),
+               array("I", subjects), tuple(head.subjects))
+
+
+def _spans(frames: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """Neighbouring frames that are read together."""
+    span: list[tuple[int, int, int]] = []
+    for frame in frames:
+        if span and frame[0] + frame[1] - span[0][0] > _READ_BYTES:
+            yield span
+            span = []
+        span.append(frame)
+    if span:
+        yield span
+
+
+def _sound(data: bytes, start: int, end: int, span: list[tuple[int, int, int]]) -> bool:
+    view = memoryview(data)
+    return len(data) == end - start and all(crc32(view[at - start:at - start + size]) == crc for at, size, crc in span)

@@ -1,0 +1,237 @@
+"""Makes runs of rows for a stream. No I/O: the caller puts the objects, each with put-if-absent.
+
+    writer = RunWriter("$G", "ORDERS", incarnation, now_ns=time.time_ns())
+    for row in rows:
+        writer.add(row.subject, row.data, row.headers, msg_id=row.id)
+        for run in writer.take():              # whenever some are complete
+            store.put(run.key, run.data)
+    for run in writer.finish():
+        store.put(run.key, run.data)
+    request = writer.request(request_id_of("my job", "1"))
+    store.put(request.key, request.data)       # from now on the owner may let them join
+
+Rows of several writers may join together: ``request`` takes all their entries in the order that is wanted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from broker.protocol import headers as header_block
+from broker.protocol.subject import is_literal, is_valid
+from broker.storage.format.block import BlockPlace
+from broker.storage.format.codec import Codec
+from broker.storage.format.header import NONCE_BYTES, ObjectKind
+from broker.storage.format.records.message_ids import MessageIds
+from broker.storage.format.request import BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
+from broker.storage.format.staged import staged_position
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
+from broker.storage.paths import ShardPaths, StreamPaths
+
+__all__ = ["ACTED_UPON", "MSG_ID", "RowRefused", "RunWriter", "ToPut", "request_id_of", "request_object"]
+
+MSG_ID: Final = b"Nats-Msg-Id"
+_MSG_ID_BLOCK: Final = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n"
+
+ACTED_UPON: Final = frozenset((
+    b"Nats-Batch-Commit", b"Nats-Batch-Id", b"Nats-Batch-Sequence", b"Nats-Counter-Sources", b"Nats-Expected-Last-Msg-Id",
+    b"Nats-Expected-Last-Sequence", b"Nats-Expected-Last-Subject-Sequence", b"Nats-Expected-Last-Subject-Sequence-Subject",
+    b"Nats-Expected-Stream", b"Nats-Incr", b"Nats-Required-Api-Level", b"Nats-Rollup", b"Nats-Schedule",
+    b"Nats-Schedule-Next", b"Nats-Schedule-Rollup", b"Nats-Schedule-Source", b"Nats-Schedule-TTL", b"Nats-Schedule-Target",
+    b"Nats-Schedule-Time-Zone", b"Nats-Scheduler", b"Nats-Stream-Source", b"Nats-TTL", b"Nats-Request-Info"))
+"""Headers that ask a stream for something beyond storing the message. Nobody would do it for staged ones."""
+
+_RUN_BYTES: Final = 32 << 20
+_BLOCK_BYTES: Final = 4 << 20
+_BLOCK_MESSAGES: Final = 32_768
+_HEADERS_BYTES_MAX: Final = 65_535
+_BODY_BYTES_MAX: Final = 32 << 20
+_SUBJECT_BYTES_MAX: Final = 1 << 16
+_TIME_MAX: Final = (1 << 63) - 1
+_SUBJECTS_KNOWN_MAX: Final = 65_536
+
+_Row = tuple[bytes, bytes, int, int, bytes]
+"""Subject, body, header bytes, time or 0, message id or b""."""
+
+
+class RowRefused(ValueError):
+    """A row that no stream could store; nothing of the writer has changed."""
+
+
+class ToPut(NamedTuple):
+    """One object: ``entry`` is what a request says of a run; None for the request itself."""
+
+    key: str
+    data: Sequence[bytes]
+    entry: StagedRun | None
+
+
+def request_id_of(*parts: str) -> int:
+    """The id of a request that is to be granted once, whoever repeats it: the same for the same ``parts``."""
+    return int.from_bytes(blake2b(b"".join(b"%d:%b" % (len(part.encode()), part.encode()) for part in parts),
+                                  digest_size=8).digest(), "little") or 1
+
+
+class RunWriter:
+    """Rows of one stream, in order, to runs of about ``run_bytes``.
+
+    Args: ``stream_id`` is the stream's incarnation, ``now_ns`` goes into the keys, by which abandoned runs are found: what is
+        old is swept. ``randbytes`` must not repeat itself in another process.
+    """
+
+    def __init__(self, account: str, stream: str, stream_id: int, *, now_ns: int, codec: Codec = Codec.ZSTD,
+                 run_bytes: int = _RUN_BYTES, block_bytes: int = _BLOCK_BYTES, block_messages: int = _BLOCK_MESSAGES,
+                 randbytes: Callable[[int], bytes] = os.urandom) -> None:
+        self.entries: list[StagedRun] = []
+        """Those of all runs that were taken, in order."""
+        self._account, self._stream, self._stream_id = account, stream, stream_id
+        self._paths = StreamPaths(account, stream, stream_id)
+        self._position = staged_position(now_ns)
+        self._now_ns = now_ns
+        self._codec = codec
+        self._run_bytes, self._block_bytes, self._block_messages = run_bytes, block_bytes, block_messages
+        self._randbytes = randbytes
+        self._nonce = randbytes(NONCE_BYTES)
+        self._subjects: set[bytes] = set()
+        """Some that were checked."""
+        self._rows: list[_Row] = []
+        self._rows_bytes = 0
+        self._run_id = self._new_id()
+        self._sealed: list[SealedBlock[None]] = []
+        self._sealed_bytes = 0
+        self._last_time_ns = 0
+        self._done: list[ToPut] = []
+
+    def add(self, subject: bytes, payload: bytes = b"", headers: bytes = b"", *, time_ns: int | None = None,
+            msg_id: bytes | None = None) -> None:
+        """Add a row. Times may not fall within a stream: one below the time before it becomes that.
+
+        Args: ``headers`` is a header block ("NATS/1.0…"), or b"". ``time_ns`` None: when it joins, or that of the row before.
+            ``msg_id`` becomes the header Nats-Msg-Id; None: that of ``headers``, if there is one.
+        Raises: RowRefused.
+        """
+        if subject not in self._subjects:
+            self._check_subject(subject)
+        if headers or msg_id:
+            headers, msg_id = _with_id(headers, msg_id)
+        if len(headers) > _HEADERS_BYTES_MAX or len(headers) + len(payload) > _BODY_BYTES_MAX:
+            raise RowRefused(f"headers of {len(headers)} bytes and a payload of {len(payload)} are too large for a message")
+        if time_ns is not None and not 0 < time_ns <= _TIME_MAX:
+            raise RowRefused(f"{time_ns} is no time: nanoseconds since 1970 are expected")
+        size = len(headers) + len(payload)
+        rows = self._rows
+        if rows and (self._rows_bytes + size > self._block_bytes or len(rows) >= self._block_messages):
+            self._end_block()
+            rows = self._rows
+        if time_ns is not None and time_ns > self._last_time_ns:
+            self._last_time_ns = time_ns
+        rows.append((subject, headers + payload, len(headers), self._last_time_ns, msg_id or b""))
+        self._rows_bytes += size
+
+    def _check_subject(self, subject: bytes) -> None:
+        if not is_valid(subject) or not is_literal(subject) or len(subject) > _SUBJECT_BYTES_MAX or b"\0" in subject:
+            raise RowRefused(f"no message can have the subject {subject[:80]!r}")
+        if len(self._subjects) >= _SUBJECTS_KNOWN_MAX:
+            self._subjects.clear()
+        self._subjects.add(subject)
+
+    def take(self) -> list[ToPut]:
+        """The runs completed since the last call, to be put in any order."""
+        done, self._done = self._done, []
+        self.entries += [run.entry for run in done if run.entry is not None]
+        return done
+
+    def finish(self) -> list[ToPut]:
+        """``take``, with the rest of the rows in a last run."""
+        if self._rows:
+            self._end_block()
+        if self._sealed:
+            self._end_run()
+        return self.take()
+
+    def request(self, request_id: int, shard: int = 0) -> ToPut:
+        """The request to let all that was taken join. Put it when all runs have been put. Raises: ValueError."""
+        return request_object(self._account, self._stream, self._stream_id, request_id, self.entries, shard=shard,
+                              nonce=self._nonce)
+
+    def _end_block(self) -> None:
+        rows, self._rows, self._rows_bytes = self._rows, [], 0
+        block: OpenBlock[None] = OpenBlock(self._stream_id, None)
+        at = 0
+        # Where some have a time, the others before them cannot have that of the moment when they join.
+        first_ns = next((row[3] for row in rows if row[3]), 0)
+        for own_ns, some in groupby(rows, key=_time_of):
+            time_ns = own_ns or min(first_ns, self._now_ns)
+            subjects, bodies, hlens, _, _ = zip(*some, strict=True)
+            block.append_run(at + 1, subjects, hlens if any(hlens) else None, bodies, time_ns)
+            at += len(bodies)
+        ids = [(at, row[4]) for at, row in enumerate(rows) if row[4]]
+        if ids:
+            block.add(MessageIds([at for at, _ in ids], [msg_id for _, msg_id in ids]))
+        sealed = seal_block(block, self._position, object_id=self._run_id)
+        sealed.core.staged = True
+        self._sealed.append(sealed)
+        self._sealed_bytes += block.raw_bytes
+        if self._sealed_bytes >= self._run_bytes:
+            self._end_run()
+
+    def _end_run(self) -> None:
+        data = encode_segment(self._position, self._nonce, self._sealed, self._codec, kind=ObjectKind.RUN,
+                              object_id=self._run_id, place=BlockPlace.STAGED)
+        messages = sum(block.core.count for block in self._sealed)
+        entry = StagedRun(self._position.number, self._run_id, sum(map(len, data)), len(self._sealed), messages)
+        self._done.append(ToPut(self._paths.run(self._position, self._run_id), data, entry))
+        self._sealed, self._sealed_bytes = [], 0
+        self._run_id = self._new_id()
+
+    def _new_id(self) -> int:
+        return int.from_bytes(self._randbytes(8), "little") or 1
+
+
+def request_object(account: str, stream: str, stream_id: int, request_id: int, entries: Sequence[StagedRun], *, shard: int = 0,
+                   nonce: bytes | None = None) -> ToPut:
+    """The request to let these runs join in this order. Raises: ValueError when they are none, or too many for one record."""
+    if not entries:
+        raise ValueError("a request without messages: nothing was added to the writer, or its runs were not taken")
+    blocks, messages = sum(run.blocks for run in entries), sum(run.messages for run in entries)
+    if len(entries) > RUNS_MAX or blocks > BLOCKS_MAX or messages > MESSAGES_MAX:
+        raise ValueError(f"{messages} messages in {blocks} blocks and {len(entries)} runs are too many for one request: at most "
+                         f"{MESSAGES_MAX}, {BLOCKS_MAX} and {RUNS_MAX}; make several requests of them")
+    request = Request(request_id, account, stream, stream_id, entries)
+    return ToPut(ShardPaths(shard).inbox(request_id), [request.encode(nonce or os.urandom(NONCE_BYTES))], None)
+
+
+def _with_id(headers: bytes, msg_id: bytes | None) -> tuple[bytes, bytes]:
+    """The header block with the message id, and the id. Raises: RowRefused."""
+    if msg_id and not headers:
+        return _MSG_ID_BLOCK % _checked_id(msg_id), msg_id
+    if headers and not (headers.startswith(header_block.VERSION + b"\r\n") and headers.endswith(b"\r\n\r\n")):
+        raise RowRefused("the headers are no header block: it begins with NATS/1.0 and ends with an empty line")
+    for name, _ in header_block.items(headers):
+        if name in ACTED_UPON:
+            raise RowRefused(f"the header {name.decode()} asks the stream for something that is done for published messages only: "
+                             f"leave it out, or publish the message")
+    own = header_block.get(headers, MSG_ID)
+    if msg_id is None or msg_id == own:
+        return headers, own or b""
+    if own is not None:
+        raise RowRefused(f"the header Nats-Msg-Id says {own[:80]!r}, and the row's id is {msg_id[:80]!r}")
+    if not msg_id:
+        return headers, b""
+    return header_block.set(headers, MSG_ID, _checked_id(msg_id)), msg_id
+
+
+def _checked_id(msg_id: bytes) -> bytes:
+    """Raises: RowRefused."""
+    if b"\r" in msg_id or b"\n" in msg_id or msg_id != msg_id.strip(b" "):
+        raise RowRefused(f"{msg_id[:80]!r} is no message id: it has line breaks, or spaces around it")
+    return msg_id
+
+
+def _time_of(row: _Row) -> int:
+    return row[3]

@@ -1,0 +1,71 @@
+"""Writes a whole store as this version writes it: ``python -m tests.golden.generate_store NAME``.
+
+Run it at each release that changes what is stored, and keep what it wrote for ever: ``stores/NAME.tar.xz`` has the store and
+``expected.json``, which is what a client saw of each stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+
+from tests.harness import BrokerProcess
+from tests.migration.kinds import FILLED, fill, seen
+
+STORES = Path(__file__).parent / "stores"
+
+LASTING = tuple(name for name in FILLED if name not in ("MEMORY", "AGED", "KV_config"))
+"""Streams that are the same in years."""
+
+
+async def expectation(client: Client) -> dict[str, Any]:
+    """What a client sees of them, less what time changes."""
+    found = {}
+    for name in LASTING:
+        found[name] = await seen(client, name)
+        for consumer in found[name]["consumers"].values():
+            for key in ("num_ack_pending", "num_redelivered", "num_pending"):
+                del consumer[key]
+    return dict(json.loads(json.dumps(found)))
+
+
+async def write(name: str) -> None:
+    """Streams of every kind, merged in part; a clean stop, a little more, and a kill."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        often = {"JETBLOCK_COMPACTION_SEGMENTS": "16", "JETBLOCK_COMPACTION_QUIET": "300ms"}
+        async with BrokerProcess("--store", f"file://{store}", environ=often) as broker:
+            client = await nats.connect(broker.url)
+            await fill(client)
+            while not (await broker.monitor("/varz"))["jetblock"]["log"]["compaction"]["merges"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            await client.close()
+            await broker.stop()
+            await broker.start()
+            client = await nats.connect(broker.url)
+            await client.jetstream().publish("limits.x", b"after the restart")
+            (Path(folder) / "expected.json").write_text(json.dumps(await expectation(client)))
+            await client.close()
+            await broker.kill()
+        STORES.mkdir(exist_ok=True)
+        with tarfile.open(STORES / f"{name}.tar.xz", "w:xz") as archive:
+            for part in ("store", "expected.json"):
+                archive.add(Path(folder) / part, part, filter=_plain)
+
+
+def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = info.mtime = 0
+    info.uname = info.gname = ""
+    return info
+
+
+if __name__ == "__main__":
+    asyncio.run(write(sys.argv[1]))

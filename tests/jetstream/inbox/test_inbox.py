@@ -1,0 +1,382 @@
+"""Staged messages join a stream by a request in the inbox, seen through a client's socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from broker.jetstream.stream.state.block import LiveBlock
+from broker.storage.format.document import encode_document
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.paths import ShardPaths
+from broker.storage.staging.answers import REFUSED, answer_in
+from broker.storage.staging.writer import request_id_of
+from tests.jetstream.in_process import Inside
+from tests.jetstream.inbox.staging import eventually, request, stage, text_id
+
+
+@pytest_asyncio.fixture
+async def broker() -> AsyncIterator[Inside]:
+    async with Inside() as inside:
+        yield inside
+
+
+async def adopt(broker: Inside, stream: str, rows: list[tuple[bytes, ...]], *name: str, **how: object) -> dict[str, object]:
+    writer = await stage(broker.store, broker.state, stream, rows, **how)  # type: ignore[arg-type]
+    asked = await request(broker.store, writer, *(name or ("job",)))
+    return await broker.api(f"JETBLOCK.ADOPT.{stream}", {"request": asked}, seconds=10)
+
+
+async def contents(broker: Inside, stream: str) -> list[tuple[int, str, bytes]]:
+    """Every message, by a consumer."""
+    js = broker.client.jetstream()
+    info = await js.stream_info(stream)
+    if not info.state.messages:
+        return []
+    subscription = await js.subscribe(">", stream=stream, ordered_consumer=True)
+    found = [await subscription.next_msg(timeout=10) for _ in range(info.state.messages)]
+    await subscription.unsubscribe()
+    return [(msg.metadata.sequence.stream, msg.subject, msg.data) for msg in found]
+
+
+async def settled(broker: Inside, stream: str, messages: int) -> None:
+    """Wait until the stream has as many."""
+    async def holds() -> bool:
+        return bool((await broker.ok(f"STREAM.INFO.{stream}"))["state"]["messages"] == messages)
+
+    await eventually(holds)
+
+
+async def test_staged_messages_are_the_streams_as_if_published(broker: Inside) -> None:
+    """Shows sequences after the last one, in order over several runs and blocks; publishing goes on after them; gets, the last
+    of a subject, a waiting consumer, its pending count, counts by subject; after a restart the same."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
+    await broker.publish("s.a", b"0")
+    js = broker.client.jetstream()
+    waiting = await js.subscribe("s.>", stream="S", ordered_consumer=True)
+    assert (await waiting.next_msg(timeout=5)).data == b"0"
+    rows = [(b"s.%d" % (i % 7), b"staged %d" % i) for i in range(1000)]
+    answer = await adopt(broker, "S", rows, block_messages=90, run_bytes=2000)
+    assert (answer["first_seq"], answer["last_seq"], answer["messages"], answer["duplicates"]) == (2, 1001, 1000, 0), answer
+    assert answer["type"] == "io.nats.jetstream.api.v1.jetblock_adopt_response"
+    assert await broker.publish("s.z", b"after") == 1002
+    got = [(await waiting.next_msg(timeout=5)).data for _ in range(1001)]
+    assert got == [payload for _, payload in rows] + [b"after"]
+    assert (await js.get_msg("S", 500)).data == b"staged 498"
+    assert (await js.get_last_msg("S", "s.3")).seq == max(i for i in range(1000) if i % 7 == 3) + 2
+    expected = [(1, "s.a", b"0"), *((i + 2, subject.decode(), payload) for i, (subject, payload) in enumerate(rows)),
+                (1002, "s.z", b"after")]
+    for _ in range(2):
+        info = await broker.ok("STREAM.INFO.S", {"subjects_filter": ">"})
+        assert info["state"]["messages"] == 1002
+        assert info["state"]["subjects"]["s.3"] == 143
+        assert await contents(broker, "S") == expected
+        made = await broker.ok("CONSUMER.CREATE.S", {"stream_name": "S", "config": {"filter_subject": "s.3"}})
+        assert made["num_pending"] == 143
+        await broker.restart()
+    assert not [key for key in broker.store.objects if "/inbox/" in key]
+
+
+async def test_pending_counts_do_not_count_twice(broker: Inside) -> None:
+    """Shows that a consumer that is there before, with and without a filter, has each message pending once."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
+    await broker.publish("s.a")
+    for name, subject in (("all", ""), ("some", "s.1")):
+        await broker.ok(f"CONSUMER.DURABLE.CREATE.S.{name}",
+                        {"stream_name": "S", "config": {"durable_name": name, "ack_policy": "explicit",
+                                                        "filter_subject": subject}})
+    await adopt(broker, "S", [(b"s.%d" % (i % 4), b"") for i in range(400)], block_messages=37)
+    assert (await broker.ok("CONSUMER.INFO.S.all"))["num_pending"] == 401
+    assert (await broker.ok("CONSUMER.INFO.S.some"))["num_pending"] == 100
+
+
+async def test_a_request_is_granted_once(broker: Inside) -> None:
+    """Shows that asking again, at once, after it was carried out, with the same runs or with others, and after a restart, gives
+    the same answer and adds nothing."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    writer = await stage(broker.store, broker.state, "S", [(b"S", b"1"), (b"S", b"2")])
+    asked = await request(broker.store, writer, "job")
+    answers = await asyncio.gather(*[broker.ok("JETBLOCK.ADOPT.S", {"request": asked}, seconds=10) for _ in range(5)])
+    assert all(answer == answers[0] for answer in answers)
+    again = await adopt(broker, "S", [(b"S", b"other")], "job")
+    await broker.restart()
+    later = await adopt(broker, "S", [(b"S", b"other")], "job")
+    assert again == later == answers[0]
+    assert (await broker.ok("STREAM.INFO.S"))["state"]["messages"] == 2
+    assert (await adopt(broker, "S", [(b"S", b"3")], "job", "2"))["first_seq"] == 3
+
+
+async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: Inside) -> None:
+    """Shows duplicates of published messages and within the request, counted in the answer; a publish with a staged id is a
+    duplicate of it, before and after a restart; the dropped ones have no message."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    js = broker.client.jetstream()
+    await js.publish("S", b"p", headers={"Nats-Msg-Id": "1"})
+    rows = [(b"S", b"a", b"1"), (b"S", b"b", b"2"), (b"S", b"c", b"2"), (b"S", b"d", b"3"), (b"S", b"e")]
+    answer = await adopt(broker, "S", rows)
+    assert (answer["messages"], answer["duplicates"], answer["first_seq"], answer["last_seq"]) == (3, 2, 2, 6)
+    assert [row[::2] for row in await contents(broker, "S")] == [(1, b"p"), (3, b"b"), (5, b"d"), (6, b"e")]
+    for _ in range(2):
+        for msg_id, seq in (("1", 1), ("2", 3), ("3", 5)):
+            ack = await js.publish("S", b"x", headers={"Nats-Msg-Id": msg_id})
+            assert (ack.duplicate, ack.seq) == (True, seq)
+        info = await broker.ok("STREAM.INFO.S")
+        assert (info["state"]["messages"], info["state"]["num_deleted"]) == (4, 2)
+        await broker.restart()
+    answer = await adopt(broker, "S", [(b"S", b"a", b"1"), (b"S", b"d", b"3")], "all of them")
+    assert (answer["messages"], answer["duplicates"]) == (0, 2)
+    assert (await broker.ok("STREAM.INFO.S"))["state"]["last_seq"] == 6
+
+
+@pytest.mark.parametrize(("config", "rows", "why"), [
+    ({"subjects": ["a.*"]}, [(b"a.b", b""), (b"b", b"")], "subject 'b' is not one of the stream's"),
+    ({"max_msg_size": 5}, [(b"S", b"12345"), (b"S", b"123456")], "message size exceeds maximum allowed"),
+    ({"max_msgs": 2, "discard": "new"}, [(b"S", b"")] * 3, "maximum messages exceeded"),
+    ({"max_bytes": 200, "discard": "new"}, [(b"S", b"x" * 100)] * 2, "maximum bytes exceeded"),
+    ({"subjects": ["a.*"], "max_msgs_per_subject": 2, "discard": "new", "discard_new_per_subject": True},
+     [(b"a.1", b"")] * 2 + [(b"a.2", b"")] * 3, "maximum messages per subject exceeded"),
+    ({"republish": {"src": ">", "dest": "r.>"}}, [(b"S", b"")], "staged messages cannot join a stream that republishes"),
+    ({"subject_transform": {"src": "S", "dest": "T"}}, [(b"S", b"")], "a stream with a subject transform"),
+    ({"allow_msg_counter": True}, [(b"S", b"")], "a stream of counters"),
+    ({"sealed": True}, [(b"S", b"")], "invalid operation on sealed stream"),
+])
+async def test_what_a_publish_would_be_refused_for_refuses_all(broker: Inside, config: dict[str, object],
+                                                               rows: list[tuple[bytes, ...]], why: str) -> None:
+    """Shows the error, that nothing joined, that the answer is in the store for whoever has no client, and that the request is
+    gone; and that the same request may be put again."""
+    sealed = config.pop("sealed", False)
+    made = await broker.ok("STREAM.CREATE.S", {"name": "S", **config})
+    if sealed:
+        await broker.ok("STREAM.UPDATE.S", {**made["config"], "sealed": True})
+    for _ in range(2):
+        error = (await adopt(broker, "S", rows))["error"]
+        assert isinstance(error, dict)
+        assert why in str(error["description"])
+        assert (await broker.ok("STREAM.INFO.S"))["state"]["last_seq"] == 0
+        state = broker.state.stream("$G", "S")
+        assert state is not None
+        answer = answer_in(state.extra, request_id_of("job"))
+        assert answer is not None
+        assert (answer.state, answer.why) == (REFUSED, error["description"])
+        assert not [key for key in broker.store.objects if "/inbox/" in key]
+
+
+async def test_limits_hold_after_they_joined(broker: Inside) -> None:
+    """Shows max_msgs, max_bytes, max_msgs_per_subject and max_age over published and staged messages together."""
+    await broker.ok("STREAM.CREATE.M", {"name": "M", "subjects": ["m"], "max_msgs": 10})
+    await broker.ok("STREAM.CREATE.P", {"name": "P", "subjects": ["p.*"], "max_msgs_per_subject": 2})
+    await broker.ok("STREAM.CREATE.A", {"name": "A", "subjects": ["a"], "max_age": 3600 * 10**9})
+    for subject in ("m", "p.1", "p.2"):
+        await broker.publish(subject, b"first")
+    await adopt(broker, "M", [(b"m", b"%d" % i) for i in range(25)], block_messages=4)
+    assert [payload for _, _, payload in await contents(broker, "M")] == [b"%d" % i for i in range(15, 25)]
+    await adopt(broker, "P", [(b"p.%d" % (i % 3), b"%d" % i) for i in range(30)], block_messages=7)
+    await broker.publish("p.1", b"last")
+    await settled(broker, "P", 6)
+    assert sorted((subject, payload) for _, subject, payload in await contents(broker, "P")) == [
+        ("p.0", b"24"), ("p.0", b"27"), ("p.1", b"28"), ("p.1", b"last"), ("p.2", b"26"), ("p.2", b"29")]
+    old = broker.clock.now_ns() - 2 * 3600 * 10**9
+    answer = await adopt(broker, "A", [(b"a", b"old"), (b"a", b"new")], times=[old, broker.clock.now_ns()])
+    assert answer["messages"] == 2
+    await settled(broker, "A", 1)
+    assert [payload for _, _, payload in await contents(broker, "A")] == [b"new"]
+
+
+async def test_interest_and_work_queues_treat_them_as_published(broker: Inside) -> None:
+    """Shows that an interest stream keeps what its consumers get alone, and that acks remove staged messages."""
+    for name, retention in (("I", "interest"), ("W", "workqueue")):
+        await broker.ok(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.*"], "retention": retention})
+        await broker.ok(f"CONSUMER.DURABLE.CREATE.{name}.d", {"stream_name": name, "config": {
+            "durable_name": "d", "ack_policy": "explicit", "filter_subject": f"{name}.1"}})
+        await adopt(broker, name, [(b"%b.%d" % (name.encode(), i % 2), b"%d" % i) for i in range(10)])
+    await settled(broker, "I", 5)
+    assert (await broker.ok("STREAM.INFO.W"))["state"]["messages"] == 10
+    js = broker.client.jetstream()
+    for name, left in (("I", 0), ("W", 5)):
+        for msg in await (await js.pull_subscribe_bind("d", name)).fetch(5):
+            await msg.ack_sync()
+        assert (await broker.ok(f"STREAM.INFO.{name}"))["state"]["messages"] == left
+
+
+async def test_times_never_fall_nor_lie_ahead(broker: Inside) -> None:
+    """Shows given times kept in an empty stream, raised to the stream's last, lowered to now, and now for those without."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    past, now = 1_600_000_000_000_000_000, broker.clock.now_ns()
+    await adopt(broker, "S", [(b"S", b"")] * 3, "1", times=[past, past + 5, past + 10])
+    await adopt(broker, "S", [(b"S", b"")] * 3, "2", times=[past - 9, past + 7, past + 99])
+    await adopt(broker, "S", [(b"S", b"")] * 2, "3", times=[past + 100, now + 10**15])
+    await adopt(broker, "S", [(b"S", b"")], "4")
+    state = broker.state.stream("$G", "S")
+    assert state is not None
+    times = []
+    for entry in state.blocks:
+        head = await broker.reader.head(LiveBlock.of_entry(entry))
+        times += [head.time_of(at) for at in range(head.count)]
+    assert times[:7] == [past, past + 5, past + 10, past + 10, past + 10, past + 99, past + 100]
+    assert times == sorted(times)
+    assert now <= times[7] <= times[8] <= broker.clock.now_ns()
+
+
+async def test_sources_and_mirrors_get_them(broker: Inside) -> None:
+    """Shows that what joined is copied as what was published."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    await broker.ok("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "S"}})
+    await broker.ok("STREAM.CREATE.T", {"name": "T", "sources": [{"name": "S"}]})
+    await broker.publish("S", b"0")
+    await adopt(broker, "S", [(b"S", b"%d" % i) for i in range(1, 50)], block_messages=9)
+    for name in ("M", "T"):
+        await settled(broker, name, 50)
+        assert [payload for _, _, payload in await contents(broker, name)] == [b"%d" % i for i in range(50)]
+    error = (await adopt(broker, "M", [(b"S", b"x")], "to the mirror"))["error"]
+    assert "no subjects of its own" in str(error)
+
+
+async def test_requests_that_make_no_sense_are_refused_by_name(broker: Inside) -> None:
+    """Shows a request that is not there, one for another stream, runs that are missing, damaged, cut, not what the request says,
+    named twice, and joined already; another incarnation of the stream; a body that names none."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    await broker.ok("STREAM.CREATE.T", {"name": "T"})
+
+    async def why(stream: str = "S", asked: str = text_id("job")) -> str:
+        answer = await broker.api(f"JETBLOCK.ADOPT.{stream}", {"request": asked}, seconds=10)
+        return str(answer["error"]["description"])
+
+    assert "no request" in await why()
+    assert await broker.error("JETBLOCK.ADOPT.S", {"request": "7"}) == 10003
+    assert await broker.error("JETBLOCK.ADOPT.S") == 10003
+    assert await broker.error("JETBLOCK.ADOPT.X", {"request": text_id("job")}) == 10059
+    writer = await stage(broker.store, broker.state, "S", [(b"S", b"x" * 100)] * 50)
+    await request(broker.store, writer, "job")
+    assert "is for another stream: 'S'" in await why("T")
+    [key] = [key for key in broker.store.objects if key.endswith(f"{writer.entries[0].run_id:016x}")]
+    sound = broker.store.objects[key]
+    for at in (0, 70, 120, 400, len(sound) // 2, len(sound) - 3):
+        broker.store.objects[key] = sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1:]
+        assert key in await why(), at
+        await request(broker.store, writer, "job")
+    for data in (sound[:-1], sound + b"x", b"", sound[:500]):
+        broker.store.objects[key] = data
+        assert key in await why()
+        await request(broker.store, writer, "job")
+    await broker.store.delete(key)
+    assert f"{key} is not there" in await why()
+    broker.store.objects[key] = sound
+    for change in ({"messages": 49}, {"blocks": 2}, {"size": len(sound) - 1}):
+        writer.entries[0] = (entry := writer.entries[0])._replace(**change)
+        await request(broker.store, writer, "job")
+        assert "not what the request says" in await why()
+        writer.entries[0] = entry
+    writer.entries *= 2
+    await request(broker.store, writer, "job")
+    assert "names a run twice" in await why()
+    del writer.entries[1]
+    await request(broker.store, writer, "job")
+    await broker.ok("JETBLOCK.ADOPT.S", {"request": text_id("job")})
+    await request(broker.store, writer, "job", "again")
+    assert "joined the stream already" in await why(asked=text_id("job", "again"))
+    late = await stage(broker.store, broker.state, "S", [(b"S", b"")])
+    await broker.ok("STREAM.DELETE.S")
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    await request(broker.store, late, "late")
+    assert await why(asked=text_id("late")) == "stream not found"
+    assert (await broker.ok("STREAM.INFO.S"))["state"]["last_seq"] == 0
+    assert not [key for key in broker.store.objects if "/inbox/" in key]
+
+
+async def test_a_damaged_request_is_dropped(broker: Inside) -> None:
+    """Shows bytes that are no request, and one whose bytes were changed."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    writer = await stage(broker.store, broker.state, "S", [(b"S", b"")])
+    asked = writer.request(request_id_of("job"))
+    for data in ([b"nonsense"], [asked.data[0][:-1] + b"?"]):
+        await broker.store.put(asked.key, data)
+        answer = await broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")})
+        assert "damaged" in str(answer["error"]["description"])
+        assert asked.key not in broker.store.objects
+
+
+@pytest.mark.parametrize("change", [
+    {"incarnation": 0}, {"account": ""}, {"stream": ""}, {"stream": 5}, {"runs": [[1 << 48, 1, 1, 1, 1]]},
+    {"runs": [[1, 1, 1, 1]]}, {"runs": [[1, 1, 1, 1, -1]]}, {"runs": {}}, {"runs": []}, {"version": "1"}])
+async def test_a_request_that_cannot_be_meant_harms_no_other(broker: Inside, change: dict[str, object]) -> None:
+    """Shows values at the edges and of wrong types in a request whose checksum is right: it goes, and the next one is granted."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    state = broker.state.stream("$G", "S")
+    assert state is not None
+    body = {"version": 1, "account": "$G", "stream": "S", "incarnation": state.stream_id, "runs": [[1, 1, 1, 1, 1]], **change}
+    await broker.store.put(ShardPaths(0).inbox(1), [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), body, 1)])
+    await request(broker.store, await stage(broker.store, broker.state, "S", [(b"S", b"")]), "job")
+    assert broker.js.inbox is not None
+    done = {one.request_id: one for one in await broker.js.inbox.carry_out_all()}
+    assert done[1].answer is None
+    assert not done[1].stays
+    assert done[request_id_of("job")].answer is not None
+    assert not [key for key in broker.store.objects if "/inbox/" in key]
+
+
+async def test_publishes_purges_and_updates_go_on_meanwhile(broker: Inside) -> None:
+    """Shows that every publish is acknowledged and every request granted once, in whatever order, with contiguous sequences, while
+    the stream is purged and updated."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
+    js = broker.client.jetstream()
+    acks: list[int] = []
+
+    async def publish(worker: int) -> None:
+        for i in range(60):
+            acks.append((await js.publish(f"s.{worker}", b"%d" % i)).seq)
+
+    async def stage_some() -> list[dict[str, object]]:
+        return [await adopt(broker, "S", [(b"s.x", b"%d" % n)] * 20, "job", str(n), block_messages=6) for n in range(8)]
+
+    async def disturb() -> None:
+        for n in range(6):
+            await broker.ok("STREAM.PURGE.S", {"keep": 5} if n % 2 else {"filter": "s.1"}, seconds=10)
+            await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "max_msgs": 10_000 + n}, seconds=10)
+
+    granted, *_ = await asyncio.gather(stage_some(), publish(1), publish(2), disturb())
+    given = sorted([*acks, *(seq for one in granted for seq in range(int(str(one["first_seq"])), int(str(one["last_seq"])) + 1))])
+    assert given == list(range(1, 60 * 2 + 20 * 8 + 1))
+    info = await broker.ok("STREAM.INFO.S")
+    assert info["state"]["last_seq"] == len(given)
+    before = await contents(broker, "S")
+    await broker.restart()
+    assert await contents(broker, "S") == before
+    state = broker.state.stream("$G", "S")
+    assert state is not None
+    assert (state.msgs, state.bytes) == (info["state"]["messages"], info["state"]["bytes"])
+
+
+async def test_a_stream_deleted_meanwhile_takes_the_request_with_it(broker: Inside) -> None:
+    """Shows an answer, whether the messages joined before or not, and nothing left of either."""
+    for n in range(10):
+        await broker.ok("STREAM.CREATE.S", {"name": "S"})
+        writer = await stage(broker.store, broker.state, "S", [(b"S", b"")] * 50, block_messages=3)
+        asked = await request(broker.store, writer, str(n))
+        answer, _ = await asyncio.gather(broker.api("JETBLOCK.ADOPT.S", {"request": asked}, seconds=10),
+                                         broker.ok("STREAM.DELETE.S", seconds=10))
+        assert answer.get("messages") == 50 or answer["error"]["err_code"] in (10059, 10008, 10194), answer
+        assert broker.js.inbox is not None
+        await broker.js.inbox.carry_out_all()
+        assert not [key for key in broker.store.objects if "/inbox/" in key]
+
+
+async def test_the_answers_are_bounded(broker: Inside) -> None:
+    """Shows that a stream remembers the latest thousand requests, and the newest after a restart."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    stream = broker.js.stream("$G", "S")
+    for n in range(1010):
+        writer = await stage(broker.store, broker.state, "S", [(b"S", b"")])
+        await request(broker.store, writer, str(n))
+        assert broker.js.inbox is not None
+        await broker.js.inbox.carry_out(request_id_of(str(n)), stream)
+    state = broker.state.stream("$G", "S")
+    assert state is not None
+    assert sum(key.startswith("request:") for key in state.extra) == 1000
+    await broker.restart()
+    answers = broker.js.stream("$G", "S").appending.requests
+    assert answers.of(request_id_of("9")) is None
+    assert answers.of(request_id_of("1009")) is not None
+    assert state.msgs == 1010

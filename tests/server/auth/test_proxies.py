@@ -1,0 +1,97 @@
+"""Trusted proxies: who may come through one or must, beside the real nats-server; and who stays after a reload."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.nkeys import OPERATOR, SERVER, USER, encode_base64url
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+from tests.keys import key
+from tests.server.raw_client import Wire
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.shows("auth.proxies")]
+
+ONE, OTHER, STRANGER, NKEY = key(SERVER, "one"), key(OPERATOR, "other"), key(USER, "stranger"), key(USER, "user")
+
+USERS = f"""authorization {{ users: [ {{user: free, password: p}}, {{user: bound, password: p, proxy_required: true}}
+  {{nkey: {NKEY.public}, proxy_required: true}} ] }}"""
+KEYS = f"\nproxies {{ trusted: [ {{key: {ONE.public}}}, {{public_key: {OTHER.public}}} ] }}"
+
+ACCESS = {
+    "users": USERS + KEYS, "users, no proxy is trusted": USERS,
+    "one user": "authorization { user: free, password: p, proxy_required: true }" + KEYS,
+    "a token": "authorization { token: t, proxy_required: true }" + KEYS,
+    "anybody": KEYS,
+}
+
+LOGINS: list[tuple[str, dict[str, Any], Any]] = [
+    (f"{what} by {how}", fields, signer)
+    for what, fields in (("free", {"user": "free", "pass": "p"}), ("bound", {"user": "bound", "pass": "p"}),
+                         ("wrong", {"user": "bound", "pass": "x"}), ("nkey", {"nkey": NKEY.public}),
+                         ("token", {"auth_token": "t"}), ("nobody", {}))
+    for how, signer in (("no proxy", None), ("one", ONE), ("other", OTHER), ("a stranger", STRANGER), ("nonsense", "!"),
+                        ("nothing", ""))]
+
+
+async def _log_in(server: ServerProcess, name: str, fields: dict[str, Any], signer: Any) -> Any:
+    """Whether INFO has a nonce, what the server answers, and how /connz shows the connection then."""
+    async with Wire(server.port) as wire:
+        nonce = json.loads(wire.info.removeprefix(b"INFO ")).get("nonce", "").encode()
+        fields = {"verbose": False, "name": name, **fields}
+        if "nkey" in fields:
+            fields["sig"] = encode_base64url(NKEY.sign(nonce))
+        if signer is not None:
+            fields["proxy_sig"] = signer if isinstance(signer, str) else encode_base64url(signer.sign(nonce))
+        wire.send(b"CONNECT " + json.dumps(fields).encode() + b"\r\nPING\r\n")
+        answer = await wire.until(b"\r\n")
+        if answer == b"PONG\r\n":
+            shown = (await server.monitor("/connz"))["connections"][-1].get("proxy")
+        else:
+            answer += await wire.end()
+            # It is listed a moment later.
+            async with asyncio.timeout(10):
+                while not (rows := [  # noqa: ASYNC110 - a server tells nobody
+                        row for row in (await server.monitor("/connz?state=closed"))["connections"]
+                        if row.get("name") == name]):
+                    await asyncio.sleep(0.01)
+            shown = rows[0]["reason"]
+        return bool(nonce), answer, shown
+
+
+@pytest.mark.parametrize("access", list(ACCESS))
+async def test_logins_as_on_nats_server(access: str, tmp_path: Path) -> None:
+    """Users who must come through a proxy, and those who need not; signatures by trusted keys and others."""
+    config = tmp_path / "proxies.conf"
+    config.write_text('http: "127.0.0.1:-1"\n' + ACCESS[access])
+    found = []
+    for server in (NatsServerProcess("-c", str(config)), BrokerProcess("-c", str(config))):
+        async with server:
+            found.append([(name, *await _log_in(server, name, fields, signer)) for name, fields, signer in LOGINS])
+    assert [pair for pair in zip(*found, strict=True) if pair[0] != pair[1]] == []
+
+
+async def test_who_came_through_a_proxy_that_is_trusted_no_more_is_closed(tmp_path: Path) -> None:
+    """After a reload; others stay."""
+    config = tmp_path / "proxies.conf"
+    for server in (NatsServerProcess("-c", str(config)), BrokerProcess("-c", str(config))):
+        config.write_text('http: "127.0.0.1:-1"\n' + USERS + KEYS)
+        async with server, Wire(server.port) as gone, Wire(server.port) as stays, Wire(server.port) as free:
+            for wire, signer in ((gone, ONE), (stays, OTHER), (free, None)):
+                nonce = json.loads(wire.info.removeprefix(b"INFO "))["nonce"].encode()
+                by = {"user": "bound", "proxy_sig": encode_base64url(signer.sign(nonce))} if signer else {"user": "free"}
+                wire.send(b"CONNECT " + json.dumps({"verbose": False, "pass": "p", **by}).encode() + b"\r\n")
+                assert await wire.settled() == b"PONG\r\n"
+            config.write_text('http: "127.0.0.1:-1"\n' + USERS + f"\nproxies {{ trusted: [ {{key: {OTHER.public}}} ] }}")
+            os.kill(server.pid, signal.SIGHUP)
+            assert b"-ERR 'Authorization Violation'\r\n" in await gone.end()
+            for wire in (stays, free):
+                assert (await wire.settled()).endswith(b"PONG\r\n")
+            closed = (await server.monitor("/connz?state=closed"))["connections"]
+            assert [row["reason"] for row in closed] == ["Proxy Not Trusted"]

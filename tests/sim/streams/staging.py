@@ -1,0 +1,173 @@
+"""Staged messages in the simulation: a writer beside the brokers puts runs and requests, sometimes not all of them, and the
+judge sees to it that each request is granted whole, once, or not at all.
+
+The writer's own puts never fail: what it leaves out is chosen. A client may poke the broker, or leave it to its looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.inbox.inbox import InboxSettings
+from broker.storage.format.header import ObjectKind
+from broker.storage.format.staged import STAGED_EPOCH
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import ShardPaths, parse
+from broker.storage.staging.answers import GRANTED, Answer, answer_in
+from broker.storage.staging.writer import RunWriter
+from broker.storage.state.stream import StreamState
+from tests.sim.streams.record import Lost, Publish, StreamRecord
+from tests.sim.streams.usage import subject_of
+
+if TYPE_CHECKING:
+    from tests.sim.streams.judge import Message
+    from tests.sim.streams.requests import Requests
+    from tests.sim.streams.world import World
+
+__all__ = ["Staging"]
+
+PATHS = ShardPaths(0)
+SECOND = 1_000_000_000
+NOT_NOW = frozenset((10008, 10167, 10194))
+
+
+class _Staged:
+    """A request, and what it is for."""
+
+    def __init__(self, record: StreamRecord, rows: list[Publish]) -> None:
+        self.record = record
+        self.rows = rows
+        self.answer: Answer | None = None
+        """As it was granted, once that was seen."""
+
+
+class Staging:
+    """All requests of one world."""
+
+    def __init__(self, world: World, store: MemoryStore) -> None:
+        self._world = world
+        self._store = store
+        self._rng = random.Random(world.seed)
+        self._staged: dict[int, _Staged] = {}
+        self.settings = InboxSettings(poll_ns=60 * SECOND, staged_grace_ns=3600 * SECOND, aside=_at_once)
+
+    def stage(self, record: StreamRecord, requests: Requests) -> None:
+        """Put some messages for a stream, ask for them to join, and perhaps tell the broker."""
+        rng, world = self._rng, self._world
+        writer = RunWriter("$G", record.name, record.stream_id, now_ns=world.clock.now_ns(), run_bytes=rng.choice((20, 1 << 20)),
+                           block_messages=rng.choice((1, 3, 100)), randbytes=rng.randbytes)
+        rows = []
+        for _ in range(rng.choice((1, 4, 9))):
+            row = Publish(subject_of(record.kind, rng).encode(), b"p%d" % world.number(), world.clock.now_ns())
+            record.send(row)
+            world.sent_to[row.payload] = record
+            writer.add(row.subject, row.payload)
+            rows.append(row)
+        runs = writer.finish()
+        request_id = world.number()
+        self._staged[request_id] = _Staged(record, rows)
+        if rng.random() < 0.1:
+            del runs[rng.randrange(len(runs))]
+        for run in runs:
+            _now(self._store.put(run.key, run.data))
+        world.counts["staged"] += 1
+        if rng.random() < 0.1:
+            for row in rows:
+                row.refused = True
+            return
+        asked = writer.request(request_id)
+        _now(self._store.put(asked.key, asked.data))
+        for _ in range(rng.choice((0, 1, 1, 1, 2))):
+            requests.request(f"JETBLOCK.ADOPT.{record.name}", {"request": f"{request_id:016x}"},
+                             lambda answer: self._answered(request_id, answer, requests))
+
+    def _answered(self, request_id: int, answer: dict[str, Any], requests: Requests) -> None:
+        staged = self._staged[request_id]
+        record = staged.record
+        if "error" in answer:
+            if answer["error"]["err_code"] not in NOT_NOW:
+                if staged.answer is not None:
+                    raise Lost(f"{record}: request {request_id:016x}, which was granted, is refused: {answer['error']}")
+                for row in staged.rows:
+                    row.refused = True
+            return
+        said = Answer(request_id, GRANTED, 0, answer["first_seq"], answer["last_seq"], answer["messages"], answer["duplicates"])
+        self._granted(staged, said)
+        for seq, row in enumerate(staged.rows, answer["first_seq"]):
+            if not row.seq:
+                record.pub_ack(row, {"stream": record.name, "seq": seq}, requests.process.epoch)
+            record.stored.add(seq)
+        self._world.counts["adopted"] += 1
+        requests.strike(0.2)
+
+    def _granted(self, staged: _Staged, said: Answer) -> None:
+        record, before = staged.record, staged.answer
+        if (said.messages, said.duplicates, said.last_seq - said.first_seq + 1) != (len(staged.rows), 0, len(staged.rows)):
+            raise Lost(f"{record}: {said} of {len(staged.rows)} messages")
+        if before is not None and (before.first_seq, before.last_seq) != (said.first_seq, said.last_seq):
+            raise Lost(f"{record}: a request was granted twice: {before}, {said}")
+        staged.answer = said
+
+    def judge(self, stream: StreamState, messages: dict[int, Message]) -> None:
+        """Compare a fresh reader's stream with the requests for it. Raises: Lost."""
+        seqs = {message.payload: seq for seq, message in messages.items()}
+        for request_id, staged in self._staged.items():
+            if staged.record.stream_id != stream.stream_id:
+                continue
+            answer = answer_in(stream.extra, request_id)
+            granted = answer is not None and answer.state == GRANTED
+            if granted:
+                assert answer is not None
+                self._granted(staged, answer)
+            elif staged.answer is not None:
+                raise Lost(f"{staged.record}: request {request_id:016x} was granted, and the store does not know of it")
+            for at, row in enumerate(staged.rows):
+                seq = seqs.get(row.payload)
+                if seq is not None and (answer is None or not granted or seq != answer.first_seq + at):
+                    raise Lost(f"{staged.record}: {row.payload!r} of request {request_id:016x} is {seq}, its answer is {answer}")
+
+    async def settled(self) -> None:
+        """In the end every request is answered and gone; and, where idle time costs nothing, every run too that no stream has.
+        Raises: Lost."""
+        world = self._world
+        if not await _until(lambda: not self._requests(), 300):
+            raise Lost(f"requests stay in the inbox: {self._requests()}")
+        if not world.leased and not await _until(lambda: not self._unnamed(), 3 * 3600):
+            raise Lost(f"abandoned runs stay in the store: {self._unnamed()}")
+
+    def _requests(self) -> list[str]:
+        return [key for key in self._store.objects if key.startswith(PATHS.requests)]
+
+    def _unnamed(self) -> list[str]:
+        named = {run[:3] for process in self._world.processes if process.shard is not None for run in process.shard.state.runs}
+        return [text for text in self._store.objects if (key := parse(text)) is not None and key.kind is ObjectKind.RUN
+                and key.position is not None and key.position.epoch == STAGED_EPOCH
+                and (*key.position, key.object_id) not in named]
+
+
+async def _until(done: Callable[[], object], seconds: int) -> bool:
+    """Wait until ``done()``; False when that took too long."""
+    for _ in range(0, seconds, 20):
+        if done():
+            return True
+        await asyncio.sleep(20)
+    return bool(done())
+
+
+async def _at_once(call: Callable[..., Any], *args: Any) -> Any:
+    return call(*args)
+
+
+def _now(put: Awaitable[None]) -> None:
+    """Run a call of a MemoryStore, which never waits."""
+    loop_free = put.__await__()
+    try:
+        next(loop_free)
+    except StopIteration:
+        return
+    raise AssertionError("a store in memory waits for nothing")
+
+

@@ -1,0 +1,141 @@
+"""Runs that a RunWriter makes: what is read from them is what was added, wherever the stream puts it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.jetstream.stream.publish.checks import TABLE
+from broker.protocol import headers as header_block
+from broker.storage.format.block import BlockPlace
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.records.message_ids import MessageIds
+from broker.storage.format.request import Request
+from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.format.staged import placed
+from broker.storage.paths import parse
+from broker.storage.staging.writer import ACTED_UPON, MSG_ID, RowRefused, RunWriter, ToPut, request_id_of
+
+STREAM = 0x0123456789ABCDEF
+NOW = 1_800_000_000_000_000_000
+
+rows = st.lists(st.tuples(
+    st.sampled_from((b"a", b"a.b", b"orders.eu.7", "größe.x".encode())),
+    st.binary(max_size=60),
+    st.sampled_from((b"", header_block.build([(b"Trace", b"7")]))),
+    st.none() | st.integers(1, 1 << 62),
+    st.sampled_from((None, None, b"id-1", b"id 2"))), min_size=1, max_size=60)
+
+
+def written(added: list[tuple[bytes, bytes, bytes, int | None, bytes | None]], *, block_messages: int = 32_768,
+            run_bytes: int = 1 << 20, block_bytes: int = 1 << 20) -> tuple[RunWriter, list[ToPut]]:
+    writer = RunWriter("$G", "ORDERS", STREAM, now_ns=NOW, run_bytes=run_bytes, block_bytes=block_bytes,
+                       block_messages=block_messages, randbytes=random.Random(5).randbytes)
+    runs: list[ToPut] = []
+    for subject, payload, headers, time_ns, msg_id in added:
+        writer.add(subject, payload, headers, time_ns=time_ns, msg_id=msg_id)
+        runs += writer.take()
+    return writer, runs + writer.finish()
+
+
+@given(rows, st.integers(1, 9), st.integers(1, 1 << 40), st.integers(0, 1 << 62), st.integers(0, 1 << 62))
+@settings(max_examples=120, deadline=None)
+def test_every_row_is_read_back_where_the_stream_puts_it(added: list[tuple[bytes, bytes, bytes, int | None, bytes | None]],
+                                                         block_messages: int, base: int, low: int, more: int) -> None:
+    """Shows subjects, headers, payloads, ids and order of all rows, in sequences that run on from any place, at times that do
+    not fall and stay within any bounds; and that the objects are what their keys, and the entries of the request, say."""
+    writer, runs = written(added, block_messages=block_messages, run_bytes=200)
+    seq, found, times = base, [], []
+    floor = low
+    for run, entry in zip(runs, writer.entries, strict=True):
+        data = b"".join(run.data)
+        key = parse(run.key)
+        assert key is not None
+        assert key.position == Position(0, NOW // 1_000_000)
+        assert (key.account, key.stream, key.incarnation, key.object_id) == ("$G", "ORDERS", STREAM, entry.run_id)
+        head = decode_head(data, entry.position, kind=ObjectKind.RUN, object_id=entry.run_id, complete=True)
+        assert isinstance(head, SegmentHead)
+        assert (len(data), len(head.rows)) == (entry.size, entry.blocks)
+        for i in range(len(head)):
+            core = head.core(i)
+            assert core.staged
+            ref = head.ref(i, core, BlockPlace.STAGED)
+            assert ref is not None
+            ref = placed(ref, seq, floor, low + more)
+            floor = ref.last_time_ns
+            index = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
+            ids = {}
+            for record in core.records:
+                said = MessageIds.decode(record.body)
+                ids = dict(zip(said.ordinals, said.ids, strict=True))
+            for number, frame in enumerate(index.frames):
+                at = ref.frames_offset + frame.offset
+                chunk = decode_frame(index, number, data[at:at + frame.stored_bytes])
+                for n, body in enumerate(chunk.bodies):
+                    hlen = 0 if chunk.hlens is None else chunk.hlens[n]
+                    found.append((chunk.seq(n), chunk.subjects[n], body[hlen:], body[:hlen], ids.get(chunk.start + n)))
+                times += chunk.times
+            seq += ref.count
+    expected = []
+    for n, (subject, payload, headers, _, msg_id) in enumerate(added):
+        stored = header_block.set(headers, MSG_ID, msg_id) if msg_id else headers
+        expected.append((base + n, subject, payload, stored, msg_id))
+    assert found == expected
+    assert times == sorted(times)
+    latest = 0
+    for at, (time_ns, row) in enumerate(zip(times, added, strict=True)):
+        latest = max(latest, row[3] or 0)
+        in_block = [other[3] for other in added[at:] if other[3]][:1] if not latest else []
+        expected_ns = {latest, min(in_block[0], NOW)} if in_block else {latest}
+        assert time_ns in {min(max(one, low), low + more) for one in expected_ns}
+    assert sum(entry.messages for entry in writer.entries) == len(added)
+
+
+def test_a_request_is_what_its_key_says() -> None:
+    """Shows the request's round trip, and that ids made of the same names are the same, of others not."""
+    writer, _ = written([(b"a", b"x", b"", None, None)] * 5)
+    to_put = writer.request(request_id_of("job", "7"))
+    request = Request.decode(b"".join(to_put.data), request_id_of("job", "7"))
+    assert (request.account, request.stream, request.stream_id, request.runs) == ("$G", "ORDERS", STREAM, writer.entries)
+    key = parse(to_put.key)
+    assert key is not None
+    assert (key.kind, key.object_id) == (ObjectKind.INBOX, request.request_id)
+    assert len({request_id_of("a", "bc"), request_id_of("ab", "c"), request_id_of("abc"), request_id_of("a", "b", "c")}) == 4
+
+
+@pytest.mark.parametrize(("row", "why"), [
+    ({"subject": b""}, "subject"), ({"subject": b"a..b"}, "subject"), ({"subject": b"a.*"}, "subject"),
+    ({"subject": b"a b"}, "subject"), ({"subject": b"a", "headers": b"X: y"}, "header block"),
+    ({"subject": b"a", "headers": header_block.build([(b"Nats-TTL", b"5s")])}, "Nats-TTL"),
+    ({"subject": b"a", "headers": header_block.build([(MSG_ID, b"1")]), "msg_id": b"2"}, "Nats-Msg-Id"),
+    ({"subject": b"a", "msg_id": b"1\r\nNats-TTL: 5s"}, "message id"),
+    ({"subject": b"a", "time_ns": -1}, "time"), ({"subject": b"a", "time_ns": 1 << 63}, "time"),
+    ({"subject": b"a", "headers": header_block.build([(b"X", b"y" * 65_600)])}, "too large"),
+])
+def test_a_row_that_no_stream_could_store_is_refused_and_the_others_are_kept(row: dict[str, object], why: str) -> None:
+    """Shows the reason, and that the rows before and after make a run without it."""
+    writer = RunWriter("$G", "S", STREAM, now_ns=NOW)
+    writer.add(b"a", b"before")
+    with pytest.raises(RowRefused, match=why):
+        writer.add(**row)  # type: ignore[arg-type]
+    writer.add(b"a", b"after")
+    writer.finish()
+    assert writer.entries[0].messages == 2
+
+
+def test_an_empty_request_is_refused() -> None:
+    """Shows that nothing can be asked for nothing."""
+    writer = RunWriter("$G", "S", STREAM, now_ns=NOW)
+    assert writer.finish() == []
+    with pytest.raises(ValueError, match="without messages"):
+        writer.request(7)
+
+
+def test_every_header_that_a_stream_acts_upon_is_refused() -> None:
+    """Shows that the writer knows each header that some check of a published message reads, but for the id."""
+    read = {name for rule in TABLE for name in rule.headers or ()}
+    assert read - {MSG_ID} <= ACTED_UPON
