@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
 from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.packed import Packed
 from broker.storage.state.stream import StreamState
 
 __all__ = ["MUTATIONS"]
@@ -310,10 +312,17 @@ def request_gone_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Inbox, "_grant", broken)
 
 
+def summaries_forget_a_segment(patch: pytest.MonkeyPatch) -> None:
+    """A start counts one segment too few of each page of a block table that it does not unpack."""
+    log_keys = Packed.log_keys
+    patch.setattr(Packed, "log_keys", lambda self: islice(log_keys(self), 1, None))
+
+
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (wait_for_oldest, never_muted, lease_from_end, orphans_prove_the_lease, ours_by_nonce_alone,
                      sweep_to_newest_root, serve_though_sealed, drop_by_name, update_lost_in_pages, ceiling_lost_in_pages,
                      redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten, removals_forgotten,
                      double_ack_at_once, update_not_recorded, late_applied_pages, removals_come_back, streams_not_told,
-                     walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early)}
+                     walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early,
+                     summaries_forget_a_segment)}
