@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import Position
-from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.index import Head, decode_frame, decode_index, decode_known_index
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.read.cache import Cache
 
@@ -38,7 +38,8 @@ visited it. Left alone it may run once a second, and stop the loop for 20 ms; ru
 
 
 class StoredBlock(Protocol):
-    """A block as the reader sees it; it fills in ``starts`` (first ordinal of each frame) once it has read the index."""
+    """A block as the reader sees it; it fills in ``starts`` (first ordinal of each frame) once it has read the index, and relies
+    on the index from then on."""
 
     @property
     def ref(self) -> BlockRef | None: ...
@@ -65,7 +66,7 @@ class BlockReader:
         ref = _stored(block)
         head: Head | None = self._cache.get(_id(ref))
         if head is None and (data := self._whole(ref)) is not None:
-            head = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref, self._key_of(ref))
+            head = _decoded(data[ref.index_offset:ref.index_offset + ref.index_bytes], block, self._key_of(ref))
             self._cache.put(_id(ref), head, head.size)
         return head
 
@@ -120,7 +121,7 @@ class BlockReader:
         head = self.cached_head(block)
         if head is None:
             ref = _stored(block)
-            head = await self._once(_id(ref), lambda: self._load_head(ref))
+            head = await self._once(_id(ref), lambda: self._load_head(block))
         if block.starts is None:
             block.starts = head.starts
         return head
@@ -171,10 +172,11 @@ class BlockReader:
         finally:
             del self._loads[key]
 
-    async def _load_head(self, ref: BlockRef) -> Head:
+    async def _load_head(self, block: StoredBlock) -> Head:
+        ref = _stored(block)
         key = self._key_of(ref)
         data = await self._store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
-        head = decode_index(data, ref, key)
+        head = _decoded(data, block, key)
         self._cache.put(_id(ref), head, head.size)
         return head
 
@@ -216,6 +218,11 @@ def _retrieve_error(load: asyncio.Task[Any]) -> None:
 def _stored(block: StoredBlock) -> BlockRef:
     assert block.ref is not None, "a block is read from the store before it is stored"
     return block.ref
+
+
+def _decoded(index: bytes, block: StoredBlock, key: str) -> Head:
+    """The head; checked thoroughly unless it was before, or this process wrote it: then it is known where frames start."""
+    return (decode_index if block.starts is None else decode_known_index)(index, _stored(block), key)
 
 
 def _id(ref: BlockRef) -> tuple[int, int, int, int, int]:
