@@ -12,7 +12,7 @@ from broker.storage.format.block import SUMMARY_SUBJECTS_MAX, BlockPlace, BlockR
 from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
-from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.index import decode_frame, decode_index, decode_known_index
 from broker.storage.format.message_size import message_size
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.segment import HEAD_BYTES_MIN, SegmentHead, decode_head
@@ -93,9 +93,13 @@ def test_an_index_answers_as_a_walk_over_the_messages_does(runs: list[list[Row]]
     data = b"".join(encode_segment(AT, NONCE, [sealed]))
     ref = sealed.ref
     assert ref is not None
-    decoded = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
+    index = data[ref.index_offset:ref.index_offset + ref.index_bytes]
     assert sealed.head is not None
-    for head in (decoded, sealed.head):
+    for head in (decode_index(index, ref), decode_known_index(index, ref), sealed.head):
+        for number, frame in enumerate(head.frames if head is not sealed.head else ()):
+            at = ref.frames_offset + frame.offset
+            chunk = decode_frame(head, number, data[at:at + frame.stored_bytes])
+            assert chunk_rows(chunk) == rows[frame.start:frame.start + frame.messages]
         assert list(head.subjects) == sorted({row.subject for row in rows})
         assert (head.first_seq, head.last_seq, head.count) == (rows[0].seq, rows[-1].seq, len(rows))
         for number, subject in enumerate(head.subjects):
