@@ -32,6 +32,13 @@ __all__ = ["BlockReader", "StoredBlock"]
 
 READ_AHEAD_BYTES = 1 << 20
 
+_ROWS_AT_ONCE = 4096
+"""Messages of heads that are decoded in one turn of the loop, or of one head: about 2 ms. Several loads may end in one turn,
+since a directory answers at once from the page cache."""
+
+_ROWS_INLINE_MAX = 8192
+"""A head of more is decoded in a thread."""
+
 _UNSEEN_MAX = 8192
 """Messages put into the cache between two young collections. The garbage collector untracks a tuple of bytes once it has
 visited it. Left alone it may run once a second, and stop the loop for 20 ms; run this often, for less than 1 ms."""
@@ -58,6 +65,8 @@ class BlockReader:
         self._read_ahead_bytes = read_ahead_bytes
         self._loads: dict[Hashable, asyncio.Task[Any]] = {}
         self._unseen = 0
+        self._decoding = asyncio.Lock()
+        self._decoded_rows = 0
 
     # --- what is in memory --------------------------------------------------------------------------------------------
 
@@ -176,8 +185,16 @@ class BlockReader:
         ref = _stored(block)
         key = self._key_of(ref)
         data = await self._store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
-        head = _decoded(data, block, key)
-        self._cache.put(_id(ref), head, head.size)
+        async with self._decoding:
+            if ref.count > _ROWS_INLINE_MAX:
+                head = await asyncio.to_thread(_decoded, data, block, key)
+            else:
+                head = _decoded(data, block, key)
+                self._decoded_rows += ref.count
+            self._cache.put(_id(ref), head, head.size)
+            if self._decoded_rows >= _ROWS_AT_ONCE:
+                self._decoded_rows = 0
+                await asyncio.sleep(0)
         return head
 
     async def _load(self, ref: BlockRef, head: Head, first: int, read_ahead: bool) -> Chunk:
