@@ -49,7 +49,7 @@ class ReadPacing:
 
     def receive(self, data: bytes) -> None:
         """Take what the transport read."""
-        if len(data) <= _SLICE_BYTES:
+        if len(data) <= _SLICE_BYTES or len(data) <= self._missing():
             self._take(data)
         elif not self._closed:
             self._later, self._at = data, 0

@@ -31,8 +31,8 @@ _SMALL: Final = 128
 _SAMPLED: Final = 64 * 1024
 _SAMPLES: Final = 4
 _SAMPLE_BYTES: Final = 1024
-"""Of data at least as large as the first, so many pieces of such a size are tried: where they do not shrink, nor would the rest,
-and finding out takes a third of the time of storing it. What repeats over kilobytes alone is stored as it is."""
+"""Of a frame at least as large as the first, so many pieces of such a size are tried: where they do not shrink, nor would the
+rest, and finding out took most of the time of storing it. What repeats over kilobytes alone is stored as it is."""
 
 _GIL_RELEASE: Final = 5 * 1024
 """zlib.crc32 releases the GIL above 5 KiB."""
@@ -68,12 +68,8 @@ _per_thread = _PerThread()
 
 def compress(raw: bytes) -> bytes:
     """``raw`` by zstd, or ``raw`` itself where that saves less than a sixteenth: equal lengths mean uncompressed."""
-    if len(raw) < _SMALL or not _may_shrink(raw):
+    if len(raw) < _SMALL:
         return raw
-    return _packed(raw)
-
-
-def _packed(raw: bytes) -> bytes:
     packed: bytes = _per_thread.compressor.compress(raw)
     return packed if len(packed) <= len(raw) - (len(raw) >> 4) else raw
 
@@ -87,7 +83,7 @@ def _may_shrink(raw: bytes) -> bool:
 
 
 def compress_all(frames: Sequence[bytes]) -> list[bytes]:
-    """``compress`` for each of ``frames``, releasing the GIL once for all of them.
+    """``compress`` for each of ``frames``, releasing the GIL once for all of them; large ones only if samples shrink.
 
     A loop thread that is always busy gives the GIL back only after a switch interval, so each release costs the encoder
     one such wait: 3 MiB took 14 ms beside a busy thread, 40 ms with a release for each frame and each of its checksums.
@@ -96,7 +92,7 @@ def compress_all(frames: Sequence[bytes]) -> list[bytes]:
     if len(large) < 2 or not hasattr(_per_thread.compressor, "multi_compress_to_buffer"):
         out = list(frames)
         for i in large:
-            out[i] = _packed(frames[i])
+            out[i] = compress(frames[i])
         return out
     packed = _per_thread.compressor.multi_compress_to_buffer([frames[i] for i in large])
     out = list(frames)

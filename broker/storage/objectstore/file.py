@@ -51,7 +51,8 @@ __all__ = ["FileStore"]
 
 _T = TypeVar("_T")
 
-_INLINE_BYTES_MAX = 256 * 1024  # copied in one turn of the loop: 30 µs, and up to a millisecond where memory is new
+_INLINE_BYTES_MAX = 256 * 1024  # copying this much from the page cache holds the loop for some 30 µs
+_TURN_BYTES_MAX = 512 * 1024  # and no more in one turn of the loop, where memory is new for each
 _THREADS_MAX = 16  # puts in flight (4) and a checkpoint's must leave threads for reads that wait for a disk
 _BUFFERS_MAX = 1024  # IOV_MAX
 _PUT_TRIES_MAX = 20  # the second works, unless other processes empty and remove the folder meanwhile
@@ -110,7 +111,7 @@ class FileStore(ObjectStore):
         if end is not None and end <= start:
             return b""
         path = self._path(key)
-        if self._inline_bytes >= _INLINE_BYTES_MAX:
+        if self._inline_bytes >= _TURN_BYTES_MAX:
             return await self._in_thread(self.get_sync, key, start, end)
         try:
             data = _read_cached(path, start, end)

@@ -51,6 +51,8 @@ _UNORDERED_MAX = 16_384
 """So many are sorted for each page of them."""
 _COUNTS_WORTH = 8
 """Counts by a stream's blocks that take as long as building its index: they skip blocks, and look for a few names only."""
+_COUNTED_BEFORE = _COUNTS_WORTH * _ROWS_AT_ONCE
+"""So that an index which lacks little is used at once."""
 _LOOKED_AT_ONCE = 64
 """Blocks examined at once for heads to load side by side."""
 _VAIN_MAX = 16
@@ -81,7 +83,7 @@ class SubjectState:
         self._steps = 0
         """Rises with all that is merged or settled."""
         self._debts: list[_Debt] = []
-        self._counted = _COUNTS_WORTH * _ROWS_AT_ONCE
+        self._counted = _COUNTED_BEFORE
         """Messages in the blocks by which others were counted."""
         self._building: asyncio.Lock = asyncio.Lock()
         self._ordering = asyncio.Lock()
@@ -161,6 +163,7 @@ class SubjectState:
     def forget(self) -> None:
         """Drop the index; the next question builds it again."""
         self._index = None
+        self._counted = _COUNTED_BEFORE
         self._forgotten += 1
         self._debts.clear()
 
