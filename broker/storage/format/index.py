@@ -260,7 +260,10 @@ def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: Ch
 
 
 def decode_known_index(data: bytes, ref: BlockRef, name: str | None = None) -> Head:
-    """As ``decode_index``, of an index that this process has written or decoded before. Beyond its checksums, little is checked."""
+    """As ``decode_index``, of an index that this process has written or decoded before. Beyond its checksums, little is checked,
+    except of a staged block, whose times depend on the reference."""
+    if ref.place is BlockPlace.STAGED:
+        return decode_index(data, ref, name)
     return _decode(data, ref, name, KNOWN, None)
 
 
@@ -322,17 +325,17 @@ def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_b
         if (checks.highest(times) if times is not None else time_ns) >= 1 << 63:
             raise Misfit("a time is out of bounds")
     stamps = values.times(times) if times is not None else None
-    if ref.place is BlockPlace.STAGED:
+    if ref.place is BlockPlace.STAGED and checks is not None:
         if seqs is not None:
             raise Misfit("a staged block has gaps")
-        time_ns, stamps = _as_adopted(ref, time_ns, stamps, values)
+        time_ns, stamps = _as_adopted(ref, time_ns, stamps, checks)
     return Head(ref.stream_id, ref.position, ref.object_id, count, ref.first_seq, seqs=seqs, time_ns=time_ns,
                 times=stamps, subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens,
                 subjects=names, subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=table,
                 frames_offset=ref.frames_offset)
 
 
-def _as_adopted(ref: BlockRef, time_ns: int, stamps: Any, values: Values) -> tuple[int, Any]:
+def _as_adopted(ref: BlockRef, time_ns: int, stamps: Any, values: CheckedValues) -> tuple[int, Any]:
     """The times of a staged block within those that the stream gave its first and last message. Raises: Misfit."""
     low, high = ref.first_time_ns, ref.last_time_ns
     if stamps is None:
