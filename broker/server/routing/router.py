@@ -109,11 +109,11 @@ class Router:
                 assert peer is not None
                 if len(body) < _LINE_MAX and (peer is not source or not peer.no_echo):
                     if peer is not to:
-                        if to is not None and lines:
-                            to.send([b"".join(lines)], sum(map(len, lines)), len(lines), body_bytes)
+                        if to is not None:
+                            _send_lines(to, lines, body_bytes)
+                            body_bytes = 0
                             if routes.changes != changes:
                                 ahead = None
-                            lines, body_bytes = [], 0
                         to = peer
                     if hlen and not peer.headers:
                         hlen, body = 0, body[hlen:]
@@ -122,9 +122,9 @@ class Router:
                     only.delivered += 1
                     start = at
                     continue
-            if lines and to is not None:
-                to.send([b"".join(lines)], sum(map(len, lines)), len(lines), body_bytes)
-                lines, body_bytes = [], 0
+            if to is not None:
+                _send_lines(to, lines, body_bytes)
+                to, body_bytes = None, 0
             if route.sole is not None and source is not None:
                 route.sole(ops, start, at, source, now_ns)
             else:
@@ -132,8 +132,8 @@ class Router:
             if routes.changes != changes:
                 ahead = None
             start = at
-        if lines and to is not None:
-            to.send([b"".join(lines)], sum(map(len, lines)), len(lines), body_bytes)
+        if to is not None:
+            _send_lines(to, lines, body_bytes)
 
     # For JetStream (Bus).
 
@@ -394,3 +394,10 @@ class Router:
             watches.remove(watch)
             if not watches:
                 del self._watches[watch.subject]
+
+
+def _send_lines(to: Peer, lines: list[bytes], body_bytes: int) -> None:
+    """Send a client the messages that were held for it, with ``body_bytes`` of bodies."""
+    data = b"".join(lines)
+    to.send([data], len(data), len(lines), body_bytes)
+    lines.clear()
