@@ -34,6 +34,11 @@ class Waiting:
         self._dropped = 0
         self._told_ns = -_TELL_NS
 
+    @property
+    def count(self) -> int:
+        """Requests that wait now."""
+        return sum(self._counts)
+
     def admit(self, asks: bool) -> bool:
         """Count a request that is to wait; False: too many do, and it is dropped. The log tells once a second."""
         if self._counts[asks] < self._limits[asks]:

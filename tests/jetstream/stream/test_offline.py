@@ -158,7 +158,7 @@ async def test_requests_that_wait_hear_of_it() -> None:
         waiting = [asyncio.ensure_future(broker.error(subject)) for subject in subjects]
         await broker.client.flush()
         await asyncio.sleep(0.05)
-        assert broker.js.apis["$G"]._waiting == 3
+        assert broker.js.apis["$G"]._waiting.count == 3
         bad.failed(OverflowError("planted"))
         assert await asyncio.gather(*waiting) == [10194] * 3
-        assert broker.js.apis["$G"]._waiting == 0
+        assert broker.js.apis["$G"]._waiting.count == 0
