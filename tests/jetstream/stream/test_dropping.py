@@ -125,3 +125,28 @@ async def test_it_runs_beside_the_streams(monkeypatch: pytest.MonkeyPatch) -> No
     await asyncio.sleep(0.01)
     assert stream.live.looked
     await world.close()
+
+
+async def test_very_many_streams_are_asked_in_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for idle streams does not hold the loop, however many streams there are."""
+    monkeypatch.setattr(dropping, "_ASKED_AT_ONCE", 2)
+    world = World()
+    streams = [await filled(world, f"S{n}", 2) for n in range(6)]
+    world.clock.advance(MINUTE_NS)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.get_running_loop().create_task(count())
+    budget = BlockBudget(lambda: streams, world.clock, most=3)
+    assert await budget.trim() == 12
+    assert turns >= 3
+    turns = 0
+    await budget.load_many()
+    assert turns >= 3
+    counting.cancel()
+    await world.close()
