@@ -38,8 +38,8 @@ _ID_BITS: Final = 64
 
 def drop_blocks(stream: Stream) -> int:
     """Let go of a stream's blocks if nothing relies on them now; returns how many."""
-    if (not stream.stored or stream.offline is not None or stream.queue.busy or stream.heads.walks
-            or stream.msg_ids.loading or stream.tasks.running or stream.subjects.owes):
+    if (not stream.stored or not stream.live.looked or stream.offline is not None or stream.queue.busy or stream.heads.walks
+            or stream.msg_ids.loading or stream.tasks.running or stream.subjects.owes or stream.msg_ids.owes):
         return 0
     state = stream.applied()
     count = stream.live.drop(stream.applied) if state is not None and len(state.blocks) <= _MANY else 0

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.storage.compaction.inventory import take_inventory
+from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome, Removed
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
@@ -311,3 +313,10 @@ def test_a_page_that_cannot_be_unpacked_takes_only_its_stream_offline() -> None:
     state.apply_block(BlockCore(0, Position(1, 30), records=[record]), None)
     assert "page" in (state.streams[7].offline or "")
     assert [entry.ref.place for entry in state.streams[8].blocks] == [BlockPlace.STREAM_RUN]
+
+
+async def test_compaction_passes_over_a_page_that_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:
+    """The blocks of all other streams are merged as before."""
+    found = await take_inventory(two_streams(), CompactionSettings())
+    assert [one.key[:3] for one in found] == [(1, 1, 12), (1, 1, 13)]
+    assert "block table" in caplog.text
