@@ -169,6 +169,7 @@ async def tampered(objects: Objects, ever: dict[str, set[Message]], wanted: dict
         await store.put(case.key, [case.data])
     before = {name: await readable(store, name, ever[name]) for name in STREAMS}
     untouched = await contents(store)
+    await _started(await copy_of(untouched), before, wanted, ever)
     lost = any(wanted[name].keys() - before[name][0].keys() for name in STREAMS)
     try:
         dry = await checked(store)
@@ -198,6 +199,18 @@ async def tampered(objects: Objects, ever: dict[str, set[Message]], wanted: dict
         assert found.keys() >= before[name][0].keys() & wanted[name].keys(), f"{name}: the repair took messages away"
     await opens(store)
     return "repaired"
+
+
+async def _started(store: MemoryStore, before: dict[str, tuple[dict[int, Message], list[Problem], bool]],
+                   wanted: dict[str, dict[int, Message]], ever: dict[str, set[Message]]) -> None:
+    """A broker on the tampered store: it says what keeps it from starting, or has all that could be read before."""
+    try:
+        await opens(store)
+    except (FormatError, CutOff):
+        return
+    for name in STREAMS:
+        found, _, _ = await readable(store, name, ever[name])
+        assert found.keys() >= before[name][0].keys() & wanted[name].keys(), f"{name}: a start took messages away"
 
 
 def _the_end(key: str, objects: Objects) -> bool:
