@@ -10,8 +10,11 @@ Owns: when a stream's blocks are dropped, and whether something relies on them. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Final
+
+from broker.jetstream.stream.state.in_turns import sorted_in_turns
+from broker.storage.format.errors import FormatError
 
 if TYPE_CHECKING:
     from broker.clock import Clock
@@ -28,12 +31,15 @@ _MANY: Final = 1024
 """Blocks of one stream: they are not dropped."""
 _DROPPED_AT_ONCE: Final = 4096
 """Blocks dropped between two turns of the loop: about 2 ms."""
+_ASKED_AT_ONCE: Final = 2048
+"""Streams asked for their blocks between two turns of the loop: about a millisecond."""
+_ID_BITS: Final = 64
 
 
 def drop_blocks(stream: Stream) -> int:
     """Let go of a stream's blocks if nothing relies on them now; returns how many."""
-    if (not stream.stored or stream.offline is not None or stream.queue.busy or stream.heads.walks
-            or stream.msg_ids.loading or stream.tasks.running or stream.subjects.owes):
+    if (not stream.stored or not stream.live.looked or stream.offline is not None or stream.queue.busy or stream.heads.walks
+            or stream.msg_ids.loading or stream.tasks.running or stream.subjects.owes or stream.msg_ids.owes):
         return 0
     state = stream.applied()
     count = stream.live.drop(stream.applied) if state is not None and len(state.blocks) <= _MANY else 0
@@ -69,20 +75,24 @@ class BlockBudget:
     async def trim(self) -> int:
         """Drop blocks of idle streams, the longest idle first, until half as many are left as may be, if they are too many;
         returns how many."""
-        streams = [(stream.live.last_time_ns, stream.stream_id, stream) for stream in self._streams()
-                   if stream.stored and stream.live.blocks_held]
-        held = sum([stream.live.blocks_held for _, _, stream in streams])
+        held = 0
+        streams: dict[int, Stream] = {}
+        async for stream in self._each():
+            if stream.stored and (count := stream.live.blocks_held):
+                held += count
+                streams[stream.live.last_time_ns << _ID_BITS | stream.stream_id] = stream
         if held <= self.most:
             return 0
         now_ns = self._clock.now_ns()
         dropped = turn = 0
-        for last_time_ns, stream_id, stream in sorted(streams):
-            if held - dropped <= self.most // 2 or now_ns - last_time_ns < _IDLE_NS:
+        for key in await sorted_in_turns(list(streams)):
+            stream = streams[key]
+            if held - dropped <= self.most // 2 or now_ns - (key >> _ID_BITS) < _IDLE_NS:
                 break
-            if now_ns - self._dropped_ns.get(stream_id, 0) < _IDLE_NS:
+            if now_ns - max(stream.live.last_time_ns, self._dropped_ns.get(stream.stream_id, 0)) < _IDLE_NS:
                 continue
             if count := drop_blocks(stream):
-                self._dropped_ns[stream_id] = now_ns
+                self._dropped_ns[stream.stream_id] = now_ns
             dropped += count
             turn += count + 32
             if turn >= _DROPPED_AT_ONCE:
@@ -93,13 +103,28 @@ class BlockBudget:
     async def load_many(self) -> None:
         """Load the blocks that were dropped of streams that have got many since, in turns of the loop: the next question
         would load them at once."""
-        now_ns, streams = self._clock.now_ns(), {stream.stream_id: stream for stream in self._streams()}
-        for stream_id, at_ns in list(self._dropped_ns.items()):
-            stream = streams.get(stream_id)
-            if stream is None or (stream.live.looked and now_ns - at_ns >= _IDLE_NS):
-                del self._dropped_ns[stream_id]
-            elif not stream.live.looked and (state := stream.applied()) is not None and len(state.blocks) > _MANY:
-                await stream.look()
+        now_ns, gone = self._clock.now_ns(), set(self._dropped_ns)
+        async for stream in self._each():
+            if (stream_id := stream.stream_id) not in gone:
+                continue
+            if not stream.live.looked:
+                gone.remove(stream_id)
+                if (state := stream.applied()) is not None and len(state.blocks) > _MANY:
+                    try:
+                        await stream.look()
+                    except FormatError as error:
+                        stream.tasks.warn("its blocks cannot be loaded: %s", error)
+            elif now_ns - self._dropped_ns[stream_id] < _IDLE_NS:
+                gone.remove(stream_id)
+        for stream_id in gone:
+            del self._dropped_ns[stream_id]
+
+    async def _each(self) -> AsyncIterator[Stream]:
+        """The streams there are now, in as many turns of the loop as it takes to ask them."""
+        for at, stream in enumerate(list(self._streams()), 1):
+            yield stream
+            if at % _ASKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _run(self) -> None:
         while True:

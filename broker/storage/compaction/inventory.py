@@ -7,15 +7,19 @@ uses it looks up each block again.
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BYTES, FIRST_SEQ, LAST_TIME_NS, BlockPlace
+from broker.storage.format.errors import Corrupt
 from broker.storage.state.applied import ShardState
 from broker.storage.state.table import BlockEntry, Kept
 
 __all__ = ["ObjectKey", "StoredObject", "take_inventory"]
+
+_log = logging.getLogger(__name__)
 
 ObjectKey = tuple[int, int, int, int, int]
 """Place, epoch, number, id of the object, and the stream that it belongs to alone, or 0."""
@@ -64,7 +68,12 @@ async def take_inventory(state: ShardState, settings: CompactionSettings, leave:
     for stream_id in list(state.streams):
         stream = state.streams.get(stream_id)
         for page in list(stream.blocks.pages) if stream is not None else ():
-            _count(objects, stream_id, page.entries, settings, leave)
+            try:
+                entries = page.entries
+            except Corrupt as error:
+                _log.warning("compaction leaves a part of a stream where it is: %s", error)
+                continue
+            _count(objects, stream_id, entries, settings, leave)
             if len(objects) > _OBJECTS_MAX:
                 objects = {key: one for key, one in objects.items() if one.live_bytes < settings.object_bytes}
                 if len(objects) > _OBJECTS_MAX // 2:

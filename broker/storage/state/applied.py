@@ -151,11 +151,14 @@ class ShardState:
         stream = self.streams.get(packed[STREAM_ID])
         if stream is None or stream.offline is not None or self.position <= stream.position:
             return
-        if stream.blocks.append(packed):
-            key = position_key(self.position)
-            self.segments[key] += 1
-            self.unnamed.discard(key)
-        self._take_outcome(stream, outcome, packed[LAST_TIME_NS])
+        try:
+            if stream.blocks.append(packed):
+                key = position_key(self.position)
+                self.segments[key] += 1
+                self.unnamed.discard(key)
+            self._take_outcome(stream, outcome, packed[LAST_TIME_NS])
+        except Corrupt as error:  # what leaves at the front is in a page that cannot be unpacked
+            self.take_offline(stream.stream_id, f"segment {self.position} cannot be applied: {error}")
 
     def take_offline(self, stream_id: int, reason: str) -> None:
         """Stop replaying a stream: a record of it in the segment at ``position`` cannot be used."""
@@ -359,7 +362,7 @@ class ShardState:
             if stream is not None and stream.offline is None:
                 try:
                     self._swap(stream, adopted, ref)
-                except ValueError as error:
+                except (Corrupt, ValueError) as error:
                     self.take_offline(stream.stream_id, f"segment {self.position} is damaged: {error}")
 
     def _swap(self, stream: StreamState, adopted: Adopted, ref: BlockRef) -> None:

@@ -9,7 +9,7 @@ import pytest
 from broker.jetstream.stream import dropping
 from broker.jetstream.stream.dropping import BlockBudget, drop_blocks
 from broker.jetstream.stream.stream import Stream
-from tests.jetstream.stream.world import World, everything, pub, publish, read_all
+from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all
 
 MINUTE_NS = 60_000_000_000
 
@@ -124,4 +124,52 @@ async def test_it_runs_beside_the_streams(monkeypatch: pytest.MonkeyPatch) -> No
     world.clock.advance(2 * MINUTE_NS)
     await asyncio.sleep(0.01)
     assert stream.live.looked
+    await world.close()
+
+
+async def test_very_many_streams_are_asked_in_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for idle streams does not hold the loop, however many streams there are."""
+    monkeypatch.setattr(dropping, "_ASKED_AT_ONCE", 2)
+    world = World()
+    streams = [await filled(world, f"S{n}", 2) for n in range(6)]
+    world.clock.advance(MINUTE_NS)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.get_running_loop().create_task(count())
+    budget = BlockBudget(lambda: streams, world.clock, most=3)
+    assert await budget.trim() == 12
+    assert turns >= 3
+    turns = 0
+    await budget.load_many()
+    assert turns >= 3
+    counting.cancel()
+    await world.close()
+
+
+async def test_ids_of_removed_messages_are_not_forgotten() -> None:
+    """A restarted stream that has not read its ids yet keeps what it noted while a block with some has left it."""
+    world = World()
+    stream = world.stream("S", duplicate_window=10 * MINUTE_NS)
+    for n in range(3):
+        publish(world, stream, pub(b"S.a", b"%d" % n, Nats_Msg_Id=str(n)))
+        await world.settle(stream)
+    stream = await world.restart(stream)
+    await stream.look()
+    await stream.delete_msg(2, False)
+    await world.settle(stream)
+    world.clock.advance(MINUTE_NS)
+    assert drop_blocks(stream) == 0
+    assert (await ask(world, stream, pub(b"S.a", b"x", Nats_Msg_Id="1")))["duplicate"]
+    stream = await world.restart(stream)
+    await stream.look()
+    await stream.delete_msg(3, False)
+    await world.settle(stream)
+    world.clock.advance(10 * MINUTE_NS)
+    assert drop_blocks(stream) == 1, "its ids are of no use any more"
     await world.close()

@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.storage.compaction.inventory import take_inventory
+from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome, Removed
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
+from broker.storage.format.page import PageBody
 from broker.storage.format.record import Record
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.release import Release, pack_runs, unpack_runs
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.dead import DeadSet
+from broker.storage.state.packed import Packed
 from broker.storage.state.table import PAGE_ENTRIES, BlockEntry, BlockTable
 
 
@@ -273,3 +277,46 @@ def test_a_block_with_gaps() -> None:
     assert isinstance(left, BlockEntry)
     assert left.ref == entry.ref
     assert len(table) == 0
+
+
+def unreadable(state: ShardState, stream_id: int) -> None:
+    """Let nobody unpack the blocks of a stream any more, as if a page of the checkpoint had something else in it."""
+    table = state.streams[stream_id].blocks
+    for page in table.pages:
+        packed = page.pack()
+        page.keep(Packed.summarized(PageBody(4, b"none"), packed.summary, filters=False))
+
+
+def two_streams() -> ShardState:
+    state = ShardState()
+    for at, stream_id in enumerate((7, 8)):
+        segment(state, 1 + 10 * at, stream_id=stream_id, outcome=Outcome(1, 0, 0, 0, 0), records=[
+            (RecordKind.STREAM_CREATE, {"account": "$G", "name": f"s{at}", "config": {}, "created_ns": 5})])
+        segment(state, 2 + 10 * at, first=1, last=10, stream_id=stream_id)
+        segment(state, 3 + 10 * at, first=11, last=20, stream_id=stream_id)
+    unreadable(state, 7)
+    return state
+
+
+def test_a_page_that_cannot_be_unpacked_takes_only_its_stream_offline() -> None:
+    """Whichever record asks for its blocks: one with messages and nothing else, or the adoption of a run."""
+    state = two_streams()
+    state.apply_segment(Position(1, 30))
+    state.apply_small(ref(21, 22, 30).pack(), Outcome(15, 22, 8, 320, 1))
+    assert "page" in (state.streams[7].offline or "")
+    assert state.streams[8].offline is None
+
+    state = two_streams()
+    runs = [BlockRef.of((int(BlockPlace.STREAM_RUN), 1, 20, 9, stream_id, *ref(1, 20).pack()[5:])) for stream_id in (7, 8)]
+    state.apply_segment(Position(1, 30))
+    record = Record.of(RecordKind.ADOPTION, 0, {"blocks": [[1, 20, list(run.pack())] for run in runs]})
+    state.apply_block(BlockCore(0, Position(1, 30), records=[record]), None)
+    assert "page" in (state.streams[7].offline or "")
+    assert [entry.ref.place for entry in state.streams[8].blocks] == [BlockPlace.STREAM_RUN]
+
+
+async def test_compaction_passes_over_a_page_that_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:
+    """The blocks of all other streams are merged as before."""
+    found = await take_inventory(two_streams(), CompactionSettings())
+    assert [one.key[:3] for one in found] == [(1, 1, 12), (1, 1, 13)]
+    assert "block table" in caplog.text

@@ -66,8 +66,14 @@ class MsgIds:
             noted.clear()  # of the blocks that are too old, only the last one matters
         noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
 
+    @property
+    def owes(self) -> bool:
+        """Whether ids of the window are still to be read from a block that has left the stream. The blocks are loaded."""
+        since_ns, holds = self._clock.now_ns() - self._dedupe.window_ns, self._live.holds
+        return any(block.last_time_ns > since_ns and not holds(block) for block in self._with_ids)
+
     def dropped(self) -> None:
-        """The blocks are let go, and noted again when they are loaded again: nothing is removed before that."""
+        """The blocks are let go, and noted again when they are loaded again: nothing is removed before that. None is owed."""
         self._with_ids.clear()
 
     def swapped(self, old: Sequence[LiveBlock], new: LiveBlock | None) -> None:
