@@ -39,6 +39,10 @@ _STREAM_RUN: Final = int(BlockPlace.STREAM_RUN)
 _STAGED: Final = int(BlockPlace.STAGED)
 
 
+_COUNT_MAX: Final = 1 << 16
+"""More blocks than any page has: what is counted at a start ends."""
+
+
 class Packed:
     """Blocks in sequence order, at least one. Immutable."""
 
@@ -90,7 +94,7 @@ class Packed:
     def summarized(cls, body: PageBody, summary: Sequence[Any], *, filters: bool) -> Packed:
         """``summary`` is what ``summary`` gave. Raises: ValueError or TypeError when it is not."""
         first_seq, front_last_seq, last_seq, count, _, _, _, _, segments, runs = summary
-        if not 0 < first_seq <= front_last_seq <= last_seq or not 0 < count == (
+        if not 0 < first_seq <= front_last_seq <= last_seq or not 0 < count <= _COUNT_MAX or count != (
                 sum(group[2] for group in segments) + sum(run[4] for run in runs)):
             raise ValueError("the summary of a page of a block table does not add up")
         return cls(body, summary, filters=filters)

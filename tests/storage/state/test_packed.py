@@ -90,7 +90,8 @@ def test_a_page_that_is_not_what_its_summary_says_is_refused() -> None:
     assert "00000002-000000000003" in found.value.name
     first, front, last, count, *facts = one.summary
     for wrong in ((first, front, last, count + 1, *facts), (0, front, last, count, *facts),
-                  (first, front, first - 1, count, *facts), (first, front, last, count, *facts[1:])):
+                  (first, front, first - 1, count, *facts), (first, front, last, count, *facts[1:]),
+                  (first, front, last, 1 << 40, *facts[:-2], [(1, 1, 1 << 40, 0, 0, b"")], [])):
         with pytest.raises(ValueError):
             Packed.summarized(one.body, wrong, filters=False)
     body = PageBody.later(lambda: pack_value([1, [[[1, 2, 3]]]]))
