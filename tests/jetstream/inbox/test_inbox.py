@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.storage.format.document import encode_document
 from broker.storage.format.header import ObjectKind, Position
@@ -297,6 +298,30 @@ async def test_a_damaged_request_is_dropped(broker: Inside) -> None:
         answer = await broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")})
         assert "damaged" in str(answer["error"]["description"])
         assert asked.key not in broker.store.objects
+
+
+async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) -> None:
+    """Shows that it is neither dropped as damaged, nor are runs that it may name swept; and that others are granted."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    state = broker.state.stream("$G", "S")
+    assert state is not None
+    body = {"version": 2, "account": "$G", "stream": "S", "incarnation": state.stream_id, "what": "unknown"}
+    newer = ShardPaths(0).inbox(1)
+    await broker.store.put(newer, [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), body, 1)])
+    await stage(broker.store, broker.state, "S", [(b"S", b"")], now_ns=1_000_000_000)
+    await request(broker.store, await stage(broker.store, broker.state, "S", [(b"S", b"")]), "job")
+    let_go: list[str] = []
+    inbox = Inbox(broker.js, broker.log, broker.clock, InboxSettings(poll_ns=0), let_go.extend)
+    done = {one.request_id: one for one in await inbox.carry_out_all()}
+    assert done[1].stays
+    assert "version 2" in done[1].why
+    assert done[request_id_of("job")].answer is not None
+    await inbox._sweep()
+    assert (newer in broker.store.objects, let_go) == (True, [])
+    await broker.store.delete(newer)
+    inbox._swept_at_ns = None
+    await inbox._sweep()
+    assert len(let_go) == 1
 
 
 @pytest.mark.parametrize("change", [
