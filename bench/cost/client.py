@@ -23,6 +23,8 @@ DELIVERED = b" $JS.ACK."
 
 _FLOW_CONTROL = re.compile(rb"HMSG \S+ \S+ (\$JS\.FC\.\S+) ")
 _PATIENCE_S = 60.0
+_STALE_S = 60.0
+"""An idle connection, which does not answer the server's PINGs, is replaced after this long."""
 
 
 def pub(subject: str, payload: bytes, reply: str = "_INBOX.b.x", headers: bytes = b"") -> bytes:
@@ -40,12 +42,19 @@ class Client(Connection):
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
-        self._api = Connection(port)
+        self._port = port
+        self._api, self._asked_s = Connection(port), time.monotonic()
         self.send(b"SUB _INBOX.b.* 1\r\nSUB _INBOX.d 2\r\nPING\r\n")
         self.until(b"PONG\r\n")
 
     def request(self, subject: str, body: object = None, seconds: float = 300) -> dict[str, Any]:
-        return self._api.request(subject, body, seconds)
+        if time.monotonic() - self._asked_s > _STALE_S:
+            self._api.sock.close()
+            self._api = Connection(self._port)
+        try:
+            return self._api.request(subject, body, seconds)
+        finally:
+            self._asked_s = time.monotonic()
 
     def create(self, name: str = STREAM, **config: Any) -> None:
         """Create a stream; the subjects are ``bench.>`` unless given."""

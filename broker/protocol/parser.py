@@ -44,6 +44,12 @@ _ACK = b"PUB $JS.ACK."
 _ACK_TAILS = {b" 0\r\n\r\n": b"", b"  0\r\n\r\n": b"", b" 4\r\n+ACK\r\n": b"+ACK", b"  4\r\n+ACK\r\n": b"+ACK"}
 """How clients end a plain ack: after the subject an empty reply or none, the size, the payload."""
 
+_LARGE_BYTES = 16 * 1024
+"""A payload as large that comes in several reads is copied once."""
+
+_LINE_FEED = (b"\n", b"")
+"""The second byte of a line end, if it is there yet."""
+
 _CROWD_BYTES = 1024
 """The fast path for acks does not pay for fewer bytes."""
 
@@ -228,7 +234,7 @@ class Parser:
     The caller sets ``headers`` once HPUB is negotiated, and may ``limit`` it anew.
     """
 
-    __slots__ = ("_chunks", "_have", "_line", "_need", "_rest", "_sizes", "_values", "headers", "held", "marks",
+    __slots__ = ("_chunks", "_have", "_large", "_line", "_need", "_rest", "_sizes", "_values", "headers", "held", "marks",
                  "max_control_line", "max_payload", "odd_replies", "payload_bytes", "traced")
 
     def __init__(self, max_control_line: int = MAX_CONTROL_LINE, max_payload: int = MAX_PAYLOAD) -> None:
@@ -241,10 +247,11 @@ class Parser:
         self.odd_replies = False
         self.traced = False
         self._rest = b""
-        # An incomplete message: its chunks, joined once it is complete.
+        # An incomplete message: its chunks, joined once it is complete. Of a large one without its line, which is in _values.
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = 0
+        self._large = False
         # The last message's control line and its values: publishers repeat themselves.
         self._line: bytes = b"\n\n"
         self._values: tuple[bytes, bytes, int, int] = (b"", b"", 0, 0)
@@ -262,8 +269,15 @@ class Parser:
         """Whether the next byte begins a new operation."""
         return not self._rest and not self._need
 
+    @property
+    def missing(self) -> int:
+        """Bytes that complete the message that has begun; 0: none has."""
+        return self._need - self._have if self._need else 0
+
     def feed(self, data: bytes) -> list[Op]:
         """Take the next bytes; return all operations that are now complete. Raises: ProtocolError."""
+        large: bytes | None = None
+        pos = 0
         if self._need:
             self._chunks.append(data)
             self._have += len(data)
@@ -272,7 +286,10 @@ class Parser:
                 self.payload_bytes = 0
                 self.odd_replies = self.traced = False
                 return []
-            data = b"".join(self._chunks)
+            if self._large:
+                large, data, pos = self._cut_large()
+            else:
+                data = b"".join(self._chunks)
             self._chunks = []
             self._need = 0
         elif self._rest:
@@ -290,15 +307,24 @@ class Parser:
         odd = bool(reply) and reply[:2] != b"_I"
         with_headers = hlen > 0
         limit = self.max_control_line
-        pos = 0
         width = len(last)
         repeats = False
         end_of_data = len(data)
         self.held = False
-        if end_of_data >= _CROWD_BYTES and data.startswith(_ACK) and self.max_payload >= 4:
+        if large is None and end_of_data >= _CROWD_BYTES and data.startswith(_ACK) and self.max_payload >= 4:
             crowd, pos, payload_bytes = _ack_crowd(data, limit)
             ops += crowd
         try:
+            if large is not None:
+                if data[pos] != 13 or data[pos + 1:pos + 2] not in _LINE_FEED:
+                    raise _unknown()
+                if pos + 1 == end_of_data:
+                    self._chunks, self._have, self._need = [large, b"\r"], size + 1, size + 2
+                else:
+                    append((subject, reply, hlen, large))
+                    payload_bytes = size
+                    repeats = True
+                pos += 2
             while pos < end_of_data:
                 # A publisher that repeated its line once is likely to do so again: then no newline is searched for.
                 if repeats:
@@ -371,6 +397,9 @@ class Parser:
                 if end + 2 > end_of_data:
                     if end < end_of_data and data[end] != 13:
                         raise _unknown()
+                    self._large = size >= _LARGE_BYTES and not hlen
+                    if self._large:
+                        pos = start
                     self._chunks = [data[pos:]]
                     self._have = end_of_data - pos
                     # One byte after the payload is enough to refuse it.
@@ -392,6 +421,15 @@ class Parser:
             self.odd_replies = odd
             self.traced = with_headers and find(_TRACE) >= 0
         return ops
+
+    def _cut_large(self) -> tuple[bytes, bytes, int]:
+        """The payload of a large message, copied once; the bytes it ended in, and where in them."""
+        data, size = self._chunks[-1], self._values[3]
+        end = len(data) - (self._have - size)
+        if end < 0:  # a chunk before ended with half of the line end
+            data, end = b"".join(self._chunks), size
+            return data[:end], data, end
+        return b"".join([*self._chunks[:-1], data[:end]]), data, end
 
     def _size(self, digits: bytes) -> int:
         """Parse a payload size and remember it: few sizes occur, and a lookup is cheaper than checking digits."""

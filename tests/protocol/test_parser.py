@@ -164,6 +164,35 @@ def test_large_message_in_many_reads() -> None:
     assert ops == [(b"a", b"", 0, b"x"), (b"big", b"", 0, body), Ping()]
 
 
+@pytest.mark.parametrize("cut", range(-4, 3))
+def test_a_large_message_cut_near_its_end(cut: int) -> None:
+    """Its payload, its line end and what follows may be in any reads."""
+    body = bytes(range(256)) * 100
+    data = b"PUB big 25600\r\n%b\r\nPUB big 25600\r\n%b\r\nPUB a 1\r\nx\r\nPING\r\n" % (body, body[::-1])
+    end = data.index(b"\r\nPUB big", 10) + cut
+    for step in (1, 5, 30_000):
+        made = Parser()
+        ops = made.feed(data[:9_000]) + made.feed(data[9_000:end])
+        assert made.missing > 0 or len(ops) == 1
+        for start in range(end, len(data), step):
+            ops += made.feed(data[start:start + step])
+        assert ops == [(b"big", b"", 0, body), (b"big", b"", 0, body[::-1]), (b"a", b"", 0, b"x"), Ping()]
+        assert made.idle
+        assert made.missing == 0
+
+
+@pytest.mark.parametrize(("fine", "wrong"), [(b"", b"xx"), (b"", b"x"), (b"\r", b"x"), (b"", b"\rx"), (b"", b"\n\r")])
+def test_a_large_message_that_does_not_end(fine: bytes, wrong: bytes) -> None:
+    """What follows a payload of another length is refused, as soon as it shows."""
+    made = Parser()
+    assert made.feed(b"PUB big 25600\r\n" + bytes(25_000)) == []
+    assert made.missing == 601
+    assert made.feed(bytes(600)) == []
+    assert not fine or made.feed(fine) == []
+    with pytest.raises(ProtocolError):
+        made.feed(wrong)
+
+
 def test_size_limit_needs_no_payload() -> None:
     """The control line is enough to refuse a payload, and a message at the limit passes."""
     made = Parser(max_payload=10)

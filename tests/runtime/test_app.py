@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -73,8 +74,8 @@ async def test_a_shard_lost_before_clients_could_connect_is_taken_again(
     real = JetStream.open
     opened: list[int] = []
 
-    async def lose_the_first(self: JetStream, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0) -> None:
-        await real(self, log, reader, wait_seconds=wait_seconds)
+    async def lose_the_first(self: JetStream, log: Log, reader: BlockReader, **how: Any) -> None:
+        await real(self, log, reader, **how)
         opened.append(log.epoch)
         if len(opened) == 1:
             log.fail(Fenced("another broker has taken the shard", "other"))

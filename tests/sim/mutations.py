@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -24,10 +25,12 @@ import broker.storage.state.applied as applied
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
 from broker.jetstream.api.dispatcher import Api
+from broker.jetstream.inbox.inbox import Inbox
 from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import Position
+from broker.storage.format.records.append import Append
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.log.log import Log
@@ -35,6 +38,7 @@ from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
 from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.packed import Packed
 from broker.storage.state.stream import StreamState
 
 __all__ = ["MUTATIONS"]
@@ -286,10 +290,39 @@ def rounds_across_adoptions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Checkpointer, "between_rounds", broken)
 
 
+def half_adopted(patch: pytest.MonkeyPatch) -> None:
+    """The record of staged messages leaves out their last block."""
+    encode = Append.encode
+
+    def broken(self: Append) -> dict[str, Any]:
+        body = encode(self)
+        return {**body, "blocks": body["blocks"][:-1] or body["blocks"]}
+
+    patch.setattr(Append, "encode", broken)
+
+
+def request_gone_early(patch: pytest.MonkeyPatch) -> None:
+    """A request leaves the inbox before its answer is stored."""
+    grant = Inbox._grant
+
+    async def broken(self: Inbox, stream: Any, request: Any) -> Any:
+        await self._delete(self._paths.inbox(request.request_id))
+        return await grant(self, stream, request)
+
+    patch.setattr(Inbox, "_grant", broken)
+
+
+def summaries_forget_a_segment(patch: pytest.MonkeyPatch) -> None:
+    """A start counts one segment too few of each page of a block table that it does not unpack."""
+    log_keys = Packed.log_keys
+    patch.setattr(Packed, "log_keys", lambda self: islice(log_keys(self), 1, None))
+
+
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (wait_for_oldest, never_muted, lease_from_end, orphans_prove_the_lease, ours_by_nonce_alone,
                      sweep_to_newest_root, serve_though_sealed, drop_by_name, update_lost_in_pages, ceiling_lost_in_pages,
                      redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten, removals_forgotten,
                      double_ack_at_once, update_not_recorded, late_applied_pages, removals_come_back, streams_not_told,
-                     walks_interrupted, ids_left_behind, rounds_across_adoptions)}
+                     walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early,
+                     summaries_forget_a_segment)}

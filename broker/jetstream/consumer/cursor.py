@@ -310,20 +310,20 @@ class Cursor:
         return Taken(range(first + start, first + stop), chunk.subjects[start:stop], None if hlens is None else hlens[start:stop],
                      chunk.bodies[start:stop], chunk.times[start:stop], first + stop)
 
-    def find(self, seq: int) -> Taken | Loading | None:
-        """The one message ``seq``, or None when it is gone."""
-        found = self._find(seq)
-        self._to_take = None if isinstance(found, Taken) else found
+    def locate(self, seq: int) -> tuple[Chunk, Block, int] | Loading | None:
+        """The one message ``seq``: its chunk, and its place in it; None when it is gone."""
+        found = self._locate(seq)
+        self._to_take = None if isinstance(found, tuple) else found
         return found
 
-    def _find(self, seq: int) -> Taken | Loading | None:
+    def _locate(self, seq: int) -> tuple[Chunk, Block, int] | Loading | None:
         found = self.stream.next_chunk(seq, None)
         if not isinstance(found, tuple):
             return found if found is not None and found.seq == seq else None
         chunk, block, i = found
         if chunk.seq(i) != seq or seq < self.stream.first_seq or (block.dead is not None and seq in block.dead):
             return None
-        return self._columns(chunk, (i,), seq + 1)
+        return found
 
     def passed(self, taken: Taken, n: int) -> None:
         """The first ``n`` of ``taken`` were delivered."""
@@ -467,8 +467,11 @@ class Cursor:
         """Whether ``seq``, not delivered yet, exists and matches; assumed to match if its subject is not in memory."""
         if not self.stream.may_hold(seq):
             return False
-        found = self._find(seq)
-        return found is not None and (not isinstance(found, Taken) or self.filters.match(found.subjects[0]))
+        found = self._locate(seq)
+        if not isinstance(found, tuple):
+            return found is not None
+        chunk, _, i = found
+        return self.filters.match(chunk.subjects[i])
 
     def acked_ahead(self, seq: int) -> None:
         """``seq`` is no longer pending: it was acked, and is now in ``ahead``."""

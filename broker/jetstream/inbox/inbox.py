@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from broker.jetstream.stream.state.decision import Stuck
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
 from broker.storage.format.errors import FormatError, VersionUnknown
+from broker.storage.format.records.release import Release
 from broker.storage.format.request import Request, StagedRun
 from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.objectstore.base import NotFound, StoreError
@@ -220,6 +221,7 @@ class Inbox:
             self._leave(request_id, str(error))
             raise ApiError(NOT_AVAILABLE) from None
         except FormatError as error:
+            await self._prove()
             _log.warning("a request in the inbox is damaged, and was dropped: %s", error)
             await self._delete(key)
             raise ApiError(_GENERAL, err=f"the request is damaged: {error}") from None
@@ -231,6 +233,7 @@ class Inbox:
         except ApiError as error:
             if error.err_code in _LATER:
                 raise
+            await self._prove()
             _log.info("request %016x is dropped: stream %s > %s of that incarnation does not exist", request_id,
                       request.account, request.stream)
             await self._delete(key)
@@ -248,15 +251,15 @@ class Inbox:
 
     def _stream_of(self, request: Request) -> Stream:
         """Raises: ApiError 10059 when it is gone; 10008 when it is not served here."""
-        state = self._log.state.streams.get(request.stream_id)
-        if state is None or (state.account, state.name) != (request.account, request.stream):
-            raise ApiError(STREAM_NOT_FOUND)
         try:
             found = self._host.stream(request.account, request.stream)
         except ApiError as error:
+            state = self._log.state.streams.get(request.stream_id)
+            if state is None or (state.account, state.name) != (request.account, request.stream):
+                raise ApiError(STREAM_NOT_FOUND) from None
             self._leave(request.request_id, f"stream {request.account} > {request.stream}: {error}")
             raise ApiError(NOT_AVAILABLE) from None
-        if found.stream_id != request.stream_id:
+        if found.stream_id != request.stream_id or not found.stored:
             raise ApiError(STREAM_NOT_FOUND)
         return found
 
@@ -297,6 +300,16 @@ class Inbox:
                 raise ApiError(_GENERAL, err=f"{key} was let go: stage it again")
             if self._named((*run.position, run.run_id, request.stream_id)):
                 raise ApiError(_GENERAL, err=f"{key} has joined the stream already, by another request")
+
+    async def _prove(self) -> None:
+        """Return once it is certain that we owned the shard after this call began: whoever owned it since may know a stream that
+        we do not. Raises: ApiError 10008."""
+        self._log.block(self._log.shard).add(Release())
+        self._log.urgent()
+        try:
+            await self._log.persisted()
+        except Exception:
+            raise ApiError(NOT_AVAILABLE) from None
 
     async def _delete(self, key: str) -> None:
         try:

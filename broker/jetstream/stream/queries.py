@@ -58,6 +58,9 @@ T = TypeVar("T")
 _PICKS_MAX = 64
 """Blocks whose matching messages are remembered, for all filtered readers of a stream together."""
 
+_BLOCKS_AT_ONCE = 1024
+"""Blocks whose lists of subjects are looked at in one turn of the loop: about 3 ms."""
+
 _SUBJECTS_AT_ONCE = 8192
 """Subjects looked up in one turn of the loop: about 3 ms."""
 
@@ -138,14 +141,14 @@ class Queries:
                     if filters is not None and excluded < EXCLUDED_AT_ONCE and not may_match(block, filters):
                         excluded += 1
                         continue
-                    return self._loading(block, None, first)
+                    return self._loading(block, None, first, filters)
                 if ordinal < 0:
                     continue
             else:
                 ordinal = first - block.first_seq
             chunk = self._cached(block, ordinal)
             if chunk is None:
-                return self._loading(block, ordinal, first)
+                return self._loading(block, ordinal, first, filters)
             return chunk, block, ordinal - chunk.start
         return None
 
@@ -194,15 +197,21 @@ class Queries:
             return block.chunks[bisect_right(block.starts, ordinal) - 1]
         return self._reader.cached_chunk(block, ordinal)
 
-    def _loading(self, block: LiveBlock, ordinal: int | None, seq: int) -> Loading:
-        return Loading(self._tasks.start(self._load(block, ordinal), "read"), seq)
+    def _loading(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> Loading:
+        return Loading(self._tasks.start(self._load(block, ordinal, seq, filters), "read"), seq)
 
-    async def _load(self, block: LiveBlock, ordinal: int | None) -> tuple[object, ...]:
-        """Load a head, and the chunk with message ``ordinal``; the caller holds what is returned."""
+    async def _load(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> tuple[object, ...]:
+        """Load a head, and the chunk with message ``ordinal`` or else with the first match; the caller holds what is returned."""
         reader = self._reader
         try:
             head = await reader.head(block)
-            return head, None if ordinal is None else await reader.chunk(block, ordinal, read_ahead=True)
+            if ordinal is None:
+                ordinal = self._next_ordinal(block, seq, filters)
+            if ordinal is None or ordinal < 0:
+                return head, None
+            # What is read ahead is decoded too: worth it only if each of those frames has messages that are wanted.
+            sparse = filters is not None and len(self._picked(block, head, filters)) < len(head.frames)
+            return head, await reader.chunk(block, ordinal, read_ahead=not sparse)
         except NotFound:
             if self._live.holds(block):
                 raise
@@ -450,12 +459,14 @@ class Queries:
         if filters is None or filters.all:
             total = await self._decided(lambda: live.live_from(max(seq, live.first_seq)))
             return total - self.tail_count(seq, ALL), live.persisted_seq
-        if seq <= live.first_seq and self._subjects.index is not None:
+        if seq <= live.first_seq and self._subjects.worth_asking(live.persisted_seq):
             total = await self.count(filters)
             return total - self.tail_count(seq, filters), live.persisted_seq
         total, end = 0, live.persisted_seq
         not_loaded = []
-        for block in blocks_from(live, seq, end):
+        for n, block in enumerate(blocks_from(live, seq, end)):
+            if n % _BLOCKS_AT_ONCE == _BLOCKS_AT_ONCE - 1:
+                await asyncio.sleep(0)
             if listed_match(block, filters):
                 if block.live_msgs == block.count and block.first_seq >= seq and block.subjects is not None:
                     total += sum(count for subject, count, _, _ in block.subjects if filters.match(subject))

@@ -160,6 +160,11 @@ class ConsumerEvents(_Events):
         self._unpinned = _CONSUMER + b"UNPINNED." + tail
         self._ack = b"$JS.EVENT.METRIC.CONSUMER.ACK." + tail
 
+    @property
+    def naks_heard(self) -> bool:
+        """Whether anybody listens to ``nak``."""
+        return self._bus.interest(self._nak)
+
     def nak(self, stream_seq: int, consumer_seq: int, deliveries: int) -> None:
         """A message was answered with -NAK."""
         self._send(self._nak, "advisory.v1.nak", **self._names, consumer_seq=consumer_seq, stream_seq=stream_seq,

@@ -135,7 +135,7 @@ class Client(asyncio.Protocol):
             self._outbound.trace = self._trace
         self.cid = server.next_cid()
         self._name()
-        self._reading = ReadPacing(self._loop, self._transport, self._take)
+        self._reading = ReadPacing(self._loop, self._transport, self._take, lambda: self.parser.missing)
         server.made()
         if greet:
             self.greet()

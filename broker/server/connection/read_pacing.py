@@ -5,8 +5,8 @@
 
 Owns: the transport's reading, and the bytes of a large read not yet served. Does not own: what they mean.
 
-A slice is 32 KB; after 256 KB other connections get their turn, since uvloop would read a busy socket up to 32 times in
-a row.
+A slice is 32 KB, or what the message that it begins in still needs: bytes of a payload cost little to serve. After 256 KB
+other connections get their turn, since uvloop would read a busy socket up to 32 times in a row.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ _SLICE_BYTES: Final = 32 * 1024
 
 
 class ReadPacing:
-    """``take(data)`` must serve the bytes, in order, and call ``taken`` for those it served."""
+    """``take(data)`` must serve the bytes, in order, and call ``taken`` for those it served; ``missing()`` is how many bytes
+    complete the message that they ended in."""
 
-    __slots__ = ("_closed", "_holds", "_later", "_loop", "_slicing", "_take", "_transport", "_turn_bytes")
+    __slots__ = ("_at", "_closed", "_holds", "_later", "_loop", "_missing", "_slicing", "_take", "_transport", "_turn_bytes")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.ReadTransport,
-                 take: Callable[[bytes], None]) -> None:
+                 take: Callable[[bytes], None], missing: Callable[[], int]) -> None:
         self._loop = loop
         self._transport = transport
         self._take = take
+        self._missing = missing
         self._closed = False
         self._holds = 0
         self._later = b""
+        self._at = 0  # of ``_later``, what was served
         self._slicing = False
         self._turn_bytes = 0
 
@@ -46,17 +49,17 @@ class ReadPacing:
 
     def receive(self, data: bytes) -> None:
         """Take what the transport read."""
-        if len(data) <= _SLICE_BYTES:
+        if len(data) <= _SLICE_BYTES or len(data) <= self._missing():
             self._take(data)
         elif not self._closed:
-            self._later = data
+            self._later, self._at = data, 0
             self.hold()
             self._next_slice()
 
     def go_on(self, early: bytes) -> None:
         """Take ``early``, which was held back, before anything still to be taken."""
         if self._later:  # slices of one large read: the next one includes it
-            self._later = early + self._later
+            self._later, self._at = early + self._later[self._at:], 0
         else:
             self.receive(early)
 
@@ -95,9 +98,11 @@ class ReadPacing:
         self._slicing = False
         if self._closed:
             return
-        data = self._later
-        self._later = data[_SLICE_BYTES:]
-        self._take(data[:_SLICE_BYTES])
+        data, start = self._later, self._at
+        self._at = end = start + max(_SLICE_BYTES, self._missing())
+        if end >= len(data):
+            self._later, self._at = b"", 0
+        self._take(data[start:end])
         if self._closed:
             return
         if not self._later:

@@ -28,6 +28,12 @@ _LEVEL: Final = 1
 _SMALL: Final = 128
 """Below this, zstd's own header outweighs what it saves."""
 
+_SAMPLED: Final = 64 * 1024
+_SAMPLES: Final = 4
+_SAMPLE_BYTES: Final = 1024
+"""Of a frame at least as large as the first, so many pieces of such a size are tried: where they do not shrink, nor would the
+rest, and finding out took most of the time of storing it. What repeats over kilobytes alone is stored as it is."""
+
 _GIL_RELEASE: Final = 5 * 1024
 """zlib.crc32 releases the GIL above 5 KiB."""
 
@@ -68,15 +74,26 @@ def compress(raw: bytes) -> bytes:
     return packed if len(packed) <= len(raw) - (len(raw) >> 4) else raw
 
 
+def _may_shrink(raw: bytes) -> bool:
+    if len(raw) < _SAMPLED:
+        return True
+    step = len(raw) // _SAMPLES
+    sample = b"".join([raw[at:at + _SAMPLE_BYTES] for at in range(0, _SAMPLES * step, step)])
+    return len(_per_thread.compressor.compress(sample)) <= len(sample) - (len(sample) >> 4)
+
+
 def compress_all(frames: Sequence[bytes]) -> list[bytes]:
-    """``compress`` for each of ``frames``, releasing the GIL once for all of them.
+    """``compress`` for each of ``frames``, releasing the GIL once for all of them; large ones only if samples shrink.
 
     A loop thread that is always busy gives the GIL back only after a switch interval, so each release costs the encoder
     one such wait: 3 MiB took 14 ms beside a busy thread, 40 ms with a release for each frame and each of its checksums.
     """
-    large = [i for i, frame in enumerate(frames) if len(frame) >= _SMALL]
+    large = [i for i, frame in enumerate(frames) if len(frame) >= _SMALL and _may_shrink(frame)]
     if len(large) < 2 or not hasattr(_per_thread.compressor, "multi_compress_to_buffer"):
-        return [compress(frame) for frame in frames]
+        out = list(frames)
+        for i in large:
+            out[i] = compress(frames[i])
+        return out
     packed = _per_thread.compressor.multi_compress_to_buffer([frames[i] for i in large])
     out = list(frames)
     for n, i in enumerate(large):

@@ -17,7 +17,8 @@ from itertools import accumulate, pairwise
 from operator import ge, gt
 from typing import Any, Final, NamedTuple, Protocol
 
-__all__ = ["ARRAYS", "COLUMN", "Arrays", "Column", "Misfit", "Values", "compact", "read_column"]
+__all__ = ["ARRAYS", "COLUMN", "NAMES_DIFFER", "TOO_HIGH", "Arrays", "CheckedValues", "Column", "Misfit", "Values",
+           "compact", "read_cells", "read_column"]
 
 _TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 assert all(array(code).itemsize == width for width, code in _TYPECODES.items())
@@ -34,6 +35,7 @@ def compact(values: Sequence[int], high: int) -> array[int]:
 
 
 TOO_HIGH: Final = "a value is out of bounds"
+NAMES_DIFFER: Final = "the subjects' names do not add up"
 
 
 class Misfit(ValueError):
@@ -83,6 +85,16 @@ def read_column(data: bytes, at: int, base: int, width: int, count: int) -> tupl
     """
     if width == 0:
         return None, at
+    cells, end = read_cells(data, at, width, count)
+    if not base:
+        return cells, end
+    if base + (1 << 8 * width) > 1 << 64 and base + max(cells) >= 1 << 64:
+        raise Misfit(TOO_HIGH)
+    return [base + cell for cell in cells], end
+
+
+def read_cells(data: bytes, at: int, width: int, count: int) -> tuple[array[int], int]:
+    """As ``read_column``, of a column that has cells, without the base."""
     code = _TYPECODES.get(width)
     if code is None:
         raise Misfit(f"a column is {width} bytes wide")
@@ -93,18 +105,11 @@ def read_column(data: bytes, at: int, base: int, width: int, count: int) -> tupl
     cells.frombytes(data[at:end])
     if _SWAPPED:
         cells.byteswap()
-    if not base:
-        return cells, end
-    if base + (1 << 8 * width) > 1 << 64 and base + max(cells) >= 1 << 64:
-        raise Misfit(TOO_HIGH)
-    return [base + cell for cell in cells], end
+    return cells, end
 
 
 class Values(Protocol):
-    """What a decoder makes of columns, and the few things that it must find out about them.
-
-    A column of it has a length and can be indexed; only what made it knows more.
-    """
+    """What a decoder makes of columns. A column of it has a length and can be indexed; only what made it knows more."""
 
     def read(self, data: bytes, at: int, base: int, width: int, count: int) -> tuple[Any, int]:
         """As ``read_column``."""
@@ -114,6 +119,16 @@ class Values(Protocol):
 
     def times(self, values: Any) -> Any:
         """A column whose values are below 2^63, as signed integers."""
+
+    def names(self, data: bytes, at: int, lens: Any) -> Any:
+        """The rest of ``data`` from ``at`` on, cut into names of these lengths.
+
+        Raises: Misfit unless they are exactly the rest, and each comes after the one before in order of bytes.
+        """
+
+
+class CheckedValues(Values, Protocol):
+    """The few things that a decoder must find out about columns that it cannot rely on."""
 
     def highest(self, values: Any) -> int:
         """The highest value of a column that is not empty."""
@@ -132,12 +147,6 @@ class Values(Protocol):
 
     def within(self, lows: Any, highs: Any) -> bool:
         """Whether no value of ``lows`` is above its neighbour of ``highs``."""
-
-    def names(self, data: bytes, at: int, lens: Any) -> Any:
-        """The rest of ``data`` from ``at`` on, cut into names of these lengths.
-
-        Raises: Misfit unless they are exactly the rest, and each comes after the one before in order of bytes.
-        """
 
 
 class Arrays:
@@ -173,7 +182,7 @@ class Arrays:
     def names(self, data: bytes, at: int, lens: Sequence[int]) -> list[bytes]:
         ends = list(accumulate(lens, initial=at))
         if ends[-1] != len(data):
-            raise Misfit("the subjects' names do not add up")
+            raise Misfit(NAMES_DIFFER)
         names = [data[start:end] for start, end in pairwise(ends)]
         if any(map(ge, names, names[1:])):
             raise Misfit("the subjects are not in order")

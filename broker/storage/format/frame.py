@@ -9,7 +9,6 @@ and a columnar reader takes a frame as one buffer with offsets.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -50,7 +49,7 @@ class Chunk:
     __slots__ = ("__weakref__", "bodies", "first_seq", "hlens", "last_seq", "seqs", "size", "start", "subjects", "times")
 
     def __init__(self, start: int, first_seq: int, seqs: Sequence[int] | None, subjects: Sequence[bytes],
-                 hlens: Sequence[int] | None, bodies: Sequence[bytes], times: array[int], body_bytes: int) -> None:
+                 hlens: Sequence[int] | None, bodies: Sequence[bytes], times: Sequence[int], body_bytes: int) -> None:
         self.start = start
         self.first_seq = first_seq
         self.last_seq = first_seq + len(bodies) - 1 if seqs is None else seqs[-1]

@@ -31,6 +31,7 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate, repeat
 from operator import sub
@@ -39,13 +40,15 @@ from zlib import crc32
 
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import SECTION_BYTES_MAX, Stored, Undecodable, compress, decompress
-from broker.storage.format.columns import ARRAYS, COLUMN, Column, Misfit, Values
+from broker.storage.format.columns import ARRAYS, COLUMN, CheckedValues, Column, Misfit, Values
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.frame import Chunk, Frame
 from broker.storage.format.header import Position
+from broker.storage.format.lazy_columns import KNOWN, Names, Shifted
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 
-__all__ = ["INDEX_BYTES_MIN", "Head", "corrupt_frame", "decode_frame", "decode_index", "encode_index", "frame_body"]
+__all__ = ["INDEX_BYTES_MIN", "Head", "corrupt_frame", "decode_frame", "decode_index", "decode_known_index", "encode_index",
+           "frame_body"]
 
 INDEX_VERSION: Final = 1
 _MAGIC: Final = b"JIDX"
@@ -60,6 +63,11 @@ _COLUMNS: Final = 9
 _DESCRIPTIONS: Final = struct.Struct("<" + _COLUMNS * COLUMN.format.lstrip("<"))
 _FRAME_MESSAGES_BOUND: Final = 1 << 16
 """The most that a reader accepts; writers stay below FRAME_MESSAGES_MAX."""
+
+_SEARCH_WORTH: Final = 8
+"""Where one message in so many has a subject, ``index`` finds them sooner than a loop over all."""
+
+_SEQS_DIFFER: Final = "its sequences do not run from the block's first to its last"
 
 LENGTHS_DIFFER: Final = "its messages' lengths do not add up to its own"
 HEADERS_TOO_LONG: Final = "a message's headers are longer than its body"
@@ -80,7 +88,7 @@ class Head:
                  "subject_ids", "subject_lasts", "subjects", "time_ns", "times")
 
     def __init__(self, stream_id: int, position: Position, object_id: int, count: int, first_seq: int, *,
-                 seqs: Sequence[int] | None, time_ns: int, times: array[int] | None,
+                 seqs: Sequence[int] | None, time_ns: int, times: array[int] | Shifted | None,
                  subject_ids: Sequence[int] | None, hlen: int, hlens: Sequence[int] | None, body_len: int,
                  body_lens: Sequence[int] | None, subjects: Sequence[bytes], subject_counts: Sequence[int],
                  subject_firsts: Sequence[int], subject_lasts: Sequence[int], frames: Sequence[Frame],
@@ -118,7 +126,9 @@ class Head:
         for column in (self.seqs, self.times, self.subject_ids, self.hlens, self.body_lens):
             if column is not None:
                 cells += len(column)
-        return 512 + 8 * cells + sum(map(len, self.subjects)) + 65 * len(self.subjects) + 200 * len(self.frames)
+        names = self.subjects
+        text_bytes = names.text_bytes if isinstance(names, Names) else sum(map(len, names))
+        return 512 + 8 * cells + text_bytes + 65 * len(names) + 200 * len(self.frames)
 
     def frame_of(self, ordinal: int) -> int:
         """Number of the frame that holds message ``ordinal``, 0 <= ordinal < count."""
@@ -164,8 +174,15 @@ class Head:
         if self.subject_ids is None:
             return list(range(self.count))
         first, last = self.subject_firsts[subject_id], self.subject_lasts[subject_id]
-        ids = self.subject_ids[first:last + 1]
-        return [first + i for i, one in enumerate(ids) if one == subject_id]
+        count, ids = self.subject_counts[subject_id], self.subject_ids
+        if _SEARCH_WORTH * count > last - first:
+            return [first + i for i, one in enumerate(ids[first:last + 1]) if one == subject_id]
+        found: list[int] = []
+        with suppress(ValueError):  # there are no more
+            while True:
+                found.append(ids.index(subject_id, first, last + 1))
+                first = found[-1] + 1
+        return found
 
     def __repr__(self) -> str:
         return (f"<Head stream {self.stream_id:016x} in {self.position}: {self.count} messages, "
@@ -231,7 +248,7 @@ def index_prefix(compressed: bool) -> bytes:
     return struct.pack("<4sHBB", _MAGIC, INDEX_VERSION, _COMPRESSED if compressed else 0, 0)
 
 
-def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: Values = ARRAYS) -> Head:
+def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: CheckedValues = ARRAYS) -> Head:
     """Decode the index that ``ref`` points to.
 
     Args: data is the object from ``ref.index_offset``, ``ref.index_bytes`` long; name is the object's, for errors;
@@ -239,6 +256,18 @@ def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: Va
         not be used.
     Raises: Corrupt when the bytes are damaged, or those of another block; VersionUnknown.
     """
+    return _decode(data, ref, name, values, values)
+
+
+def decode_known_index(data: bytes, ref: BlockRef, name: str | None = None) -> Head:
+    """As ``decode_index``, of an index that this process has written or decoded before. Beyond its checksums, little is checked,
+    except of a staged block, whose times depend on the reference."""
+    if ref.place is BlockPlace.STAGED:
+        return decode_index(data, ref, name)
+    return _decode(data, ref, name, KNOWN, None)
+
+
+def _decode(data: bytes, ref: BlockRef, name: str | None, values: Values, checks: CheckedValues | None) -> Head:
     name, offset = name or f"block {ref.position}", ref.index_offset
     if len(data) < INDEX_BYTES_MIN:
         raise Corrupt(name, "index", offset + len(data), "cut short")
@@ -258,13 +287,14 @@ def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: Va
     try:
         if (stored_bytes != body_bytes) != bool(flags & _COMPRESSED) or body_bytes > SECTION_BYTES_MAX:
             raise Undecodable("its lengths are out of bounds")
-        return _decode_body(decompress(stored, body_bytes), ref, frames, subjects, names_bytes, values)
+        return _decode_body(decompress(stored, body_bytes), ref, frames, subjects, names_bytes, values, checks)
     except (Misfit, Undecodable) as error:
         raise Corrupt(name, "index", offset + INDEX_BYTES_MIN, str(error)) from None
 
 
-def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_bytes: int, values: Values) -> Head:
-    """Raises: Misfit for whatever does not add up."""
+def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_bytes: int, values: Values,
+                 checks: CheckedValues | None) -> Head:
+    """Raises: Misfit for whatever does not add up; without ``checks``, for what would show without looking at each value."""
     count = ref.count
     frames_end = frames * _FRAME.size
     at = frames_end + _COLUMNS * COLUMN.size
@@ -282,27 +312,30 @@ def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_b
     name_lens, counts, firsts, lasts = (
         column if column is not None else values.filled(base, subjects) for base, column in of_subject)
     last_seq = ref.first_seq + count - 1 if seqs is None else seqs[-1]
-    if last_seq != ref.last_seq or (seqs is not None and (seqs[0] != ref.first_seq or not values.rising(seqs))):
-        raise Misfit("its sequences do not run from the block's first to its last")
-    if (values.highest(ids) if ids is not None else 0) >= subjects or (ids is None and subjects != 1):
-        raise Misfit("a subject id is out of bounds")
-    if values.total(counts) != count or values.highest(lasts) >= count or not values.within(firsts, lasts):
-        raise Misfit("the subjects' counts do not add up")
+    if last_seq != ref.last_seq or (seqs is not None and seqs[0] != ref.first_seq):
+        raise Misfit(_SEQS_DIFFER)
     names = values.names(body, at, name_lens)
-    if (values.highest(times) if times is not None else time_ns) >= 1 << 63:
-        raise Misfit("a time is out of bounds")
+    if checks is not None:
+        if seqs is not None and not checks.rising(seqs):
+            raise Misfit(_SEQS_DIFFER)
+        if (checks.highest(ids) if ids is not None else 0) >= subjects or (ids is None and subjects != 1):
+            raise Misfit("a subject id is out of bounds")
+        if checks.total(counts) != count or checks.highest(lasts) >= count or not checks.within(firsts, lasts):
+            raise Misfit("the subjects' counts do not add up")
+        if (checks.highest(times) if times is not None else time_ns) >= 1 << 63:
+            raise Misfit("a time is out of bounds")
     stamps = values.times(times) if times is not None else None
-    if ref.place is BlockPlace.STAGED:
+    if ref.place is BlockPlace.STAGED and checks is not None:
         if seqs is not None:
             raise Misfit("a staged block has gaps")
-        time_ns, stamps = _as_adopted(ref, time_ns, stamps, values)
+        time_ns, stamps = _as_adopted(ref, time_ns, stamps, checks)
     return Head(ref.stream_id, ref.position, ref.object_id, count, ref.first_seq, seqs=seqs, time_ns=time_ns,
                 times=stamps, subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens,
                 subjects=names, subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=table,
                 frames_offset=ref.frames_offset)
 
 
-def _as_adopted(ref: BlockRef, time_ns: int, stamps: Any, values: Values) -> tuple[int, Any]:
+def _as_adopted(ref: BlockRef, time_ns: int, stamps: Any, values: CheckedValues) -> tuple[int, Any]:
     """The times of a staged block within those that the stream gave its first and last message. Raises: Misfit."""
     low, high = ref.first_time_ns, ref.last_time_ns
     if stamps is None:
@@ -375,9 +408,11 @@ def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = No
             raise corrupt_frame(head, frame_no, name, HEADERS_TOO_LONG)
         if not any(hlens):
             hlens = None
-    subjects = head.subjects
+    subjects, names_bytes = head.subjects, 0
     if head.subject_ids is None:
         names = [subjects[0]] * count
+    elif isinstance(subjects, Names):
+        names, names_bytes = subjects.pick(head.subject_ids[start:end])
     else:
         names = list(map(subjects.__getitem__, head.subject_ids[start:end]))
     times = array("q", (head.time_ns,)) * count if head.times is None else head.times[start:end]
@@ -385,7 +420,7 @@ def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = No
     first_seq = head.first_seq + start if seqs is None else seqs[0]
     if seqs is not None and seqs[-1] - first_seq == count - 1:
         seqs = None
-    return Chunk(start, first_seq, seqs, names, hlens, bodies, times, len(raw))
+    return Chunk(start, first_seq, seqs, names, hlens, bodies, times, len(raw) + names_bytes)
 
 
 def _bodies(raw: bytes, lens: Sequence[int] | None, body_len: int, count: int) -> list[bytes] | None:

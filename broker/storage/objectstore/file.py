@@ -52,6 +52,7 @@ __all__ = ["FileStore"]
 _T = TypeVar("_T")
 
 _INLINE_BYTES_MAX = 256 * 1024  # copying this much from the page cache holds the loop for some 30 µs
+_TURN_BYTES_MAX = 512 * 1024  # and no more in one turn of the loop, where memory is new for each
 _THREADS_MAX = 16  # puts in flight (4) and a checkpoint's must leave threads for reads that wait for a disk
 _BUFFERS_MAX = 1024  # IOV_MAX
 _PUT_TRIES_MAX = 20  # the second works, unless other processes empty and remove the folder meanwhile
@@ -96,6 +97,8 @@ class FileStore(ObjectStore):
         self._temp = _TempDirectory(os.path.join(self._root, ".tmp"))
         self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="file-store")
         self._closed = False
+        self._inline_bytes = 0
+        """Read on the loop in this turn of it."""
         self._open_directory()
         self._started_at_ns, self._started_boot_ns = time.time_ns(), _boottime_ns()
 
@@ -108,11 +111,21 @@ class FileStore(ObjectStore):
         if end is not None and end <= start:
             return b""
         path = self._path(key)
+        if self._inline_bytes >= _TURN_BYTES_MAX:
+            return await self._in_thread(self.get_sync, key, start, end)
         try:
             data = _read_cached(path, start, end)
         except OSError as e:
             raise self._error(e, key, _NOT_THERE) from e
-        return data if data is not None else await self._in_thread(self.get_sync, key, start, end)
+        if data is None:
+            return await self._in_thread(self.get_sync, key, start, end)
+        if not self._inline_bytes:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._inline_bytes += len(data)
+        return data
+
+    def _next_turn(self) -> None:
+        self._inline_bytes = 0
 
     async def replace(self, key: str, data: Buffers) -> None:
         await self._in_thread(self._replace, key, data)

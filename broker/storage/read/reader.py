@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import Position
-from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.index import Head, decode_frame, decode_index, decode_known_index
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.read.cache import Cache
 
@@ -32,13 +32,21 @@ __all__ = ["BlockReader", "StoredBlock"]
 
 READ_AHEAD_BYTES = 1 << 20
 
+_ROWS_AT_ONCE = 4096
+"""Messages of heads that are decoded in one turn of the loop, or of one head: about 2 ms. Several loads may end in one turn,
+since a directory answers at once from the page cache."""
+
+_ROWS_INLINE_MAX = 8192
+"""A head of more is decoded in a thread."""
+
 _UNSEEN_MAX = 8192
 """Messages put into the cache between two young collections. The garbage collector untracks a tuple of bytes once it has
 visited it. Left alone it may run once a second, and stop the loop for 20 ms; run this often, for less than 1 ms."""
 
 
 class StoredBlock(Protocol):
-    """A block as the reader sees it; it fills in ``starts`` (first ordinal of each frame) once it has read the index."""
+    """A block as the reader sees it; it fills in ``starts`` (first ordinal of each frame) once it has read the index, and relies
+    on the index from then on."""
 
     @property
     def ref(self) -> BlockRef | None: ...
@@ -57,6 +65,8 @@ class BlockReader:
         self._read_ahead_bytes = read_ahead_bytes
         self._loads: dict[Hashable, asyncio.Task[Any]] = {}
         self._unseen = 0
+        self._decoding = asyncio.Lock()
+        self._decoded_rows = 0
 
     # --- what is in memory --------------------------------------------------------------------------------------------
 
@@ -65,7 +75,7 @@ class BlockReader:
         ref = _stored(block)
         head: Head | None = self._cache.get(_id(ref))
         if head is None and (data := self._whole(ref)) is not None:
-            head = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref, self._key_of(ref))
+            head = _decoded(data[ref.index_offset:ref.index_offset + ref.index_bytes], block, self._key_of(ref))
             self._cache.put(_id(ref), head, head.size)
         return head
 
@@ -120,7 +130,7 @@ class BlockReader:
         head = self.cached_head(block)
         if head is None:
             ref = _stored(block)
-            head = await self._once(_id(ref), lambda: self._load_head(ref))
+            head = await self._once(_id(ref), lambda: self._load_head(block))
         if block.starts is None:
             block.starts = head.starts
         return head
@@ -171,11 +181,20 @@ class BlockReader:
         finally:
             del self._loads[key]
 
-    async def _load_head(self, ref: BlockRef) -> Head:
+    async def _load_head(self, block: StoredBlock) -> Head:
+        ref = _stored(block)
         key = self._key_of(ref)
         data = await self._store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
-        head = decode_index(data, ref, key)
-        self._cache.put(_id(ref), head, head.size)
+        async with self._decoding:
+            if ref.count > _ROWS_INLINE_MAX:
+                head = await asyncio.to_thread(_decoded, data, block, key)
+            else:
+                head = _decoded(data, block, key)
+                self._decoded_rows += ref.count
+            self._cache.put(_id(ref), head, head.size)
+            if self._decoded_rows >= _ROWS_AT_ONCE:
+                self._decoded_rows = 0
+                await asyncio.sleep(0)
         return head
 
     async def _load(self, ref: BlockRef, head: Head, first: int, read_ahead: bool) -> Chunk:
@@ -216,6 +235,11 @@ def _retrieve_error(load: asyncio.Task[Any]) -> None:
 def _stored(block: StoredBlock) -> BlockRef:
     assert block.ref is not None, "a block is read from the store before it is stored"
     return block.ref
+
+
+def _decoded(index: bytes, block: StoredBlock, key: str) -> Head:
+    """The head; checked thoroughly unless it was before, or this process wrote it: then it is known where frames start."""
+    return (decode_index if block.starts is None else decode_known_index)(index, _stored(block), key)
 
 
 def _id(ref: BlockRef) -> tuple[int, int, int, int, int]:

@@ -407,12 +407,13 @@ class ShardState:
                 pass
 
     def tidy(self, count: int) -> bool:
-        """Take about ``count`` of the blocks that left out of the counts, a page of them at least; returns whether there are
+        """Take up to ``count`` of the blocks that left out of the counts, or one page of them; returns whether there are
         more."""
         leaving, segments = self._leaving, self.segments
-        while leaving and count > 0:
+        taken = 0
+        while leaving and (not taken or taken + len(leaving[-1][1]) <= count):
             stream, page = leaving.pop()
-            count -= len(page)
+            taken += len(page)
             for key in page.log_keys():
                 live = segments.get(key)
                 if live is None:

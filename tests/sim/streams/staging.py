@@ -40,6 +40,8 @@ class _Staged:
     def __init__(self, record: StreamRecord, rows: list[Publish]) -> None:
         self.record = record
         self.rows = rows
+        self.asked = False
+        """Whether its request was put."""
         self.answer: Answer | None = None
         """As it was granted, once that was seen."""
 
@@ -80,6 +82,7 @@ class Staging:
             return
         asked = writer.request(request_id)
         _now(self._store.put(asked.key, asked.data))
+        self._staged[request_id].asked = True
         for _ in range(rng.choice((0, 1, 1, 1, 2))):
             requests.request(f"JETBLOCK.ADOPT.{record.name}", {"request": f"{request_id:016x}"},
                              lambda answer: self._answered(request_id, answer, requests))
@@ -135,6 +138,11 @@ class Staging:
         world = self._world
         if not await _until(lambda: not self._requests(), 300):
             raise Lost(f"requests stay in the inbox: {self._requests()}")
+        for process in world.processes:
+            for stream in process.shard.state.streams.values() if process.serving and process.shard is not None else ():
+                for request_id, staged in self._staged.items():
+                    if staged.asked and staged.record.stream_id == stream.stream_id and answer_in(stream.extra, request_id) is None:
+                        raise Lost(f"{staged.record}: request {request_id:016x} is gone without an answer")
         if not world.leased and not await _until(lambda: not self._unnamed(), 3 * 3600):
             raise Lost(f"abandoned runs stay in the store: {self._unnamed()}")
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import random
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.storage.format.block import SUMMARY_SUBJECTS_MAX, BlockPlace, BlockRef, Outcome, Removed
+from broker.storage.format.block import (
+    FIRST_TIME_NS,
+    LAST_TIME_NS,
+    SUMMARY_SUBJECTS_MAX,
+    BlockPlace,
+    BlockRef,
+    Outcome,
+    Removed,
+)
 from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
-from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.index import INDEX_BYTES_MIN, decode_frame, decode_index, decode_known_index
 from broker.storage.format.message_size import message_size
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.segment import HEAD_BYTES_MIN, SegmentHead, decode_head
@@ -93,9 +102,13 @@ def test_an_index_answers_as_a_walk_over_the_messages_does(runs: list[list[Row]]
     data = b"".join(encode_segment(AT, NONCE, [sealed]))
     ref = sealed.ref
     assert ref is not None
-    decoded = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
+    index = data[ref.index_offset:ref.index_offset + ref.index_bytes]
     assert sealed.head is not None
-    for head in (decoded, sealed.head):
+    for head in (decode_index(index, ref), decode_known_index(index, ref), sealed.head):
+        for number, frame in enumerate(head.frames if head is not sealed.head else ()):
+            at = ref.frames_offset + frame.offset
+            chunk = decode_frame(head, number, data[at:at + frame.stored_bytes])
+            assert chunk_rows(chunk) == rows[frame.start:frame.start + frame.messages]
         assert list(head.subjects) == sorted({row.subject for row in rows})
         assert (head.first_seq, head.last_seq, head.count) == (rows[0].seq, rows[-1].seq, len(rows))
         for number, subject in enumerate(head.subjects):
@@ -326,3 +339,21 @@ def test_equal_blocks_give_equal_bytes() -> None:
     assert _small() == _small()
     head = head_of(_small())
     assert isinstance(head, SegmentHead)
+
+
+def test_times_of_a_staged_block_are_those_of_its_stream_however_often_it_is_read() -> None:
+    """Shows that an index which was decoded before is not taken at its word about times."""
+    rows = [Row(1 + i, 1_000 + 10 * i, b"S.%d" % i, 0, b"x") for i in range(5)]
+    sealed = seal_block(open_block(1, [[row] for row in rows]), AT)
+    data = b"".join(encode_segment(AT, NONCE, [sealed]))
+    ref = sealed.ref
+    assert ref is not None
+    index = data[ref.index_offset:ref.index_offset + ref.index_bytes]
+    fixed = bytearray(index[:INDEX_BYTES_MIN - 4])
+    fixed[6] |= 2  # staged
+    index = bytes(fixed) + crc32(fixed).to_bytes(4, "little") + index[INDEX_BYTES_MIN:]
+    packed = list(ref.pack())
+    packed[0], packed[FIRST_TIME_NS], packed[LAST_TIME_NS] = int(BlockPlace.STAGED), 1_015, 1_030
+    staged = BlockRef.unpack(tuple(packed))
+    for head in (decode_index(index, staged), decode_known_index(index, staged)):
+        assert [head.time_of(i) for i in range(5)] == [1_015, 1_015, 1_020, 1_030, 1_030]

@@ -473,3 +473,36 @@ async def test_the_clock_shows_a_leap(tmp_path: Path, monkeypatch: pytest.Monkey
     assert after is not None
     assert 0 <= after - before < 60_000_000_000
     await store.close()
+
+
+async def test_many_reads_in_one_turn_leave_the_loop_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first few are copied from the page cache on the loop, the others in threads; the next turn begins anew."""
+    inline: list[str] = []
+    read_cached = file_module._read_cached
+
+    def counted(path: str, start: int, end: int | None) -> bytes | None:
+        data = read_cached(path, start, end)
+        if data is not None:
+            inline.append(path)
+        return data
+
+    monkeypatch.setattr(file_module, "_read_cached", counted)
+    store = FileStore(tmp_path)
+    objects = {f"a/{i}": random.Random(i).randbytes(100_000) for i in range(12)}
+    for key, data in objects.items():
+        await store.put(key, [data])
+    assert await asyncio.gather(*map(store.get, objects)) == list(objects.values())
+    assert len(inline) <= 6
+    inline.clear()
+    for key, data in objects.items():
+        assert await store.get(key) == data
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert len(inline) == (12 if hasattr(os, "RWF_NOWAIT") and await _nowait(tmp_path) else 0)
+    await store.close()
+
+
+async def _nowait(directory: Path) -> bool:
+    """Whether this file system tells what its page cache has."""
+    (directory / "probe").write_bytes(b"x")
+    return file_module._read_cached(str(directory / "probe"), 0, None) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -13,11 +14,13 @@ from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import Position
+from broker.storage.format.index import Head, decode_index
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
 from broker.storage.objectstore.base import NotFound
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
+from broker.storage.read import reader as reader_module
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 
@@ -148,6 +151,77 @@ async def test_what_was_loaded_is_cached_together(cache_bytes: int) -> None:
         assert reader.cached_head(block) is not None
         assert reader.cached_chunk(block, ordinal) is chunk
     assert len(store.ranges) < 20
+
+
+async def heads(count: int, messages: int) -> tuple[BlockReader, list[Stored]]:
+    """As many blocks, none of which is cached."""
+    store = RecordingStore()
+    blocks = []
+    for number in range(count):
+        opened: OpenBlock[None] = OpenBlock(77, None)
+        opened.append_run(1 + number * messages, [b"S.%d" % i for i in range(messages)], None, [b"x"] * messages, 5)
+        at = Position(1, 7 + number)
+        sealed = seal_block(opened, at)
+        await store.put(SHARD.log(at), encode_segment(at, bytes(16), [sealed], Codec.NONE))
+        assert sealed.ref is not None
+        blocks.append(Stored(sealed.ref))
+    return BlockReader(store, Cache(0), lambda ref: object_key(SHARD, ref)), blocks
+
+
+async def test_heads_that_come_together_are_decoded_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many loads end in one turn of the loop, it decodes no more than a bound and one head."""
+    reader, blocks = await heads(12, 40)
+    monkeypatch.setattr(reader_module, "_ROWS_AT_ONCE", 100)
+    turn, decoded = 0, []
+
+    def counted(data: bytes, ref: BlockRef, name: str) -> Head:
+        decoded.append(turn)
+        return decode_index(data, ref, name)
+
+    monkeypatch.setattr(reader_module, "decode_index", counted)
+    loading = asyncio.gather(*map(reader.head, blocks))
+    while not loading.done():
+        turn += 1
+        await asyncio.sleep(0)
+    assert [head.first_seq for head in await loading] == [block.ref.first_seq for block in blocks]
+    assert len(decoded) == 12
+    assert max(map(decoded.count, decoded)) <= 3
+
+
+async def test_a_large_head_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on meanwhile."""
+    reader, [block] = await heads(1, 40)
+    monkeypatch.setattr(reader_module, "_ROWS_INLINE_MAX", 39)
+    threads = []
+
+    def noted(data: bytes, ref: BlockRef, name: str) -> Head:
+        threads.append(threading.current_thread())
+        return decode_index(data, ref, name)
+
+    monkeypatch.setattr(reader_module, "decode_index", noted)
+    assert (await reader.head(block)).count == 40
+    assert threads != [threading.main_thread()]
+    assert len(threads) == 1
+
+
+async def test_what_was_checked_once_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that is loaded again is compared with its checksums alone; those are, each time."""
+    store, reader, block = await make(cache_bytes=0)
+    first = list((await reader.head(block)).subjects)
+
+    def unexpected(*args: object) -> Head:
+        raise AssertionError("it was checked before")
+
+    monkeypatch.setattr(reader_module, "decode_index", unexpected)
+    await reader.chunk(block, 39)
+    await reader.chunk(block, 0)
+    again = BlockReader(store, Cache(0), lambda ref: object_key(SHARD, ref))
+    assert list((await again.head(block)).subjects) == first
+    key, at = SHARD.log(AT), block.ref.index_offset + 80
+    sound = store.objects[key]
+    store.objects[key] = sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1:]
+    with pytest.raises(Corrupt):
+        await BlockReader(store, Cache(0), lambda ref: object_key(SHARD, ref)).head(block)
 
 
 async def test_closing_cancels_loads() -> None:

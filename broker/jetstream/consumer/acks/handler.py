@@ -4,7 +4,8 @@ Owns what each kind of answer does to the ack state, and which answers get a rep
 AckState's, and when the reply is sent (after the state is stored) the consumer's. Also owns what ends pending acks
 without an answer: messages that left the stream, and messages that reached max_deliver.
 
-A run of plain acks, the common case on a busy consumer, is parsed by one split each and applied in one call.
+A run of plain acks, the common case on a busy consumer, is parsed by one split each and applied in one call; one of plain
+negative acks likewise.
 
 Source: nats-server consumer.go: processAck, processAckMsg, processNak, processTerm. Not from there: an ack for
 a delivery that may have been lost in a crash is accepted, since plain acks and deliveries are stored asynchronously.
@@ -22,13 +23,14 @@ from broker.jetstream.consumer.acks.protocol import AckKind, parse_answer, parse
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
-from broker.jetstream.wire.numbers import SEQ_MAX, decimal
+from broker.jetstream.wire.numbers import INT64_MAX, SEQ_MAX, decimal
 
 __all__ = ["AckHandler"]
 
 _ACK_WAIT_NS = 30_000_000_000
 _FOR_EVER_NS = 1 << 63
 _PLAIN = (b"", b"+ACK", b"+OK")
+_NAK = b"-NAK"
 
 
 class _Stream(Protocol):
@@ -85,12 +87,16 @@ class AckHandler:
         replies: list[bytes] = []
         plain: list[bytes] = []
         cseqs: list[bytes] = []
+        naks: list[list[bytes]] = []
         every = self.policy == "all"
         fast = not self.sample_percent
         for subject, reply, hlen, body in ops[start:end]:
             if fast and not hlen and not reply and body in _PLAIN:
                 tokens = subject.rsplit(b".", 5)
                 if tokens[0] == prefix:
+                    if naks:
+                        self._nak_run(naks)
+                        naks = []
                     plain.append(tokens[2])
                     if every:
                         cseqs.append(tokens[3])
@@ -98,10 +104,20 @@ class AckHandler:
             if plain:
                 self._ack_run(plain, cseqs, now_ns)
                 plain, cseqs = [], []
+            if body == _NAK and not hlen and not reply:
+                tokens = subject.rsplit(b".", 5)
+                if tokens[0] == prefix:
+                    naks.append(tokens)
+                    continue
+            if naks:
+                self._nak_run(naks)
+                naks = []
             if self._answer(subject, reply, body[hlen:] if hlen else body, now_ns, mono_ns) and reply:
                 replies.append(reply)
         if plain:
             self._ack_run(plain, cseqs, now_ns)
+        if naks:
+            self._nak_run(naks)
         return replies
 
     def take_flow(self, acked: Sequence[tuple[int, int]], now_ns: int) -> None:
@@ -161,6 +177,18 @@ class AckHandler:
             seqs = [s for s in seqs if 0 < s < next_seq]
         self._acks.ack(seqs, now_ns)
         self._done(seqs)
+
+    def _nak_run(self, naks: list[list[bytes]]) -> None:
+        """Apply plain negative acks without reply subjects, by the tokens of their subjects."""
+        acks = self._acks
+        floor_cseq, delivered_cseq, pending, nak = acks.floor_cseq, acks.delivered_cseq, acks.pending, acks.nak
+        told = self._events.naks_heard
+        seqs, cseqs = _numbers([tokens[2] for tokens in naks]), _numbers([tokens[3] for tokens in naks])
+        for seq, cseq, tokens in zip(seqs, cseqs, naks, strict=True):
+            if floor_cseq < cseq <= delivered_cseq and seq in pending:
+                if told:
+                    self._events.nak(seq, cseq, decimal(tokens[1], INT64_MAX))
+                nak(seq)
 
     def _answer(self, subject: bytes, reply: bytes, payload: bytes, now_ns: int, mono_ns: int) -> bool:
         """Handle one answer of any kind; returns whether its reply, if it has one, is due."""

@@ -19,6 +19,7 @@ from broker.jetstream.bus import Bus, Deliveries
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor, Loading, Taken
 from broker.jetstream.consumer.delivery.flow_control import Replay
+from broker.jetstream.consumer.delivery.gathering import Gathering
 from broker.jetstream.consumer.delivery.priority import Supply, Turn
 from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.consumer.delivery.push import PushSide
@@ -177,31 +178,30 @@ class DeliveryLoop:
     def _again(self, turn: Turn | None, wanted: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
         """Deliver from the redelivery queue, dropping what has left the stream or reached max_deliver."""
         acks, cursor = self._acks, self._cursor
-        found: list[Taken] = []
+        found = Gathering(cursor)
         counts: list[int] = []
         for seq in list(islice(acks.queue, wanted)):
             count = acks.next_again(seq)
             if 0 < acks.max_deliver < count:
                 self._events.max_deliver(seq, acks.exhaust(seq))
                 continue
-            one = cursor.find(seq)
-            if one is None:
+            one = found.add(seq)
+            if one is False:
                 run = acks.pending.get(seq)
                 cseq = run.cseq_of(seq) if run is not None else 0
                 acks.drop((seq,))
                 self._events.terminated(seq, cseq, count - 1, DELETED_REASON)
                 continue
-            if not isinstance(one, Taken):
+            if one is not True:
                 if not found:
                     acks.advance_floor()
                     return Step(Verdict.LOADING, one)
                 break
-            found.append(one)
             counts.append(count)
         if not found:
             acks.advance_floor()
             return 0, 0
-        taken = _joined(found)
+        taken = found.taken()
         sent = self._send(turn, taken, counts, mono_ns)
         if isinstance(sent, Step):
             return sent
@@ -246,9 +246,9 @@ class DeliveryLoop:
         same = len(self._prefix) + 4  # and the dots between the numbers
         sizes = list(map(add, map(len, taken.subjects), map(len, taken.bodies)))
         for column in (*self._numbers(n, counts), taken.seqs, taken.times):
-            digits = len(b"%d" % min(column))
-            if digits == len(b"%d" % max(column)):
-                same += digits
+            low, high = min(column), max(column)
+            if low >= 0 and len(b"%d" % low) == len(b"%d" % high):
+                same += len(b"%d" % low)
             else:
                 sizes = [size + len(b"%d" % number) for size, number in zip(sizes, column, strict=True)]
         return [size + same for size in sizes]
@@ -320,17 +320,6 @@ class DeliveryLoop:
     def _publish(self, statuses: list[tuple[bytes, bytes]]) -> None:
         for reply, text in statuses:
             self._bus.publish(reply, b"", len(text), text)
-
-
-def _joined(parts: list[Taken]) -> Taken:
-    """Single messages as one run."""
-    if len(parts) == 1:
-        return parts[0]
-    hlens = None
-    if any(p.hlens is not None for p in parts):
-        hlens = [0 if p.hlens is None else p.hlens[0] for p in parts]
-    return Taken([p.seqs[0] for p in parts], [p.subjects[0] for p in parts], hlens, [p.bodies[0] for p in parts],
-                 [p.times[0] for p in parts], parts[-1].end)
 
 
 def _with_headers(taken: Taken, lines: bytes) -> Taken:

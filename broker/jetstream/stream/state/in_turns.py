@@ -25,12 +25,13 @@ async def sorted_in_turns(values: Sequence[T]) -> list[T]:
         return sorted(values)
     runs: list[list[T]] = []
     for at in range(0, len(values), _AT_ONCE):
+        await asyncio.sleep(0)
         run = sorted(values[at:at + _AT_ONCE])
         if runs and runs[-1][-1] <= run[0]:
             runs[-1] += run
         else:
             runs.append(run)
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
     return await merged_in_turns(runs)
 
 

@@ -214,6 +214,17 @@ class SubjectIndex:
             self._counts[row] += count
             self._lasts[row] = last_seq
 
+    def merge_all(self, subjects: Iterable[bytes], counts: Iterable[int], last_seqs: Iterable[int]) -> None:
+        """``merge`` many subjects."""
+        rows, counted, lasts, insert = self._rows, self._counts, self._lasts, self._insert
+        for subject, count, last_seq in zip(subjects, counts, last_seqs, strict=True):
+            row = rows.get(subject)
+            if row is None:
+                insert(subject, count, last_seq, 0)
+            else:
+                counted[row] += count
+                lasts[row] = last_seq
+
     def remove(self, subject: bytes, seq: int) -> None:
         """Take out one message. Unknown ones are no error: a tracked subject may have dropped them before."""
         row = self._rows.get(subject)

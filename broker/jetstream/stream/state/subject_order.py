@@ -13,7 +13,7 @@ gone stay until they are half of all; then the index makes a new order. No name 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from broker.jetstream.stream.state.in_turns import merged_in_turns, sorted_in_turns
 
@@ -71,12 +71,12 @@ class SubjectOrder:
         else:
             self.stale += 1
 
-    async def merge(self, names: Iterable[bytes] = ()) -> None:
+    async def merge(self, names: Sequence[bytes] = ()) -> None:
         """Bring in order all that came until now, and ``names``, which are in the index and were not added.
 
         One call at a time; after an error the order is of no more use.
         """
-        new, self._new = [*names, *self._new], {}
+        new, self._new = (names if not self._new else [*names, *self._new]), {}
         self._merging = True
         self._names = await merged_in_turns([self._names, await sorted_in_turns(new)])
         self._merging = False

@@ -49,6 +49,10 @@ _ORDER_WORTH = 3
 """Subjects looked at in vain, for each that there is, that cost as much as to sort them."""
 _UNORDERED_MAX = 16_384
 """So many are sorted for each page of them."""
+_COUNTS_WORTH = 8
+"""Counts by a stream's blocks that take as long as building its index: they skip blocks, and look for a few names only."""
+_COUNTED_BEFORE = _COUNTS_WORTH * _ROWS_AT_ONCE
+"""So that an index which lacks little is used at once."""
 _LOOKED_AT_ONCE = 64
 """Blocks examined at once for heads to load side by side."""
 _VAIN_MAX = 16
@@ -79,6 +83,8 @@ class SubjectState:
         self._steps = 0
         """Rises with all that is merged or settled."""
         self._debts: list[_Debt] = []
+        self._counted = _COUNTED_BEFORE
+        """Messages in the blocks by which others were counted."""
         self._building: asyncio.Lock = asyncio.Lock()
         self._ordering = asyncio.Lock()
         self._in_vain = 0
@@ -157,8 +163,22 @@ class SubjectState:
     def forget(self) -> None:
         """Drop the index; the next question builds it again."""
         self._index = None
+        self._counted = _COUNTED_BEFORE
         self._forgotten += 1
         self._debts.clear()
+
+    def worth_asking(self, seq: int) -> bool:
+        """Whether counting by the index is worth what it takes to bring it up to ``seq``; else count by the blocks.
+
+        A caller that is told no counts by the blocks. Told so again and again, all counts together would take longer than the
+        index: it is built instead once they did.
+        """
+        merged_seq = 0 if self._index is None else self._index.merged_seq
+        behind = seq - max(merged_seq, self._live.first_seq - 1)
+        if behind <= self._counted // _COUNTS_WORTH:
+            return True
+        self._counted += behind
+        return False
 
     def last(self, subject: bytes) -> int:
         """Sequence of the last live message of ``subject``, or 0. Raises: NotLoaded."""
@@ -393,9 +413,8 @@ class SubjectState:
             elif (rows := live.resident(block)) is None:
                 return at_once(block for block in live.blocks[i:i + _LOOKED_AT_ONCE]
                                if not self._summarized(block, index) and live.resident(block) is None)
-            elif self._whole(block, index) and isinstance(rows, Head) and len(rows.subjects) <= _ROWS_AT_ONCE // 4:
-                for subject, count, last in zip(rows.subjects, rows.subject_counts, rows.subject_lasts, strict=True):
-                    index.merge(subject, count, rows.seq_of(last))
+            elif self._whole(block, index) and isinstance(rows, Head) and len(rows.subjects) <= 2 * _ROWS_AT_ONCE:
+                index.merge_all(rows.subjects, rows.subject_counts, map(rows.seq_of, rows.subject_lasts))
                 index.merged_seq = block.last_seq
                 budget -= len(rows.subjects)
             else:

@@ -12,10 +12,11 @@ from broker.jetstream.stream.state import matching
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.matching import matching_rows
 from broker.protocol.subject import matches
-from broker.storage.format.index import Head, decode_index
+from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.subject_filter import may_hold
 from broker.storage.log.settings import LogSettings
-from tests.jetstream.stream.world import World, ask, everything, pub, publish
+from broker.storage.read import reader
+from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all
 from tests.storage.format.whole import Row, encode, head_of, open_block
 
 
@@ -76,4 +77,42 @@ async def test_a_roll_up_of_a_key_asks_no_other_block(monkeypatch: pytest.Monkey
     assert asked
     assert [subject for _, subject, _ in await everything(stream)] == [
         *(b"S.%d" % i for i in range(20, 399) if i != 30), b"S.399", *(b"S.%d" % i for i in range(20)), b"S.30"]
+    await world.close()
+
+
+async def test_a_rare_match_costs_the_frame_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames between two matches are neither read ahead nor decoded; those of a common subject are."""
+    world = World(cache_bytes=0)
+    stream = world.stream()
+    rng = random.Random(4)
+    publish(world, stream, *[pub(b"S.rare" if i == 30 else b"S.%d" % (i % 2), rng.randbytes(20_000)) for i in range(60)])
+    await world.settle(stream)
+    decoded: list[int] = []
+
+    def counted(head: Head, number: int, *args: Any) -> Any:
+        decoded.append(number)
+        return decode_frame(head, number, *args)
+
+    monkeypatch.setattr(reader, "decode_frame", counted)
+    assert [row[0] for row in await read_all(stream, Filters([b"S.rare"]))] == [31]
+    assert len(decoded) == 1
+    decoded.clear()
+    assert len(await read_all(stream, Filters([b"S.1"]))) == 30
+    assert len(set(decoded)) == 10
+    await world.close()
+
+
+async def test_counts_by_subject_build_the_index_once_they_are_many() -> None:
+    """A few are answered by the blocks; in the end all of them together would take longer than the index."""
+    world = World()
+    stream = world.stream()
+    publish(world, stream, *[pub(b"S.%d" % (i % 100)) for i in range(6000)])
+    await world.settle(stream)
+    built = []
+    for _ in range(10):
+        assert (await stream.count_from(0, Filters([b"S.7"])))[0] == 60
+        index = stream.subjects.index
+        built.append(index is not None and index.merged_seq == 6000)
+    assert not built[0]
+    assert built[-1]
     await world.close()

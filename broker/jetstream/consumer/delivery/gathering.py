@@ -1,0 +1,57 @@
+"""Single messages of a stream for one consumer, in any order, as columns: what is delivered again.
+
+Neighbours share the look-up of their chunk, which costs more than all the rest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from broker.jetstream.consumer.cursor import Block, Cursor, Loading, Taken
+from broker.storage.format.frame import Chunk
+
+__all__ = ["Gathering"]
+
+
+class Gathering:
+    """Single messages, in the order in which they were asked for. To be used before anything else can change the stream."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._first = cursor.stream.first_seq
+        self._starts: list[int] = []
+        self._chunks: list[tuple[Chunk, Block]] = []
+        self._rows: list[tuple[Chunk, int]] = []
+        self._seqs: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    def add(self, seq: int) -> Loading | bool:
+        """Add the message ``seq``; False when it is gone."""
+        at = bisect_right(self._starts, seq) - 1
+        if at >= 0:
+            chunk, block = self._chunks[at]
+            if seq <= chunk.last_seq and chunk.seqs is None and block.dead is None and seq >= self._first:
+                self._rows.append((chunk, seq - chunk.first_seq))
+                self._seqs.append(seq)
+                return True
+        found = self._cursor.locate(seq)
+        if not isinstance(found, tuple):
+            return False if found is None else found
+        chunk, block, i = found
+        if at < 0 or self._chunks[at][0] is not chunk:
+            self._starts.insert(at + 1, chunk.first_seq)
+            self._chunks.insert(at + 1, (chunk, block))
+        self._rows.append((chunk, i))
+        self._seqs.append(seq)
+        return True
+
+    def taken(self) -> Taken:
+        """All that were added, at least one."""
+        rows = self._rows
+        hlens = None
+        if any(chunk.hlens is not None for chunk, _ in self._chunks):
+            hlens = [0 if chunk.hlens is None else chunk.hlens[i] for chunk, i in rows]
+        return Taken(self._seqs, [chunk.subjects[i] for chunk, i in rows], hlens, [chunk.bodies[i] for chunk, i in rows],
+                     [chunk.times[i] for chunk, i in rows], self._seqs[-1] + 1)
