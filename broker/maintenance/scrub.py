@@ -41,9 +41,13 @@ _OBJECT_BYTES = 64 << 10
 """What an object counts for at least: a small one costs a request and a millisecond, as much as these bytes."""
 _SLICE = 4096
 """Entries compared in one turn of the loop."""
+_RUNS_SLICE = 256
+"""Likewise of runs, whose keys have to be made."""
 _FINDINGS_MAX = 1000
 _SHOWN_MAX = 20
 _TRY_AGAIN_SECONDS = 60.0
+_TRIES = 3
+"""Of an object that cannot be read though its folder can be listed; then the next one is read."""
 
 _MEANS = {
     ObjectKind.CLAIM: "nothing needs it while its key is there",
@@ -87,13 +91,20 @@ class Finding:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a pass stands: the folder, and the last key that was read in it. The listing so far: positions of the log, runs."""
+    """Where a pass stands: the folder, and the last key that was read in it. The listing so far: positions of the log, runs.
+
+    ``failed`` is the key that could not be read ``tries`` times. ``found`` has the keys of the findings, but for ``more``.
+    """
 
     folder: int = 0
     after: str = ""
     upto: Position | None = None
     log: array[int] = field(default_factory=lambda: array("Q"))
     runs: set[str] = field(default_factory=set)
+    failed: str = ""
+    tries: int = 0
+    found: set[str] = field(default_factory=set)
+    more: int = 0
 
 
 class Scrubber:
@@ -113,7 +124,7 @@ class Scrubber:
         self._found = found
         self._findings: dict[str, Finding] = {}
         self._more = 0
-        """Findings that are not kept."""
+        """Findings of the last pass that are not kept."""
         self._told: set[str] = set()
         self._place = _Place()
         self._began_ns: int | None = None
@@ -126,7 +137,7 @@ class Scrubber:
     @property
     def damaged(self) -> int:
         """Objects that are damaged or missing, as of when they were read last."""
-        return len(self._findings) + self._more
+        return len(self._findings) + max(self._more, self._place.more)
 
     def figures(self) -> dict[str, Any]:
         """For monitoring."""
@@ -185,6 +196,9 @@ class Scrubber:
                 self._note(info)
             place.folder, place.after = place.folder + 1, ""
         await self._compare()
+        for key in self._findings.keys() - place.found:
+            self._sound(key)  # it is gone, and nothing needs it
+        self._more = place.more
         self._place = _Place()
         self.passes += 1
 
@@ -207,7 +221,14 @@ class Scrubber:
         key = parse(info.key)
         if key is None or self._beside is None:
             return
-        checked = await self._beside.run(check_object(source, info, key, lambda *_: None))
+        try:
+            checked = await self._beside.run(check_object(source, info, key, lambda *_: None))
+        except StoreError as error:
+            if not self._gives_up(info.key):
+                raise
+            means = _MEANS.get(key.kind, "it cannot be used")
+            self._tell(Finding(Problem(info.key, f"it cannot be read: {error}", means, RESTORE)))
+            return
         await self._pace(max(0, _OBJECT_BYTES - info.size))
         if not checked.gone:
             self.objects += 1
@@ -216,6 +237,13 @@ class Scrubber:
             self._tell(self._finding(checked))
         else:
             self._sound(info.key)
+
+    def _gives_up(self, key: str) -> bool:
+        """Whether an object that could not be read again is left out of this pass."""
+        place = self._place
+        place.tries = place.tries + 1 if place.failed == key else 1
+        place.failed = key
+        return place.tries >= _TRIES
 
     async def _compare(self) -> None:
         """Find objects that live blocks lie in, and that the listing had not. Raises: StoreError."""
@@ -231,7 +259,9 @@ class Scrubber:
                 if live and number <= upto and not listed:
                     await self._expect(self._paths.log(key_position(number)), partial(self._live_segment, number))
             await asyncio.sleep(0)
-        for run in list(state.runs):
+        for at, run in enumerate(list(state.runs), 1):
+            if at % _RUNS_SLICE == 0:
+                await asyncio.sleep(0)
             epoch, number, _, stream_id = run
             stream = state.streams.get(stream_id)
             if Position(epoch, number) > place.upto or (stream_id and stream is None):
@@ -274,9 +304,10 @@ class Scrubber:
     def _tell(self, finding: Finding) -> None:
         key = finding.problem.object
         if key not in self._findings and len(self._findings) >= _FINDINGS_MAX:
-            self._more += 1
+            self._place.more += 1
             return
         self._findings[key] = finding
+        self._place.found.add(key)
         if key in self._told:
             return
         self._told.add(key)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -13,12 +15,16 @@ import pytest_asyncio
 from broker.clock import SystemClock
 from broker.inspect.shardview import read_shard
 from broker.inspect.source import Source
+from broker.maintenance import scrub
 from broker.maintenance.scrub import Finding, Scrubber, ScrubSettings
+from broker.storage.format.header import Position
 from broker.storage.objectstore import ObjectInfo, ObjectStore
-from broker.storage.objectstore.base import Transient
+from broker.storage.objectstore.base import StoreRefused, Transient
 from broker.storage.objectstore.file import FileStore
+from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.wrapper import Wrapper
-from broker.storage.paths import ShardPaths
+from broker.storage.paths import ShardPaths, run_key
+from broker.storage.state.applied import ShardState
 from tests.adversity.clients import connect, read_all, until
 from tests.adversity.test_damaged_store import COUNT, change, filled, flip, segments_of
 from tests.harness import BrokerProcess
@@ -91,6 +97,92 @@ async def test_damage_is_found_told_once_and_forgotten_when_it_is_mended(folder:
     await scrubbed.once()
     assert scrubbed.names == set()
     await scrubbed.scrubber.stop()
+
+
+async def test_damage_is_forgotten_when_nothing_is_there_any_more(folder: Path) -> None:
+    """A damaged claim, found and then deleted, is not counted for ever."""
+    store = FileStore(folder)
+    scrubbed = Scrubbed(store)
+    claim = folder / "v1/shards/0/epochs/00000001"
+    change(claim, flip(30))
+    await scrubbed.once()
+    assert scrubbed.names == {"v1/shards/0/epochs/00000001"}
+    claim.unlink()
+    await scrubbed.once()
+    assert (scrubbed.names, scrubbed.scrubber.damaged) == (set(), 0)
+    await scrubbed.scrubber.stop()
+
+
+async def test_the_count_of_many_damaged_objects_does_not_grow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are kept, in pass after pass: the count is that of one."""
+    monkeypatch.setattr(scrub, "_FINDINGS_MAX", 2)
+    scrubbed = Scrubbed(FileStore(folder))
+    damaged = segments_of(folder)[:5]
+    for path, _ in damaged:
+        change(path, flip(len(path.read_bytes()) - 5))
+    state = (await read_shard(Source(FileStore(folder)), PATHS)).state
+    scrubbed.scrubber._state = lambda: state
+    for _ in range(3):
+        await scrubbed.scrubber.scrub()
+        assert scrubbed.scrubber.damaged == len(damaged)
+    await scrubbed.scrubber.stop()
+
+
+class Unreadable(Wrapper):
+    """Can list an object, and never read it, as where a disk has a bad sector."""
+
+    key = ""
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        if key == self.key:
+            raise StoreRefused("input/output error")
+        return await super().get(key, start, end)
+
+
+async def test_an_object_that_cannot_be_read_does_not_stop_the_pass(folder: Path) -> None:
+    """It is tried again, as in an outage, then told, and the rest is checked."""
+    store = Unreadable(FileStore(folder))
+    scrubbed = Scrubbed(store)
+    state = (await read_shard(Source(store), PATHS)).state
+    scrubbed.scrubber._state = lambda: state
+    infos = await store.list("v1/")
+    store.key = (await store.list("v1/shards/0/log/"))[10].key
+    for _ in range(2):
+        with pytest.raises(StoreRefused):
+            await scrubbed.scrubber.scrub()
+    assert scrubbed.told == []
+    await scrubbed.scrubber.scrub()
+    assert scrubbed.names == {store.key}
+    assert (scrubbed.scrubber.passes, scrubbed.scrubber.objects) == (1, len(infos) - 1)
+    store.key = ""
+    await scrubbed.scrubber.scrub()
+    assert scrubbed.scrubber.damaged == 0
+    await scrubbed.scrubber.stop()
+
+
+async def test_many_runs_are_compared_in_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that live blocks lie in, all of them listed: the loop gets a turn after each few of them."""
+    scrubber = Scrubber(MemoryStore(), PATHS, SystemClock(), ScrubSettings())
+    state = ShardState()
+    state.runs.update({(1, number, number, 0): 1 for number in range(1, 5001)})
+    scrubber._state = lambda: state
+    scrubber._place.upto = Position(2, 0)
+    made, most = [0], 0
+
+    def counted(*args: Any) -> str:
+        made[0] += 1
+        key = run_key(*args)
+        scrubber._place.runs.add(key)
+        return key
+
+    monkeypatch.setattr(scrub, "run_key", counted)
+    comparing = asyncio.create_task(scrubber._compare())
+    while not comparing.done():
+        before = made[0]
+        await asyncio.sleep(0)
+        most = max(most, made[0] - before)
+    assert (made[0], scrubber.damaged) == (5000, 0)
+    assert most <= 256
 
 
 class Counted(Wrapper):

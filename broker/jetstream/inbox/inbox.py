@@ -290,8 +290,13 @@ class Inbox:
 
     def _check_runs(self, request: Request) -> None:
         """Raises: ApiError for a run that must not join any more."""
-        for run, key in _keys(request).items():
-            if key in self._gone or any(key in released.runs for released in self._log.state.released.values()):
+        keys = _keys(request)
+        asked = set(keys.values())
+        gone = asked & self._gone
+        for released in self._log.state.released.values():
+            gone |= asked.intersection(released.runs)
+        for run, key in keys.items():
+            if key in gone:
                 raise ApiError(_GENERAL, err=f"{key} was let go: stage it again")
             if self._named((*run.position, run.run_id, request.stream_id)):
                 raise ApiError(_GENERAL, err=f"{key} has joined the stream already, by another request")
@@ -340,7 +345,10 @@ class Inbox:
             return
         # After the runs: a request that comes later than this meets ``_gone``.
         for info in await self._store.list(self._paths.requests):
-            old -= await self._named_by(info.key)
+            try:
+                old -= await self._named_by(info.key)
+            except VersionUnknown:
+                return  # a newer release's: it stays, and so does whatever it may name
         found = [text for text in sorted(old - self._gone) if not self._named(_run_of(text))]
         self._gone.update(found)
         if found:
@@ -352,10 +360,12 @@ class Inbox:
         return run in state.runs or run in state.freed_runs
 
     async def _named_by(self, key: str) -> set[str]:
-        """The runs that a request names."""
+        """The runs that a request names. Raises: VersionUnknown; StoreError."""
         parsed = parse(key)
         try:
             request = Request.decode(await self._store.get(key), parsed.object_id if parsed is not None else 0)
+        except VersionUnknown:
+            raise
         except (NotFound, FormatError):
             return set()
         return set(_keys(request).values())

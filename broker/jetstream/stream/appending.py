@@ -136,11 +136,16 @@ class Appending:
             joining = stream.live.joining
             assert joining is not None
             self._log.urgent()
-            await self._log.persisted()
-            if stream.live.joining is not None:
-                raise ApiError(STREAM_OFFLINE, err=stream.offline or "its record could not be stored")
-            if joining.msgs:
-                await self._remember(joining, staged, dropped)
+            try:
+                await self._log.persisted()
+                if stream.live.joining is not None:
+                    raise ApiError(STREAM_OFFLINE, err=stream.offline or "its record could not be stored")
+                if joining.msgs:
+                    await self._remember(joining, staged, dropped)
+            except asyncio.CancelledError:
+                # The broker stops, or the stream is closed. A publish that waits would get the sequences of those that join.
+                stream.queue.shut()
+                raise
         return answer
 
     async def refuse(self, request_id: int, error: ApiError) -> None:

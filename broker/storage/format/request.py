@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from broker.storage.format.document import decode_document, encode_document, field
-from broker.storage.format.errors import Corrupt
+from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position, object_name
 from broker.storage.format.staged import STAGED_EPOCH
 
@@ -57,7 +57,8 @@ class Request(NamedTuple):
         name = object_name(ObjectKind.INBOX, Position(0, 0), request_id)
         version = field(body, "version", int, name)
         if version != _VERSION:
-            raise Corrupt(name, "version", 72, f"it is of version {version}; this reader knows {_VERSION}")
+            raise (VersionUnknown if version > _VERSION else Corrupt)(
+                name, "version", 72, f"it is of version {version}; this reader knows {_VERSION}")
         rows = field(body, "runs", list, name)
         if not all(_is_run(row) for row in rows):
             raise Corrupt(name, "runs", 72, "not a list of runs")

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.storage.format.document import encode_document
 from broker.storage.format.header import ObjectKind, Position
+from broker.storage.objectstore.base import Buffers
 from broker.storage.paths import ShardPaths
 from broker.storage.staging.answers import REFUSED, answer_in
 from broker.storage.staging.writer import request_id_of
@@ -298,6 +300,30 @@ async def test_a_damaged_request_is_dropped(broker: Inside) -> None:
         assert asked.key not in broker.store.objects
 
 
+async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) -> None:
+    """Shows that it is neither dropped as damaged, nor are runs that it may name swept; and that others are granted."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    state = broker.state.stream("$G", "S")
+    assert state is not None
+    body = {"version": 2, "account": "$G", "stream": "S", "incarnation": state.stream_id, "what": "unknown"}
+    newer = ShardPaths(0).inbox(1)
+    await broker.store.put(newer, [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), body, 1)])
+    await stage(broker.store, broker.state, "S", [(b"S", b"")], now_ns=1_000_000_000)
+    await request(broker.store, await stage(broker.store, broker.state, "S", [(b"S", b"")]), "job")
+    let_go: list[str] = []
+    inbox = Inbox(broker.js, broker.log, broker.clock, InboxSettings(poll_ns=0), let_go.extend)
+    done = {one.request_id: one for one in await inbox.carry_out_all()}
+    assert done[1].stays
+    assert "version 2" in done[1].why
+    assert done[request_id_of("job")].answer is not None
+    await inbox._sweep()
+    assert (newer in broker.store.objects, let_go) == (True, [])
+    await broker.store.delete(newer)
+    inbox._swept_at_ns = None
+    await inbox._sweep()
+    assert len(let_go) == 1
+
+
 @pytest.mark.parametrize("change", [
     {"incarnation": 0}, {"account": ""}, {"stream": ""}, {"stream": 5}, {"runs": [[1 << 48, 1, 1, 1, 1]]},
     {"runs": [[1, 1, 1, 1]]}, {"runs": [[1, 1, 1, 1, -1]]}, {"runs": {}}, {"runs": []}, {"version": "1"}])
@@ -347,6 +373,36 @@ async def test_publishes_purges_and_updates_go_on_meanwhile(broker: Inside) -> N
     state = broker.state.stream("$G", "S")
     assert state is not None
     assert (state.msgs, state.bytes) == (info["state"]["messages"], info["state"]["bytes"])
+
+
+async def test_a_stop_while_messages_join_gives_no_sequence_twice(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that publishes which wait for the record of the staged messages are not acknowledged in its place by a clean stop."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    writer = await stage(broker.store, broker.state, "S", [(b"S", b"1"), (b"S", b"2"), (b"S", b"3")])
+    asked = await request(broker.store, writer, "job")
+    stream, inbox, put, reachable = broker.js.stream("$G", "S"), broker.js.inbox, broker.store.put, asyncio.Event()
+    assert inbox is not None
+
+    async def held_up(key: str, data: Buffers) -> None:
+        await reachable.wait()
+        await put(key, data)
+
+    monkeypatch.setattr(broker.store, "put", held_up)
+    granting = asyncio.create_task(inbox.carry_out(int(asked, 16), stream))
+    await eventually(lambda: asyncio.sleep(0, stream.live.joining is not None))
+    published = [asyncio.create_task(broker.publish("S")) for _ in range(3)]
+    await eventually(lambda: asyncio.sleep(0, stream.queue.bytes))
+    await broker.js.close(tell=True)
+    reachable.set()
+    await broker.log.drain()
+    assert isinstance(*await asyncio.gather(granting, return_exceptions=True), asyncio.CancelledError)
+    for task in published:
+        assert not task.done()
+        task.cancel()
+    await broker.log.close()
+    await broker.open()
+    assert await contents(broker, "S") == [(1, "S", b"1"), (2, "S", b"2"), (3, "S", b"3")]
+    assert await broker.publish("S") == 4
 
 
 async def test_a_stream_deleted_meanwhile_takes_the_request_with_it(broker: Inside) -> None:
