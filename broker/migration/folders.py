@@ -59,6 +59,9 @@ class FolderSource:
     async def numbers(self, stream: StreamToMove) -> Numbers:
         return stream.numbers
 
+    async def consumers(self, stream: StreamToMove) -> None:
+        """Only the archive has them."""
+
     async def archive(self, stream: StreamToMove, *, consumers: bool) -> AsyncGenerator[bytes, None]:
         path = self._of[stream.name] / _ARCHIVE
         try:

@@ -1,7 +1,8 @@
 """One run: each stream of one account is found at the target, or moved there, and checked.
 
     nothing of that name at the target       it is moved
-    the same stream, whole                   it is passed over: an earlier run moved it
+    the same stream, whole                   it is passed over: an earlier run moved it; with ``replace`` it is moved again if
+                                             consumers have gone on at the source alone
     anything else                            it is left alone, and told; with ``replace`` an older copy of it is moved again
 
 The target takes a stream whole or not at all, so a run that was killed at any point is just run again.
@@ -19,6 +20,7 @@ from broker.gotime import parse_time
 from broker.jetstream.archive.values import ArchivedConsumer
 from broker.migration.adapt import Adapted, adapted_config, differences
 from broker.migration.compare import compare
+from broker.migration.consumers import gone_on
 from broker.migration.errors import CannotMigrate, GaveUp, StreamFailed
 from broker.migration.server_source import snapshot
 from broker.migration.streams import Numbers, Origin, StreamToMove, in_order, origins_of
@@ -128,13 +130,34 @@ class _Move:
             raise StreamFailed(f"the target has another stream of this name, created {there.get('created')}; rename or delete it")
         different = differences(stream.config, stream.numbers, found)
         if not different:
-            return False
+            return self._choice.consumers and await self._consumers_went_on()
         what = ", ".join(different)
         if found.last_seq > stream.numbers.last_seq:
             raise StreamFailed(f"the target has gone on with it ({what}): it is in use there, and is left alone")
         if not self._choice.replace:
             raise StreamFailed(f"the target has it, but not as the source has it now ({what}); --replace deletes it there and "
                                f"moves it again")
+        await self._target.delete(stream.name)
+        return True
+
+    async def _consumers_went_on(self) -> bool:
+        """Whether the target's stream, which has the same messages, is to go for the sake of the source's consumers; it is
+        deleted then. Raises: StreamFailed; CannotMigrate."""
+        stream, done = self._stream, self._done
+        here = await self._origin.consumers(stream)
+        if here is None:
+            return False
+        there = await self._target.consumers(stream.name)
+        at_source, at_target = gone_on(here, there), gone_on(there, here)
+        if not at_source:
+            return False
+        what = ", ".join(f"{said} at the source" for said in at_source)
+        if at_target:
+            done.notes.append(f"{what}; the stream is in use at the target ({', '.join(at_target)} there), and is left alone")
+            return False
+        if not self._choice.replace:
+            done.notes.append(f"{what}; --replace deletes the stream at the target and moves it again")
+            return False
         await self._target.delete(stream.name)
         return True
 

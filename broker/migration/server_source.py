@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
+from broker.migration.consumers import Infos, consumer_infos
 from broker.migration.errors import CannotMigrate, GaveUp, StreamFailed
 from broker.migration.login import ApiRefusal, Connection
 from broker.migration.streams import Numbers, StreamToMove
@@ -55,6 +56,12 @@ class ServerSource:
         except ApiRefusal as error:
             raise StreamFailed(f"its state cannot be read: {error}") from None
         return Numbers.of(info["state"])
+
+    async def consumers(self, stream: StreamToMove) -> Infos | None:
+        try:
+            return await consumer_infos(self._connection, stream.name)
+        except ApiRefusal as error:
+            raise StreamFailed(f"its consumers cannot be listed: {error}") from None
 
     def archive(self, stream: StreamToMove, *, consumers: bool) -> AsyncGenerator[bytes, None]:
         return snapshot(self._connection, stream.name, consumers=consumers)

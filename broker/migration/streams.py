@@ -62,6 +62,10 @@ class Origin(Protocol):
         """As they are now. Raises: StreamFailed; CannotMigrate."""
         ...
 
+    async def consumers(self, stream: StreamToMove) -> dict[str, dict[str, Any]] | None:
+        """What the API says of its consumers now, by name; None: not known. Raises: StreamFailed; CannotMigrate."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+from broker.migration.consumers import Infos, consumer_infos
 from broker.migration.errors import GaveUp, StreamFailed
 from broker.migration.login import ApiRefusal, Connection, NobodyAnswers
 from broker.migration.streams import Numbers, StreamToMove
@@ -44,16 +45,10 @@ class Target:
                 return None
             raise StreamFailed(f"the target cannot tell whether it has it: {error}") from None
 
-    async def consumers(self, name: str) -> dict[str, dict[str, Any]]:
-        """The infos of a stream's consumers, by name. Raises: StreamFailed; CannotMigrate."""
-        found: dict[str, dict[str, Any]] = {}
+    async def consumers(self, name: str) -> Infos:
+        """Raises: StreamFailed; CannotMigrate."""
         try:
-            while True:
-                page = await self.connection.api(f"CONSUMER.LIST.{name}", {"offset": len(found)})
-                infos = page.get("consumers") or []
-                found |= {info["name"]: info for info in infos}
-                if not infos or len(found) >= int(page.get("total", 0)):
-                    return found
+            return await consumer_infos(self.connection, name)
         except ApiRefusal as error:
             raise StreamFailed(f"the target does not list its consumers: {error}") from None
 

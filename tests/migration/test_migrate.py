@@ -214,6 +214,41 @@ accounts {
 """
 
 
+async def test_consumers_that_went_on_since(tmp_path: Path) -> None:
+    """A first run while clients of the source still work, and a last one: a stream to which nothing was published in between is
+    moved again if one of its consumers has gone on, or is new, and left alone once the target's has."""
+    async with (NatsServerProcess("-js", "-sd", str(tmp_path / "real")) as server,
+                BrokerProcess("-js", "-sd", str(tmp_path / "ours")) as ours):
+        here, there = await nats.connect(server.url), await nats.connect(ours.url)
+        js = here.jetstream()
+        await js.add_stream(name="S", subjects=["s"])
+        for n in range(10):
+            await js.publish("s", b"%d" % n)
+        at_source = await js.pull_subscribe("s", durable="D")
+        for msg in await at_source.fetch(3):
+            await msg.ack_sync()
+        await migrate(server.url, ours.url)
+        for msg in await at_source.fetch(4):
+            await msg.ack_sync()
+        told = (await migrate(server.url, ours.url))["streams"]["S"]
+        assert told["status"] == "there before"
+        assert "consumer D has gone on at the source" in told["notes"][0]
+        assert (await migrate(server.url, ours.url, "--replace"))["streams"]["S"]["status"] == "moved"
+        assert (await there.jetstream().consumer_info("S", "D")).ack_floor.stream_seq == 7
+        await js.pull_subscribe("s", durable="E")
+        assert (await migrate(server.url, ours.url, "--replace"))["streams"]["S"]["status"] == "moved"
+        assert (await migrate(server.url, ours.url, "--replace"))["streams"]["S"]["status"] == "there before"
+        [msg] = await (await there.jetstream().pull_subscribe_bind("D", "S")).fetch(1)
+        assert msg.data == b"7"
+        await msg.ack_sync()
+        await js.pull_subscribe("s", durable="F")
+        told = (await migrate(server.url, ours.url, "--replace"))["streams"]["S"]
+        assert told["status"] == "there before"
+        assert "is in use at the target" in told["notes"][0]
+        await here.close()
+        await there.close()
+
+
 async def test_several_accounts(tmp_path: Path) -> None:
     """Each account by its own credentials, into the accounts of a store, and from there into a broker's."""
     conf = tmp_path / "nats.conf"
