@@ -22,11 +22,11 @@ __all__ = ["Collector", "discarded"]
 
 _log = logging.getLogger(__name__)
 
-_EVERY_S: Final = 0.05
+_EVERY_S: Final = 0.02
 _YOUNG_COLLECTIONS: Final = 5
 """Collections of the middle generation until its survivors are set aside. Each leaves some 7000 objects at most."""
 _NEVER: Final = 1 << 30
-_IDLE_EVERY: Final = 200
+_IDLE_EVERY: Final = 500
 """Steps between two looks at what was discarded: 10 s."""
 _IDLE_SHARE: Final = 0.05
 """Share of a core below which the process has little to do."""
