@@ -92,6 +92,9 @@ class Staging:
         record = staged.record
         if "error" in answer:
             if answer["error"]["err_code"] not in NOT_NOW:
+                live = requests.process.streams().get(record.name)
+                if live is not None and live.stream_id != record.stream_id:
+                    return  # who asks a stream that was created anew is told of that one
                 if staged.answer is not None:
                     raise Lost(f"{record}: request {request_id:016x}, which was granted, is refused: {answer['error']}")
                 for row in staged.rows:
