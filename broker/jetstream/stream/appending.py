@@ -271,7 +271,7 @@ class Appending:
         extra = self.requests.answer(answer)
         if joining.msgs:
             extra |= stream.enforcement.doubt_record()
-            extra |= stream.interest.sweep_record(joining.first_seq)
+            extra |= stream.interest.joining_record(joining.first_seq)
         self._log.block(stream).add(Append(packed, dead, extra))
         live.joining = joining
         return answer
@@ -293,8 +293,7 @@ class Appending:
         else:
             stream.retention.enforce()
         stream.retention.arm()
-        if stream.interest.selective:
-            stream.interest.sweep(joining.first_seq)
+        stream.interest.joined(joining.first_seq)
 
     async def _remember(self, joining: Joining, staged: Staged, dropped: Dropped) -> None:
         """Take the ids into the duplicate window. Publishes wait until all are there."""

@@ -288,6 +288,27 @@ async def test_requests_that_make_no_sense_are_refused_by_name(broker: Inside) -
     assert not [key for key in broker.store.objects if "/inbox/" in key]
 
 
+async def test_whoever_may_be_deposed_does_not_say_that_there_is_no_request(
+        broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that this answer waits until a put has landed: another owner may have granted the request, and deleted it."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    opened, held, put = asyncio.Event(), asyncio.Event(), broker.store.put
+
+    async def waits(key: str, data: Buffers) -> None:
+        held.set()
+        await opened.wait()
+        await put(key, data)
+
+    monkeypatch.setattr(broker.store, "put", waits)
+    asked = asyncio.ensure_future(broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")}, seconds=30))
+    await asyncio.wait_for(held.wait(), 10)
+    assert not asked.done()
+    opened.set()
+    error = (await asked)["error"]
+    assert error["err_code"] == 10051
+    assert "there is no request" in error["description"]
+
+
 async def test_a_damaged_request_is_dropped(broker: Inside) -> None:
     """Shows bytes that are no request, and one whose bytes were changed."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
