@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from tests.ast_parse import parse
 from tests.harness import BrokerProcess, NatsServerProcess
+from tests.patience import lengthen_patience
 from tests.real.s3 import minio, seaweed, tell_missing
 from tests.wait_for import wait_for
 
@@ -26,6 +27,7 @@ if sys.version_info < (3, 12):
     asyncio.wait_for = wait_for  # type: ignore[assignment]
 if sys.version_info < (3, 12, 2):
     ast.parse = parse
+lengthen_patience()
 
 
 @pytest_asyncio.fixture
