@@ -689,7 +689,8 @@ PUSHING: dict[str, str] = {
     "looked on with wildcards": _push(', "ack_policy": "none"') + """sub all >
         sub others d w
         drop all
-        info C
+        api CONSUMER.INFO.S.C
+        get all 3
         sub d
         get d 5
         get all 5
