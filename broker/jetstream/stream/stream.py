@@ -59,7 +59,7 @@ from broker.jetstream.stream.state.heads import Heads
 from broker.jetstream.stream.state.live import Live, LiveBlock
 from broker.jetstream.stream.state.removal import Removal, joined
 from broker.jetstream.stream.state.rows import OpenRows, Rows
-from broker.jetstream.stream.state.stored import StoredMsg
+from broker.jetstream.stream.state.stored import StoredMsg, StoredMsgs
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.state.tasks import Tasks
 from broker.jetstream.stream.upstream.positions import Positions
@@ -372,6 +372,11 @@ class Stream:
         self._readable()
         return self.queries.peek(seq)
 
+    def peek_some(self, seqs: Sequence[int], bytes_max: int) -> list[StoredMsg | None]:
+        """``peek`` of the first of ``seqs``: see ``Queries.peek_some``. Raises: ApiError 10008 past the lease."""
+        self._readable()
+        return self.queries.peek_some(seqs, bytes_max)
+
     def peek_last(self, subject: bytes) -> StoredMsg | None:
         """``get_last`` of a literal ``subject``, from memory alone. Raises: as ``peek``."""
         self._readable()
@@ -387,7 +392,7 @@ class Stream:
         await self._readable_blocks()
         return await self.queries.get_next(wanted, seq, start_time_ns)
 
-    async def next_msgs(self, filters: Filters, seq: int, most: int) -> list[StoredMsg]:
+    async def next_msgs(self, filters: Filters, seq: int, most: int) -> StoredMsgs:
         """Up to ``most`` messages that match, from the first one at or after ``seq`` on; none if there is none. Raises: as
         ``get``."""
         await self._readable_blocks()
