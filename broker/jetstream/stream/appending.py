@@ -108,7 +108,7 @@ class Appending:
     def append(self, request_id: int, staged: Staged, may: Callable[[], object] = lambda: None) -> asyncio.Task[Answer]:
         """Let them join, as a task of the stream; its result is what ``_append`` returns. ``may`` raises ApiError if they may
         not, as of the moment when that is decided."""
-        return self._tasks.start(self._append(request_id, staged, may), "staged messages")
+        return self._tasks.start(self._append(request_id, staged, may), "staged messages", awaited=True)
 
     async def _append(self, request_id: int, staged: Staged, may: Callable[[], object]) -> Answer:
         """Returns once that is persisted, or the answer that the request got before.

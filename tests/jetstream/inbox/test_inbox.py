@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,10 +11,13 @@ import pytest_asyncio
 
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.stream.state.block import LiveBlock
+from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.document import encode_document
 from broker.storage.format.header import ObjectKind, Position
+from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import Buffers
 from broker.storage.paths import ShardPaths
+from broker.storage.put import Fenced
 from broker.storage.staging.answers import REFUSED, answer_in
 from broker.storage.staging.writer import request_id_of
 from tests.jetstream.in_process import Inside
@@ -146,9 +150,10 @@ async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: In
     ({"sealed": True}, [(b"S", b"")], "invalid operation on sealed stream"),
 ])
 async def test_what_a_publish_would_be_refused_for_refuses_all(broker: Inside, config: dict[str, object],
-                                                               rows: list[tuple[bytes, ...]], why: str) -> None:
+                                                               rows: list[tuple[bytes, ...]], why: str,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
     """Shows the error, that nothing joined, that the answer is in the store for whoever has no client, and that the request is
-    gone; and that the same request may be put again."""
+    gone; that the same request may be put again; and that the log takes it for no fault of the broker."""
     sealed = config.pop("sealed", False)
     made = await broker.ok("STREAM.CREATE.S", {"name": "S", **config})
     if sealed:
@@ -164,6 +169,7 @@ async def test_what_a_publish_would_be_refused_for_refuses_all(broker: Inside, c
         assert answer is not None
         assert (answer.state, answer.why) == (REFUSED, error["description"])
         assert not [key for key in broker.store.objects if "/inbox/" in key]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_limits_hold_after_they_joined(broker: Inside) -> None:
@@ -424,6 +430,26 @@ async def test_a_stop_while_messages_join_gives_no_sequence_twice(broker: Inside
     await broker.open()
     assert await contents(broker, "S") == [(1, "S", b"1"), (2, "S", b"2"), (3, "S", b"3")]
     assert await broker.publish("S") == 4
+
+
+async def test_a_broker_that_is_deposed_meanwhile_logs_no_fault(broker: Inside, monkeypatch: pytest.MonkeyPatch,
+                                                                caplog: pytest.LogCaptureFixture) -> None:
+    """Shows that whoever asked is told to ask again, of the next owner, and that the log has no error: nothing went wrong here."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    writer = await stage(broker.store, broker.state, "S", [(b"S", b"1")])
+    asked = await request(broker.store, writer, "job")
+    stream, inbox = broker.js.stream("$G", "S"), broker.js.inbox
+    assert inbox is not None
+
+    async def fenced(segment: Segment) -> int:
+        raise Fenced("two has taken the shard", "two")
+
+    monkeypatch.setattr(broker.log._putter, "put", fenced)
+    with pytest.raises(ApiError) as refused:
+        await inbox.carry_out(int(asked, 16), stream)
+    assert refused.value.err_code == 10008
+    assert isinstance(broker.log.failure, Fenced)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_stream_deleted_meanwhile_takes_the_request_with_it(broker: Inside) -> None:
