@@ -78,7 +78,7 @@ async def test_without_another_key_the_refusal_stands(s3: S3Store, keys: Keys, c
     """As ever, with its remedy; the chain is asked again only after a pause, and then the new key is found."""
     await s3.put("a", [b"1"])
     keys.valid = "KEY2"
-    with pytest.raises(StoreRefused, match="InvalidAccessKeyId.*AWS_ACCESS_KEY_ID"):
+    with pytest.raises(StoreRefused, match=r"InvalidAccessKeyId.*AWS_ACCESS_KEY_ID"):
         await s3.put("b", [b"2"])
     keys.write("KEY2")
     with pytest.raises(StoreRefused, match="InvalidAccessKeyId"):
