@@ -33,7 +33,7 @@ async def _of_the_chain() -> Any:
     return await AioSession().get_credentials()
 
 
-class Credentials(AioCredentials):  # type: ignore[misc]
+class Credentials(AioCredentials):
     """What botocore takes for a provider of credentials, and for the credentials that it provides.
 
     Args: find: the chain; None: there are no credentials.
@@ -57,7 +57,7 @@ class Credentials(AioCredentials):  # type: ignore[misc]
         self._found = await self._find()
         return self
 
-    async def get_frozen_credentials(self) -> Any:
+    async def get_frozen_credentials(self) -> Any:  # type: ignore[override]
         """For botocore: what the next request is signed with."""
         if self._found is None:
             raise NoCredentialsError
