@@ -35,7 +35,7 @@ from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.handler import AckHandler
 from broker.jetstream.consumer.acks.reply_subjects import ReplySubjects
 from broker.jetstream.consumer.acks.state import AckState
-from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.cursor.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.admission import PullAdmission, pulls, send_statuses
 from broker.jetstream.consumer.delivery.flow_control import Replay
@@ -512,6 +512,8 @@ class Consumer:
 
     def _changed(self) -> None:
         """The state has something new to store; before it is open, ``open`` sees to that."""
-        if not self._dirty and not self._closed:
+        if not self.config.stored:
+            self._acks.forget_changes()
+        elif not self._dirty and not self._closed:
             self._dirty = True
             self.stream.dirty(self)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from broker.jetstream.consumer.cursor import Readable
+from broker.jetstream.consumer.cursor.cursor import Readable
 from broker.jetstream.filters import Filters
 from broker.storage.log.owner import BlockOwner
 

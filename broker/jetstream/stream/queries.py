@@ -151,6 +151,10 @@ class Queries:
             return chunk, block, ordinal - chunk.start
         return None
 
+    def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
+        """The first ``most`` persisted live messages at or after ``seq`` that match; None: not known without the blocks."""
+        return self._subjects.seqs(filters, seq, most)
+
     def _stored(self, block: LiveBlock, seq: int) -> Chunk | None:
         """The chunk with ``seq`` if it is in memory, in a block without gaps."""
         return self._cached(block, seq - block.first_seq) if block.open is None else None

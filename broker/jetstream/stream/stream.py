@@ -349,6 +349,10 @@ class Stream:
         """See ``Queries.next_chunk``."""
         return self.queries.next_chunk(seq, filters)
 
+    def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
+        """See ``Queries.known_seqs``."""
+        return self.queries.known_seqs(filters, seq, most)
+
     def may_hold(self, seq: int) -> bool:
         """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""
         return self.live.find(seq) is not None
