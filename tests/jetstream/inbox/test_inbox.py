@@ -9,17 +9,29 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from broker.clock import SystemClock
+from broker.config.access import AccountLimits
+from broker.config.settings import JetStreamSettings, ServerLimits
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
+from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.stream.staged_ids import StagedIds
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.document import encode_document
 from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.message_size import message_size
+from broker.storage.format.record import Record
+from broker.storage.format.records.append import Append
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import Buffers
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.staging.answers import REFUSED, answer_in
+from broker.storage.staging.check import Ids, Staged, StagedBlock
 from broker.storage.staging.writer import request_id_of
+from broker.storage.state.applied import ShardState
+from broker.storage.state.stream import StreamState
 from tests.jetstream.in_process import Inside
 from tests.jetstream.inbox.staging import eventually, request, stage, text_id
 
@@ -135,6 +147,90 @@ async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: In
     answer = await adopt(broker, "S", [(b"S", b"a", b"1"), (b"S", b"d", b"3")], "all of them")
     assert (answer["messages"], answer["duplicates"]) == (0, 2)
     assert (await broker.ok("STREAM.INFO.S"))["state"]["last_seq"] == 6
+
+
+async def test_scattered_duplicates(broker: Inside) -> None:
+    """Shows every second message of some blocks dropped, one block wholly and one not at all: contents, counts and the window are
+    right, before and after a restart, and the record has at most a row for each block."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"]})
+    seen = [(b"s.0", b"first %d" % i, b"%d" % i) for i in range(0, 200, 2)] + [(b"s.0", b"", b"%d" % i) for i in range(201, 300, 2)]
+    await adopt(broker, "S", seen, "1")
+    rows = [(b"s.%d" % (i % 3), b"%d" % i, b"%d" % i) for i in range(400)]
+    records: list[Append] = []
+    apply = ShardState._append
+
+    def noted(state: ShardState, stream: StreamState, record: Record) -> None:
+        records.append(Append.decode(record.body))
+        apply(state, stream, record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardState, "_append", noted)
+        answer = await adopt(broker, "S", rows, "2", block_messages=50)
+    assert (answer["messages"], answer["duplicates"]) == (250, 150)
+    assert [len(record.dead) for record in records] == [6]
+    kept = [(151 + i, f"s.{i % 3}", b"%d" % i) for i in range(400) if (i % 2 if i < 200 else i >= 300 or not i % 2)]
+    expected = [(1 + n, subject.decode(), payload) for n, (subject, payload, _) in enumerate(seen)] + kept
+    headers = [b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % msg_id for *_, msg_id in seen] + [
+        b"NATS/1.0\r\nNats-Msg-Id: %d\r\n\r\n" % (seq - 151) for seq, *_ in kept]
+    sizes = [message_size(b"s.0", len(some), some + payload) for some, (_, _, payload) in zip(headers, expected, strict=True)]
+    js = broker.client.jetstream()
+    for _ in range(2):
+        info = await broker.ok("STREAM.INFO.S")
+        assert (info["state"]["messages"], info["state"]["num_deleted"]) == (400, 150)
+        assert info["state"]["bytes"] == sum(sizes)
+        assert await contents(broker, "S") == expected
+        for msg_id, seq in (("0", 1), ("201", 101), ("1", 152), ("399", 550)):
+            ack = await js.publish("s.1", b"", headers={"Nats-Msg-Id": msg_id})
+            assert (ack.duplicate, ack.seq) == (True, seq)
+        await broker.restart()
+
+
+async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
+    """Shows that ids are compared with what comes between the comparison and the record, with few and with many of them."""
+    clock = SystemClock()
+    ids = [b"%d" % i for i in range(2000)]
+    for published in ([b"7"], [b"x", b"1999", b"7", b"0"], [b"%d" % i for i in range(1500, 3500)]):
+        ref = BlockRef(BlockPlace.STAGED, Position(0, 1), 1, 7, 0, 200, 200, 50, 250, 100, 1, 2000, 2000, 60_000, 0, 0, None)
+        block = StagedBlock(ref, Ids(range(2000), ids, [0] * 2000, [30] * 2000, [0] * 2000, [b"s"]))
+        window = Dedupe(10**12)
+        window.add({b"5": 1}, b"5", clock.now_ns())
+        found = StagedIds(Staged([block], ids_bytes=1), window, clock)
+        await found.compare(1)
+        assert found.msgs == 1
+        await found.catch_up(1)
+        assert found.msgs == 1
+        for seq, msg_id in enumerate(published, 2):
+            window.add({msg_id: seq}, msg_id, clock.now_ns())
+        await found.catch_up(1 + len(published))
+        both = sorted({5, *(int(msg_id) for msg_id in published if msg_id in set(ids))})
+        assert sorted(found.dropped[0].places) == both
+        assert found.size_bytes == 30 * len(both)
+        assert [seq - 1 for low, high in found.dropped[0].dead.seqs() for seq in range(low, high + 1)] == both
+
+
+@pytest.mark.parametrize("limited", ["account", "server"])
+async def test_requests_granted_at_once_pass_no_limit_together(limited: str) -> None:
+    """Shows that of two requests for two streams, each of which fits alone, the second is refused while the first is on its way
+    into the store; and that what was reserved is free again with the stream."""
+    limits = AccountLimits(max_storage=3000) if limited == "account" else AccountLimits()
+    settings = JetStreamSettings(server=ServerLimits(max_storage=3000 if limited == "server" else -1))
+    rows = 3 if limited == "server" else 2
+    async with Inside(settings, limits=limits) as broker:
+        assert broker.js.inbox is not None
+        for name in ("A", "B"):
+            await broker.ok(f"STREAM.CREATE.{name}", {"name": name})
+            writer = await stage(broker.store, broker.state, name, [(name.encode(), b"x" * 1000)] * rows)
+            await request(broker.store, writer, name)
+        a, b = (broker.js.stream("$G", name) for name in "AB")
+        both = await asyncio.gather(broker.js.inbox.carry_out(request_id_of("A"), a),
+                                    broker.js.inbox.carry_out(request_id_of("B"), b), return_exceptions=True)
+        assert sorted(isinstance(one, ApiError) for one in both) == [False, True], both
+        assert sorted((a.msgs, b.msgs)) == [0, rows]
+        used = a.live.usage
+        assert used.size_bytes == a.live.size_bytes + b.live.size_bytes
+        for name in ("A", "B"):
+            await broker.ok(f"STREAM.DELETE.{name}")
+        assert used.size_bytes == 0
 
 
 @pytest.mark.parametrize(("config", "rows", "why"), [
