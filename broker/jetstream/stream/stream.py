@@ -275,8 +275,11 @@ class Stream:
             block.add(schedule)
         for delta in self.listeners.take_deltas():
             block.add(delta)
+        extra = self.interest.take_changes() if self.interest.moved else {}
         if self.positions.moved:
-            block.add(StreamUpdate(self.config.to_json(), self.positions.take_changes()))
+            extra |= self.positions.take_changes()
+        if extra:
+            block.add(StreamUpdate(self.config.to_json(), extra))
         block.outcome = live.outcome(self.first_time_ns)
         live.cut(block)
 
