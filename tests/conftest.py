@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
@@ -26,6 +27,10 @@ if sys.version_info < (3, 12):
 if sys.version_info < (3, 12, 2):
     ast.parse = parse
 lengthen_patience()
+# How long an example takes says something about the machine.
+hypothesis.settings.register_profile("busy", hypothesis.settings.default, deadline=None,
+                                     suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 
 @pytest_asyncio.fixture
