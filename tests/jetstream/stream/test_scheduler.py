@@ -18,9 +18,9 @@ SECOND = 1_000_000_000
 async def fires(world: World, stream: Stream, seconds: float = 0) -> None:
     """Let time pass, and give what is due to the stream."""
     world.clock.advance(int(seconds * SECOND))
-    stream.scheduler.fire()
+    stream.scheduler.passes.begin()
     for _ in range(2000):
-        if stream.scheduler._pass is None:
+        if not stream.scheduler.passes.running:
             break
         await asyncio.sleep(0.001)
 
