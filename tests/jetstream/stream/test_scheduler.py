@@ -89,7 +89,7 @@ async def test_an_interval_fires_again_and_again() -> None:
 
 @pytest.mark.parametrize("repeats", [False, True])
 async def test_a_schedule_that_waits_for_others_fires_once(repeats: bool) -> None:
-    """Shows it for a publish that waits in the stream's queue until its schedule fires again: for the time, and for one interval."""
+    """Shows it for a publish that waits in the queue until its schedule fires again: for a time, and for an interval."""
     world = World()
     stream = world.stream(allow_msg_schedules=True)
     await ask(world, stream, schedule(world, "@every 10s" if repeats else at(world, 10)))
