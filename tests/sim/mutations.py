@@ -318,6 +318,26 @@ def summaries_forget_a_segment(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Packed, "log_keys", lambda self: islice(log_keys(self), 1, None))
 
 
+def served_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A new owner does not wait until the one it deposed can answer no more."""
+    async def broken(*_: object) -> bool:
+        return True
+
+    patch.setattr(ownership, "_leases_over", broken)
+
+
+def pages_swept_to_newest_root(patch: pytest.MonkeyPatch) -> None:
+    """Pages go that only older roots name, so that a damaged newest one has nothing to fall back to."""
+    after_round = Sweeper.after_round
+
+    async def broken(self: Sweeper, checkpointer: Checkpointer) -> None:
+        newest = checkpointer.roots[-1].objects
+        checkpointer.roots[:] = [root._replace(objects=root.objects & newest) for root in checkpointer.roots]
+        await after_round(self, checkpointer)
+
+    patch.setattr(Sweeper, "after_round", broken)
+
+
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (wait_for_oldest, never_muted, lease_from_end, orphans_prove_the_lease, ours_by_nonce_alone,
@@ -325,4 +345,4 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
                      redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten, removals_forgotten,
                      double_ack_at_once, update_not_recorded, late_applied_pages, removals_come_back, streams_not_told,
                      walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early,
-                     summaries_forget_a_segment)}
+                     summaries_forget_a_segment, served_too_early, pages_swept_to_newest_root)}

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from tests.cluster import test_ownership as ownership
+from tests.runtime import test_shard_host as shard_host
 from tests.sim.mutations import MUTATIONS
 from tests.sim.streams.world import World
 from tests.storage.compaction import test_compactor as compactor
@@ -28,12 +29,13 @@ STEP_BY_STEP: dict[str, Callable[[], object]] = {
     "orphans-prove-the-lease": lease.test_what_lands_behind_a_put_that_did_not_proves_nothing,
     "ours-by-nonce-alone": ownership.test_a_late_segment_of_our_own_is_not_taken_for_our_seal,
     "rounds-across-adoptions": partial(compactor.test_a_round_has_all_of_an_adoption_or_nothing, 3),
+    "served-too-early": shard_host.test_the_lease_of_an_owner_that_woke_after_the_last_look_is_waited_out,
     "serve-though-sealed": partial(ownership.test_three_takers_pause_at_each_call, 8, 0),
 }
 """Mistakes that hardly change a history of the worlds. The log has the end of a stream before what follows it, always; few
 puts land behind one that hangs, and soon after it; who owned an epoch seals it himself only when whoever took it from him
-died between two puts of a lost race; a taker who waited for the lease meets nobody who is about to serve; and their streams
-have too few blocks for a table of several pages."""
+died between two puts of a lost race; a taker who waited for the lease meets nobody who is about to serve, and few owners who wake just then; and their streams have
+too few blocks for a table of several pages."""
 
 
 def noticed(seed: int) -> bool:

@@ -65,7 +65,7 @@ def test_the_seeds_cause_every_fault() -> None:
     assert faults >= {"slow", "refused", "unanswered", "lost", "late"}
 
 
-KNOWN = {"relist": [76], "letgo": [146]}
+KNOWN = {"relist": [76], "bounded-window": [26]}
 """Rules that most seeds do without, with a seed that needs them: looked at first, and in the soak. What they rule out has
 a test of its own each, step by step: ``tests/cluster/test_ownership.py`` and ``tests/storage/checkpoint/test_sweeper.py``."""
 
