@@ -12,7 +12,7 @@ HTTP_PORT ?= 8222
 ARGS ?=
 # Workers of `make test`. A file's tests stay on one worker, so that each worker starts few real servers.
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
-SEEDS ?= 2000
+SEEDS ?= 10000
 
 .PHONY: run test check soak bench parts clean compiled help
 

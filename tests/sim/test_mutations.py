@@ -34,8 +34,9 @@ STEP_BY_STEP: dict[str, Callable[[], object]] = {
 }
 """Mistakes that hardly change a history of the worlds. The log has the end of a stream before what follows it, always; few
 puts land behind one that hangs, and soon after it; who owned an epoch seals it himself only when whoever took it from him
-died between two puts of a lost race; a taker who waited for the lease meets nobody who is about to serve, and few owners who wake just then; and their streams have
-too few blocks for a table of several pages."""
+died between two puts of a lost race;
+a taker who waited for the lease meets nobody who is about to serve, and few owners who wake just then; and their streams
+have too few blocks for a table of several pages."""
 
 
 def noticed(seed: int) -> bool:

@@ -6,13 +6,15 @@ that are survived; ``tests.sim.broken`` the rules that are removed on purpose.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.sim.broken import RULES
 from tests.sim.world import Lost, World
 
 SEEDS = 60
-SOAK_SEEDS = 1000
+SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000")) // 5
 
 
 def run(seed: int, **settings: int) -> World:
