@@ -421,6 +421,26 @@ def schedules_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "next_of", lambda self, subject: next_of(self, subject) or (0, 0))
 
 
+def served_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A new owner does not wait until the one it deposed can answer no more."""
+    async def broken(*_: object) -> bool:
+        return True
+
+    patch.setattr(ownership, "_leases_over", broken)
+
+
+def pages_swept_to_newest_root(patch: pytest.MonkeyPatch) -> None:
+    """Pages go that only older roots name, so that a damaged newest one has nothing to fall back to."""
+    after_round = Sweeper.after_round
+
+    async def broken(self: Sweeper, checkpointer: Checkpointer) -> None:
+        newest = checkpointer.roots[-1].objects
+        checkpointer.roots[:] = [root._replace(objects=root.objects & newest) for root in checkpointer.roots]
+        await after_round(self, checkpointer)
+
+    patch.setattr(Sweeper, "after_round", broken)
+
+
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (wait_for_oldest, never_muted, lease_from_end, orphans_prove_the_lease, ours_by_nonce_alone,
@@ -428,7 +448,8 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
                      redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten, removals_forgotten,
                      double_ack_at_once, update_not_recorded, late_applied_pages, removals_come_back, streams_not_told,
                      walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early,
-                     summaries_forget_a_segment, acks_held_back, leavings_not_recorded, positions_forgotten, mirrors_miss_one,
+                     summaries_forget_a_segment, served_too_early, pages_swept_to_newest_root, acks_held_back,
+                     leavings_not_recorded, positions_forgotten, mirrors_miss_one,
                      expiries_not_stored, expires_early, markers_left_out, batches_in_two_segments, fast_acks_at_once,
                      totals_forgotten, schedules_not_stored, schedules_twice)}
 

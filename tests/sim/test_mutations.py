@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster import test_ownership as ownership
 from tests.jetstream.stream.retention import test_interest as interest
+from tests.runtime import test_shard_host as shard_host
 from tests.sim.mutations import MUTATIONS, RETENTION, SPECIAL
 from tests.sim.streams.world import FEATURES, World
 from tests.storage.compaction import test_compactor as compactor
@@ -27,6 +28,7 @@ KNOWN: dict[str, list[int]] = {
 RARE = {"lease-from-end", "never-muted"}
 """Of these the ones that would cost a minute, were those seeds to take another course: for the soak."""
 
+
 def _run(test: Callable[[pytest.MonkeyPatch], Coroutine[object, object, None]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         asyncio.run(test(patch))
@@ -38,12 +40,14 @@ STEP_BY_STEP: dict[str, Callable[[], object]] = {
     "orphans-prove-the-lease": lease.test_what_lands_behind_a_put_that_did_not_proves_nothing,
     "ours-by-nonce-alone": ownership.test_a_late_segment_of_our_own_is_not_taken_for_our_seal,
     "rounds-across-adoptions": partial(compactor.test_a_round_has_all_of_an_adoption_or_nothing, 3),
+    "served-too-early": shard_host.test_the_lease_of_an_owner_that_woke_after_the_last_look_is_waited_out,
     "serve-though-sealed": partial(ownership.test_three_takers_pause_at_each_call, 8, 0),
 }
 """Mistakes that hardly change a history of the worlds. The log has the end of a stream before what follows it, always; few
 puts land behind one that hangs, and soon after it; who owned an epoch seals it himself only when whoever took it from him
-died between two puts of a lost race; a taker who waited for the lease meets nobody who is about to serve; their streams
-have too few blocks for a table of several pages; and few are killed while the head of an acked message is being loaded."""
+died between two puts of a lost race; a taker who waited for the lease meets nobody who is about to serve, and few owners who
+wake just then; their streams have too few blocks for a table of several pages; and few are killed while the head of an acked
+message is being loaded."""
 
 
 def noticed(mutation: str, seed: int) -> bool:

@@ -6,6 +6,7 @@ Run one seed again: ``pytest tests/sim/test_streams.py -k 'true and 17'``, or ``
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -15,7 +16,7 @@ from tests.sim.streams.world import FEATURES, World
 SEEDS = 240
 COUNTED_SEEDS = 20
 """The first of them, which run where their faults are counted."""
-SOAK_SEEDS = 2000
+SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000"))
 RETENTION_SEEDS = 20
 SPECIAL_SEEDS = 10
 SPECIAL_SOAK_SEEDS = 1000

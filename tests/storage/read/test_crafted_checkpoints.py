@@ -1,5 +1,8 @@
-"""Checkpoints whose checksums are right and whose values are not, from a faulty or malicious writer: whoever reads the shard falls
-back to an earlier one or to the log, or gets an error that names the object; never another error, nor a state that cannot be used."""
+"""Checkpoints whose checksums are right and whose values are not, from a faulty or malicious writer.
+
+Whoever reads the shard falls back to an earlier one or to the log, or gets an error that names the object; never another
+error, nor a state that cannot be used.
+"""
 
 from __future__ import annotations
 
