@@ -151,7 +151,7 @@ class Cache:
             else:
                 self._evict_main()
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, Any]:
         """For monitoring."""
         return {"bytes": self.bytes, "main_bytes": self.main_bytes, "hits": self.hits, "misses": self.misses,
                 "ghost_hits": self.ghost_hits, "promotions": self.promotions, "small_evictions": self.small_evictions,

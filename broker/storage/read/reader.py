@@ -71,11 +71,13 @@ class BlockReader:
     """Reads blocks of one store. ``key_of`` builds the key of a block's object."""
 
     def __init__(self, store: ObjectStore, cache: Cache, key_of: Callable[[BlockRef], str], *,
-                 read_ahead_bytes: int = READ_AHEAD_BYTES) -> None:
+                 read_ahead_bytes: int = READ_AHEAD_BYTES, distrust: Callable[[str], None] = lambda key: None) -> None:
+        """``distrust`` is called with the key of an object of which something damaged was read."""
         self._store = store
         self._cache = cache
         self._key_of = key_of
         self._read_ahead_bytes = read_ahead_bytes
+        self._distrust = distrust
         self.window = Window(cache.bytes_max // _WINDOW_SHARE)
         self._heads: dict[Hashable, asyncio.Task[Head]] = {}
         """Loads of heads under way."""
@@ -202,7 +204,7 @@ class BlockReader:
             if self._whole(ref) is not None:
                 return ref.count
             if ident not in self._heads:
-                if not self.window.room(self._read_ahead_bytes):
+                if not self.window.room(min(ref.frames_bytes, self._read_ahead_bytes)):
                     return None
                 self._head_load(block, begun, self._read_ahead_bytes).add_done_callback(
                     lambda load: self._read_on(load, block, ordinal, begun))
@@ -259,11 +261,15 @@ class BlockReader:
         data = await self._store.get(key, ref.index_offset, end if extent is None else end + ref.frames_bytes)
         index = data if extent is None else data[:ref.index_bytes]
         async with self._decoding:
-            if ref.count > _ROWS_INLINE_MAX:
-                head = await asyncio.to_thread(_head_from, index, block, key)
-            else:
-                head = _head_from(index, block, key)
-                self._decoded_rows += ref.count
+            try:
+                if ref.count > _ROWS_INLINE_MAX:
+                    head = await asyncio.to_thread(_head_from, index, block, key)
+                else:
+                    head = _head_from(index, block, key)
+                    self._decoded_rows += ref.count
+            except FormatError:
+                self._distrust(key)
+                raise
             self._cache.put(_id(ref), head, head.size)
             if extent is not None:
                 extent.came(head, data, ref.index_bytes)
@@ -314,6 +320,7 @@ class BlockReader:
             chunk = decode_frame(head, number, extent.frame(number), self._key_of(ref))
         except FormatError:
             self.window.drop(extent)
+            self._distrust(self._key_of(ref))
             raise
         # A filtered reader needs both at once; if one evicted the other, it would load them in turns for ever.
         self._cache.renew(head)
