@@ -123,7 +123,7 @@ class ShardHost(LogListener):
         """Reads the blocks of the shard, which is ours."""
         if self.shard is None:
             raise RuntimeError("the shard is not ours")
-        return BlockReader(self._patient, self.cache, self.shard.key_of)
+        return BlockReader(self._patient, self.cache, self.shard.key_of, paths=self._paths)
 
     async def check(self) -> None:
         """Probe the store. Raises: StartError."""

@@ -4,6 +4,7 @@ Owns: loading, once for all concurrent callers, and reading ahead.
 Does not own: which blocks a stream has (jetstream), the bound on memory (cache), the layout (format).
 
     head(block)            one GET of its index
+    subjects(page)         one GET of a page with the subjects of very many blocks
     chunk(block, ordinal)  one GET of a frame, or of several neighbouring ones up to ``read_ahead_bytes`` when read ahead;
                            before it one of the index, unless that is cached
 
@@ -25,8 +26,11 @@ from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import Position
 from broker.storage.format.index import Head, decode_frame, decode_index, decode_known_index
+from broker.storage.format.subject_rows import SubjectRows
 from broker.storage.objectstore.base import ObjectStore
+from broker.storage.paths import ShardPaths
 from broker.storage.read.cache import Cache
+from broker.storage.state.subjects import SubjectPage, decode_subjects
 
 __all__ = ["BlockReader", "StoredBlock"]
 
@@ -58,8 +62,9 @@ class BlockReader:
     """Reads blocks of one store. ``key_of`` builds the key of a block's object."""
 
     def __init__(self, store: ObjectStore, cache: Cache, key_of: Callable[[BlockRef], str], *,
-                 read_ahead_bytes: int = READ_AHEAD_BYTES) -> None:
+                 read_ahead_bytes: int = READ_AHEAD_BYTES, paths: ShardPaths | None = None) -> None:
         self._store = store
+        self._paths = paths or ShardPaths()
         self._cache = cache
         self._key_of = key_of
         self._read_ahead_bytes = read_ahead_bytes
@@ -141,6 +146,14 @@ class BlockReader:
         key = self._key_of(ref)
         data = await self._store.get(key, ref.core_offset, ref.core_offset + ref.core_bytes)
         return decode_core(data, ref.position, ref.stream_id, object_id=ref.object_id, name=key, offset=ref.core_offset)
+
+    async def subjects(self, page: SubjectPage) -> SubjectRows:
+        """A page of subjects; not cached, since an index is made of it at once. Raises: NotFound; StoreError; FormatError."""
+        ref = page.place
+        data = await self._store.get(self._paths.pages(ref.position), ref.offset, ref.offset + ref.size)
+        if page.count > _ROWS_INLINE_MAX:
+            return await asyncio.to_thread(decode_subjects, data, page)
+        return decode_subjects(data, page)
 
     async def chunk(self, block: StoredBlock, ordinal: int, read_ahead: bool = False) -> Chunk:
         """The chunk with message ``ordinal``; with ``read_ahead``, its successors in the block are loaded as well.
