@@ -24,7 +24,8 @@ from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 
 __all__ = ["SubjectRows", "SubjectRowsWriter"]
 
-_SUBJECT_BYTES_MAX = 1 << 16
+_ROWS_MAX = 1 << 24
+"""A reader allocates no more because a page says so; writers stay far below."""
 _SIZE_MAX = (1 << 32) - 1
 
 Span = tuple[int, int]
@@ -80,7 +81,8 @@ class SubjectRows:
     def unpack(cls, packed: Any) -> SubjectRows:
         """Raises: TypeError or ValueError when ``packed`` is not what ``pack`` gives."""
         first_seq, last_seq, count, seqs, ids, sizes, lengths, names_count, names_bytes = packed
-        if not 0 <= first_seq <= last_seq or not 0 < count <= last_seq - first_seq + 1 or not 0 < names_count <= count:
+        if (not 0 <= first_seq <= last_seq or not 0 < count <= min(_ROWS_MAX, last_seq - first_seq + 1)
+                or not 0 < names_count <= count):
             raise Misfit("the counts of a page of subjects are out of bounds")
         begin = seqs[0]
         seq_cells = _cells(seqs, count)
