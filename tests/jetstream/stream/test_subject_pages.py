@@ -26,6 +26,7 @@ async def _fill(world: PagedWorld, stream: Stream, blocks: int, rng: random.Rand
     """Blocks of more subjects than a summary lists."""
     for _ in range(blocks):
         publish(world, stream, *[pub(subject, b"x" * rng.randrange(9), reply=b"") for subject in rng.sample(SUBJECTS, each)])
+        world.log.urgent()
         await world.settle(stream)
 
 
@@ -212,9 +213,9 @@ async def test_pages_that_no_root_needs_are_released() -> None:
             await _fill(world, stream, 4, random.Random(i))
             assert await world.shard.checkpointer.cut()
             seen |= named()
-            await world.shard.sweeper.after_round(world.shard.checkpointer)
-            world.log.urgent()
-            await world.settle(stream)
+        await world.shard.sweeper.after_round(world.shard.checkpointer)
+        world.log.urgent()
+        await world.settle(stream)
         return seen
 
     def left(keys: set[str]) -> set[str]:
