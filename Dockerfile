@@ -5,6 +5,7 @@ FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 RUN python -m venv /opt/jetblock
 COPY pyproject.toml README.md LICENSE ./
+COPY .hatch .hatch
 COPY broker broker
 RUN /opt/jetblock/bin/pip install --no-cache-dir . \
  && /opt/jetblock/bin/python -m compileall -q /opt/jetblock/lib \

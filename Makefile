@@ -14,21 +14,20 @@ ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 SEEDS ?= 2000
 
-.PHONY: run test check soak bench parts clean help
+.PHONY: run test check soak bench parts clean compiled help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
-run: $(VENV)/.run  ## a broker on the directory store in ./data
+run: $(VENV)/.run compiled  ## a broker on the directory store in ./data
 	@echo
 	@echo "  nats://127.0.0.1:$(PORT)   any NATS client; e.g. nats.connect('nats://127.0.0.1:$(PORT)')"
 	@echo "  http://127.0.0.1:$(HTTP_PORT)   monitoring: /varz /connz /jsz /healthz"
 	@echo "  streams are kept in $(abspath $(DATA)); Ctrl-C ends the broker, another make run goes on with them"
 	@echo
-	@$(BIN)/python -m compileall -q broker
 	@$(BIN)/jetblock -p $(PORT) -m $(HTTP_PORT) --store "file://$(abspath $(DATA))" $(ARGS)
 
-test: $(VENV)/.dev  ## all tests; ARGS='-k pattern' for fewer
+test: $(VENV)/.dev compiled  ## all tests; ARGS='-k pattern' for fewer
 	@$(BIN)/python -m tests.real.parts
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
@@ -36,13 +35,17 @@ check: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-soak: $(VENV)/.soak  ## long runs: kill loops, simulation over many seeds
+soak: $(VENV)/.soak compiled  ## long runs: kill loops, simulation over many seeds
 	@$(BIN)/python -m tests.real.parts
 	@JETBLOCK_TEST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 
-bench: $(VENV)/.dev  ## measure beside the real nats-server, in one run
+bench: $(VENV)/.dev compiled  ## measure beside the real nats-server, in one run
 	@$(BIN)/python -m tests.real.parts
 	@$(BIN)/python -m bench $(ARGS)
+
+# Half of a start would be compiling, wherever PYTHONDONTWRITEBYTECODE is set, as in many images.
+compiled: | $(BIN)/python
+	@$(BIN)/python -m compileall -q broker
 
 parts: $(VENV)/.dev  ## fetch or build the real servers that tests run against
 	@$(BIN)/python -m tests.real.parts

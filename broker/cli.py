@@ -33,6 +33,9 @@ _SIGNALS = {"stop": signal.SIGKILL, "quit": signal.SIGINT, "term": signal.SIGTER
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command in the arguments after the program's name; returns the exit status."""
+    if arguments and not arguments[0].startswith("-"):
+        # Not a broker's start, which goes without collections (see broker.__main__).
+        gc.enable()
     if arguments[:1] == ["inspect"]:
         from broker.inspect.cli import main as inspect
 
@@ -103,9 +106,6 @@ def _version() -> int:
 
 
 def _broker(line: CommandLine) -> int:
-    # Starting allocates much and frees little: collections would take a tenth of the time. `broker.runtime.process` enables
-    # them again.
-    gc.disable()
     from broker.config.load import load
 
     settings = load(line, os.environ)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
-__all__ = ["ZERO_TIME", "ZERO_TIME_NS", "format_duration", "format_time", "parse_duration", "parse_time"]
+__all__ = ["ZERO_TIME", "ZERO_TIME_NS", "format_duration", "format_time", "format_times", "parse_duration", "parse_time"]
 
 ZERO_TIME = "0001-01-01T00:00:00Z"
 """Go's zero time, which stands for "none"."""
@@ -115,6 +115,24 @@ def format_time(at_ns: int) -> str:
         return ZERO_TIME
     fraction = f".{ns:09d}".rstrip("0") if ns else ""
     return f"{whole}{fraction}Z"
+
+
+def format_times(instants: Sequence[int]) -> list[bytes]:
+    """``format_time`` of each, for messages that were stored together: many share an instant, nearly all their second."""
+    texts: list[bytes] = []
+    before, text, second, whole = None, b"", None, b""
+    for at_ns in instants:
+        if at_ns != before:
+            before = at_ns
+            seconds, ns = divmod(at_ns, 1_000_000_000)
+            if seconds != second:
+                second, whole = seconds, format_time(seconds * 1_000_000_000).removesuffix("Z").encode()
+            text = b"%b.%09dZ" % (whole, ns) if ns % 10 and seconds in _SECONDS else format_time(at_ns).encode()
+        texts.append(text)
+    return texts
+
+
+_SECONDS = range(0, _LAST_TIME_NS // 1_000_000_000)
 
 
 @lru_cache(maxsize=1024)

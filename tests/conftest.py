@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.ast_parse import parse
 from tests.harness import BrokerProcess, NatsServerProcess
+from tests.patience import lengthen_patience
 from tests.real.s3 import minio, seaweed, tell_missing
 from tests.wait_for import wait_for
 
@@ -22,6 +25,9 @@ _SPARK = "everything with Spark"
 
 if sys.version_info < (3, 12):
     asyncio.wait_for = wait_for  # type: ignore[assignment]
+if sys.version_info < (3, 12, 2):
+    ast.parse = parse
+lengthen_patience()
 
 
 @pytest_asyncio.fixture

@@ -1,4 +1,4 @@
-"""The stores that tests of whole brokers run on: a directory, and a bucket on a real MinIO."""
+"""The stores that tests of whole brokers run on: a directory, and a bucket on a real MinIO or SeaweedFS."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Store:
 
 
 def make_store(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
-    """``kind`` is ``directory`` or ``minio``; MinIO is started when the first test asks for it."""
+    """``kind`` is ``directory``, ``minio`` or ``seaweed``; a server is started when the first test asks for it."""
     if kind == "directory":
         return Store(f"file://{tmp_path / 'store'}")
-    server: S3Server = request.getfixturevalue("minio")
+    server: S3Server = request.getfixturevalue(kind)
     # A broker that is killed and started again takes over at once only under a name that somebody gave it.
     return Store(server.new_url(), {**server.env, "JETBLOCK_SERVER_NAME": "one"})

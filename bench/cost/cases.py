@@ -17,7 +17,7 @@ from functools import cached_property
 from bench.cost.client import STREAM, Client, grouped, pub
 from bench.servers import Server
 
-__all__ = ["CASES", "Figure", "Trial"]
+__all__ = ["CASES", "COMMITS", "Figure", "Trial"]
 
 _DAY_NS = 86_400_000_000_000
 _ACK_SUBJECT = re.compile(rb"(\$JS\.ACK\.[^ ]+) \d")
@@ -345,3 +345,7 @@ CASES: dict[str, Callable[[Trial], None]] = {
     case.__name__: case for case in (
         sparse_filter, thousand_consumers, pending_acks, work_queue, keys, gets, expiry, objects, atomic_batches, fast_ingest,
         copies)}
+
+COMMITS = (objects.__name__, fast_ingest.__name__)
+"""Cases that wait for one acknowledgement after another. jetblock's means that the message is on the disk; that of nats-server only
+with ``sync_interval: always``, so these are measured with both."""

@@ -3,7 +3,8 @@
     python -m bench.cost.run [--quick] [--only WORD …] [--repeat N] [--ours]
 
 Rates are by wall time, the best of all runs; the processor time of the server for each operation, its least, is beside it:
-on a machine with other work, compare that.
+on a machine with other work, compare that. Where commits are what is waited for, the last two columns are nats-server with
+``sync_interval: always``, whose acknowledgements then mean what jetblock's do, and jetblock's ratio to that.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from bench.cost.cases import CASES, Figure, Trial
-from bench.servers import jetblock, nats_server
+from bench.cost.cases import CASES, COMMITS, Figure, Trial
+from bench.servers import Server, jetblock, nats_server
 
 __all__ = ["CASES", "HEAD", "line", "main", "measure", "rows", "table"]
 
 Measure = Callable[[str, float, int, bool], list[dict[str, Any]]]
 
-_COLUMNS = "{:<78} {:>12} {:>12} {:<6}{:>6} {:>10} {:>10}"
-HEAD = _COLUMNS.format("work", "jetblock", "nats-server", "", "ratio", "CPU µs", "nats CPU µs")
+_COLUMNS = "{:<78} {:>12} {:>12} {:<6}{:>6} {:>10} {:>11} {:>10}{:>7}"
+HEAD = _COLUMNS.format("work", "jetblock", "nats-server", "", "ratio", "CPU µs", "nats CPU µs", "synced", "ratio")
 
 MARK = 0.5
 """The goal: at least this part of nats-server's rate."""
@@ -34,11 +35,20 @@ def measure(name: str, scale: float, repeat: int, ours_only: bool = False) -> li
     """Run a case ``repeat`` times on each server, in turn. Returns: a row for each figure."""
     trials = []
     for _ in range(repeat):
-        for begin in (jetblock,) if ours_only else (nats_server, jetblock):
-            with begin() as server:
+        for server in _servers(name, ours_only):
+            with server:
                 trials.append(Trial(server, scale))
                 CASES[name](trials[-1])
     return rows(trials, max)
+
+
+def _servers(name: str, ours_only: bool) -> Iterator[Server]:
+    """What a case is measured on, one after the other."""
+    if not ours_only:
+        yield nats_server()
+        if name in COMMITS:
+            yield nats_server(sync=True)
+    yield jetblock()
 
 
 def rows(trials: Iterable[Trial], better: Callable[..., tuple[float, str]]) -> list[dict[str, Any]]:
@@ -67,14 +77,15 @@ def rows(trials: Iterable[Trial], better: Callable[..., tuple[float, str]]) -> l
 
 def line(row: dict[str, Any]) -> str:
     """A row of the printed table."""
-    ours, theirs = row.get("jetblock", {}), row.get("nats-server", {})
+    ours, theirs, synced = (row.get(server, {}) for server in ("jetblock", "nats-server", "nats-server (sync always)"))
     key = "rate" if "rate" in ours else "value"
     cells = [_number(ours.get(key)), _number(theirs.get(key)), row["unit"]]
     if key == "rate":
         cells += [_ratio(ours, theirs, "rate"), _number(ours.get("cpu_us")), _number(theirs.get("cpu_us"))]
+        cells += [_number(synced["rate"]), _ratio(ours, synced, "rate")] if synced else ["", ""]
     else:
-        cells += ["", "", ""]
-    return _COLUMNS.format(row["work"], *cells)
+        cells += [""] * 5
+    return _COLUMNS.format(row["work"], *cells).rstrip()
 
 
 def _number(value: float | None) -> str:

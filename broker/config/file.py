@@ -8,11 +8,11 @@ are case-insensitive, as in nats-server. A key that a ``$variable`` refers to ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from broker.config import kinds
 from broker.config.digest import digest
+from broker.config.file_settings import EMPTY, FileSettings
 from broker.config.reading.callout import read_callout
 from broker.config.reading.findings import Findings, shown
 from broker.config.reading.identities import Identities
@@ -23,32 +23,12 @@ from broker.config.settings import SETTINGS, CertificateFiles, ConfigError, Sett
 from broker.config.syntax import SyntaxFailure, Value, parse
 from broker.suggest import did_you_mean
 
-__all__ = ["EMPTY", "FileSettings", "address", "read_file"]
+__all__ = ["address", "read_file"]
 
 _BY_KEY: dict[str, Setting] = {key: setting for setting in SETTINGS for key in setting.keys}
 
-EMPTY = "config has no values or is empty"
-
 _SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
                        "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store", "feature_flags"})
-
-
-@dataclass(slots=True)
-class FileSettings:
-    """A file's values, by the paths of their settings; ``stores`` are the stores it names for streams."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    """``FILE:LINE:COLUMN`` by path, for errors found later."""
-    stores: dict[str, str] = field(default_factory=dict)
-    """Store URL by the place in the file that names it."""
-    jetstream: bool | None = None
-    authorization: bool = False
-    """Whether there is an ``authorization`` block, even an empty one."""
-
-    notices: list[str] = field(default_factory=list)
-    digest: str = ""
-    """Changes with the contents."""
 
 
 def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str]) -> FileSettings:

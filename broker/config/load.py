@@ -16,21 +16,20 @@ from typing import Any
 
 from broker.config.access import ANONYMOUS, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, User
 from broker.config.environment import read_environment
-from broker.config.file import EMPTY, FileSettings, read_file
+from broker.config.file_settings import EMPTY, FileSettings
 from broker.config.flags import CommandLine
 from broker.config.operator import ResolverSettings
 from broker.config.ports import tls_contradictions, values_with_flags, websocket_contradictions
-from broker.config.reading.operator import operator_contradictions
 from broker.config.settings import (
     MASK,
     SETTINGS,
     ConfigError,
+    OperatorSettings,
     Settings,
     default_store_url,
     make_settings,
 )
 from broker.gotime import format_duration
-from broker.jwt.claims import operator_claims
 from broker.machine import memory_bytes
 
 __all__ = ["TEMPORARY_NOTICE", "load", "read_text"]
@@ -53,7 +52,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
 
     Raises: ConfigError with one line per error, each naming its place and what would be valid.
     """
-    file = read_file(line.config, environ, read) if line.config is not None else FileSettings()
+    file = _read_file(line.config, environ, read) if line.config is not None else FileSettings()
     if line.test and (empty := [notice for notice in file.notices if notice.endswith(EMPTY)]):
         # A server starts with such a file; a check that finds nothing to check fails.
         raise ConfigError(*empty)
@@ -88,6 +87,13 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     return settings
 
 
+def _read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str]) -> FileSettings:
+    # Imported only if there is a file: its grammar and blocks are a tenth of what a start imports.
+    from broker.config.file import read_file
+
+    return read_file(path, environ, read)
+
+
 def _let_others_in(values: dict[str, Any], *, authorization: bool) -> None:
     """If only the system account has users, all other clients are in the default account, as on nats-server."""
     users = values.get("auth.users", ())
@@ -104,6 +110,8 @@ def _take_from_operator(values: dict[str, Any]) -> None:
     tokens = values.get("operator.tokens", ())
     if len(tokens) != 1:
         return
+    from broker.jwt.claims import operator_claims  # as below
+
     claims = operator_claims(tokens[0])
     if claims.system_account:
         values.setdefault("accounts.system", claims.system_account)
@@ -157,7 +165,11 @@ def _jetstream(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> 
 def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     """Paths and reason for each set of contradicting settings."""
     clients, auth, storage = settings.clients, settings.auth, settings.storage
-    yield from operator_contradictions(settings)
+    if settings.operator != OperatorSettings():
+        # Imported only for operators: tokens are another tenth of what a start imports.
+        from broker.config.reading.operator import operator_contradictions
+
+        yield from operator_contradictions(settings)
     yield from _callout_contradictions(settings)
     yield from tls_contradictions(settings.tls, "tls")
     yield from websocket_contradictions(settings)

@@ -107,6 +107,11 @@ FAMILIES: Final = (
     Family("jetblock_max_cache_bytes", "gauge", "The bound on them."),
     Family("jetblock_cache_hits_total", "counter", "Parts of blocks found in the cache."),
     Family("jetblock_cache_misses_total", "counter", "Parts of blocks that had to be loaded."),
+    Family("jetblock_cache_main_bytes", "gauge", "Bytes in the cache of parts that were used again."),
+    Family("jetblock_cache_promotions_total", "counter", "Parts that came to be among those."),
+    Family("jetblock_cache_evictions_total", "counter", "Parts evicted: main, of those that were used again; small, of the others.",
+           ("queue",)),
+    Family("jetblock_cache_ghost_hits_total", "counter", "Parts loaded again soon after they were evicted."),
 )
 """All metrics but the process's and Python's own, which are prometheus-client's (``process_*``, ``python_*``)."""
 

@@ -66,10 +66,13 @@ class Run:
     ``count`` messages whose bodies have ``bytes`` in all.
     """
 
-    __slots__ = ("_alike", "_bodies", "_msgs", "_parts", "_plain", "bytes", "count", "has_headers")
+    __slots__ = ("_alike", "_bodies", "_hlens", "_lengths", "_msgs", "_parts", "_plain", "bytes", "count", "has_headers")
 
     def __init__(self, msgs: Sequence[Msg]) -> None:
         self._msgs = msgs
+        self._hlens: Sequence[int] | None = None
+        """Set if all have the same subject, headers and no reply: answers to one request."""
+        self._lengths: Sequence[int] = ()
         self._parts: list[bytes] | None = None
         self._plain: Run | None = None
         self.count = count = len(msgs)
@@ -85,9 +88,10 @@ class Run:
         lengths = list(map(len, bodies))
         self.bytes = sum(lengths)
         self.has_headers = any(hlens)
-        length = lengths[0]
-        self._alike = (not self.has_headers and not any(replies) and lengths.count(length) == count
-                       and subjects.count(subjects[0]) == count)
+        same = not any(replies) and subjects.count(subjects[0]) == count
+        self._alike = same and not self.has_headers and lengths.count(lengths[0]) == count
+        if same and 0 not in hlens:
+            self._hlens, self._lengths = hlens, lengths
 
     def without_headers(self) -> Run:
         """The same messages for a client without header support."""
@@ -114,6 +118,12 @@ class Run:
     def _split(self) -> list[bytes]:
         """The encoded batch, split where the sids belong."""
         subject, reply, hlen, body = self._msgs[0]
+        if self._hlens is not None:
+            head = b"HMSG %b " % subject
+            between = b" %d %d\r\n%b\r\n" + head.replace(b"%", b"%%")
+            parts = [head, *[between % row for row in zip(self._hlens, self._lengths, self._bodies, strict=True)]]
+            parts[-1] = parts[-1].removesuffix(head)
+            return parts
         parts = [b"HMSG %b " % subject if hlen else b"MSG %b " % subject]
         before = self._msgs[0]
         append = parts.append

@@ -113,6 +113,11 @@ def storage_samples(shard_host: ShardHost) -> Iterator[Sample]:
     yield Sample("jetblock_max_cache_bytes", cache.bytes_max)
     yield Sample("jetblock_cache_hits_total", cache.hits)
     yield Sample("jetblock_cache_misses_total", cache.misses)
+    yield Sample("jetblock_cache_main_bytes", cache.main_bytes)
+    yield Sample("jetblock_cache_promotions_total", cache.promotions)
+    yield Sample("jetblock_cache_evictions_total", cache.small_evictions, ("small",))
+    yield Sample("jetblock_cache_evictions_total", cache.main_evictions, ("main",))
+    yield Sample("jetblock_cache_ghost_hits_total", cache.ghost_hits)
     scrubber = shard_host.scrubber
     yield Sample("jetblock_scrub_passes_total", scrubber.passes if scrubber is not None else 0)
     yield Sample("jetblock_scrub_objects_total", scrubber.objects if scrubber is not None else 0)

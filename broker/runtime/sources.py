@@ -114,8 +114,7 @@ class Sources:
         shard_host = self._parts.shard_host
         if shard_host is not None:
             figures["store"] = shard_host.store.snapshot()
-            figures["cache"] = {"bytes": shard_host.cache.bytes, "hits": shard_host.cache.hits,
-                                "misses": shard_host.cache.misses}
+            figures["cache"] = shard_host.cache.figures()
             figures["standby"] = shard_host.standby
             if shard_host.scrubber is not None:
                 figures["scrub"] = shard_host.scrubber.figures()

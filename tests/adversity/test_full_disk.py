@@ -8,6 +8,7 @@ and say so.
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,11 @@ from pathlib import Path
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
-from tests.adversity.clients import Writer, connect, health, read_all, unexpected
+from broker.inspect.source import Source
+from broker.inspect.survey import read_survey
+from broker.inspect.verify import verify
+from broker.storage.objectstore.file import FileStore
+from tests.adversity.clients import Writer, connect, health, read_all, unexpected, until
 from tests.harness import BrokerProcess
 from tests.real.s3 import MISSING
 
@@ -119,3 +124,43 @@ async def test_a_clean_stop_on_a_full_disk_ends(small_disk: Path) -> None:
         await broker.start()
         writer.check(await read_all(nc, "S"))
         await nc.close()
+
+
+async def test_a_disk_that_is_full_when_blocks_are_merged(small_disk: Path) -> None:
+    """There is room for small segments and none for the run into which compaction merges them: it waits, says for what, and
+    nothing else does. With room it goes on by itself, and every byte of the store is sound."""
+    store = small_disk / "store"
+    async with BrokerProcess("--store", f"file://{store}", environ={**ENVIRON, "JETBLOCK_COMPACTION": "false"}) as broker:
+        nc = await connect(broker.url)
+        await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
+        async with Writer("s.x", broker.url, window=2, size=8 * 1024) as writer:
+            await writer.acks(200)
+        await nc.close()
+    disk = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(bytes(disk.f_bavail * disk.f_frsize - (600 << 10)))
+    environ = {**ENVIRON, "JETBLOCK_COMPACTION_SEGMENTS": "100", "JETBLOCK_COMPACTION_QUIET": "200ms",
+               "JETBLOCK_COMPACTION_CPU": "100", "JETBLOCK_READER_GRACE": "1s"}
+    async with BrokerProcess("--store", f"file://{store}", environ=environ) as broker:
+        async def merged() -> bool:
+            return bool((await broker.monitor("/varz"))["jetblock"]["log"]["compaction"]["merges"])
+
+        line = await broker.wait_line(r"compaction waits for the store: cannot (.*)")
+        assert "disk is full" in line[1], line[1]
+        assert "free some" in line[1], line[1]
+        nc = await connect(broker.url)
+        async with Writer("s.y", broker.url, window=1) as small:
+            await small.acks(5)
+        stored = await read_all(nc, "S")
+        writer.check({seq: data for seq, data in stored.items() if len(data) > 1000})
+        assert (await health(broker))[0] == 200
+        assert not await merged()
+        (small_disk / "filler").unlink()
+        await until(merged)
+        assert await read_all(nc, "S") == stored
+        await broker.restart()
+        assert await read_all(nc, "S") == stored
+        await nc.close()
+        assert not unexpected(broker)
+    source = Source(FileStore(store))
+    survey = await read_survey(source)
+    assert (survey.problems, (await verify(source, survey)).problems) == ([], [])

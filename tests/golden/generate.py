@@ -148,10 +148,10 @@ def _staged_refs() -> list[BlockRef]:
     return [placed(first, 70_001, T0 + 5, T0 + 8), placed(second, 70_004, T0 + 7, T0 + 8)]
 
 
-def _appended() -> OpenBlock[None]:
-    """They join, but for one that is a duplicate; a message is published after them."""
+def _appended(*dead: list[Any]) -> OpenBlock[None]:
+    """They join, but for some that are duplicates; a message is published after them."""
     block: OpenBlock[None] = OpenBlock(STREAM, None)
-    block.add_record(RecordKind.APPEND, {"blocks": [ref.pack() for ref in _staged_refs()], "dead": [[70_003, 70_003, 1, 62]]})
+    block.add_record(RecordKind.APPEND, {"blocks": [ref.pack() for ref in _staged_refs()], "dead": list(dead)})
     block.append_run(70_005, [b"orders.eu"], None, [b"five"], T0 + 10)
     block.outcome = block.outcome._replace(first_seq=10, last_seq=70_005, msgs=7, bytes=900, first_time_ns=T0)
     return block
@@ -201,7 +201,8 @@ def sound() -> Iterator[Golden]:
     yield Golden("segment-of-many-subjects", encode(_many_subjects()))
     yield Golden("segment-of-several-frames", encode(_frames()))
     yield Golden("segment-of-an-adoption", encode(_adoption()))
-    yield Golden("segment-of-staged-blocks", encode(_appended()))
+    yield Golden("segment-of-staged-blocks", encode(_appended([70_003, 70_003, 1, 62])))
+    yield Golden("segment-of-staged-blocks-less-scattered-ones", encode(_appended([70_001, 70_003, 2, 107, b"\x05"])))
     run, asked = _staged()
     assert run.entry is not None
     yield Golden("run-of-staged-blocks", b"".join(run.data), ObjectKind.RUN, run.entry.position, run.entry.run_id)

@@ -32,6 +32,13 @@ def test_run(batch: list[Msg], sid: bytes, other: bytes) -> None:
     assert run.bytes == sum(len(msg[3]) for msg in batch)
 
 
+@given(words, st.lists(st.tuples(st.integers(1, 5), bodies.filter(bool)), min_size=1, max_size=8), words)
+def test_answers_to_one_request(to: bytes, answers: list[tuple[int, bytes]], sid: bytes) -> None:
+    """Messages of one subject that all have headers; a body may end like the line that follows it."""
+    batch = [(to, b"", min(hlen, len(body)), body + b"HMSG %b " % to) for hlen, body in answers]
+    assert b"".join(encoder.Run(batch).encode(sid)) == b"".join(one(msg, sid) for msg in batch)
+
+
 @given(st.lists(words, min_size=1, max_size=30), words, words, words, st.sampled_from([1, 7, 95, 9_999, 10**15]))
 def test_pub_acks(replies: list[bytes], sid: bytes, prefix: bytes, suffix: bytes, first_seq: int) -> None:
     """Numbers that gain a digit on the way change the size in the control line."""

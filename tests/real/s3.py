@@ -25,7 +25,7 @@ import pytest
 
 from tests.real import parts
 
-__all__ = ["MISSING", "S3Server", "free_port", "minio", "seaweed", "tell_missing"]
+__all__ = ["MISSING", "S3Server", "free_port", "minio", "own_minio", "seaweed", "tell_missing"]
 
 MISSING = "real part missing: "
 _USER, _SECRET = "jetblock-test", "jetblock-test-secret"
@@ -42,6 +42,8 @@ class S3Server:
     """What a process needs in its environment to use it: AWS_ENDPOINT_URL and credentials."""
     process: subprocess.Popen[bytes] | None = None
     bucket: str = field(default_factory=lambda: f"jetblock-{secrets.token_hex(4)}")
+    run: Callable[[dict[str, str]], subprocess.Popen[bytes]] | None = None
+    """Starts a server with these credentials on the same data and port."""
 
     def new_url(self) -> str:
         """A store of its own: a prefix of the bucket that nothing else uses."""
@@ -72,6 +74,15 @@ class S3Server:
             self.process.kill()
             self.process.wait()
 
+    def start_again(self, user: str = "", secret: str = "") -> None:
+        """After ``end``: with the same data and port, and from now on other credentials if they are given."""
+        assert self.run is not None
+        if user:
+            self.env |= {"AWS_ACCESS_KEY_ID": user, "AWS_SECRET_ACCESS_KEY": secret}
+        self.process = self.run(self.env)
+        if not _ready(self):
+            raise RuntimeError(f"{self.name} does not start again")
+
 
 def free_port() -> int:
     """A loopback TCP port that nobody listens on just now."""
@@ -95,6 +106,16 @@ def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     server = _start("minio", tmp_path_factory.mktemp("minio"), _minio_command)
     yield server
     server.end()
+
+
+@contextlib.contextmanager
+def own_minio(folder: Path) -> Iterator[S3Server]:
+    """A MinIO that one test may end and start again."""
+    server = _start("minio", folder, _minio_command)
+    try:
+        yield server
+    finally:
+        server.end()
 
 
 @pytest.fixture(scope="session")
@@ -146,13 +167,19 @@ def _start(name: str, folder: Path, command: Callable[[Path, int], list[str]]) -
     for attempt in range(3):
         port = free_port()
         endpoint = f"http://127.0.0.1:{port}"
-        environment = os.environ | {"MINIO_ROOT_USER": _USER, "MINIO_ROOT_PASSWORD": _SECRET, "MINIO_BROWSER": "off",
-                                    "MINIO_UPDATE": "off"}
-        with log.open("ab") as out:
-            process = subprocess.Popen(command(data, port), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                                       env=environment, cwd=folder, preexec_fn=_die_with_parent)
-        server = S3Server(name, endpoint, {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": _USER,
-                                           "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_REGION": "us-east-1"}, process)
+        line = command(data, port)
+
+        def run(env: dict[str, str], line: list[str] = line) -> subprocess.Popen[bytes]:
+            environment = os.environ | {
+                "MINIO_ROOT_USER": env["AWS_ACCESS_KEY_ID"], "MINIO_ROOT_PASSWORD": env["AWS_SECRET_ACCESS_KEY"],
+                "MINIO_BROWSER": "off", "MINIO_UPDATE": "off"}
+            with log.open("ab") as out:
+                return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, cwd=folder,
+                                        preexec_fn=_die_with_parent)
+
+        env = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": _USER, "AWS_SECRET_ACCESS_KEY": _SECRET,
+               "AWS_REGION": "us-east-1"}
+        server = S3Server(name, endpoint, env, run(env), run=run)
         try:
             if _ready(server):
                 return server

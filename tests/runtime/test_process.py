@@ -376,38 +376,43 @@ async def test_second_signal_ends_at_once() -> None:
         assert await server.wait_end() in (0, 1)
 
 
-def processor_seconds(pid: int) -> float:
-    """What a process has used of a processor so far (Linux; elsewhere 0)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+NEVER = ("pydantic", "botocore", "aiobotocore", "aiohttp", "prometheus_client", "cryptography", "nacl", "websockets", "bcrypt",
+         "cramjam", "nats", "numpy", "pyarrow", "pyspark", "broker.embedded", "broker.inspect", "broker.maintenance",
+         "broker.migration", "broker.monitor", "broker.pipeline", "broker.jetstream.archive", "broker.jetstream.backup",
+         "broker.jwt.claims", "broker.server.auth.callout", "broker.server.auth.tokens", "broker.server.operator")
+"""What few brokers need, or only after the start."""
+OF_FILES = ("broker.config.file", "broker.config.reading", "broker.config.syntax", "broker.jwt.token")
+"""What a start with a configuration file needs besides."""
 
 
-async def test_start_is_fast(tmp_path: Path) -> None:
-    """Process start to ``Server is ready`` with JetStream and pages in 0.3 s: nearly every client test pays for it.
+@pytest.mark.parametrize("flags, without", [
+    ([], (*NEVER, *OF_FILES, "broker.jetstream", "broker.storage", "broker.cluster", "msgpack", "zstandard")),
+    (["-js"], (*NEVER, *OF_FILES)),
+    (["-js", "-c"], NEVER),
+], ids=["core", "jetstream", "file"])
+def test_nothing_is_imported_without_need(flags: list[str], without: tuple[str, ...], tmp_path: Path) -> None:
+    """Until ``Server is ready``, modules of features that are not configured are not imported.
 
-    The first of several starts that is fast enough will do, and on a machine busy with more than it has processors, as
-    with other tests beside this one, the start's own share of them.
+    Imports are nearly all of a start, and nearly every client test pays for one. How long it takes is measured by
+    `python -m bench`; what is imported does not depend on the machine.
     """
-    took: list[tuple[float, float]] = []
-    while not took or (min(took)[0] >= 0.3 and len(took) < 10):
-        started = time.perf_counter()
-        async with BrokerProcess("-js", "-sd", str(tmp_path)) as server:
-            took.append((time.perf_counter() - started, processor_seconds(server.pid)))
-    busy = os.getloadavg()[0] > (os.cpu_count() or 1) * 0.75
-    assert min(took)[0] < 0.3 or (busy and min(used for _, used in took) < 0.3), took
-
-
-@pytest.mark.parametrize("flags", [[], ["-js"]])
-def test_nothing_heavy_is_imported_without_need(flags: list[str]) -> None:
-    """Neither pydantic nor aiobotocore, if neither the environment nor S3 needs it."""
-    code = ("import sys\nfrom broker.cli import read_flags\nfrom broker.config.load import load\n"
-            "import broker.runtime.process\n"
-            f"load(read_flags({flags}), {{}})\n"
-            "print([name for name in ('pydantic', 'botocore', 'aiobotocore', 'aiohttp', 'broker.inspect') "
-            "if name in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=30,
-                          check=False)
-    assert done.stdout.strip() == "[]", done.stderr
+    if "-c" in flags:
+        config = tmp_path / "plain.conf"
+        config.write_text("server_name: plain\naccounts { A { users: [ { user: a, password: a } ] } }\n")
+        flags = [*flags, str(config)]
+    command = [sys.executable, "-X", "importtime", "-m", "broker", "-a", "127.0.0.1", "-p", "-1", "-sd", str(tmp_path / "store")]
+    imported = set()
+    with subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if line.startswith("import time:"):
+                    imported.add(line.rpartition("|")[2].strip())
+                elif "Server is ready" in line:
+                    break
+            else:
+                pytest.fail("it did not start")
+        finally:
+            process.kill()
+    assert {"broker.runtime.process", "asyncio"} <= imported
+    assert not sorted(name for name in imported if any(name == one or name.startswith(f"{one}.") for one in without))

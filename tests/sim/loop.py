@@ -12,9 +12,10 @@ from broker.clock import ManualClock
 
 __all__ = ["SimLoop", "Stuck"]
 
-
 TURNS_MAX = 100_000
 """Turns of the loop that the clock may stand still for: whoever takes more asks the same question for ever."""
+ENDING_TURNS_MAX = 1000
+"""Turns of the loop within which cancelled tasks end."""
 
 
 class Stuck(AssertionError):
@@ -53,6 +54,19 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         return self.clock.monotonic_ns() / 1e9
+
+    def end(self) -> None:
+        """Cancel whatever runs until all of it has ended, and close.
+
+        A task that is left goes with the garbage of a later test, where it can neither await anything nor raise.
+        """
+        for _ in range(ENDING_TURNS_MAX):
+            if not (tasks := asyncio.all_tasks(self)):
+                break
+            for task in tasks:
+                task.cancel()
+            self.run_until_complete(asyncio.sleep(0))
+        self.close()
 
     def _failed(self, context: dict[str, Any]) -> None:
         # What a killed process was doing is never finished, and that is all this message says.

@@ -466,13 +466,13 @@ class World:
                 raise Lost(f"the loop's exception handler was called: {context['message']}") from context.get("exception")
             self.oracle.check()
             self.oracle.one_writer_each()
+            for key in sorted(self.shared.objects):
+                self._digest.update(key.encode() + hashlib.sha256(self.shared.objects[key]).digest())
+            return self._digest.hexdigest()
         except Lost as lost:
             raise Lost(f"seed {self.seed}: {lost}") from lost
         finally:
-            self._close()
-        for key in sorted(self.shared.objects):
-            self._digest.update(key.encode() + hashlib.sha256(self.shared.objects[key]).digest())
-        return self._digest.hexdigest()
+            self.loop.end()
 
     def note(self, *what: Any) -> None:
         """Part of the digest."""
@@ -534,10 +534,3 @@ class World:
         for broker in self.brokers:
             assert broker.store is not None
             await broker.store.late_puts_done()
-
-    def _close(self) -> None:
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
-        self.loop.run_until_complete(asyncio.sleep(0))
-        self.loop.run_until_complete(asyncio.sleep(0))
-        self.loop.close()

@@ -1,5 +1,7 @@
 """A file's operators and the tokens of their accounts: ``operator``, ``resolver``, ``resolver_preload``, ``trusted_keys``, ….
 
+What tokens claim is imported where there is a token: every start with a file imports this module.
+
 Source: nats-server, server/opts.go (processConfigFileLine), server/jwt.go (readOperatorJWT, validateTrustedOperators).
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker import NATS_SERVER_VERSION
 from broker.config import kinds
@@ -17,9 +19,11 @@ from broker.config.reading.findings import Findings, aliases, go_type
 from broker.config.reading.refused import ALONE
 from broker.config.settings import Settings
 from broker.config.syntax import Value
-from broker.jwt.claims import OperatorClaims, UserPermissions, account_claims, operator_claims, user_claims
 from broker.jwt.token import TokenError, undecorated
 from broker.nkeys import ACCOUNT, OPERATOR, is_public_key
+
+if TYPE_CHECKING:
+    from broker.jwt.claims import OperatorClaims
 
 __all__ = ["operator_contradictions", "read_operators", "read_pinned", "read_preload", "read_resolver", "read_trusted"]
 
@@ -31,6 +35,8 @@ _TOKEN_BEGINS = "eyJ"
 
 def read_operators(value: Value, found: Findings, read: Callable[[str], str]) -> tuple[str, ...]:
     """The operators' tokens, each given as the path of a file or as it is."""
+    from broker.jwt.claims import operator_claims
+
     rows = value.value if isinstance(value.value, list) else [value]
     tokens = []
     for row in rows:
@@ -142,6 +148,8 @@ def _directory_problems(word: str, given: dict[str, Any]) -> Iterator[str]:
 
 def read_preload(value: Value, found: Findings) -> tuple[tuple[str, str], ...]:
     """Account tokens by account."""
+    from broker.jwt.claims import account_claims
+
     if not isinstance(value.value, dict):
         found.wrong(value, "preload should be a map of account_public_key:account_jwt")
         return ()
@@ -188,6 +196,8 @@ def operator_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...
         if operator.default_sentinel:
             yield ("operator.default_sentinel",), "default sentinel requires operators and accounts"
         return
+    from broker.jwt.claims import operator_claims
+
     claims = [operator_claims(token) for token in operator.tokens]
     if operator.default_sentinel and (why := _sentinel_problem(operator.default_sentinel)):
         yield ("operator.default_sentinel",), why
@@ -213,6 +223,8 @@ def operator_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...
 
 
 def _sentinel_problem(token: str) -> str:
+    from broker.jwt.claims import UserPermissions, user_claims
+
     try:
         claims = user_claims(token)
     except TokenError:

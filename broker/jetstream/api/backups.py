@@ -68,12 +68,12 @@ async def snapshot(request: Request) -> dict[str, Any]:
     subject = asked.deliver_subject.encode()
     if not is_valid(subject) or not is_literal(subject):
         raise ApiError(10015)
-    request.transfers.check_room(10064)
+    request.transfers().check_room(10064)
     stream.log.barrier(stream)
     state = await stream_state(request, stream)
     if not asked.no_consumers:
         state["consumer_count"] = sum(not one.config.direct for one in request.account.consumers(stream).values())
-    request.transfers.snapshot(stream, state, request.source, to=asked.deliver_subject, consumers=not asked.no_consumers,
+    request.transfers().snapshot(stream, state, request.source, to=asked.deliver_subject, consumers=not asked.no_consumers,
                                chunk_size=asked.chunk_size, window_size=asked.window_size)
     return {"config": stream.config.to_json(), "state": state}
 
@@ -91,7 +91,7 @@ async def restore(request: Request) -> dict[str, Any]:
         raise ApiError(10128)
     if asked.created is not None and not 0 <= asked.created <= request.account.clock.now_ns() + _AHEAD_NS:
         raise ApiError(10003)
-    request.transfers.check_room(10062)
+    request.transfers().check_room(10062)
     config = request.account.incoming.reserve(given)
 
     async def restored(stream: Stream) -> dict[str, Any]:
@@ -99,7 +99,7 @@ async def restore(request: Request) -> dict[str, Any]:
         return {key: shown[key] for key in ("config", "created", "state", "ts")}
 
     provenance = Provenance(asked.created, asked.origins_restored)
-    return {"deliver_subject": request.transfers.restore(config, provenance, request.source, restored)}
+    return {"deliver_subject": request.transfers().restore(config, provenance, request.source, restored)}
 
 
 def _restore_request(request: Request) -> _RestoreRequest:

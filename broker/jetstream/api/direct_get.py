@@ -19,15 +19,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from broker.gotime import format_time
+from broker.jetstream.api import raw_answers
 from broker.jetstream.api.messages import GetRequest, find
 from broker.jetstream.api.routes import API_PREFIX, DIRECT_GET
 from broker.jetstream.filters import ALL, Filters
 from broker.jetstream.settings import level_refused
 from broker.jetstream.stream.state.rows import NotLoaded
+from broker.jetstream.stream.state.stored import StoredMsgs
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError
-from broker.protocol import headers
 from broker.protocol.subject import is_literal
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
@@ -55,8 +55,6 @@ _BAD = b"408 Bad Request"
 _NOT_FOUND = b"404 Message Not Found"
 _NO_RESULTS = b"404 No Results"
 _TOO_MANY = b"413 Too Many Results"
-_END = b"204 EOB"
-_FIRST_LINE = headers.VERSION + b"\r\n"
 _PREFIX_LEN = len(API_PREFIX + DIRECT_GET)
 
 _BY_SEQUENCE = re.compile(rb'\{"seq": ?([1-9]\d{0,17})\}').fullmatch
@@ -171,7 +169,7 @@ class DirectGets:
             msg = await find(stream, asked)
             if msg is None:
                 raise _Refused(_NOT_FOUND)
-            self._account.bus.publish(*_message(stream, reply, msg, asked.no_hdr))
+            self._account.bus.publish(*raw_answers.message(stream.name, reply, msg, asked.no_hdr))
 
     async def _batch(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
         """Up to ``batch`` messages from a position on, skipping missing ones, then the end of batch."""
@@ -183,22 +181,20 @@ class DirectGets:
         room = self._bytes_max(asked)
         while sent < asked.batch and room > 0:
             msgs = await stream.next_msgs(filters, seq, min(asked.batch - sent, _MESSAGES_AT_ONCE))
-            if not msgs:
+            if not msgs.seqs:
                 if not sent:
                     raise _Refused(_NOT_FOUND)
                 break
-            replies = []
-            for msg in msgs:
-                if not asked.no_hdr:
-                    # nats-server decrements the count only where it shows it.
-                    pending = max(0, pending - 1)
-                replies.append(_message(stream, reply, msg, asked.no_hdr, pending, last_seq))
-                last_seq = msg.seq
-                room -= len(msg.subject) + len(msg.body)
-                if room <= 0:
-                    break
-            self._account.bus.publish_all(replies)
-            sent += len(replies)
+            count, size = raw_answers.fitting(msgs, room)
+            msgs = msgs.first(count)
+            pendings = [max(0, left) for left in range(pending - 1, pending - 1 - count, -1)]
+            self._account.bus.publish_all(raw_answers.messages(stream.name, reply, msgs, asked.no_hdr, pendings, last_seq))
+            if not asked.no_hdr:
+                # nats-server decrements the count only where it shows it.
+                pending = pendings[-1]
+            last_seq = msgs.seqs[-1]
+            room -= size
+            sent += count
             seq = last_seq + 1
             if sent < asked.batch:
                 await asyncio.sleep(0)
@@ -222,42 +218,36 @@ class DirectGets:
         seqs = [seq for seq in found if seq >= asked.seq]
         if not seqs:
             raise _Refused(_NO_RESULTS)
-        last_seq = sent = 0
-        pending, room = len(seqs), self._bytes_max(asked)
-        replies: list[Msg] = []
-        for seq in seqs:
-            try:
-                msg = stream.peek(seq)
-            except NotLoaded:
-                msg = await stream.get(seq)
-            pending -= 1
-            if msg is None:
-                continue  # removed meanwhile
-            replies.append(_message(stream, reply, msg, False, pending, last_seq))
-            last_seq = seq
-            sent += 1
-            room -= len(msg.subject) + len(msg.body)
-            if room <= 0 or sent == asked.batch:
-                break
-            if len(replies) == _MESSAGES_AT_ONCE or len(msg.body) > _AT_ONCE_BYTES // _MESSAGES_AT_ONCE:
-                self._account.bus.publish_all(replies)
-                replies = []
+        last_seq = 0
+        at, left, room = 0, asked.batch or len(seqs), self._bytes_max(asked)
+        while at < len(seqs) and left > 0 and room > 0:
+            if at:
                 await asyncio.sleep(0)
-        self._account.bus.publish_all(replies)
-        self._end(reply, pending, last_seq, up_to_seq)
+            some = stream.peek_some(seqs[at:at + min(left, _MESSAGES_AT_ONCE)], _AT_ONCE_BYTES)
+            if not some:
+                some = [await stream.get(seqs[at])]
+            # What was removed meanwhile is left out, and counts neither as sent nor as pending.
+            there = [i for i, msg in enumerate(some) if msg is not None]
+            msgs = StoredMsgs.of([msg for msg in some if msg is not None])
+            count, size = raw_answers.fitting(msgs, room)
+            if count:
+                pendings = [len(seqs) - at - 1 - i for i in there[:count]]
+                msgs = msgs.first(count)
+                self._account.bus.publish_all(raw_answers.messages(stream.name, reply, msgs, False, pendings, last_seq))
+                last_seq = msgs.seqs[-1]
+            at += len(some) if count == len(there) else there[count - 1] + 1
+            left -= count
+            room -= size
+        self._end(reply, len(seqs) - at, last_seq, up_to_seq)
 
     def _bytes_max(self, asked: GetRequest) -> int:
         return asked.max_bytes or self._account.direct_bytes_max
 
     def _end(self, reply: bytes, pending: int, last_seq: int, up_to_seq: int | None = None) -> None:
-        items = [(b"Nats-Num-Pending", b"%d" % pending), (b"Nats-Last-Sequence", b"%d" % last_seq)]
-        if up_to_seq is not None:
-            items.append((b"Nats-UpTo-Sequence", b"%d" % up_to_seq))
-        block = headers.build(items, _END)
-        self._account.bus.publish(reply, b"", len(block), block)
+        self._account.bus.publish(*raw_answers.end(reply, pending, last_seq, up_to_seq))
 
     def _status(self, reply: bytes, status: bytes) -> None:
-        self._account.bus.publish(*_status(reply, status))
+        self._account.bus.publish(*raw_answers.status(reply, status))
 
 
 def _at_once(stream: Stream, subject: bytes, op: Msg) -> Msg | None:
@@ -268,10 +258,12 @@ def _at_once(stream: Stream, subject: bytes, op: Msg) -> Msg | None:
     try:
         msg, bare = _peek(stream, subject, body)
     except _Refused as refused:
-        return _status(reply, refused.status)
+        return raw_answers.status(reply, refused.status)
     except Exception:  # whatever it is, the task that serves it then meets it again, and reports it
         return None
-    return _status(reply, _NOT_FOUND) if msg is None else _message(stream, reply, msg, bare)
+    if msg is None:
+        return raw_answers.status(reply, _NOT_FOUND)
+    return raw_answers.message(stream.name, reply, msg, bare)
 
 
 def _peek(stream: Stream, subject: bytes, body: bytes) -> tuple[StoredMsg | None, bool]:
@@ -291,23 +283,6 @@ def _peek(stream: Stream, subject: bytes, body: bytes) -> tuple[StoredMsg | None
     if not is_literal(subject):
         raise NotLoaded("the last message of several subjects")
     return stream.peek_last(subject), bare
-
-
-def _message(stream: Stream, reply: bytes, msg: StoredMsg, bare: bool, pending: int | None = None, last_seq: int = 0) -> Msg:
-    """The answer that carries ``msg``; ``bare``: its payload alone."""
-    if bare:
-        return reply, b"", 0, msg.payload
-    more = b"" if pending is None else b"Nats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n" % (pending, last_seq)
-    _, subject, hlen, body, time_ns = msg
-    block = b"%bNats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n%b\r\n" % (
-        body[:hlen].removesuffix(b"\r\n") or _FIRST_LINE, stream.name.encode(), subject, msg.seq,
-        format_time(time_ns).encode(), more)
-    return reply, b"", len(block), block + body[hlen:]
-
-
-def _status(reply: bytes, status: bytes) -> Msg:
-    block = headers.build((), status)
-    return reply, b"", len(block), block
 
 
 def _request(subject: bytes, payload: bytes) -> GetRequest:

@@ -35,7 +35,6 @@ from broker.jetstream.api.routes import (
     subscribe_api,
 )
 from broker.jetstream.api.waiting import Waiting, only_asks
-from broker.jetstream.backup.transfers import Transfers
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
@@ -45,6 +44,7 @@ from broker.storage.objectstore.base import StoreError
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
     from broker.jetstream.api.request import Show
+    from broker.jetstream.backup.transfers import Transfers
     from broker.jetstream.bus import Msg, Source, Subscription
 
 __all__ = ["Api"]
@@ -65,7 +65,8 @@ class Api:
         self._show = show
         self.bus = account.bus
         self._directs = DirectGets(account)
-        self._transfers = Transfers(account, rng)
+        self._rng = rng
+        self._transfers: Transfers | None = None
         self._lanes: dict[str, deque[Request]] = {}
         self._waiting = waiting
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,8 +97,17 @@ class Api:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._transfers.drop()
+        if self._transfers is not None:
+            await self._transfers.drop()
         await self._directs.drop()
+
+    def transfers(self) -> Transfers:
+        """Backups and restores. Imported for the first of them: few brokers see one, and all would start more slowly."""
+        if self._transfers is None:
+            from broker.jetstream.backup.transfers import Transfers
+
+            self._transfers = Transfers(self.account, self._rng)
+        return self._transfers
 
     def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Handle a run of requests: the bus's handler."""
@@ -138,7 +148,7 @@ class Api:
             return
         _, reply, hlen, body = op
         account = self.account
-        request = Request(account, self._transfers, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
+        request = Request(account, self.transfers, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
         if not account.available or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
             # Answers wait for commits too: they must not pile up while the store is unavailable.
             self._refuse(request, route, ApiError(NOT_AVAILABLE))

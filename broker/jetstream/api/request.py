@@ -39,7 +39,7 @@ class Request:
     """One request. ``tokens`` are those of its subject after ``$JS.API``; ``payload`` is its body without headers."""
 
     account: Account
-    transfers: Transfers
+    transfers: Callable[[], Transfers]
     tokens: list[str]
     reply: bytes
     payload: bytes

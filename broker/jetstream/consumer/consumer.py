@@ -16,7 +16,7 @@ the store is a ``Loading``, after which the delivery runs again. Time comes from
 
 It does not validate configurations (consumer_rules), decide where a new consumer starts (start), store anything itself
 (the stream calls ``take_delta`` when it seals a block), or remove messages on acks: the stream is notified of acks, and
-may ask that they be neither stored nor answered before it has removed what no consumer waits for.
+may ask that they not be answered before it has removed what no consumer waits for.
 
 Source: nats-server consumer.go; ADR-37 (pull), ADR-13, ADR-15.
 """
@@ -35,13 +35,13 @@ from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.handler import AckHandler
 from broker.jetstream.consumer.acks.reply_subjects import ReplySubjects
 from broker.jetstream.consumer.acks.state import AckState
-from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.cursor.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.admission import PullAdmission, pulls, send_statuses
 from broker.jetstream.consumer.delivery.flow_control import Replay
 from broker.jetstream.consumer.delivery.loop import DeliveryLoop, Verdict
 from broker.jetstream.consumer.delivery.push import PushSide
-from broker.jetstream.consumer.held_acks import HeldAcks
+from broker.jetstream.consumer.double_acks import DoubleAcks
 from broker.jetstream.consumer.inactivity import InactivityTimer
 from broker.jetstream.consumer.info import consumer_info
 from broker.jetstream.consumer.prefetch import Prefetcher
@@ -92,11 +92,11 @@ class Consumer:
         self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
-        self._held = HeldAcks(stream, bus, self._changed, stored=config.stored)
+        self._double_acks = DoubleAcks(stream, bus, self._changed, stored=config.stored)
         self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, self.reply_subjects.ack,
-                                      self._held.acked)
+                                      self._double_acks.acked)
         self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, self.reply_subjects.ack[:-1],
-                                   self._request, self._held.acked)
+                                   self._request, self._double_acks.acked)
         if restored:
             # A crash loses up to a second of deliveries, all of messages that the restart found.
             self._answers.forgotten_seq = stream.last_seq
@@ -159,7 +159,7 @@ class Consumer:
         if text and self._admission is not None and not self._closed:
             self._admission.dismiss(text, pending=pending)
         self._closed = self._ended = True
-        self._held.close()
+        self._double_acks.close()
         if self._push is not None:
             self._push.close()
         self._timer.cancel()
@@ -314,8 +314,6 @@ class Consumer:
     def take_delta(self) -> ConsumerDelta | None:
         """The record of what changed since the last call; None: nothing changed, or state is not stored."""
         self._dirty = False
-        if self._held:
-            return None
         delta = self._acks.take_delta(self.name)
         return delta if self.config.stored else None
 
@@ -340,7 +338,7 @@ class Consumer:
         replies = self._answers.take(ops, start, end, now_ns, mono_ns)
         acks.advance_floor()
         if replies:
-            self._held.answer(replies)
+            self._double_acks.answer(replies)
         if acks.changed:
             self._changed()
             self._timer.set(acks.next_due_ns)
@@ -503,7 +501,7 @@ class Consumer:
     def _adopt(self, config: ConsumerConfig) -> None:
         """Pass the configuration to the parts."""
         delivery = self._delivery
-        self._held.stored = config.stored
+        self._double_acks.stored = config.stored
         self._answers.configure(config, self._clock.now_ns(), self._clock.monotonic_ns())
         delivery.acked = config.ack_policy != "none"
         delivery.ack_pending_max = max(config.max_ack_pending, 0) if delivery.acked else 0
@@ -514,6 +512,8 @@ class Consumer:
 
     def _changed(self) -> None:
         """The state has something new to store; before it is open, ``open`` sees to that."""
-        if not self._dirty and not self._closed:
+        if not self.config.stored:
+            self._acks.forget_changes()
+        elif not self._dirty and not self._closed:
             self._dirty = True
             self.stream.dirty(self)

@@ -7,7 +7,7 @@ from typing import Any
 from broker.gotime import ZERO_TIME, format_time
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.state import AckState
-from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.cursor.cursor import Cursor
 from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.wire.numbers import INT64_MAX
 

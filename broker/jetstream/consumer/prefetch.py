@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.clock import Clock
-from broker.jetstream.consumer.cursor import Cursor, Loading
+from broker.jetstream.consumer.cursor.cursor import Cursor, Loading
 from broker.jetstream.consumer.timer import Scheduler
 
 __all__ = ["Prefetcher"]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from broker.jetstream.consumer.cursor import Readable
+from broker.jetstream.consumer.cursor.cursor import Readable
 from broker.jetstream.filters import Filters
 from broker.storage.log.owner import BlockOwner
 
@@ -62,7 +62,7 @@ class StreamView(BlockOwner, Readable, Protocol):
 
     def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
         """The calling consumer no longer waits for ``seqs``, so they may be removed. Returns a future if that has to
-        wait for the store: until it is done, the acks must be neither stored nor answered."""
+        wait for the store: until it is done, and all returned before it, the acks must not be answered."""
 
     def dirty(self, consumer: Changed) -> None:
         """``consumer`` has a delta, to be taken when the next segment closes, within a second."""

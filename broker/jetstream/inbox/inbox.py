@@ -213,7 +213,9 @@ class Inbox:
             request = errand.request = Request.decode(await self._store.get(key), request_id)
             errand.stream_id = request.stream_id
         except NotFound:
-            if stream is None or (answer := stream.appending.requests.of(request_id)) is None:
+            answer = stream.appending.requests.of(request_id) if stream is not None else None
+            if stream is None or answer is None:
+                await self._prove()  # an owner after us may have granted it, and deleted it
                 raise ApiError(_GENERAL, err=f"there is no request {request_id:016x} in the inbox") from None
             errand.stream_id = stream.stream_id
             return answer

@@ -14,20 +14,19 @@ Owns: which requests are refused, which messages are duplicates, and the order o
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX
 from broker.jetstream.stream.requests import Requests, refusal
+from broker.jetstream.stream.staged_ids import Dropped, StagedIds
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.joining import Joining
 from broker.jetstream.wire.errors import STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
-from broker.storage.format.block import BlockRef
 from broker.storage.format.records.append import Append
 from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.format.staged import placed
@@ -52,17 +51,18 @@ if TYPE_CHECKING:
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
     from broker.storage.log.writer import SealedBlock
+    from broker.storage.state.dead import DeadSet
 
 __all__ = ["Appending"]
 
 _AT_ONCE: Final = 2048
 """Ids or subjects looked at in one turn of the loop: about 2 ms."""
 
+_ONE_TIME_NS: Final = 100_000_000
+"""Ids of so short a time stay in the window together, as long as the last one of them."""
+
 _TOO_MANY = 10167
 _GENERAL = 10051
-
-Dropped = Mapping[int, Sequence[int]]
-"""Number of a staged block to the places among its ids of those messages that do not join."""
 
 
 class Owner(BlockOwner, Protocol):
@@ -108,7 +108,7 @@ class Appending:
     def append(self, request_id: int, staged: Staged, may: Callable[[], object] = lambda: None) -> asyncio.Task[Answer]:
         """Let them join, as a task of the stream; its result is what ``_append`` returns. ``may`` raises ApiError if they may
         not, as of the moment when that is decided."""
-        return self._tasks.start(self._append(request_id, staged, may), "staged messages")
+        return self._tasks.start(self._append(request_id, staged, may), "staged messages", awaited=True)
 
     async def _append(self, request_id: int, staged: Staged, may: Callable[[], object]) -> Answer:
         """Returns once that is persisted, or the answer that the request got before.
@@ -118,6 +118,10 @@ class Appending:
         """
         stream = self._stream
         await self._check_subjects(stream.config, staged)
+        ids = StagedIds(staged, stream.dedupe, stream.clock)
+        if staged.ids_bytes:
+            await self._load_ids()
+            await ids.compare(stream.live.last_seq)
         async with stream.queue.turn():
             while True:
                 if (answer := self.requests.of(request_id)) is not None:
@@ -125,14 +129,15 @@ class Appending:
                 config = stream.config
                 await self._check_subjects(config, staged)
                 await stream.live.look()
-                dropped = await self._duplicates(staged)
-                await self._check(config, staged, dropped)
+                await self._duplicates(staged, ids)
+                await self._check(config, staged, ids)
                 # No block of the stream has messages that are not persisted, so those that join come after all of them.
                 await self._log.persisted()
                 if stream.config is config and stream.live.open is None:
                     break
             may()
-            answer = self._record(request_id, staged, dropped)
+            self._check_usage(staged, ids)
+            answer = self._record(request_id, staged, ids)
             joining = stream.live.joining
             assert joining is not None
             self._log.urgent()
@@ -141,7 +146,7 @@ class Appending:
                 if stream.live.joining is not None:
                     raise ApiError(STREAM_OFFLINE, err=stream.offline or "its record could not be stored")
                 if joining.msgs:
-                    await self._remember(joining, staged, dropped)
+                    await self._remember(joining, staged, ids.dropped)
             except asyncio.CancelledError:
                 # The broker stops, or the stream is closed. A publish that waits would get the sequences of those that join.
                 stream.queue.shut()
@@ -176,11 +181,9 @@ class Appending:
                     raise ApiError(_GENERAL, err=f"subject {subject.decode('utf-8', 'replace')!r} is not one of the stream's")
             await asyncio.sleep(0)
 
-    async def _check(self, config: StreamConfig, staged: Staged, dropped: Dropped) -> None:
+    async def _check(self, config: StreamConfig, staged: Staged, ids: StagedIds) -> None:
         """What a publish would be refused for, by the limits as they are now. Raises: ApiError."""
         live = self._stream.live
-        msgs = staged.messages - sum(map(len, dropped.values()))
-        size = staged.size_bytes - sum(staged.blocks[number].ids.sizes[at] for number, some in dropped.items() for at in some)
         if config.sealed:
             raise ApiError(10109)
         for refused, what in ((config.mirror, "a mirror"), (config.subject_transform, "a stream with a subject transform"),
@@ -196,15 +199,19 @@ class Appending:
             raise ApiError(10077, err="message too large")
         if live.last_seq + staged.messages > SEQ_MAX:
             raise ApiError(10077, err="the stream has used its last sequence")
-        if live.usage.size_bytes + size > live.usage.bytes_max and (
-                code := live.usage.refusal(size, self._stream.clock.now_ns())):
-            raise ApiError(code)
+        self._check_usage(staged, ids)
         if config.discard == "new":
-            await self._check_room(config, staged, dropped, msgs, size)
+            await self._check_room(config, staged, ids)
 
-    async def _check_room(self, config: StreamConfig, staged: Staged, dropped: Dropped, msgs: int,
-                          size: int) -> None:
+    def _check_usage(self, staged: Staged, ids: StagedIds) -> None:
+        """The limits that other streams have a part in. Raises: ApiError."""
+        usage, size = self._stream.live.usage, staged.size_bytes - ids.size_bytes
+        if usage.size_bytes + size > usage.bytes_max and (code := usage.refusal(size, self._stream.clock.now_ns())):
+            raise ApiError(code)
+
+    async def _check_room(self, config: StreamConfig, staged: Staged, ids: StagedIds) -> None:
         live, subjects = self._stream.live, self._stream.subjects
+        msgs, size = staged.messages - ids.msgs, staged.size_bytes - ids.size_bytes
         if 0 < config.max_msgs < live.msgs + msgs:
             raise ApiError(10077, err="maximum messages exceeded")
         if 0 < config.max_bytes < live.size_bytes + size:
@@ -213,67 +220,70 @@ class Appending:
             return
         index = await subjects.build()
         counts = Counter(staged.subjects)
-        counts.subtract(Counter(staged.blocks[number].ids.subject(at) for number, some in dropped.items() for at in some))
+        for number, dropped in ids.dropped.items():
+            of = staged.blocks[number].ids
+            for start in range(0, len(dropped), _AT_ONCE):
+                counts.subtract(Counter(map(of.subject, dropped.places[start:start + _AT_ONCE])))
+                await asyncio.sleep(0)
         for at, (subject, count) in enumerate(counts.items(), 1):
             if count and index.count(subject, live.first_seq) + count > config.max_msgs_per_subject:
                 raise ApiError(10077, err="maximum messages per subject exceeded")
             if at % _AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def _duplicates(self, staged: Staged) -> Dropped:
-        """The messages whose ids were seen before. Raises: ApiError 10167."""
+    async def _load_ids(self) -> None:
+        """Load the ids of the duplicate window, while publishes wait."""
+        if self._stream.dedupe.window_ns > 0 and not self._stream.dedupe.known:
+            async with self._stream.queue.turn():
+                if not self._stream.dedupe.known:
+                    await self._stream.msg_ids.load()
+
+    async def _duplicates(self, staged: Staged, ids: StagedIds) -> None:
+        """Bring ``ids`` up to date with what was published by now. Raises: ApiError 10167."""
         stream = self._stream
         dedupe = stream.dedupe
-        if dedupe.window_ns <= 0 or not staged.ids_bytes:
-            return {}
+        if not staged.ids_bytes or dedupe.window_ns <= 0:
+            ids.dropped = {}
+            return
         if not dedupe.known:
             await stream.msg_ids.load()
         if dedupe.full or dedupe.bytes + staged.ids_bytes > dedupe.bytes_max:
             raise ApiError(_TOO_MANY)
-        dropped: dict[int, list[int]] = {}
-        seen: set[bytes] = set()
-        dedupe.expire(stream.clock.now_ns())
-        for number, block in enumerate(staged.blocks):
-            ids = block.ids.ids
-            for start in range(0, len(ids), _AT_ONCE):
-                for at, msg_id in enumerate(ids[start:start + _AT_ONCE], start):
-                    if msg_id in seen or dedupe.seen(msg_id):
-                        dropped.setdefault(number, []).append(at)
-                    seen.add(msg_id)
-                await asyncio.sleep(0)
-        return dropped
+        await ids.catch_up(stream.live.last_seq)
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    def _record(self, request_id: int, staged: Staged, dropped: Dropped) -> Answer:
+    def _record(self, request_id: int, staged: Staged, ids: StagedIds) -> Answer:
         """Give the messages their sequences and times, and record that they join."""
         stream, live = self._stream, self._stream.live
         now_ns = stream.clock.now_ns()
         seq, low_ns = live.last_seq + 1, live.last_time_ns
         joining = Joining(seq)
         packed: list[Sequence[Any]] = []
-        dead: list[tuple[int, int, int, int]] = []
+        dead: list[Sequence[Any]] = []
         for number, block in enumerate(staged.blocks):
-            lost = dropped.get(number, ())
-            if len(lost) == block.ref.count:
+            dropped = ids.dropped.get(number)
+            if dropped is not None and len(dropped) == block.ref.count:
                 continue
             # Without times of their own they are as old as the moment: 0 stands for that.
             low_ns = max(low_ns, now_ns) if not block.ref.last_time_ns else low_ns
             ref = placed(block.ref, seq, low_ns, max(low_ns, now_ns))
             low_ns = ref.last_time_ns
-            gone = [(seq + block.ids.ordinals[at], block.ids.sizes[at]) for at in lost]
-            joining.add(number, _live_block(ref, gone))
+            entry = BlockEntry(ref)
+            if dropped is not None:
+                entry.dead, entry.dead_count, entry.dead_bytes = dropped.dead.moved(seq), len(dropped), dropped.size_bytes
+                dead.append(_dead_row(entry, entry.dead))
+            joining.add(number, LiveBlock.of_entry(entry))
             packed.append(ref.pack())
-            dead += [(one, one, 1, size) for one, size in gone]
             seq += ref.count
-        duplicates = sum(map(len, dropped.values()))
+        duplicates = ids.msgs
         answer = Answer(request_id, GRANTED, now_ns, joining.first_seq, joining.last_seq, staged.messages - duplicates, duplicates)
         extra = self.requests.answer(answer)
         if joining.msgs:
             extra |= stream.enforcement.doubt_record()
-            extra |= stream.interest.sweep_record(joining.first_seq)
+            extra |= stream.interest.joining_record(joining.first_seq)
         self._log.block(stream).add(Append(packed, dead, extra))
-        live.joining = joining
+        live.expect(joining)
         return answer
 
     def persisted(self, block: SealedBlock[Any]) -> None:
@@ -283,39 +293,41 @@ class Appending:
         joining = live.joining
         if joining is None or not any(record.kind == Append.KIND for record in block.core.records):
             return
-        live.joining = None
+        live.join()
         if not joining.msgs:
             return
-        live.join(joining)
         stream.rollups.forget()
         if stream.enforcement.doubted:
             stream.enforcement.begin()
         else:
             stream.retention.enforce()
         stream.retention.arm()
-        if stream.interest.selective:
-            stream.interest.sweep(joining.first_seq)
+        stream.interest.joined(joining.first_seq)
 
-    async def _remember(self, joining: Joining, staged: Staged, dropped: Dropped) -> None:
+    async def _remember(self, joining: Joining, staged: Staged, dropped: Mapping[int, Dropped]) -> None:
         """Take the ids into the duplicate window. Publishes wait until all are there."""
         stream = self._stream
         dedupe = stream.dedupe
         for number, block in zip(joining.numbers, joining.blocks, strict=True):
-            ids, lost = staged.blocks[number].ids, set(dropped.get(number, ()))
+            ids = staged.blocks[number].ids
+            lost = set(dropped[number].places) if number in dropped else ()
             for start in range(0, len(ids.ids), _AT_ONCE):
-                _add(dedupe, block, ids, [at for at in range(start, min(start + _AT_ONCE, len(ids.ids))) if at not in lost],
-                     stream.clock.now_ns() - dedupe.window_ns)
+                end = min(start + _AT_ONCE, len(ids.ids))
+                places: Sequence[int] = [at for at in range(start, end) if at not in lost] if lost else range(start, end)
+                _add(dedupe, block, ids, places, stream.clock.now_ns() - dedupe.window_ns)
                 await asyncio.sleep(0)
         number, block = joining.numbers[-1], joining.blocks[-1]
         dedupe.last_id = _last_id(block, staged.blocks[number].ids)
         stream.msg_ids.expire_later()
 
 
-def _live_block(ref: BlockRef, gone: Sequence[tuple[int, int]]) -> LiveBlock:
-    entry = BlockEntry(ref)
-    for seq, size in gone:
-        entry.remove(seq, seq, 1, size)
-    return LiveBlock.of_entry(entry)
+def _dead_row(entry: BlockEntry, dead: DeadSet) -> Sequence[Any]:
+    """For the record. In one piece it is as a removed range."""
+    ranges = dead.seqs()
+    first, last = next(ranges)
+    if next(ranges, None) is None:
+        return first, last, entry.dead_count, entry.dead_bytes
+    return entry.first_seq, entry.last_seq, entry.dead_count, entry.dead_bytes, dead.pack()
 
 
 def _add(dedupe: Dedupe, block: LiveBlock, ids: Ids, places: Sequence[int], since_ns: int) -> None:
@@ -323,16 +335,25 @@ def _add(dedupe: Dedupe, block: LiveBlock, ids: Ids, places: Sequence[int], sinc
     low, high, first_seq = block.first_time_ns, block.last_time_ns, block.first_seq
     if high <= since_ns:
         return
-    for time_ns, some in groupby(places, key=lambda at: min(max(ids.times[at], low), high)):
+    for some in _together(ids.times, places, low, high):
+        time_ns = min(max(ids.times[some[-1]], low), high)
         if time_ns > since_ns:
             dedupe.add({ids.ids[at]: first_seq + ids.ordinals[at] for at in some}, b"", time_ns, stored=False)
 
 
+def _together(times: Sequence[int], places: Sequence[int], low: int, high: int) -> Iterator[Sequence[int]]:
+    """``places`` in groups, each of one time or hardly more, when times are within low to high."""
+    start = 0
+    while start < len(places):
+        until = max(times[places[start]], low) + _ONE_TIME_NS
+        end = len(places) if until >= high else max(start + 1, bisect_right(places, until, start, key=times.__getitem__))
+        yield places[start:end]
+        start = end
+
+
 def _last_id(block: LiveBlock, ids: Ids) -> bytes:
     """The id of the last message of ``block`` that joined; b"": it has none."""
-    last = block.last_seq
-    while block.dead is not None and last in block.dead:
-        last -= 1
+    last = block.last_seq if block.dead is None else block.dead.ends[1]
     ordinal = last - block.first_seq
     at = bisect_left(ids.ordinals, ordinal)
     return ids.ids[at] if at < len(ids.ordinals) and ids.ordinals[at] == ordinal else b""

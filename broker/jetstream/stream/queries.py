@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from broker.jetstream.filters import ALL, Filters
 from broker.jetstream.stream.state.decision import decide
@@ -35,7 +35,7 @@ from broker.jetstream.stream.state.matching import (
     may_match,
 )
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
-from broker.jetstream.stream.state.stored import StoredMsg
+from broker.jetstream.stream.state.stored import NO_MSGS, StoredMsg, StoredMsgs, columns_of, from_chunk, from_open
 from broker.jetstream.stream.state.subject_index import UNKNOWN
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, ApiError
 from broker.protocol.subject import is_literal
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.subject_state import SubjectState
     from broker.jetstream.stream.state.tasks import Tasks
-    from broker.storage.log.open_block import OpenBlock
     from broker.storage.read.reader import BlockReader
 
 __all__ = ["Loading", "Queries"]
@@ -152,6 +151,10 @@ class Queries:
             return chunk, block, ordinal - chunk.start
         return None
 
+    def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
+        """The first ``most`` persisted live messages at or after ``seq`` that match; None: not known without the blocks."""
+        return self._subjects.seqs(filters, seq, most)
+
     def _stored(self, block: LiveBlock, seq: int) -> Chunk | None:
         """The chunk with ``seq`` if it is in memory, in a block without gaps."""
         return self._cached(block, seq - block.first_seq) if block.open is None else None
@@ -226,7 +229,7 @@ class Queries:
         if block is None:
             return None
         if block.open is not None:
-            return _from_open(block.open, seq)
+            return from_open(block.open, seq)
         ordinal = seq - block.first_seq
         if not block.gapless:
             rows = live.rows(block)
@@ -236,7 +239,23 @@ class Queries:
         chunk = self._cached(block, ordinal)
         if chunk is None:
             raise NotLoaded("a message")
-        return _from_chunk(chunk, ordinal)
+        return from_chunk(chunk, ordinal)
+
+    def peek_some(self, seqs: Sequence[int], bytes_max: int) -> list[StoredMsg | None]:
+        """``peek`` of the first of ``seqs``, up to ``bytes_max`` bytes of bodies or the first one that is not in memory."""
+        found: list[StoredMsg | None] = []
+        peek = self.peek
+        for seq in seqs:
+            try:
+                msg = peek(seq)
+            except NotLoaded:
+                break
+            found.append(msg)
+            if msg is not None:
+                bytes_max -= len(msg.body)
+                if bytes_max <= 0:
+                    break
+        return found
 
     def peek_last(self, subject: bytes) -> StoredMsg | None:
         """The last live message of a literal ``subject``, from memory alone. Raises: NotLoaded."""
@@ -257,7 +276,7 @@ class Queries:
                 rows = live.resident(block) or await self._reader.head(block)
                 if (ordinal := rows.ordinal_of(seq)) >= block.count or rows.seq_of(ordinal) != seq:
                     return None
-                return _from_chunk(await self._reader.chunk(block, ordinal), ordinal)
+                return from_chunk(await self._reader.chunk(block, ordinal), ordinal)
             except NotFound:
                 if live.holds(block):
                     raise
@@ -289,7 +308,7 @@ class Queries:
             seq = found
         return None
 
-    async def next_msgs(self, filters: Filters, seq: int, most: int) -> list[StoredMsg]:
+    async def next_msgs(self, filters: Filters, seq: int, most: int) -> StoredMsgs:
         """Up to ``most`` live messages that match, from the first one at or after ``seq`` on: as many as are together in a
         chunk, or in an open block; none if there is none."""
         live = self._live
@@ -299,11 +318,11 @@ class Queries:
             if block is None:
                 if seq:
                     continue  # removed meanwhile
-                return []
+                return NO_MSGS
             if block.open is not None:
                 found = (one for at in live.live_seqs(block, OpenRows(block.open), seq, block.last_seq)
-                         if (one := _from_open(block.open, at)) is not None and filters.match(one.subject))
-                return list(islice(found, most))
+                         if (one := from_open(block.open, at)) is not None and filters.match(one.subject))
+                return StoredMsgs.of(list(islice(found, most)))
             try:
                 head = live.resident(block) or await self._reader.head(block)
                 ordinal = head.ordinal_of(seq)
@@ -320,8 +339,8 @@ class Queries:
             if block.dead is not None or chunk.first_seq < live.first_seq:
                 places = [at for at in places if live.is_live(block, chunk.seq(at - chunk.start))]
             if places:
-                return [_from_chunk(chunk, at) for at in places[:most]]
-        return []
+                return columns_of(chunk, places[:most])
+        return NO_MSGS
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -526,18 +545,3 @@ class Queries:
     async def _decided(self, ask: Callable[[], T]) -> T:
         """``ask()``, after loading what it needs."""
         return await decide(self._live, self._heads, ask)
-
-
-def _from_open(block: OpenBlock[Any], seq: int) -> StoredMsg | None:
-    rows = OpenRows(block)
-    at = rows.ordinal_of(seq)
-    if at >= rows.count or rows.seq_of(at) != seq:
-        return None
-    hlen = 0 if block.hlens is None else block.hlens[at]
-    return StoredMsg(seq, block.subjects[at], hlen, block.bodies[at], rows.time_of(at))
-
-
-def _from_chunk(chunk: Chunk, ordinal: int) -> StoredMsg:
-    i = ordinal - chunk.start
-    return StoredMsg(chunk.seq(i), chunk.subjects[i], 0 if chunk.hlens is None else chunk.hlens[i], chunk.bodies[i],
-                     chunk.times[i])

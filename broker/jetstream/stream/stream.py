@@ -59,7 +59,7 @@ from broker.jetstream.stream.state.heads import Heads
 from broker.jetstream.stream.state.live import Live, LiveBlock
 from broker.jetstream.stream.state.removal import Removal, joined
 from broker.jetstream.stream.state.rows import OpenRows, Rows
-from broker.jetstream.stream.state.stored import StoredMsg
+from broker.jetstream.stream.state.stored import StoredMsg, StoredMsgs
 from broker.jetstream.stream.state.subject_pages import SubjectPages
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.state.tasks import Tasks
@@ -277,8 +277,11 @@ class Stream:
             block.add(schedule)
         for delta in self.listeners.take_deltas():
             block.add(delta)
+        extra = self.interest.take_changes() if self.interest.moved else {}
         if self.positions.moved:
-            block.add(StreamUpdate(self.config.to_json(), self.positions.take_changes()))
+            extra |= self.positions.take_changes()
+        if extra:
+            block.add(StreamUpdate(self.config.to_json(), extra))
         block.outcome = live.outcome(self.first_time_ns)
         live.cut(block)
 
@@ -348,6 +351,10 @@ class Stream:
         """See ``Queries.next_chunk``."""
         return self.queries.next_chunk(seq, filters)
 
+    def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
+        """See ``Queries.known_seqs``."""
+        return self.queries.known_seqs(filters, seq, most)
+
     def may_hold(self, seq: int) -> bool:
         """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""
         return self.live.find(seq) is not None
@@ -371,6 +378,11 @@ class Stream:
         self._readable()
         return self.queries.peek(seq)
 
+    def peek_some(self, seqs: Sequence[int], bytes_max: int) -> list[StoredMsg | None]:
+        """``peek`` of the first of ``seqs``: see ``Queries.peek_some``. Raises: ApiError 10008 past the lease."""
+        self._readable()
+        return self.queries.peek_some(seqs, bytes_max)
+
     def peek_last(self, subject: bytes) -> StoredMsg | None:
         """``get_last`` of a literal ``subject``, from memory alone. Raises: as ``peek``."""
         self._readable()
@@ -386,7 +398,7 @@ class Stream:
         await self._readable_blocks()
         return await self.queries.get_next(wanted, seq, start_time_ns)
 
-    async def next_msgs(self, filters: Filters, seq: int, most: int) -> list[StoredMsg]:
+    async def next_msgs(self, filters: Filters, seq: int, most: int) -> StoredMsgs:
         """Up to ``most`` messages that match, from the first one at or after ``seq`` on; none if there is none. Raises: as
         ``get``."""
         await self._readable_blocks()

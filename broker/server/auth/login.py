@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from broker.config.access import DEFAULT_ACCOUNT
-from broker.jwt.claims import UserClaims, UserPermissions
 from broker.jwt.fields import one_line
 from broker.server.auth.permissions import AccessRules
+
+if TYPE_CHECKING:
+    from broker.jwt.claims import UserClaims, UserPermissions
 
 __all__ = ["VIOLATION", "Authenticator", "ConnectionFacts", "Credentials", "Decision", "Login", "Refusal", "SlowCheck",
            "Waiter"]

@@ -50,7 +50,11 @@ T = TypeVar("T")
 _PAGE_OBJECTS_MAX = 32
 """If a root names more objects than this, a round rewrites the pages in the oldest ones."""
 _TURN_WEIGHT = 2_000
-"""Streams or table entries copied between two turns of the loop."""
+"""What is copied between two turns of the loop, in microseconds or so (``StreamCopy.weight``)."""
+_PART_WEIGHT = 1_000
+"""Of a part of a stream that has a page of its own: at most 1024 blocks, or 4096 times."""
+_STREAMS_AT_ONCE = 4096
+"""Streams looked at, but not copied, between two turns."""
 _PLACED_AT_ONCE = 4
 """Pages of which the blocks are let go, now that they are packed, between two turns: about a millisecond."""
 
@@ -261,29 +265,33 @@ class Checkpointer(LogListener):
         state = self._log.state
         extra = await _in_turns(shard_extra(state))
         moved = self._moving()
-        pages, members, needed = self._dirty_pages(state, moved)
+        pages, members, needed = await self._dirty_pages(state, moved)
         bodies: dict[int, tuple[Position, list[StreamCopy]]] = {}
         parts: list[Page] = []
         placers: list[Callable[[PageRef], None]] = []
         weight = 0
         for number, streams in pages.items():
-            # A page's streams are copied in one turn, except for the parts of big ones.
-            position = state.position
-            copies = [StreamCopy(stream) for stream in streams if state.streams.get(stream.stream_id) is stream]
-            bodies[number] = (position, copies)
-            members[number] = frozenset(copy.stream.stream_id for copy in copies)
-            weight += sum(1 + len(copy.stream.blocks) // 8 for copy in copies)
-            for copy in copies:
-                for page, placed in copy.parts(lambda: state.position, moved):
-                    parts.append(page)
-                    placers.append(placed)
-                    weight += 1024
+            copies: list[StreamCopy] = []
+            for stream in streams:
+                if state.streams.get(stream.stream_id) is not stream:
+                    continue  # it was deleted meanwhile
+                copy = StreamCopy(stream)
+                copies.append(copy)
+                weight += copy.weight
+                for part in copy.parts(lambda: state.position, moved):
+                    if part is not None:
+                        parts.append(part[0])
+                        placers.append(part[1])
+                    weight += _PART_WEIGHT
                     if weight >= _TURN_WEIGHT:
                         weight = 0
                         await asyncio.sleep(0)
-            if weight >= _TURN_WEIGHT:
-                weight = 0
-                await asyncio.sleep(0)
+                if weight >= _TURN_WEIGHT:
+                    weight = 0
+                    await asyncio.sleep(0)
+            # Each stream's entry has a position of its own; none is beyond the page's.
+            bodies[number] = (state.position, copies)
+            members[number] = frozenset(copy.stream.stream_id for copy in copies)
         if parts:
             for i, (ref, placed) in enumerate(zip(await self._put_pages(start.epoch, parts), placers, strict=True)):
                 placed(ref)
@@ -291,13 +299,17 @@ class Checkpointer(LogListener):
                     await asyncio.sleep(0)
         directory = {n: ref for n, ref in self._directory.items() if n in members}
         if bodies:
-            written = [directory_page(position, number, copies)
-                       for number, (position, copies) in bodies.items()]
-            for number, ref in zip(bodies, await self._put_pages(start.epoch, written), strict=True):
-                directory[number] = ref
-        for _, copies in bodies.values():
-            for copy in copies:
-                needed |= copy.objects()
+            written: list[Page] = []
+            for number, (position, copies) in bodies.items():
+                written.append(directory_page(position, number, copies))
+                for copy in copies:
+                    needed |= copy.objects()
+                await asyncio.sleep(0)
+            directory.update(zip(bodies, await self._put_pages(start.epoch, written), strict=True))
+            written.clear()
+            while bodies:  # bit by bit: there may be a million lists in them
+                bodies.popitem()
+                await asyncio.sleep(0)
         objects = {ref.position for ref in directory.values()} | needed
         kept = [*self.roots, KeptRoot(start, frozenset(objects))][-self.settings.roots_kept:]
         extra["roots"] = [[list(root.position), [list(p) for p in sorted(root.objects)]] for root in kept]
@@ -307,21 +319,29 @@ class Checkpointer(LogListener):
         self.dropped = set(known - frozenset().union(*(r.objects for r in kept)))
         self.roots = kept
         self._directory, self._members = directory, members
-        _log.debug("checkpoint at %s: %d pages and %d parts written", start, len(bodies), len(parts))
+        _log.debug("checkpoint at %s: %d pages and %d parts written", start, len(pages), len(parts))
 
-    def _dirty_pages(self, state: ShardState, moved: Callable[[PageRef], bool]
-                     ) -> tuple[dict[int, list[StreamState]], dict[int, frozenset[int]], set[Position]]:
+    async def _dirty_pages(self, state: ShardState, moved: Callable[[PageRef], bool]
+                           ) -> tuple[dict[int, list[StreamState]], dict[int, frozenset[int]], set[Position]]:
         """The directory pages to write, with their streams; for those that stay, the members, and the objects with parts
-        of their streams."""
+        of their streams.
+
+        In several turns of the loop, each page in one: a stream of a page that stays has the parts that the page names. What
+        happens to streams meanwhile is after the round's beginning, so replay finds it.
+        """
         streams: dict[int, list[StreamState]] = {}
         unassigned: list[StreamState] = []
-        for stream in state.streams.values():
+        for i, stream in enumerate(list(state.streams.values()), 1):
             if stream.page < 0:
                 unassigned.append(stream)
             else:
                 streams.setdefault(stream.page, []).append(stream)
+            if i % _STREAMS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         number = 0
-        for stream in unassigned:
+        for i, stream in enumerate(unassigned, 1):
+            if i % _STREAMS_AT_ONCE == 0:
+                await asyncio.sleep(0)
             while len(streams.setdefault(number, [])) >= DIRECTORY_STREAMS:
                 number += 1
             stream.page = number
@@ -329,7 +349,12 @@ class Checkpointer(LogListener):
         dirty: dict[int, list[StreamState]] = {}
         members: dict[int, frozenset[int]] = {}
         needed: set[Position] = set()
+        looked_at = 0
         for number, inside in sorted(streams.items()):
+            looked_at += sum(1 + len(stream.blocks.pages) for stream in inside)
+            if looked_at >= _STREAMS_AT_ONCE:
+                looked_at = 0
+                await asyncio.sleep(0)
             ids = frozenset(stream.stream_id for stream in inside)
             ref = self._directory.get(number)
             places = [place for stream in inside for place in _places(stream)]

@@ -10,12 +10,14 @@ from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position, object_name
 from broker.storage.format.staged import STAGED_EPOCH
 
-__all__ = ["BLOCKS_MAX", "MESSAGES_MAX", "RUNS_MAX", "Request", "StagedRun"]
+__all__ = ["BLOCKS_MAX", "BLOCK_MESSAGES_MAX", "MESSAGES_MAX", "RUNS_MAX", "Request", "StagedRun"]
 
 RUNS_MAX = 256
 BLOCKS_MAX = 1024
 """Of one request: they become one record, which is applied in one turn of the loop."""
 MESSAGES_MAX = 1 << 25
+BLOCK_MESSAGES_MAX = 1 << 17
+"""Of one block: some steps take a block at a time."""
 
 _VERSION = 1
 

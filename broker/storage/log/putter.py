@@ -102,6 +102,8 @@ class Putter:
         self.error: StoreError | None = None
         self.count = 0
         self.bytes = 0
+        self._told: set[type[StoreError]] = set()
+        """The kinds of failure that were logged since the store was well."""
         self._breaking = threading.Lock()  # the loop finds failures, and threads that encode
         self._store = store
         self._key_of = key_of
@@ -187,13 +189,16 @@ class Putter:
                 taken = False
             except StoreRefused as refused:
                 failed = refused
-            if self.error is None:
+            # Once for each kind: a store that could not be reached, and is back, may refuse what only an operator can mend.
+            if type(failed) not in self._told:
+                self._told.add(type(failed))
                 _log.warning("segment %s is not in the store yet: %s", segment.position, failed)
             self.error = failed
             await asyncio.sleep(backoff.next())
         if self.error is not None:
             _log.warning("segment %s is in the store", segment.position)
             self.error = None
+            self._told.clear()
         self.count += 1
         assert segment.data is not None
         self.bytes += sum(map(len, segment.data))

@@ -4,7 +4,8 @@ Each call is one request; botocore's own retries are off, since RetryingStore ow
 request twice if a kept-alive connection turns out to be dead: one reason why a refused put proves nothing until the
 object there has been read.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
 
-Configured by the environment: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS credential chain. An endpoint that is
+Configured by the environment: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS credential chain, which is asked again when
+credentials are refused: a request refused with credentials that have been replaced since is Transient. An endpoint that is
 not AWS's is addressed by path, and its payloads are not signed: SHA-256 of 8 MiB would take a sixth of a put's time, and
 every object has its own checksums. AWS gets unsigned payloads under TLS only.
 """
@@ -40,6 +41,7 @@ from broker.storage.objectstore.base import (
     can_begin_key,
     check_key,
 )
+from broker.storage.objectstore.credentials import Credentials
 
 __all__ = ["S3Store"]
 
@@ -73,6 +75,14 @@ _REMEDIES = {
 }
 """Error codes for which trying again at once cannot help."""
 
+_NOT_THE_CREDENTIALS = frozenset(("RequestTimeTooSkewed", "AllAccessDisabled"))
+"""Codes of 401 and 403 that no other credentials would change. AccessDenied they may: some servers say so of a withdrawn key."""
+_CREDENTIALS_EXPIRED = frozenset(("ExpiredToken", "InvalidToken", "InvalidTokenId", "TokenRefreshRequired"))
+"""The codes about credentials that come with 400."""
+
+_NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError,
+                   boto.TokenRetrievalError, boto.ProfileNotFound, boto.ConfigParseError)
+
 _TRANSIENT_CODES = frozenset((
     "RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled",
     "TooManyRequests", "RequestLimitExceeded", "BandwidthLimitExceeded", "InternalError", "ServiceUnavailable",
@@ -101,6 +111,7 @@ class S3Store(ObjectStore):
         self._clock = clock or SystemClock()
         self._where = self.url
         self._client: Any = None
+        self._credentials = Credentials(self.url, self._clock, timeout_s=_CLIENT_TIMEOUT_S)
         self._client_making = asyncio.Lock()
         self._exit = AsyncExitStack()
         self._closed = False
@@ -166,6 +177,7 @@ class S3Store(ObjectStore):
         """Close the connections. Calls in progress raise Transient."""
         if not self._closed:
             self._closed = True
+            await self._credentials.close()
             await self._exit.aclose()
 
     async def now_ns(self) -> int | None:
@@ -190,8 +202,10 @@ class S3Store(ObjectStore):
         """The client, for one request; every failure inside is raised as a StoreError."""
         if self._closed:
             raise Transient(f"{self.url}: the store is closed")
+        version = 0
         try:
             client = self._client or await self._made_client()
+            version = self._credentials.version
             async with asyncio.timeout(timeout_s):
                 yield client
         except (StoreError, _PastTheEnd):
@@ -200,13 +214,19 @@ class S3Store(ObjectStore):
             raise Transient(f"{self._where}: {operation} {key}: no answer within {timeout_s:g} s") from e
         except boto.ClientError as e:
             self._note_date(e.response)
-            raise self._refusal(e, operation, key) from e
+            raise await self._unless_renewed(self._refusal(e, operation, key), e, version) from e
         except (boto.BotoCoreError, ResponseParserError, aiohttp.ClientError, OSError) as e:
-            raise self._failure(e, operation, key) from e
+            raise await self._unless_renewed(self._failure(e, operation, key), e, version) from e
         except Exception as e:
             if self._closed:  # the client raises errors of all kinds if it is closed during a call
                 raise Transient(f"{self._where}: {operation} {key}: the store was closed") from e
             raise
+
+    async def _unless_renewed(self, error: Exception, cause: Exception, version: int) -> Exception:
+        """``error``, or Transient where other credentials are there now than the ones with which the request failed."""
+        if isinstance(error, StoreRefused) and _of_credentials(cause) and await self._credentials.renewed(version):
+            return Transient(f"{error}; other credentials have been found since")
+        return error
 
     def _refusal(self, e: boto.ClientError, operation: str, key: str) -> Exception:
         """The meaning of an error response."""
@@ -236,8 +256,7 @@ class S3Store(ObjectStore):
     def _failure(self, e: Exception, operation: str, key: str) -> StoreError:
         """The meaning of no response, or of one that is not S3's."""
         where = f"{self._where}: {operation} {key}"
-        if isinstance(e, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError
-                      | boto.TokenRetrievalError | boto.ProfileNotFound | boto.ConfigParseError):
+        if isinstance(e, _NO_CREDENTIALS):
             return StoreRefused(f"{where}: no usable credentials: {e}: {_KEYS}")
         if isinstance(e, boto.SSLError):
             return StoreRefused(f"{where}: TLS failed: {e}: check the scheme of AWS_ENDPOINT_URL, and AWS_CA_BUNDLE")
@@ -273,6 +292,7 @@ class S3Store(ObjectStore):
 
     async def _make_client(self) -> Any:
         session = AioSession()
+        session.register_component("credential_provider", self._credentials)
         configured = session.get_scoped_config()
         region = (self._region or os.environ.get("AWS_REGION") or session.get_config_variable("region") or "us-east-1")
         endpoint = (self._endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -308,3 +328,12 @@ class S3Store(ObjectStore):
 
 class _PastTheEnd(Exception):
     """416: the range begins at or past the object's end, which is not an error here."""
+
+
+def _of_credentials(e: Exception) -> bool:
+    """Whether a request that failed with ``e`` might not with other credentials."""
+    if not isinstance(e, boto.ClientError):
+        return isinstance(e, _NO_CREDENTIALS)
+    code = e.response.get("Error", {}).get("Code", "")
+    status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return code in _CREDENTIALS_EXPIRED or (status in (401, 403) and code not in _NOT_THE_CREDENTIALS)

@@ -22,7 +22,7 @@ from broker.storage.format.header import ObjectKind
 from broker.storage.format.index import Head, decode_index
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 from broker.storage.format.records.message_ids import MessageIds
-from broker.storage.format.request import BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
+from broker.storage.format.request import BLOCK_MESSAGES_MAX, BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
 from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import StreamPaths
@@ -115,9 +115,11 @@ async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int
             row.stream_id != stream_id or not row.messages for row in head.rows) or sum(
             row.messages for row in head.rows) != run.messages:
         raise NotAdoptable(f"{key} is not what the request says of it")
-    cores = [head.core(i, everything=True) for i in range(len(head.rows))]
+    if any(row.messages > BLOCK_MESSAGES_MAX for row in head.rows):
+        raise NotAdoptable(f"{key} has a block of more than {BLOCK_MESSAGES_MAX} messages")
     frames: list[tuple[int, int, int]] = []
-    for row, core in zip(head.rows, cores, strict=True):
+    for i, row in enumerate(head.rows):
+        core = await aside(_core, head, i)
         ref = row.ref(BlockPlace.STAGED, core)
         if not core.staged or core.removed or any(record.kind != MessageIds.KIND for record in core.records):
             raise NotAdoptable(f"{key} has a block that is no staged one")
@@ -142,6 +144,11 @@ async def _head(store: ObjectStore, key: str, run: StagedRun) -> SegmentHead:
         if isinstance(found, SegmentHead):
             return found
         asked = found
+
+
+def _core(head: SegmentHead, i: int) -> BlockCore:
+    """In a thread: it may have a hundred thousand message ids. Raises: FormatError."""
+    return head.core(i, everything=True)
 
 
 def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes) -> list[tuple[int, int, int]]:
@@ -172,8 +179,8 @@ def _ids(head: Head, core: BlockCore) -> Ids:
     for record in core.records:
         said = MessageIds.decode(record.body)
         ordinals, ids = (*ordinals, *said.ordinals), (*ids, *said.ids)
-    if ordinals and (ordinals[0] < 0 or ordinals[-1] >= head.count or any(map(ge, ordinals, ordinals[1:]))):
-        raise NotAdoptable("its message ids are not in order")
+    if ordinals and (ordinals[0] < 0 or ordinals[-1] >= head.count or any(map(ge, ordinals, ordinals[1:])) or not all(ids)):
+        raise NotAdoptable("its message ids are empty, or not in order")
     subjects = [0] * len(ids) if head.subject_ids is None else [head.subject_ids[at] for at in ordinals]
     return Ids(array("I", ordinals), ids, array("q", map(head.time_of, ordinals)), array("I", map(head.size_of, ordinals)),
                array("I", subjects), tuple(head.subjects))

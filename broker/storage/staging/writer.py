@@ -27,7 +27,7 @@ from broker.storage.format.block import BlockPlace
 from broker.storage.format.codec import Codec
 from broker.storage.format.header import NONCE_BYTES, ObjectKind
 from broker.storage.format.records.message_ids import MessageIds
-from broker.storage.format.request import BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
+from broker.storage.format.request import BLOCK_MESSAGES_MAX, BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
 from broker.storage.format.staged import staged_position
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
@@ -82,11 +82,14 @@ class RunWriter:
 
     Args: ``stream_id`` is the stream's incarnation, ``now_ns`` goes into the keys, by which abandoned runs are found: what is
         old is swept. ``randbytes`` must not repeat itself in another process.
+    Raises: ValueError for blocks of more messages than a stream takes.
     """
 
     def __init__(self, account: str, stream: str, stream_id: int, *, now_ns: int, codec: Codec = Codec.ZSTD,
                  run_bytes: int = _RUN_BYTES, block_bytes: int = _BLOCK_BYTES, block_messages: int = _BLOCK_MESSAGES,
                  randbytes: Callable[[int], bytes] = os.urandom) -> None:
+        if not 0 < block_messages <= BLOCK_MESSAGES_MAX:
+            raise ValueError(f"a block has 1 to {BLOCK_MESSAGES_MAX} messages, not {block_messages}")
         self.entries: list[StagedRun] = []
         """Those of all runs that were taken, in order."""
         self._account, self._stream, self._stream_id = account, stream, stream_id

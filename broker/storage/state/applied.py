@@ -311,7 +311,10 @@ class ShardState:
                 self.runs[run] = self.runs.get(run, 0) + 1
                 self.freed_runs.pop(run, None)
             stream.last_time_ns = max(stream.last_time_ns, ref.last_time_ns)
-        for first, last, msgs, size in append.dead:
+        for first, last, msgs, size, *bits in append.dead:
+            if bits:
+                stream.blocks.mark(first, last, bits[0], size)
+                continue
             left = stream.blocks.remove(first, last, msgs, size)
             if left and not self.replaying:
                 self._left(stream, pages_of(left))

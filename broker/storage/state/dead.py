@@ -14,6 +14,8 @@ __all__ = ["DeadSet"]
 
 _SPARSE = 64
 """With more sequences than this for each message, ranges are smaller than bits."""
+_PIECE = 64
+"""Bytes of the bits that are looked at together."""
 
 
 class DeadSet:
@@ -55,21 +57,60 @@ class DeadSet:
         bits[low:high] = after.to_bytes(high - low, "little")
         return after.bit_count() - before.bit_count()
 
+    def merge(self, bits: bytes) -> int:
+        """Mark the sequences whose bits are set, of a set with as many bits; returns how many were not yet marked."""
+        if self.bits is None or len(bits) != len(self.bits):
+            raise ValueError("the dead of a block do not fit it")
+        before = int.from_bytes(self.bits, "little")
+        after = before | int.from_bytes(bits, "little")
+        self.bits[:] = after.to_bytes(len(bits), "little")
+        return after.bit_count() - before.bit_count()
+
+    def moved(self, first_seq: int) -> DeadSet:
+        """A copy, of a block whose first sequence is ``first_seq``."""
+        shift = first_seq - self.first_seq
+        copy = DeadSet.__new__(DeadSet)
+        copy.first_seq, copy.last_seq = first_seq, self.last_seq + shift
+        copy.bits = None if self.bits is None else bytearray(self.bits)
+        copy.ranges = [(first + shift, last + shift) for first, last in self.ranges]
+        return copy
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The first and the last sequence that is not dead. Not for a block all of which is."""
+        if self.bits is None:
+            first, last = self.first_seq, self.last_seq
+            for low, high in self.ranges:
+                first = high + 1 if low <= first <= high else first
+            for low, high in reversed(self.ranges):
+                last = low - 1 if low <= last <= high else last
+            return first, last
+        alive = int.from_bytes(self.bits, "little") ^ ((1 << (self.last_seq - self.first_seq + 1)) - 1)
+        return self.first_seq + (alive & -alive).bit_length() - 1, self.first_seq + alive.bit_length() - 1
+
     def seqs(self) -> Iterator[tuple[int, int]]:
         """The dead as (first, last), rising, neighbours joined. Sequences in a block's gaps may be among them."""
         if self.bits is None:
             yield from self.ranges
             return
-        value = int.from_bytes(self.bits, "little")
-        at = self.first_seq
-        while value:
-            zeros = (value & -value).bit_length() - 1
-            value >>= zeros
-            at += zeros
-            ones = (~value & (value + 1)).bit_length() - 1
-            yield at, at + ones - 1
-            value >>= ones
-            at += ones
+        first = end = self.first_seq
+        # In pieces: to shift all bits for each of many ranges would take time with the square of their number.
+        for offset in range(0, len(self.bits), _PIECE):
+            value = int.from_bytes(self.bits[offset:offset + _PIECE], "little")
+            at = self.first_seq + 8 * offset
+            while value:
+                zeros = (value & -value).bit_length() - 1
+                value >>= zeros
+                at += zeros
+                ones = (~value & (value + 1)).bit_length() - 1
+                if at != end:
+                    if first < end:
+                        yield first, end - 1
+                    first = at
+                value >>= ones
+                end = at = at + ones
+        if first < end:
+            yield first, end - 1
 
     def pack(self) -> Any:
         """For a page: bytes, or a list of ranges."""

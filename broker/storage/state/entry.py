@@ -73,6 +73,20 @@ class BlockEntry:
             self.dead_bytes = min(ref.bytes, self.dead_bytes + ref.bytes * new // ref.count)
         return True
 
+    def mark(self, bits: bytes, size: int) -> bool:
+        """``remove`` for scattered messages, ``size`` bytes in all, of a block without gaps. Raises: ValueError."""
+        ref = self.ref
+        dead = DeadSet(ref.first_seq, ref.last_seq, ref.count) if self.dead is None else self.dead
+        if not ref.gapless:
+            raise ValueError(f"{ref!r} has gaps")
+        new = dead.merge(bits)
+        if not new:
+            return False
+        self.dead = dead
+        self.dead_count += new
+        self.dead_bytes = min(ref.bytes, self.dead_bytes + size)
+        return True
+
     def pack(self) -> list[Any]:
         ref = self.ref.pack()
         return [ref] if self.dead is None else [ref, self.dead.pack(), self.dead_count, self.dead_bytes]

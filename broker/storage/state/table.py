@@ -223,6 +223,22 @@ class BlockTable:
             self.pages = [page for page in self.pages if len(page)]
         return left
 
+    def mark(self, first: int, last: int, bits: bytes, size: int) -> None:
+        """Mark scattered messages of the block first..last dead, ``size`` bytes in all; at least one of it is not.
+
+        A table that has no such block, or another one there since a merge, had them marked (a replay over a newer page).
+        Raises: ValueError when the bits are not as many as the block's sequences.
+        """
+        p = bisect_right(self.pages, first, key=_page_first) - 1
+        if p < 0:
+            return
+        entries = self.pages[p].change()
+        i = bisect_left(entries, first, key=first_of)
+        if i < len(entries) and first_of(entries[i]) == first and last_of(entries[i]) == last:
+            entry = as_entry(entries[i])
+            if entry.mark(bits, size):
+                entries[i] = entry
+
     def follows(self, first_seq: int, next_seq: int) -> bool:
         """Whether the blocks that begin with these sequences are here, one directly after the other."""
         p = bisect_right(self.pages, first_seq, key=_page_first) - 1

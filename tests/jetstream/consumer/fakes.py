@@ -243,7 +243,8 @@ class FakeLoading:
 
 
 class FakeStream:
-    """Messages in chunks of ``chunk_messages``; ``cold`` makes each chunk need one load before it is handed out."""
+    """Messages in chunks of ``chunk_messages``; ``not_loaded`` makes each chunk need one load before it is handed out, and
+    ``indexed`` lets the stream know where the messages of a subject are."""
 
     def __init__(self, clock: ManualClock, *, chunk_messages: int = 100) -> None:
         self.clock = clock
@@ -262,6 +263,7 @@ class FakeStream:
         self.dirtied = 0
         self.acknowledged: list[int] = []
         self.not_loaded = False
+        self.indexed = False
         self._warm: set[int] = set()
         self._chunks: dict[int, Chunk] = {}
 
@@ -308,6 +310,11 @@ class FakeStream:
                     [r[2] for r in rows], array("q", [r[3] for r in rows]), sum(len(r[2]) for r in rows))
             return chunk, FakeBlock(last, {s for s in self.dead if first <= s <= last}), seq - first
         return None
+
+    def known_seqs(self, filters: Filters, seq: int, most: int) -> list[int] | None:
+        if not self.indexed or len(filters.subjects) != 1 or not filters.literal:
+            return None
+        return [s for s in self.live(seq) if s <= self.persisted_seq and filters.match(self.messages[s][0])][:most]
 
     def may_hold(self, seq: int) -> bool:
         return seq in self.messages and seq >= self.first_seq and seq not in self.dead

@@ -5,9 +5,12 @@ from __future__ import annotations
 from array import array
 from types import SimpleNamespace
 
-from broker.jetstream.consumer.cursor import Cursor, Taken
+from broker.clock import ManualClock
+from broker.jetstream.consumer.cursor.cursor import Cursor
+from broker.jetstream.consumer.cursor.taken import Taken
 from broker.jetstream.filters import Filters
 from broker.storage.format.frame import Chunk
+from tests.jetstream.consumer.fakes import FakeLoading, FakeStream
 
 
 class Messages:
@@ -101,3 +104,48 @@ def test_a_list_is_taken_as_far_as_one_chunk_goes() -> None:
         cursor.passed(taken, used)
     assert runs == [[2], [4], [6], [9], [11, 12], [19]]
     assert (cursor.pending, cursor.next_seq) == (0, 21)
+
+
+def test_the_values_of_a_key_are_taken_together() -> None:
+    """Where the stream knows them, from many chunks at once: without those acked before or gone meanwhile, within the bytes and
+    up to what must be loaded first. What a delivery did not reach comes again."""
+    stream = FakeStream(ManualClock(), chunk_messages=3)
+    stream.indexed = True
+    for at in range(10):
+        stream.add("k", *(f"other.{at}.{i}" for i in range(3)), payload=b"%08d" % at)
+    values = list(range(1, 41, 4))
+    ahead = {values[2]}
+    cursor = Cursor(stream, Filters([b"k"]), 1, ahead)  # type: ignore[arg-type]
+    cursor.pending, cursor.known = 9, True
+
+    def taken(count: int, size: int = 1 << 20) -> list[int]:
+        found = cursor.take(count, size)
+        assert isinstance(found, Taken)
+        assert list(found.bodies) == [b"%08d" % ((seq - 1) // 4) for seq in found.seqs]
+        assert set(found.subjects) == {b"k"}
+        return list(found.seqs)
+
+    assert taken(1000) == [seq for seq in values if seq not in ahead]
+    assert taken(4) == [values[0], values[1], values[3]]
+    assert taken(1000, 9) == values[:2]
+    found = cursor.take(1000, 1 << 20)
+    assert isinstance(found, Taken)
+    cursor.passed(found, 3)
+    assert (cursor.next_seq, cursor.pending) == (values[3] + 1, 6)
+    stream.dead = {values[5]}
+    stream.not_loaded = True
+    loading = cursor.take(1000, 1 << 20)
+    assert isinstance(loading, FakeLoading)
+    assert taken(1000) == [values[4]]  # and the next chunk is being loaded
+    stream.not_loaded = False
+    assert taken(1000) == [values[4], *values[6:]]
+
+
+def test_only_acked_values_are_left() -> None:
+    """All that the stream knows of was acked ahead: the cursor reaches the end."""
+    stream = FakeStream(ManualClock(), chunk_messages=2)
+    stream.indexed = True
+    stream.add("k", "a", "k", "b")
+    cursor = Cursor(stream, Filters([b"k"]), 1, {1, 3})  # type: ignore[arg-type]
+    assert cursor.take(10, 1 << 20) is None
+    assert cursor.next_seq == 5

@@ -42,11 +42,12 @@ class ConsumerMachine(RuleBasedStateMachine):
 
     @initialize(filters=st.sampled_from([[], ["a"], ["a", "c.>"], ["c.*"]]), max_deliver=st.sampled_from([-1, 2]),
                 max_ack_pending=st.sampled_from([1000, 4]), chunk=st.sampled_from([1, 3, 50]),
-                before=st.integers(0, 6), not_loaded=st.booleans())
+                before=st.integers(0, 6), not_loaded=st.booleans(), indexed=st.booleans())
     def begin(self, filters: list[str], max_deliver: int, max_ack_pending: int, chunk: int, before: int,
-              not_loaded: bool) -> None:
+              not_loaded: bool, indexed: bool) -> None:
         self.w = World(chunk_messages=chunk)
         self.w.stream.not_loaded = not_loaded
+        self.w.stream.indexed = indexed
         self.w.stream.add(*(["a", "b", "c.d"] * 2)[:before])
         self.config: dict[str, Any] = {"max_deliver": max_deliver, "max_ack_pending": max_ack_pending,
                                        "ack_wait": WAIT, "filter_subjects": filters}

@@ -689,7 +689,8 @@ PUSHING: dict[str, str] = {
     "looked on with wildcards": _push(', "ack_policy": "none"') + """sub all >
         sub others d w
         drop all
-        info C
+        api CONSUMER.INFO.S.C
+        get all 3
         sub d
         get d 5
         get all 5
@@ -757,7 +758,7 @@ PUSHING: dict[str, str] = {
         info C
         """ + f"pub s.a {'x' * 600_000}\n" * 3 + "rest d",
     "heartbeats under flow control": _push(
-        ', "flow_control": true, "idle_heartbeat": 150ms, "ack_policy": "none"', messages=0)
+        ', "flow_control": true, "idle_heartbeat": 500ms, "ack_policy": "none"', messages=0)
         + "sub d\n" + f"pub s.a {'x' * 600_000}\n" * 4 + "until d Stalled\nuntil d Stalled\ninfo C",
     "ordered": _FIVE + """api CONSUMER.CREATE.S {"stream_name": "S", "config": {"deliver_subject": "d", "ack_policy": "none", "max_deliver": 1, "flow_control": true, "idle_heartbeat": 5000ms, "ack_wait": 79200000ms, "num_replicas": 1, "mem_storage": true, "inactive_threshold": 300000ms}}
         sub d

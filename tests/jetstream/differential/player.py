@@ -29,7 +29,8 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
     state                       STREAM.INFO's state, once it stands still                                          [it]
     sleep 100ms
 
-Ack subjects, times and ids are normalized; everything else counts, to the byte.
+Ack subjects, times, ids and the player's reply subjects are normalized; everything else counts, to the byte. Steps that
+wait until something stands still send any number of requests: where a box sees requests, ``api`` sends one.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ _AUTO_ACK = re.compile(r"(\$JS\.ACK\.\w+\.)[0-9A-Za-z]{8}\.")
 _PIN = re.compile(r"(Nats-Pin-Id: )[0-9A-Za-z]{22}")
 _IDENTITY = re.compile(r"(Nats-Stream-Identity: |identity does not match: )\w{8}")
 _PIN_NUMBER = re.compile(r"@pin(\d)")
+_ANSWER = re.compile(r"\b_R\.\d+")
 _AUTO_NAME = re.compile(r"[0-9A-Za-z]{8}")
 _NUID = re.compile(r"[0-9A-Za-z]{22}")
 _NOT_COMPARED = {"id", "rtt", "server", "api", "ack_time", "ts", "created", "last_active", "first_ts", "last_ts", "leader",
@@ -420,6 +422,7 @@ def plain(text: str) -> str:
     text = _AUTO_ACK.sub(r"\1AUTO.", text)
     text = _IDENTITY.sub(r"\1ID", text)
     text = _PIN.sub(r"\1NUID", text)
+    text = _ANSWER.sub("_R.N", text)
     return _FLOW_ID.sub(r"\1ID", _NANOS.sub("NANOS", _TIME.sub("TIME", text)))
 
 

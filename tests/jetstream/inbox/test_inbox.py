@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
+from broker.clock import SystemClock
+from broker.config.access import AccountLimits
+from broker.config.settings import JetStreamSettings, ServerLimits
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
+from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.stream.staged_ids import StagedIds
 from broker.jetstream.stream.state.block import LiveBlock
+from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.document import encode_document
 from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.message_size import message_size
+from broker.storage.format.record import Record
+from broker.storage.format.records.append import Append
+from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import Buffers
 from broker.storage.paths import ShardPaths
+from broker.storage.put import Fenced
 from broker.storage.staging.answers import REFUSED, answer_in
+from broker.storage.staging.check import Ids, Staged, StagedBlock
 from broker.storage.staging.writer import request_id_of
+from broker.storage.state.applied import ShardState
+from broker.storage.state.stream import StreamState
 from tests.jetstream.in_process import Inside
 from tests.jetstream.inbox.staging import eventually, request, stage, text_id
 
@@ -133,6 +149,90 @@ async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: In
     assert (await broker.ok("STREAM.INFO.S"))["state"]["last_seq"] == 6
 
 
+async def test_scattered_duplicates(broker: Inside) -> None:
+    """Shows every second message of some blocks dropped, one block wholly and one not at all: contents, counts and the window are
+    right, before and after a restart, and the record has at most a row for each block."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"]})
+    seen = [(b"s.0", b"first %d" % i, b"%d" % i) for i in range(0, 200, 2)] + [(b"s.0", b"", b"%d" % i) for i in range(201, 300, 2)]
+    await adopt(broker, "S", seen, "1")
+    rows = [(b"s.%d" % (i % 3), b"%d" % i, b"%d" % i) for i in range(400)]
+    records: list[Append] = []
+    apply = ShardState._append
+
+    def noted(state: ShardState, stream: StreamState, record: Record) -> None:
+        records.append(Append.decode(record.body))
+        apply(state, stream, record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardState, "_append", noted)
+        answer = await adopt(broker, "S", rows, "2", block_messages=50)
+    assert (answer["messages"], answer["duplicates"]) == (250, 150)
+    assert [len(record.dead) for record in records] == [6]
+    kept = [(151 + i, f"s.{i % 3}", b"%d" % i) for i in range(400) if (i % 2 if i < 200 else i >= 300 or not i % 2)]
+    expected = [(1 + n, subject.decode(), payload) for n, (subject, payload, _) in enumerate(seen)] + kept
+    headers = [b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % msg_id for *_, msg_id in seen] + [
+        b"NATS/1.0\r\nNats-Msg-Id: %d\r\n\r\n" % (seq - 151) for seq, *_ in kept]
+    sizes = [message_size(b"s.0", len(some), some + payload) for some, (_, _, payload) in zip(headers, expected, strict=True)]
+    js = broker.client.jetstream()
+    for _ in range(2):
+        info = await broker.ok("STREAM.INFO.S")
+        assert (info["state"]["messages"], info["state"]["num_deleted"]) == (400, 150)
+        assert info["state"]["bytes"] == sum(sizes)
+        assert await contents(broker, "S") == expected
+        for msg_id, seq in (("0", 1), ("201", 101), ("1", 152), ("399", 550)):
+            ack = await js.publish("s.1", b"", headers={"Nats-Msg-Id": msg_id})
+            assert (ack.duplicate, ack.seq) == (True, seq)
+        await broker.restart()
+
+
+async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
+    """Shows that ids are compared with what comes between the comparison and the record, with few and with many of them."""
+    clock = SystemClock()
+    ids = [b"%d" % i for i in range(2000)]
+    for published in ([b"7"], [b"x", b"1999", b"7", b"0"], [b"%d" % i for i in range(1500, 3500)]):
+        ref = BlockRef(BlockPlace.STAGED, Position(0, 1), 1, 7, 0, 200, 200, 50, 250, 100, 1, 2000, 2000, 60_000, 0, 0, None)
+        block = StagedBlock(ref, Ids(range(2000), ids, [0] * 2000, [30] * 2000, [0] * 2000, [b"s"]))
+        window = Dedupe(10**12)
+        window.add({b"5": 1}, b"5", clock.now_ns())
+        found = StagedIds(Staged([block], ids_bytes=1), window, clock)
+        await found.compare(1)
+        assert found.msgs == 1
+        await found.catch_up(1)
+        assert found.msgs == 1
+        for seq, msg_id in enumerate(published, 2):
+            window.add({msg_id: seq}, msg_id, clock.now_ns())
+        await found.catch_up(1 + len(published))
+        both = sorted({5, *(int(msg_id) for msg_id in published if msg_id in set(ids))})
+        assert sorted(found.dropped[0].places) == both
+        assert found.size_bytes == 30 * len(both)
+        assert [seq - 1 for low, high in found.dropped[0].dead.seqs() for seq in range(low, high + 1)] == both
+
+
+@pytest.mark.parametrize("limited", ["account", "server"])
+async def test_requests_granted_at_once_pass_no_limit_together(limited: str) -> None:
+    """Shows that of two requests for two streams, each of which fits alone, the second is refused while the first is on its way
+    into the store; and that what was reserved is free again with the stream."""
+    limits = AccountLimits(max_storage=3000) if limited == "account" else AccountLimits()
+    settings = JetStreamSettings(server=ServerLimits(max_storage=3000 if limited == "server" else -1))
+    rows = 3 if limited == "server" else 2
+    async with Inside(settings, limits=limits) as broker:
+        assert broker.js.inbox is not None
+        for name in ("A", "B"):
+            await broker.ok(f"STREAM.CREATE.{name}", {"name": name})
+            writer = await stage(broker.store, broker.state, name, [(name.encode(), b"x" * 1000)] * rows)
+            await request(broker.store, writer, name)
+        a, b = (broker.js.stream("$G", name) for name in "AB")
+        both = await asyncio.gather(broker.js.inbox.carry_out(request_id_of("A"), a),
+                                    broker.js.inbox.carry_out(request_id_of("B"), b), return_exceptions=True)
+        assert sorted(isinstance(one, ApiError) for one in both) == [False, True], both
+        assert sorted((a.msgs, b.msgs)) == [0, rows]
+        used = a.live.usage
+        assert used.size_bytes == a.live.size_bytes + b.live.size_bytes
+        for name in ("A", "B"):
+            await broker.ok(f"STREAM.DELETE.{name}")
+        assert used.size_bytes == 0
+
+
 @pytest.mark.parametrize(("config", "rows", "why"), [
     ({"subjects": ["a.*"]}, [(b"a.b", b""), (b"b", b"")], "subject 'b' is not one of the stream's"),
     ({"max_msg_size": 5}, [(b"S", b"12345"), (b"S", b"123456")], "message size exceeds maximum allowed"),
@@ -146,9 +246,10 @@ async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: In
     ({"sealed": True}, [(b"S", b"")], "invalid operation on sealed stream"),
 ])
 async def test_what_a_publish_would_be_refused_for_refuses_all(broker: Inside, config: dict[str, object],
-                                                               rows: list[tuple[bytes, ...]], why: str) -> None:
+                                                               rows: list[tuple[bytes, ...]], why: str,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
     """Shows the error, that nothing joined, that the answer is in the store for whoever has no client, and that the request is
-    gone; and that the same request may be put again."""
+    gone; that the same request may be put again; and that the log takes it for no fault of the broker."""
     sealed = config.pop("sealed", False)
     made = await broker.ok("STREAM.CREATE.S", {"name": "S", **config})
     if sealed:
@@ -164,6 +265,7 @@ async def test_what_a_publish_would_be_refused_for_refuses_all(broker: Inside, c
         assert answer is not None
         assert (answer.state, answer.why) == (REFUSED, error["description"])
         assert not [key for key in broker.store.objects if "/inbox/" in key]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_limits_hold_after_they_joined(broker: Inside) -> None:
@@ -288,6 +390,27 @@ async def test_requests_that_make_no_sense_are_refused_by_name(broker: Inside) -
     assert not [key for key in broker.store.objects if "/inbox/" in key]
 
 
+async def test_whoever_may_be_deposed_does_not_say_that_there_is_no_request(
+        broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that this answer waits until a put has landed: another owner may have granted the request, and deleted it."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    opened, held, put = asyncio.Event(), asyncio.Event(), broker.store.put
+
+    async def waits(key: str, data: Buffers) -> None:
+        held.set()
+        await opened.wait()
+        await put(key, data)
+
+    monkeypatch.setattr(broker.store, "put", waits)
+    asked = asyncio.ensure_future(broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")}, seconds=30))
+    await asyncio.wait_for(held.wait(), 10)
+    assert not asked.done()
+    opened.set()
+    error = (await asked)["error"]
+    assert error["err_code"] == 10051
+    assert "there is no request" in error["description"]
+
+
 async def test_a_damaged_request_is_dropped(broker: Inside) -> None:
     """Shows bytes that are no request, and one whose bytes were changed."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
@@ -403,6 +526,26 @@ async def test_a_stop_while_messages_join_gives_no_sequence_twice(broker: Inside
     await broker.open()
     assert await contents(broker, "S") == [(1, "S", b"1"), (2, "S", b"2"), (3, "S", b"3")]
     assert await broker.publish("S") == 4
+
+
+async def test_a_broker_that_is_deposed_meanwhile_logs_no_fault(broker: Inside, monkeypatch: pytest.MonkeyPatch,
+                                                                caplog: pytest.LogCaptureFixture) -> None:
+    """Shows that whoever asked is told to ask again, of the next owner, and that the log has no error: nothing went wrong here."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    writer = await stage(broker.store, broker.state, "S", [(b"S", b"1")])
+    asked = await request(broker.store, writer, "job")
+    stream, inbox = broker.js.stream("$G", "S"), broker.js.inbox
+    assert inbox is not None
+
+    async def fenced(segment: Segment) -> int:
+        raise Fenced("two has taken the shard", "two")
+
+    monkeypatch.setattr(broker.log._putter, "put", fenced)
+    with pytest.raises(ApiError) as refused:
+        await inbox.carry_out(int(asked, 16), stream)
+    assert refused.value.err_code == 10008
+    assert isinstance(broker.log.failure, Fenced)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_stream_deleted_meanwhile_takes_the_request_with_it(broker: Inside) -> None:

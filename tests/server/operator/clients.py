@@ -38,7 +38,7 @@ async def connected(server: ServerProcess, token: str, name: str = "u", **option
 
 async def ask(client: Client, subject: str, body: str | bytes = b"") -> dict[str, Any]:
     """The answer to a request, without what it says about the server."""
-    answer = await client.request(subject, body.encode() if isinstance(body, str) else body, timeout=5)
+    answer = await client.request(subject, body.encode() if isinstance(body, str) else body, timeout=30)
     fields: dict[str, Any] = json.loads(answer.data)
     fields.pop("server", None)
     return fields

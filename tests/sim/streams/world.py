@@ -126,16 +126,16 @@ class World:
         try:
             self.loop.run_until_complete(self._main())
             self._no_errors()
+            for key in sorted(self.shared.objects):
+                self._digest.update(key.encode() + hashlib.sha256(self.shared.objects[key]).digest())
+            return self._digest.hexdigest()
         except Exception as error:
             first = self._verdict or error
             raise Lost(f"seed {self.seed}: {first}") from first
         finally:
-            self._close()
+            self.loop.end()
             if collects:
                 gc.enable()
-        for key in sorted(self.shared.objects):
-            self._digest.update(key.encode() + hashlib.sha256(self.shared.objects[key]).digest())
-        return self._digest.hexdigest()
 
     def _no_errors(self) -> None:
         if self._verdict is not None:
@@ -300,10 +300,3 @@ class World:
                 return False
             await asyncio.sleep(0.1)
         return True
-
-    def _close(self) -> None:
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
-        self.loop.run_until_complete(asyncio.sleep(0))
-        self.loop.run_until_complete(asyncio.sleep(0))
-        self.loop.close()

@@ -43,6 +43,9 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiries, "PAGE_ROWS", 4)
     monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 3)
     monkeypatch.setattr(checkpointer, "_PAGE_OBJECTS_MAX", 5)
+    monkeypatch.setattr(checkpointer, "_TURN_WEIGHT", 1)
+    monkeypatch.setattr(checkpointer, "_STREAMS_AT_ONCE", 1)
+    monkeypatch.setattr(pages, "_CONSUMERS_AT_ONCE", 1)
 
 
 def roots_in(shared: MemoryStore) -> list[Position]:
@@ -66,7 +69,8 @@ class Crowd:
             stream = Stream(self.rig.log, self.number, f"s{self.number % 13}-{self.number}")
             self.streams[self.number], self.live[self.number] = stream, []
             stream.create()
-            stream.record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {}, "created_ns": 1})
+            for name in "cde":
+                stream.record(RecordKind.CONSUMER_CREATE, {"name": name, "config": {}, "created_ns": 1})
             return
         stream = rng.choice(list(self.streams.values()))
         live = self.live[stream.stream_id]
@@ -88,13 +92,14 @@ class Crowd:
             self.cseq += 1
             seqs = sorted(rng.sample(range(1, 60), rng.randint(1, 9)))
             stream.record(RecordKind.CONSUMER_STATE, {
-                "n": "c", "d": [self.cseq, seqs[-1], 1], "add": [seqs, seqs, seqs],
+                "n": rng.choice("cde"), "d": [self.cseq, seqs[-1], 1], "add": [seqs, seqs, seqs],
                 "drop": rng.sample(range(1, 60), 5), "re": {rng.choice(seqs): 2}, "x": {"n": self.cseq}})
         elif draw < 0.95:
             stream.record(RecordKind.STREAM_UPDATE, {"config": {"n": self.cseq}})
         elif draw < 0.98:
-            stream.record(RecordKind.CONSUMER_DELETE, {"name": "c"})
-            stream.record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"again": 1}, "created_ns": 2})
+            name = rng.choice("cde")
+            stream.record(RecordKind.CONSUMER_DELETE, {"name": name})
+            stream.record(RecordKind.CONSUMER_CREATE, {"name": name, "config": {"again": 1}, "created_ns": 2})
         else:
             del self.streams[stream.stream_id]
             stream.record(RecordKind.STREAM_DELETE, {})

@@ -67,7 +67,9 @@ WRONG: list[tuple[int, str, Any]] = [
     (11, "at_ns", None), (11, "reader_version", "1"), (12, "seqs", None), (12, "seqs", [1.5]), (12, "expires_at_ns", None),
     (10, "runs", "key"), (10, "runs", [5]), (14, "blocks", None), (14, "blocks", {}), (14, "blocks", [[1, 2]]),
     (14, "blocks", [[1, "2", []]]), (15, "blocks", None), (15, "blocks", {}), (15, "dead", {}), (15, "dead", [[1, 2, 3]]),
-    (15, "dead", [[3, 2, 1, 1]]),
+    (15, "dead", [[3, 2, 1, 1]]), (15, "dead", [[1, 3, 2, 9, b"\5\0"]]), (15, "dead", [[1, 3, 2, 9, b"\7"]]),
+    (15, "dead", [[1, 3, 2, 9, b"\x0a"]]), (15, "dead", [[1, 3, 2, 9, "\5"]]), (15, "dead", [[1, 3, -1, 9]]),
+    (15, "dead", [[1, 3, 2, 9, b"\5", 1]]),
     (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567"), (13, "seqs", None), (13, "due_at_ns", [1])]
 
 

@@ -265,6 +265,30 @@ def test_a_store_that_refuses_for_good_is_tried_for_good() -> None:
     in_virtual_time(main)
 
 
+def test_each_kind_of_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A store that cannot be reached comes back with other keys: the log has both reasons, once each, and that it is over; the
+    next time again."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        put, errors = rig.shared.put, [Transient("cannot be reached"), StoreRefused("the key is unknown: check it")]
+
+        async def failing(key: str, data: Any) -> None:
+            errors.append(errors.pop(0))
+            raise errors[-1]
+
+        for _ in range(2):
+            rig.shared.put = failing  # type: ignore[method-assign]
+            stream.publish()
+            await asyncio.sleep(600)
+            rig.shared.put = put  # type: ignore[method-assign]
+            await rig.log.persisted()
+            said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("segment")]
+            assert [sum(word in line for line in said) for word in ("cannot be reached", "the key is unknown", "is in the store")
+                    ] == [1, 1, 1], said
+            caplog.clear()
+    in_virtual_time(main)
+
+
 def test_a_seal_in_the_slot_fences_and_names_the_sealer() -> None:
     """No waiter is ever answered; a waiting coroutine gets Fenced."""
     async def main(clock: ManualClock) -> None:

@@ -1,68 +1,173 @@
-"""The cache: a bound in bytes, least recently used out first, the two newest always kept."""
+"""The cache: a bound in bytes; what is used again survives what is read once; the newest and the referenced are found."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
+
+import pytest
 
 from broker.storage.read.cache import Cache
 
 
-def test_least_recently_used_is_evicted_first() -> None:
-    """Reading an entry keeps it; the one not read for longest is evicted."""
-    cache = Cache(30)
-    for key in "abc":
-        cache.put(key, key.upper(), 10)
-    assert cache.get("a") == "A"
-    cache.put("d", "D", 10)
-    assert [key in cache for key in "abcd"] == [True, False, True, True]
-    assert cache.get("b") is None
-    assert (cache.hits, cache.misses, cache.bytes, len(cache)) == (1, 1, 30, 3)
+class Part:
+    """A value that can be referenced weakly, as a chunk or a head."""
 
 
-def test_the_two_newest_stay_however_large() -> None:
-    """An entry larger than the bound evicts all but the one before it, and stays until two others are added."""
-    cache = Cache(30)
-    for key in "abc":
-        cache.put(key, 1, 10)
-    cache.put("large", 2, 1000)
-    assert [key in cache for key in "abc"] == [False, False, True]
-    assert cache.get("large") == 2
-    assert (len(cache), cache.bytes) == (2, 1010)
-    cache.put("d", 3, 10)
-    assert (cache.get("c"), cache.get("large"), cache.get("d"), cache.bytes) == (None, 2, 3, 1010)
-    cache.put("e", 4, 10)
-    assert (cache.get("large"), cache.get("d"), cache.get("e"), cache.bytes) == (None, 3, 4, 20)
+def put(cache: Cache, key: Hashable, size: int = 10) -> None:
+    cache.put(key, Part(), size)
 
 
-def test_the_bound_holds_over_any_history() -> None:
-    """Random puts, puts again with another size and gets: the sum is exact and within the bound."""
-    rng = random.Random(3)
+def found(cache: Cache, keys: range) -> int:
+    return sum(cache.get(key) is not None for key in keys)
+
+
+def forget_newest(cache: Cache) -> None:
+    """Two values that are too large to be cached take the places of the newest."""
+    for key in ("large", "larger"):
+        cache.put(key, Part(), cache.bytes_max + 1)
+
+
+def test_a_working_set_survives_a_full_scan() -> None:
+    """40 hot blocks of a cache of 100, used twice, are all found after a scan of ten times the cache, which leaves its room
+    in the small queue; those that were not used twice are gone."""
     cache = Cache(1000)
+    for key in range(100):
+        put(cache, key)
+    assert found(cache, range(40)) == 40
+    for key in range(1000, 1100):
+        put(cache, key)
+    before = cache.hits
+    assert found(cache, range(40)) == 40
+    for key in range(2000, 3000):
+        put(cache, key)
+        assert cache.bytes <= 1000
+    assert found(cache, range(40)) == 40
+    assert cache.hits == before + 80
+    assert found(cache, range(40, 100)) == 0
+    assert (cache.promotions, cache.main_bytes, cache.main_evictions, cache.small_evictions) == (40, 400, 0, 1100)
+
+
+def test_a_scan_beside_random_gets_costs_few_hits() -> None:
+    """Random gets from a hot set of half the cache, in turn with a scan of ten times the cache, find nearly everything once they
+    are warm; a cache that evicts the least recently used would find hardly half."""
+    rng = random.Random(7)
+    cache = Cache(10_000)
+
+    def hot(n: int) -> int:
+        hits = 0
+        for _ in range(n):
+            key = rng.randrange(500)
+            if cache.get(key) is None:
+                put(cache, key)
+            else:
+                hits += 1
+        return hits
+
+    hot(10_000)
+    alone = hot(2000) / 2000
+    for key in range(1000, 2000):
+        hot(1)
+        put(cache, key)
+    with_scan = 0
+    for key in range(2000, 12_000):
+        with_scan += hot(1)
+        put(cache, key)
+    assert alone == 1.0
+    assert with_scan / 10_000 > 0.98
+
+
+def test_small_pulls_are_one_use() -> None:
+    """A scan that uses each part fifty times in a row does not make room for itself in the main queue."""
+    cache = Cache(10_000)
+    for key in range(5000):
+        put(cache, key)
+        for _ in range(50):
+            assert cache.get(key) is not None
+    assert (cache.promotions, cache.main_bytes) == (0, 0)
+
+
+def test_what_is_put_again_soon_goes_to_the_main_queue() -> None:
+    """An entry evicted a moment ago was worth keeping; one evicted long ago is as good as new."""
+    cache = Cache(1000)
+    for key in range(110):
+        put(cache, key)
+    assert cache.get(0) is None
+    put(cache, 0)
+    assert (cache.ghost_hits, cache.promotions, cache.main_bytes) == (1, 1, 10)
+    for key in range(1000, 2000):
+        put(cache, key)
+    assert found(cache, range(1)) == 1
+    put(cache, 1)
+    assert cache.ghost_hits == 1
+
+
+def test_the_main_queue_lets_go_what_is_no_longer_used() -> None:
+    """A new working set takes the place of the old one."""
+    cache = Cache(1000)
+    for start in (0, 1000):
+        for _ in range(6):
+            for key in range(start, start + 60):
+                if cache.get(key) is None:
+                    put(cache, key)
+            for _ in range(50):
+                put(cache, object())
+    assert found(cache, range(1000, 1060)) == 60
+    assert cache.main_evictions > 0
+    assert cache.bytes <= 1000
+
+
+def test_a_value_larger_than_the_cache_evicts_nothing() -> None:
+    """It is found while it is among the newest; the main queue stays."""
+    cache = Cache(1000)
+    for _ in range(2):
+        for key in range(110):
+            if cache.get(key) is None:
+                put(cache, key)
+    held = cache.main_bytes
+    assert held > 500
+    for _ in range(3):
+        put(cache, "large", 100_000)
+        assert cache.get("large") is not None
+        put(cache, "other")
+        put(cache, "another")
+        assert cache.get("large") is None
+    assert (cache.main_bytes, len(cache)) == (held, 100)
+    put(cache, "other", 100_000)
+    assert len(cache) == 99
+
+
+@pytest.mark.parametrize("bytes_max", [0, 1, 7, 100, 1000, 4096])
+def test_the_bound_holds_over_any_history(bytes_max: int) -> None:
+    """Random puts, puts again with another size and gets, on caches smaller and larger than a value: the sums are exact and
+    within the bound, also those of the main queue."""
+    rng = random.Random(bytes_max)
+    cache = Cache(bytes_max)
     sizes: dict[int, int] = {}
     for _ in range(5000):
         key = rng.randrange(60)
         if rng.random() < 0.5:
             cache.get(key)
         else:
-            sizes[key] = rng.randrange(1, 200)
-            cache.put(key, key, sizes[key])
-        assert cache.bytes == sum(size for key, size in sizes.items() if key in cache)
-        assert cache.bytes <= 1000
+            sizes[key] = rng.randrange(0, 200)
+            cache.put(key, key, sizes[key])  # a number is not found by being referenced
+        sizes = {one: size for one, size in sizes.items() if one in cache}
+        assert cache.bytes == sum(sizes.values())
+        assert 0 <= cache.main_bytes <= cache.bytes <= bytes_max
     cache.clear()
-    assert (cache.bytes, len(cache)) == (0, 0)
+    assert (cache.bytes, cache.main_bytes, len(cache)) == (0, 0, 0)
 
 
 def test_a_referenced_value_is_found() -> None:
-    """An evicted part is still found while it is in use, without counting; then it is gone."""
-    class Part:
-        pass
-
+    """An evicted part is still found while it is in use, or one of the two newest, without counting; then it is gone."""
     cache = Cache(0)
     held: Part | None = Part()
     cache.put("held", held, 10)
     for key in "abc":
-        cache.put(key, Part(), 10)
-    assert (cache.get("held") is held, "held" in cache, cache.bytes, len(cache)) == (True, True, 20, 2)
-    assert (cache.get("a"), "a" in cache) == (None, False)
+        put(cache, key)
+    assert (cache.get("held") is held, "held" in cache, cache.bytes, len(cache)) == (True, True, 0, 0)
+    assert (cache.get("a"), cache.get("b") is None, cache.get("c") is None) == (None, False, False)
     held = None
     assert cache.get("held") is None
+    forget_newest(cache)
+    assert cache.get("c") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -235,6 +236,49 @@ def test_dead_sets_agree_with_a_plain_set(ranges: list[tuple[int, int]], sparse:
     copy = DeadSet(50, 50 + 230 * width, 231)
     copy.load(dead.pack())
     assert list(copy.seqs()) == list(dead.seqs())
+    moved = dead.moved(1000)
+    assert [(first - 950, last - 950) for first, last in moved.seqs()] == list(dead.seqs())
+    assert (moved.first_seq, moved.last_seq) == (1000, 1000 + 230 * width)
+    moved.add(1000, 1000)
+    assert (50 in dead) == (50 in model)
+    first_alive = next((seq for seq in range(50, 50 + 231) if seq not in model), 0)
+    if first_alive:
+        last_alive = next(seq for seq in range(50 + 230 * width, first_alive - 1, -1) if seq not in model)
+        assert dead.ends == (first_alive, last_alive)
+
+
+@given(st.sets(st.integers(0, 3000)), st.sets(st.integers(0, 3000)))
+def test_marking_scattered_messages(first: set[int], second: set[int]) -> None:
+    """Shows the union, what was new, ranges over the bounds of pieces, and the same once more without effect."""
+    dead, other = DeadSet(1, 3001, 3001), DeadSet(1, 3001, 3001)
+    for at in first:
+        dead.add(at + 1, at + 1)
+    for at in second:
+        other.add(at + 1, at + 1)
+    assert dead.merge(other.pack()) == len(second - first)
+    assert dead.merge(other.pack()) == 0
+    found = list(dead.seqs())
+    assert {seq - 1 for low, high in found for seq in range(low, high + 1)} == first | second
+    assert all(before[1] + 1 < after[0] for before, after in pairwise(found))
+    with pytest.raises(ValueError, match="do not fit"):
+        dead.merge(bytes(5))
+
+
+def test_scattered_messages_of_a_block_of_a_table() -> None:
+    """Shows those marked, counted and saved, once; and a table that has no such block, or another one there, left as it is."""
+    table = BlockTable()
+    for i in range(5):
+        table.append(ref(i * 10 + 1, i * 10 + 10).pack())
+    for _ in range(2):
+        table.mark(11, 20, b"\x05\x02", 120)
+        entry = table.find(11)
+        assert entry is not None
+        assert (entry.dead_count, entry.dead_bytes, [seq for seq in range(11, 21) if entry.is_dead(seq)]) == (3, 120, [11, 13, 20])
+    for first, last in ((61, 70), (12, 20), (11, 30), (1, 9)):
+        table.mark(first, last, bytes((last - first + 8) >> 3), 1)
+    assert sum(entry.dead_count for entry in table) == 3
+    with pytest.raises(ValueError, match="do not fit"):
+        table.mark(21, 30, bytes(1), 1)
 
 
 def test_a_table_of_many_pages_agrees_with_a_plain_set() -> None:

@@ -35,6 +35,10 @@ class AckDelta:
         self.recounted: set[int] = set()
         self.ahead: list[int] = []
 
+    def clear(self) -> None:
+        """Forget all changes."""
+        self.fresh, self.dropped, self.recounted, self.ahead = [], [], set(), []
+
     def prune(self, floor_seq: int) -> None:
         """Drop runs at or below the floor, when there are many."""
         fresh = self.fresh
@@ -72,4 +76,4 @@ class AckDelta:
             delta.dropped = self.dropped
         if self.recounted:
             delta.redelivered = {seq: redelivered.get(seq, 0) for seq in sorted(self.recounted)}
-        self.fresh, self.dropped, self.recounted, self.ahead = [], [], set(), []
+        self.clear()

@@ -21,7 +21,7 @@ from broker.jetstream.bus import Msg
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.protocol import AckKind, parse_answer, parse_delay, parse_subject
 from broker.jetstream.consumer.acks.state import AckState
-from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.cursor.cursor import Cursor
 from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
 from broker.jetstream.wire.numbers import INT64_MAX, SEQ_MAX, decimal
 

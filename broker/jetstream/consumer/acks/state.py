@@ -388,6 +388,11 @@ class AckState:
         self._delta.take(delta, self.pending, self.floor_sseq, self.ahead, self.redelivered)
         return delta
 
+    def forget_changes(self) -> None:
+        """Nothing of this state is stored, so no changes are to be remembered for ``take_delta``."""
+        self.changed = False
+        self._delta.clear()
+
     # ---- parts
 
     def _wait_of(self, seq: int) -> int:

@@ -16,7 +16,7 @@ from broker.gotime import format_duration
 from broker.jetstream.bus import Bus, Msg
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.state import AckState
-from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.cursor.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.priority import Order, PinnedClient, order_of
 from broker.jetstream.consumer.delivery.pull import Waiting

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from broker.jetstream.consumer.cursor import Block, Cursor, Loading, Taken
+from broker.jetstream.consumer.cursor.cursor import Block, Cursor, Loading
+from broker.jetstream.consumer.cursor.taken import Taken
 from broker.storage.format.frame import Chunk
 
 __all__ = ["Gathering"]

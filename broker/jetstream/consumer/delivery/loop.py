@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from broker.jetstream.bus import Bus, Deliveries
 from broker.jetstream.consumer.acks.state import AckState
-from broker.jetstream.consumer.cursor import Cursor, Loading, Taken
+from broker.jetstream.consumer.cursor.cursor import Cursor, Loading
+from broker.jetstream.consumer.cursor.taken import Taken
 from broker.jetstream.consumer.delivery.flow_control import Replay
 from broker.jetstream.consumer.delivery.gathering import Gathering
 from broker.jetstream.consumer.delivery.priority import Supply, Turn

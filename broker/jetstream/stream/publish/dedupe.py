@@ -18,6 +18,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from broker.jetstream.stream.publish.id_map import IdMap
 
 __all__ = ["Dedupe"]
 
@@ -58,7 +61,7 @@ class Dedupe:
         self.known = known or window_ns <= 0
         self.last_id: bytes | None = b"" if known else None
         self.recorded: list[tuple[int, bytes]] = []
-        self._seqs: dict[bytes, int] = {}
+        self._seqs = IdMap()
         self._runs: list[_Run] = []
         self._begin = 0
         """Index of the first run that is not forgotten."""
@@ -89,7 +92,7 @@ class Dedupe:
 
     def seen(self, msg_id: bytes) -> int:
         """The sequence of the message with this id, or 0. Call ``expire`` first."""
-        seq = self._seqs.get(msg_id, 0)
+        seq = self._seqs.get(msg_id)
         if seq and self.behind:
             run = self._runs[bisect_left(self._runs, seq, self._begin, key=_last_seq)]
             return seq if run.time_ns > self._limit_ns else 0
@@ -111,7 +114,17 @@ class Dedupe:
     def news(self, ids: Sequence[bytes]) -> bool:
         """Whether no id in ``ids`` (b"": none) was seen before or occurs twice; False if uncertain."""
         given = [msg_id for msg_id in ids if msg_id]
-        return self._seqs.keys().isdisjoint(given) and len(set(given)) == len(given)
+        return self._seqs.has_none_of(given) and len(set(given)) == len(given)
+
+    def since(self, seq: int) -> list[Sequence[bytes]]:
+        """The ids of messages after ``seq``, none of which was sequenced together with it; to be read in this turn of the loop,
+        or copied a part at a time: they expire."""
+        newer: list[Sequence[bytes]] = []
+        for run in islice(reversed(self._runs), len(self._runs) - self._begin):
+            if run.last_seq <= seq:
+                break
+            newer.append(run.ids)
+        return newer
 
     def add_run(self, ids: Sequence[bytes], first_seq: int, time_ns: int) -> None:
         """``add`` for all messages from ``first_seq`` on, at least one of which has an id (b"": none)."""
@@ -127,22 +140,23 @@ class Dedupe:
     def expire(self, now_ns: int, count: int = _EXPIRED_AT_ONCE) -> None:
         """End the window of ids that are too old, and forget ``count`` of them."""
         limit_ns = self._limit_ns = now_ns - self.window_ns
-        runs, seqs = self._runs, self._seqs
-        while self._begin < len(runs) and (run := runs[self._begin]).time_ns <= limit_ns and count > 0:
+        runs, seqs, left = self._runs, self._seqs, count
+        while self._begin < len(runs) and (run := runs[self._begin]).time_ns <= limit_ns and left > 0:
             ids, last_seq = run.ids, run.last_seq
-            some = ids[-count:]
+            some = ids[-left:]
             for msg_id in some:
                 self.bytes -= _ENTRY_BYTES + len(msg_id)
-                if seqs.get(msg_id, _NEVER) <= last_seq:  # otherwise it was reused after its window, and belongs to a later run
-                    del seqs[msg_id]
-            count -= len(some)
+                seqs.forget(msg_id, last_seq)  # not if it was reused after its window, and belongs to a later run
+            left -= len(some)
             if len(some) < len(ids):
                 del ids[-len(some):]
             else:
                 self._begin += 1
-        if not seqs:
-            # A dictionary never shrinks while it is in use.
-            self._seqs, self._runs, self._begin = {}, [], 0
+        if left == count:
+            return
+        seqs.shrink()
+        if not len(seqs):
+            self._runs, self._begin = [], 0
         elif self._begin > _BEGIN_MAX and self._begin > len(runs) // 16:
             del runs[:self._begin]
             self._begin = 0
@@ -166,7 +180,7 @@ class Dedupe:
                 self._unheld_ns = time_ns
                 return False
             # Of two within the window the newer one was staged, and dropped as a duplicate of the older one.
-            seqs[msg_id] = seq
+            seqs.put(msg_id, seq)
             self.bytes += _ENTRY_BYTES + len(msg_id)
             if older and older[-1].time_ns == time_ns:
                 older[-1].ids.append(msg_id)
@@ -186,6 +200,5 @@ def _last_seq(run: _Run) -> int:
     return run.last_seq
 
 
-_NEVER = 1 << 64
 _BEGIN_MAX = 1024
 """Up to this many forgotten runs are left in the list, or a sixteenth of a long one: deleting them moves all others."""

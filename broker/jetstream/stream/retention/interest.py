@@ -12,11 +12,12 @@ There are no counts by message: consumers are asked whether they wait for a sequ
 what they have delivered and not seen acked. One that waits for what another has acked is asked first the next time.
 
     ack ──> acked ──┬─ the heads are in memory: the message leaves at once, and ack and removal are stored in one block
-                    └─ otherwise: the ack is answered and stored once the head has been loaded and the message has left
+                    └─ otherwise: it leaves once the head has been loaded, and then the ack is answered
 
-So a crash never leaves behind a message that is acked and not removed. The other order is harmless: no consumer waits
-for what has been removed. When consumers leave, a *sweep* over the stream looks for such messages; its start is stored
-in the stream's extra members (``sweep``) until it is done, and it begins again after a crash.
+When consumers leave, a *sweep* over the stream looks for messages that no one waits for any more. Where unfinished work
+begins is stored in the stream's extra members (``sweep``) until all of it is done: of sweeps, and of acked messages whose
+heads are being loaded. A restart sweeps from there on, so no crash leaves behind a message that is acked and not removed.
+The other order is harmless: no consumer waits for what has been removed.
 
 Source: nats-server, server/stream.go: ackMsg, checkForInterestWithSubject; server/consumer.go: needAck,
 cleanupNoInterestMessages, checkStateForInterestStream.
@@ -36,7 +37,6 @@ from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.storage.format.errors import FormatError
-from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.log.owner import BlockOwner
 from broker.storage.objectstore.base import NotFound, StoreError
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Interest"]
 
 SWEEP = "sweep"
-"""The stream's extra member that says where an unfinished sweep began, and of what kind it is."""
+"""The stream's extra member that says where unfinished work begins, and what kind of sweep does it."""
 
 _ROWS_AT_ONCE = 2000
 """Messages a sweep looks at in one turn of the loop: about 2 ms."""
@@ -103,7 +103,8 @@ class Interest:
     """The interest of one stream's consumers. ``configure`` follows each change of its configuration, ``changed`` each change
     of its consumers.
 
-    Attributes: ``active``: acks remove messages; ``selective``: only what some consumer gets is stored.
+    Attributes: ``active``: acks remove messages; ``selective``: only what some consumer gets is stored; ``moved``: whether
+        ``take_changes`` may have something to return.
     """
 
     def __init__(self, owner: Owner, live: Live, heads: Heads, retention: Retention, listeners: Listeners,
@@ -129,7 +130,14 @@ class Interest:
         self._settled: asyncio.Future[None] | None = None
         """Done once those have been removed."""
         self._loading = False
+        self._leaving_seq = 0
+        """The lowest of all acked sequences since something had to be loaded; 0: nothing has."""
+        self._joining_seq = 0
+        """The first sequence of messages that join, of which no consumer may get some."""
         self._sweeps: list[tuple[int, bool]] | None = None
+        self.moved = False
+        self._stored: list[Any] | None = None
+        """``sweep`` as the store has it, or is to have it."""
         self._working: tuple[asyncio.Task[None], ...] = ()
 
     def configure(self, config: StreamConfig) -> None:
@@ -186,7 +194,7 @@ class Interest:
     def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
         """A consumer no longer waits for ``seqs``: remove those that nobody waits for.
 
-        Returns: None when that is done; otherwise a future that completes then: acks must not be stored before.
+        Returns: None when that is done; otherwise a future that completes then, and after all that were returned before.
         """
         if not self.active or self._unknown or not seqs:
             return None
@@ -201,6 +209,9 @@ class Interest:
         if self._waiting is None:
             self._waiting = {}
         self._waiting.update(dict.fromkeys(left))
+        if not 0 < self._leaving_seq <= left[0]:
+            self._leaving_seq = left[0]
+            self._move()
         if self._settled is None:
             self._settled = asyncio.get_running_loop().create_future()
         if not self._loading:
@@ -322,6 +333,8 @@ class Interest:
             if settled is not None and not settled.done():
                 settled.set_result(None)
         self._loading = False
+        self._leaving_seq = 0
+        self._move()
 
     async def _load_first(self, seqs: Sequence[int]) -> Sequence[int]:
         """Take out those of ``seqs`` in the first of their blocks; returns the others. Raises: StoreError; FormatError."""
@@ -358,28 +371,54 @@ class Interest:
         if self._sweeps is None:
             self._sweeps = []
         self._sweeps.append(sweep)
-        self._say()
+        self._move()
         return self._start(self._sweep(sweep), "sweep of interest")
 
-    def sweep_record(self, start: int) -> dict[str, Any]:
-        """What is to be recorded with messages from ``start`` on, which come without a look at who waits for them: ``sweep``
+    def joining_record(self, start: int) -> dict[str, Any]:
+        """What is to be recorded with messages from ``start`` on, which come without a look at who waits for them: ``joined``
         when they are there."""
         if not self.selective:
             return {}
-        return {SWEEP: [min([start, *(begun for begun, _ in self._sweeps or ())]), False]}
+        self._joining_seq = start
+        self._stored = self._unfinished()
+        return {SWEEP: self._stored}
+
+    def joined(self, start: int) -> None:
+        """The messages from ``start`` on are there: remove those of them that no consumer gets."""
+        if self.selective:
+            self.sweep(start)
+        self._joining_seq = 0
 
     def resume(self, extra: Mapping[str, Any]) -> None:
-        """Restart the sweep that a crash interrupted; ``extra`` has the extra members of the stream's records."""
+        """Do what a crash interrupted; ``extra`` has the extra members of the stream's records."""
         begun = extra.get(SWEEP)
-        if isinstance(begun, list) and len(begun) == 2 and isinstance(begun[0], int) and self.active:
-            self.sweep(begun[0], acked=bool(begun[1]))
+        if isinstance(begun, list) and len(begun) == 2 and isinstance(begun[0], int):
+            self._stored = begun
+            if self.active:
+                self.sweep(begun[0], acked=bool(begun[1]))
 
-    def _say(self) -> None:
-        """Store the sweeps under way, as one that does the work of all."""
+    def take_changes(self) -> dict[str, Any]:
+        """The extra members to store so that a restart begins early enough; {}: none."""
+        self.moved = False
+        wanted, stored = self._unfinished(), self._stored
+        if wanted == stored or (wanted and stored and stored[0] <= wanted[0] and stored[1] <= wanted[1]):
+            return {}
+        self._stored = wanted
+        return {SWEEP: wanted}
+
+    def _unfinished(self) -> list[Any] | None:
+        """All unfinished work as one sweep."""
+        sweeps = list(self._sweeps or ())
+        if self._leaving_seq:
+            sweeps.append((self._leaving_seq, not self.selective))
+        if self._joining_seq:
+            sweeps.append((self._joining_seq, False))
+        return [min(start for start, _ in sweeps), all(acked for _, acked in sweeps)] if sweeps else None
+
+    def _move(self) -> None:
+        """What is unfinished has changed."""
         if self._owner.stored:
-            sweeps = self._sweeps
-            sweep = [min(start for start, _ in sweeps), all(acked for _, acked in sweeps)] if sweeps else None
-            self._log.block(self._owner).add(StreamUpdate(self._owner.config.to_json(), {SWEEP: sweep}))
+            self.moved = True
             self._log.lazy(self._owner)
 
     async def _sweep(self, sweep: tuple[int, bool]) -> None:
@@ -395,7 +434,7 @@ class Interest:
                 break
         if self._sweeps is not None:
             self._sweeps.remove(sweep)
-        self._say()
+        self._move()
 
     async def _swept(self, start: int, acked: bool) -> None:
         live, log = self._live, self._log

@@ -71,9 +71,7 @@ class LiveBlock:
         live.live_bytes -= entry.dead_bytes
         live.ref, live.subjects = ref, ref.subjects
         if entry.dead is not None:
-            live.dead = DeadSet(ref.first_seq, ref.last_seq, ref.count)
-            for first, last in entry.dead.seqs():
-                live.dead.add(first, last)
+            live.dead = entry.dead.moved(ref.first_seq)
         return live
 
     @property

@@ -37,7 +37,4 @@ class Joining:
     def first_live(self) -> tuple[int, int]:
         """Sequence of the first live message, and the time of its block."""
         block = self.blocks[0]
-        seq = block.first_seq
-        while block.dead is not None and seq in block.dead:
-            seq += 1
-        return seq, block.first_time_ns
+        return block.first_seq if block.dead is None else block.dead.ends[0], block.first_time_ns

@@ -220,8 +220,17 @@ class Live:
             first_seq, first_time_ns = joining.first_live
         return Outcome(first_seq, joining.last_seq, self.msgs + joining.msgs, self.size_bytes + joining.size_bytes, first_time_ns)
 
-    def join(self, joining: Joining) -> None:
-        """These messages are persisted, as the last of the stream. The blocks are loaded."""
+    def expect(self, joining: Joining) -> None:
+        """The record by which these messages join is about to be persisted. They count in ``usage`` from now on: other streams may
+        not take the room as well."""
+        self.joining = joining
+        self.usage.size_bytes += joining.size_bytes
+
+    def join(self) -> None:
+        """The messages that were expected are persisted, as the last of the stream. The blocks are loaded."""
+        joining, self.joining = self.joining, None
+        if joining is None or not joining.msgs:
+            return
         if self._stored is not None:
             raise RuntimeError("messages joined a stream whose blocks are not loaded")
         if not self.msgs:
@@ -232,7 +241,6 @@ class Live:
         self.last_time_ns = joining.blocks[-1].last_time_ns
         self.msgs += joining.msgs
         self.size_bytes += joining.size_bytes
-        self.usage.size_bytes += joining.size_bytes
 
     def cut(self, block: OpenBlock[Any]) -> None:
         """``block`` takes no more, and is on its way into the store unless it is empty."""
@@ -495,8 +503,9 @@ class Live:
 
     def count_in(self, usage: Usage) -> None:
         """Count what the stream holds in another ``usage`` from now on."""
-        self.usage.size_bytes -= self.size_bytes
-        usage.size_bytes += self.size_bytes
+        size = self.size_bytes + (0 if self.joining is None else self.joining.size_bytes)
+        self.usage.size_bytes -= size
+        usage.size_bytes += size
         self.usage = usage
 
     def skip_to(self, last_seq: int) -> None:

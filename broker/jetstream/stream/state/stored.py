@@ -1,10 +1,17 @@
-"""A message as a stream holds it."""
+"""Messages as a stream holds them: one, or several as columns."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ["StoredMsg"]
+from broker.jetstream.stream.state.rows import OpenRows
+
+if TYPE_CHECKING:
+    from broker.storage.format.frame import Chunk
+    from broker.storage.log.open_block import OpenBlock
+
+__all__ = ["NO_MSGS", "StoredMsg", "StoredMsgs", "columns_of", "from_chunk", "from_open"]
 
 
 class StoredMsg(NamedTuple):
@@ -23,3 +30,56 @@ class StoredMsg(NamedTuple):
     @property
     def payload(self) -> bytes:
         return self.body[self.hlen:]
+
+
+class StoredMsgs(NamedTuple):
+    """Stored messages as columns of one length, in sequence order; ``hlens`` None: none has headers."""
+
+    seqs: Sequence[int]
+    subjects: Sequence[bytes]
+    hlens: Sequence[int] | None
+    bodies: Sequence[bytes]
+    times_ns: Sequence[int]
+
+    @classmethod
+    def of(cls, msgs: Sequence[StoredMsg]) -> StoredMsgs:
+        return cls(*zip(*msgs, strict=True)) if msgs else NO_MSGS
+
+    def first(self, n: int) -> StoredMsgs:
+        """The first ``n`` of them."""
+        seqs, subjects, hlens, bodies, times_ns = self
+        return StoredMsgs(seqs[:n], subjects[:n], None if hlens is None else hlens[:n], bodies[:n], times_ns[:n])
+
+
+NO_MSGS = StoredMsgs((), (), None, (), ())
+
+
+def from_open(block: OpenBlock[Any], seq: int) -> StoredMsg | None:
+    """The message ``seq`` of a block that is not stored yet, None if it has no such message."""
+    rows = OpenRows(block)
+    at = rows.ordinal_of(seq)
+    if at >= rows.count or rows.seq_of(at) != seq:
+        return None
+    hlen = 0 if block.hlens is None else block.hlens[at]
+    return StoredMsg(seq, block.subjects[at], hlen, block.bodies[at], rows.time_of(at))
+
+
+def columns_of(chunk: Chunk, ordinals: Sequence[int]) -> StoredMsgs:
+    """Messages of one chunk, at least one."""
+    start, subjects, hlens, bodies, times, there = chunk.start, chunk.subjects, chunk.hlens, chunk.bodies, chunk.times, chunk.seqs
+    first, last = ordinals[0] - start, ordinals[-1] - start
+    if last - first + 1 == len(ordinals):
+        cut = slice(first, last + 1)
+        seqs = range(chunk.first_seq + first, chunk.first_seq + last + 1) if there is None else there[cut]
+        return StoredMsgs(seqs, subjects[cut], None if hlens is None else hlens[cut], bodies[cut], times[cut])
+    places = [ordinal - start for ordinal in ordinals]
+    return StoredMsgs([chunk.seq(i) for i in places], [subjects[i] for i in places],
+                      None if hlens is None else [hlens[i] for i in places], [bodies[i] for i in places],
+                      [times[i] for i in places])
+
+
+def from_chunk(chunk: Chunk, ordinal: int) -> StoredMsg:
+    """The message with this ordinal in the chunk's block."""
+    i = ordinal - chunk.start
+    return StoredMsg(chunk.seq(i), chunk.subjects[i], 0 if chunk.hlens is None else chunk.hlens[i], chunk.bodies[i],
+                     chunk.times[i])

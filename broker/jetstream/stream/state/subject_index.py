@@ -19,7 +19,7 @@ Memory of 1 M subjects of 21 bytes: about 190 bytes each while they have one mes
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 from broker.jetstream.stream.state.subject_order import SubjectOrder
@@ -138,6 +138,20 @@ class SubjectIndex:
         if history is None:
             return self._lasts[row]
         return history[2 * bisect_left(range(len(history) >> 1), seq, key=lambda i: history[2 * i])]
+
+    def seqs(self, subject: bytes, first_seq: int, last_seq: int, most: int) -> list[int]:
+        """The first ``most`` live messages of ``subject`` from ``first_seq``, which is not below the stream's first, up to
+        ``last_seq``, in a tracked stream."""
+        row = self._rows.get(subject)
+        if row is None or self._lasts[row] < first_seq:
+            return []
+        history = self._history.get(row)
+        if history is None:
+            last = self._lasts[row]
+            return [last] if last <= last_seq else []
+        at = bisect_left(range(len(history) >> 1), first_seq, key=lambda i: history[2 * i])
+        found = history[2 * at:2 * (at + most):2].tolist()
+        return found[:bisect_right(found, last_seq)]
 
     # --- changing -----------------------------------------------------------------------------------------------------
 

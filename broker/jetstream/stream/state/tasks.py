@@ -27,11 +27,11 @@ class Tasks:
         self._name = name
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
-        """Run ``work`` as a task, named by ``what`` it does."""
+    def start(self, work: Coroutine[Any, Any, T], what: str, *, awaited: bool = False) -> asyncio.Task[T]:
+        """Run ``work`` as a task, named by ``what`` it does. ``awaited``: its caller waits for it and tells of any failure."""
         task = asyncio.get_running_loop().create_task(work, name=f"{what} {self._name}")
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._tasks.discard if awaited else self._finished)
         return task
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from broker.jetstream.consumer.acks.state import AckState
-from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.cursor.cursor import Cursor
 from broker.jetstream.filters import Filters
 from tests.jetstream.consumer.fakes import MS, World
 

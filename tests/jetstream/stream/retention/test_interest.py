@@ -369,3 +369,82 @@ def test_what_is_waited_for_is_kept(first: int) -> None:
     """Publishes, consumers that come, go and narrow, acks of every kind, deletes, purges, restarts, crashes."""
     for seed in range(first, first + 6):
         History(seed).play()
+
+
+class Gate:
+    """Holds back the reads of a store."""
+
+    def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+        get = broker.store.get
+
+        async def held(*args: Any, **kwargs: Any) -> Any:
+            self.waiting.put_nowait(opened := asyncio.Event())
+            await opened.wait()
+            return await get(*args, **kwargs)
+
+        monkeypatch.setattr(broker.store, "get", held)
+
+
+async def _delivered(broker: Broker, *consumers: str) -> dict[str, list[bytes]]:
+    """An interest stream of three messages, each in an object of its own; where each consumer acks them."""
+    call = broker.caller
+    await call.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "retention": "interest"})
+    for name in consumers:
+        await call.api(f"CONSUMER.CREATE.S.{name}", {"stream_name": "S", "config": {
+            "durable_name": name, "ack_policy": "explicit", "ack_wait": 3_600_000_000_000}})
+    for _ in range(3):
+        await call.request("s.a", b"x")
+    return {name: await broker.pull(name, 3) for name in consumers}
+
+
+async def test_an_answered_ack_is_stored_though_another_waits_for_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows it for two acks in one segment: the message of the first stays for another consumer, that of the second leaves once
+    its block has been read. The broker is killed before that, and removes it at its next start."""
+    broker = Broker(0, 20_000)
+    await broker.open()
+    acks = await _delivered(broker, "A", "B")
+    await broker.caller.send(acks["B"][1].decode())
+    with monkeypatch.context() as patch:
+        gate = Gate(broker, patch)
+        first, second = (broker.caller.send(acks["A"][at].decode()) for at in (0, 1))
+        await asyncio.wait_for(first, 10)
+        await asyncio.wait_for(gate.waiting.get(), 10)
+        assert not second.done()
+        await broker.crash()
+    second.cancel()
+    await broker.open()
+    info = await broker.caller.api("CONSUMER.INFO.S.A")
+    assert (info["num_ack_pending"], info["ack_floor"]["stream_seq"]) == (1, 2)
+    await broker.stream.interest.finished()
+    broker.log.barrier()
+    await broker.log.persisted()
+    state = broker.state.streams[broker.stream.stream_id]
+    assert (state.msgs, state.first_seq, "sweep" in state.extra) == (2, 1, False)
+    await broker.crash()
+    await broker.js.stop()
+
+
+async def test_an_ack_is_answered_though_a_later_one_waits_for_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows it for two acks whose messages have to be read, the second while the first is being read."""
+    broker = Broker(0, 20_000)
+    await broker.open()
+    acks = await _delivered(broker, "A")
+    with monkeypatch.context() as patch:
+        gate = Gate(broker, patch)
+        first = broker.caller.send(acks["A"][0].decode())
+        opened = await asyncio.wait_for(gate.waiting.get(), 10)
+        second = broker.caller.send(acks["A"][1].decode())
+        opened.set()
+        await asyncio.wait_for(first, 10)
+        assert not second.done()
+        state = broker.state.streams[broker.stream.stream_id]
+        assert (state.msgs, state.extra["sweep"]) == (2, [1, False])
+        (await asyncio.wait_for(gate.waiting.get(), 10)).set()
+        await asyncio.wait_for(second, 10)
+    broker.log.barrier()
+    await broker.log.persisted()
+    state = broker.state.streams[broker.stream.stream_id]
+    assert (state.msgs, "sweep" in state.extra) == (1, False)
+    await broker.crash()
+    await broker.js.stop()

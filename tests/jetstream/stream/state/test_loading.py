@@ -11,7 +11,7 @@ import pytest
 
 import tests.jetstream.stream.world as worlds
 from broker.clock import ManualClock
-from broker.jetstream.consumer.cursor import Cursor, Taken
+from broker.jetstream.consumer.cursor.cursor import Cursor, Taken
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state import subject_state
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck, decide

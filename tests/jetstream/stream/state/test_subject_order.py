@@ -68,7 +68,7 @@ async def test_a_span_holds_its_subjects_in_order() -> None:
 
 @pytest.mark.parametrize("tracked", [False, True])
 def test_columns_agree_with_single_questions(tracked: bool) -> None:
-    """Counts, lasts and presence of many subjects at once, and the next message of one, with some that left at the front."""
+    """Counts, lasts and presence of many subjects at once, and the next messages of one, with some that left at the front."""
     index = SubjectIndex(tracked)
     for seq in range(1, 61):
         index.add(b"s.%d" % (seq % 7 + seq % 3), seq, 10)
@@ -76,6 +76,10 @@ def test_columns_agree_with_single_questions(tracked: bool) -> None:
     if not tracked:
         index.subtract(b"s.3", 1, index.last(b"s.3", 0) or 0)
     names = [b"s.%d" % i for i in range(12)]
+    everything = {name: [seq for seq in range(1, 61) if b"s.%d" % (seq % 7 + seq % 3) == name] for name in names}
+    for name in names if tracked else ():
+        for first, last, most in ((1, 60, 100), (58, 60, 2), (20, 40, 100), (20, 40, 1), (61, 90, 3)):
+            assert index.seqs(name, first, last, most) == [seq for seq in everything[name] if first <= seq <= last][:most]
     for first_seq in (1, 58) if tracked else (1,):
         lasts = [-1 if (last := index.last(name, first_seq)) is None else last for name in names]
         assert index.lasts(names, first_seq) == lasts

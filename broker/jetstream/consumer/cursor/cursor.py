@@ -19,13 +19,13 @@ from contextlib import suppress
 from itertools import compress, takewhile
 from typing import Protocol
 
+from broker.jetstream.consumer.cursor.listed import Listed
+from broker.jetstream.consumer.cursor.taken import Taken
 from broker.jetstream.filters import Filters
 from broker.storage.format.frame import Chunk
 
-__all__ = ["Block", "Cursor", "Loading", "Readable", "Taken"]
+__all__ = ["Block", "Cursor", "Loading", "Readable"]
 
-
-_FREED_AT_ONCE = 16_384
 _TAIL_MAX = 65_536
 """Sequences not yet persisted among which matches are counted in one turn of the loop."""
 
@@ -77,6 +77,9 @@ class Readable(Protocol):
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, Block, int] | Loading | None:
         """The chunk with the first message at or after ``seq``, and that message's index in it; None: nothing yet."""
 
+    def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
+        """The first ``most`` messages at or after ``seq`` that match; None: not known without a look at chunks."""
+
     def may_hold(self, seq: int) -> bool:
         """Whether ``seq`` may be live, as far as is known without reading."""
 
@@ -85,72 +88,6 @@ class Readable(Protocol):
 
     def tail_count(self, seq: int, filters: Filters) -> int:
         """How many messages at or after ``seq`` match and are not yet persisted."""
-
-
-class Taken:
-    """Consecutive messages for one consumer, as columns. ``end`` is the sequence to continue at when all are used."""
-
-    __slots__ = ("bodies", "end", "hlens", "seqs", "subjects", "times")
-
-    def __init__(self, seqs: Sequence[int], subjects: Sequence[bytes], hlens: Sequence[int] | None,
-                 bodies: Sequence[bytes], times: Sequence[int], end: int) -> None:
-        self.seqs = seqs
-        self.subjects = subjects
-        self.hlens = hlens
-        self.bodies = bodies
-        self.times = times
-        self.end = end
-
-    def __len__(self) -> int:
-        return len(self.bodies)
-
-    def cut(self, n: int) -> Taken:
-        """The first ``n`` of them."""
-        if n == len(self.bodies):
-            return self
-        return Taken(self.seqs[:n], self.subjects[:n], None if self.hlens is None else self.hlens[:n],
-                     self.bodies[:n], self.times[:n], self.seqs[n - 1] + 1)
-
-
-class Listed:
-    """Ascending sequences that are delivered first, from the next one to the last. There may be a million."""
-
-    __slots__ = ("_at", "_seqs")
-
-    def __init__(self, seqs: Sequence[int] = ()) -> None:
-        self._seqs = seqs if isinstance(seqs, list) else list(seqs)
-        self._at = 0
-
-    def __len__(self) -> int:
-        return len(self._seqs) - self._at
-
-    @property
-    def first(self) -> int:
-        """The next one; there must be one."""
-        return self._seqs[self._at]
-
-    def below(self, seq: int) -> int:
-        """How many are below ``seq``."""
-        return bisect_left(self._seqs, seq, self._at) - self._at
-
-    def up_to(self, last_seq: int, most: int) -> list[int]:
-        """The next ``most``, as far as they are not above ``last_seq``."""
-        at = self._at
-        return self._seqs[at:bisect_right(self._seqs, last_seq, at, min(at + most, len(self._seqs)))]
-
-    def drop(self, n: int) -> int:
-        """Take out the next ``n``, at least one; returns the last of them."""
-        self._at += n
-        last = self._seqs[self._at - 1]
-        if self._at >= _FREED_AT_ONCE or self._at == len(self._seqs):
-            del self._seqs[:self._at]
-            self._at = 0
-        return last
-
-    def drop_below(self, seq: int) -> None:
-        """Take out those below ``seq``."""
-        if n := self.below(seq):
-            self.drop(n)
 
 
 class Cursor:
@@ -194,12 +131,21 @@ class Cursor:
     # ---- reading
 
     def take(self, count_max: int, bytes_max: int) -> Taken | Loading | None:
-        """Up to ``count_max`` next messages of one chunk, at least one; about ``bytes_max`` of bodies.
+        """Up to ``count_max`` next messages, at least one; about ``bytes_max`` of bodies. They are of one chunk, unless the
+        stream knows where they are.
 
         Returns None at the end of what is persisted. The cursor moves past them only in ``passed``.
         """
         if self.skip:
             return self._take_listed(count_max, bytes_max)
+        if not self.filters.all and (seqs := self.stream.known_seqs(self.filters, self.next_seq, count_max)) is not None:
+            if not seqs:
+                self._to_take = None
+                self._ended()
+                return None
+            known = self._take_known(seqs, bytes_max)
+            if known is not None:
+                return known
         while True:
             found = self.stream.next_chunk(self.next_seq, self.narrow)
             if found is None:
@@ -218,6 +164,36 @@ class Cursor:
                 return taken
             # Nothing in this chunk matches.
             self._move(min(chunk.last_seq, self.stream.persisted_seq) + 1)
+
+    def _take_known(self, seqs: Sequence[int], bytes_max: int) -> Taken | Loading | None:
+        """The first of ``seqs``, from one chunk after another, as far as these are in memory; None: what is there was
+        acked already, or is not where it should be.
+
+        The values of a key are far apart: chunk by chunk, each of them would cost a delivery of its own.
+        """
+        stream, ahead, parts, at = self.stream, self.ahead, list[Taken](), 0
+        self._to_take = None
+        while at < len(seqs) and bytes_max > 0:
+            found = stream.next_chunk(seqs[at], self.narrow)
+            if not isinstance(found, tuple):
+                self._to_take = found
+                if not parts:
+                    return found
+                break
+            chunk, block, i = found
+            if chunk.seq(i) != seqs[at]:
+                break
+            end = bisect_right(seqs, chunk.last_seq, at)
+            here = seqs[at:end]
+            if ahead:
+                here = [seq for seq in here if seq not in ahead]
+            if block.dead is not None:
+                here = [seq for seq in here if seq not in block.dead]
+            if here:
+                parts.append(self._of(chunk, here))
+                bytes_max -= sum(map(len, parts[-1].bodies))
+            at = end
+        return Taken.joined(parts, seqs[at - 1] + 1) if parts else None
 
     def _cut(self, chunk: Chunk, block: Block, i: int, count_max: int, bytes_max: int) -> Taken | None:
         n = len(chunk)

@@ -1,0 +1,20 @@
+"""Compiles the package when it is installed from a checkout to be edited: for other installs, pip compiles.
+
+Where PYTHONDONTWRITEBYTECODE is set, as in many images, every start would compile all of it otherwise: 0.3 s.
+"""
+
+from __future__ import annotations
+
+import compileall
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class CompileInPlace(BuildHookInterface):
+    """Called by hatchling for each wheel; ``version`` is "editable" for an install in place."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            compileall.compile_dir(Path(self.root, "broker"), quiet=2)

@@ -1,0 +1,29 @@
+"""What a configuration file set: the result of ``broker.config.file``, which a start without a file does not import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["EMPTY", "FileSettings"]
+
+EMPTY = "config has no values or is empty"
+"""The end of the notice about a file without settings."""
+
+
+@dataclass(slots=True)
+class FileSettings:
+    """A file's values, by the paths of their settings; ``stores`` are the stores it names for streams."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    """``FILE:LINE:COLUMN`` by path, for errors found later."""
+    stores: dict[str, str] = field(default_factory=dict)
+    """Store URL by the place in the file that names it."""
+    jetstream: bool | None = None
+    authorization: bool = False
+    """Whether there is an ``authorization`` block, even an empty one."""
+
+    notices: list[str] = field(default_factory=list)
+    digest: str = ""
+    """Changes with the contents."""

@@ -1,0 +1,84 @@
+"""When acks are answered: once they are stored, and the stream has removed the messages that they were for.
+
+    acked ──> the stream removes them at once ──> answered once acks and removal are persisted, in one block
+         └──> it has to load something first ───> answered once they are removed, and that is persisted
+
+The acks themselves are stored with the next block in either case: everything that waits for a commit may rest on them, and
+acks that kept coming would hold each other back. In the second case the stream stores with them where to look for what
+they leave behind, should it come to a crash.
+
+Owns: the replies that wait for removals. Does not own: the removals (stream), the state of the acks (acks).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus
+    from broker.jetstream.consumer.stream_view import StreamView
+
+__all__ = ["DoubleAcks"]
+
+
+class DoubleAcks:
+    """The acks of one consumer on their way to an answer.
+
+    Args: ``changed`` is called when the consumer may have something new to store.
+    Attributes: ``stored``: whether the consumer's state is stored at all.
+    """
+
+    __slots__ = ("_bus", "_changed", "_closed", "_removal", "_replies", "_stream", "stored")
+
+    def __init__(self, stream: StreamView, bus: Bus, changed: Callable[[], None], *, stored: bool) -> None:
+        self.stored = stored
+        self._stream = stream
+        self._bus = bus
+        self._changed = changed
+        self._removal: asyncio.Future[None] | None = None
+        """The newest removal that could not be made at once; those before it are made before it."""
+        self._replies: dict[asyncio.Future[None], list[bytes]] = {}
+        self._closed = False
+
+    def acked(self, seqs: Sequence[int]) -> None:
+        """The consumer no longer waits for ``seqs``."""
+        removal = self._stream.acked(seqs)
+        if removal is not None:
+            self._removal = removal
+
+    def answer(self, replies: list[bytes]) -> None:
+        """Answer the acks that came so far, once the resulting state is persisted."""
+        removal = self._removal
+        if removal is None or removal.done():
+            self._removal = None
+            self._answer(replies)
+        elif (waiting := self._replies.get(removal)) is not None:
+            waiting += replies
+        else:
+            self._replies[removal] = replies
+            removal.add_done_callback(self._removed)
+
+    def close(self) -> None:
+        """The consumer is gone: answer nothing more."""
+        self._closed = True
+
+    def _removed(self, removal: asyncio.Future[None]) -> None:
+        replies = self._replies.pop(removal)
+        if not self._closed:
+            self._answer(replies)
+
+    def _answer(self, replies: list[bytes]) -> None:
+        stream = self._stream
+        if not self.stored or stream.config.persist_mode == "async":
+            self._publish(replies)
+            return
+        self._changed()
+        stream.log.barrier(stream)
+        stream.log.wait(self._publish, replies, of=stream)
+
+    def _publish(self, replies: list[bytes]) -> None:
+        publish = self._bus.publish
+        for reply in replies:
+            publish(reply, b"", 0, b"")

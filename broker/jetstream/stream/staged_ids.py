@@ -1,0 +1,128 @@
+"""Which messages of a request are duplicates: of messages within the stream's duplicate window, or of earlier ones of its own.
+
+    compare   the ids against the window and each other, while publishes go on
+    catch_up  those that were published meanwhile, while publishes wait: usually none
+
+There may be a million ids: all is done in slices, with a turn of the loop after each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from broker.jetstream.stream.publish.id_map import IdSet
+from broker.storage.state.dead import DeadSet
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.stream.publish.dedupe import Dedupe
+    from broker.storage.staging.check import Staged, StagedBlock
+
+__all__ = ["Dropped", "StagedIds"]
+
+_AT_ONCE: Final = 512
+"""Ids looked at in one turn of the loop: about half a millisecond."""
+
+
+class Dropped:
+    """Those messages of one block that do not join: their places among its ids, and the same as sequences that count from 1."""
+
+    __slots__ = ("dead", "places", "size_bytes")
+
+    def __init__(self, block: StagedBlock) -> None:
+        self.places = array("I")
+        self.size_bytes = 0
+        self.dead = DeadSet(1, block.ref.count, block.ref.count)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def add(self, block: StagedBlock, at: int) -> None:
+        """The message with the id at ``at``, if it is not among them."""
+        seq = 1 + block.ids.ordinals[at]
+        if self.dead.add(seq, seq):
+            self.places.append(at)
+            self.size_bytes += block.ids.sizes[at]
+
+
+class StagedIds:
+    """The ids of one request, as compared with one stream's.
+
+    Attributes: ``dropped``: by the number of the block, of those that have duplicates.
+    """
+
+    def __init__(self, staged: Staged, dedupe: Dedupe, clock: Clock) -> None:
+        self.dropped: dict[int, Dropped] = {}
+        self._staged = staged
+        self._dedupe = dedupe
+        self._clock = clock
+        self._seen = IdSet()
+        self._window_ns = -1
+        """Of the stream when they were compared; -1: they were not."""
+        self._last_seq = 0
+
+    @property
+    def msgs(self) -> int:
+        """How many messages are dropped."""
+        return sum(map(len, self.dropped.values()))
+
+    @property
+    def size_bytes(self) -> int:
+        """What they would count for."""
+        return sum(one.size_bytes for one in self.dropped.values())
+
+    async def compare(self, last_seq: int) -> None:
+        """With all messages up to ``last_seq``, the stream's last one. The window's ids are loaded."""
+        dedupe = self._dedupe
+        self.dropped, self._seen, self._window_ns, self._last_seq = {}, IdSet(), dedupe.window_ns, last_seq
+        if dedupe.window_ns <= 0:
+            return
+        for number, block in enumerate(self._staged.blocks):
+            ids = block.ids.ids
+            for start in range(0, len(ids), _AT_ONCE):
+                some = ids[start:start + _AT_ONCE]
+                dedupe.expire(self._clock.now_ns())
+                again = set(self._seen.take(some))
+                if not dedupe.news(some):
+                    again.update(at for at, msg_id in enumerate(some) if dedupe.seen(msg_id))
+                self._drop(number, block, [start + at for at in sorted(again)])
+                await asyncio.sleep(0)
+
+    async def catch_up(self, last_seq: int) -> None:
+        """With those published since ``compare``, up to ``last_seq``; no others come meanwhile."""
+        dedupe = self._dedupe
+        if self._window_ns != dedupe.window_ns:  # the stream was updated
+            await self.compare(last_seq)
+            return
+        if last_seq == self._last_seq:
+            return
+        hits: set[bytes] = set()
+        looked_at = 0
+        dedupe.expire(self._clock.now_ns())
+        for ids in dedupe.since(self._last_seq):
+            for start in range(0, len(ids), _AT_ONCE):
+                some = ids[start:start + _AT_ONCE]
+                hits.update(msg_id for msg_id in some if msg_id in self._seen and dedupe.seen(msg_id))
+                looked_at += len(some)
+                if looked_at >= _AT_ONCE:
+                    looked_at = 0
+                    await asyncio.sleep(0)
+        self._last_seq = last_seq
+        for number, block in enumerate(self._staged.blocks if hits else ()):
+            ids = block.ids.ids
+            for start in range(0, len(ids), _AT_ONCE):
+                some = ids[start:start + _AT_ONCE]
+                if not hits.isdisjoint(some):
+                    self._drop(number, block, [at for at, msg_id in enumerate(some, start) if msg_id in hits])
+            await asyncio.sleep(0)
+
+    def _drop(self, number: int, block: StagedBlock, places: Sequence[int]) -> None:
+        if places:
+            dropped = self.dropped.get(number)
+            if dropped is None:
+                dropped = self.dropped[number] = Dropped(block)
+            for at in places:
+                dropped.add(block, at)
