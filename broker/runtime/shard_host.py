@@ -126,8 +126,8 @@ class ShardHost(LogListener):
         if self.shard is None:
             raise RuntimeError("the shard is not ours")
         if self.disk_cache is None:
-            return BlockReader(self._patient, self.cache, self.shard.key_of)
-        return BlockReader(self.disk_cache, self.cache, self.shard.key_of, distrust=self.disk_cache.forget)
+            return BlockReader(self._patient, self.cache, self.shard.key_of, paths=self._paths)
+        return BlockReader(self.disk_cache, self.cache, self.shard.key_of, distrust=self.disk_cache.forget, paths=self._paths)
 
     def _make_disk_cache(self, url: str) -> DiskCache | None:
         """Raises: StartError."""

@@ -5,6 +5,7 @@ Does not own: which blocks a stream has, and in which order they are read (jetst
 the layout (format).
 
     head(block)                  one GET of its index
+    subjects(page)               one GET of a page with the subjects of very many blocks
     chunk(block, ordinal)        one GET of a frame; before it one of the index, unless that is cached
     chunk(…, begun)              the same with an *extent*, about ``read_ahead_bytes`` of neighbouring frames
     read_ahead(block, ordinal)   the same, without waiting
@@ -31,9 +32,12 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import Position
 from broker.storage.format.index import Head, decode_frame, decode_index, decode_known_index
+from broker.storage.format.subject_rows import SubjectRows
 from broker.storage.objectstore.base import ObjectStore
+from broker.storage.paths import ShardPaths
 from broker.storage.read.cache import Cache
 from broker.storage.read.window import Extent, Window
+from broker.storage.state.subjects import SubjectPage, decode_subjects
 
 __all__ = ["BlockReader", "StoredBlock"]
 
@@ -71,9 +75,11 @@ class BlockReader:
     """Reads blocks of one store. ``key_of`` builds the key of a block's object."""
 
     def __init__(self, store: ObjectStore, cache: Cache, key_of: Callable[[BlockRef], str], *,
-                 read_ahead_bytes: int = READ_AHEAD_BYTES, distrust: Callable[[str], None] = lambda key: None) -> None:
+                 read_ahead_bytes: int = READ_AHEAD_BYTES, distrust: Callable[[str], None] = lambda key: None,
+                 paths: ShardPaths | None = None) -> None:
         """``distrust`` is called with the key of an object of which something damaged was read."""
         self._store = store
+        self._paths = paths or ShardPaths()
         self._cache = cache
         self._key_of = key_of
         self._read_ahead_bytes = read_ahead_bytes
@@ -168,6 +174,19 @@ class BlockReader:
         key = self._key_of(ref)
         data = await self._store.get(key, ref.core_offset, ref.core_offset + ref.core_bytes)
         return decode_core(data, ref.position, ref.stream_id, object_id=ref.object_id, name=key, offset=ref.core_offset)
+
+    async def subjects(self, page: SubjectPage) -> SubjectRows:
+        """A page of subjects; not cached, since an index is made of it at once. Raises: NotFound; StoreError; FormatError."""
+        ref = page.place
+        key = self._paths.pages(ref.position)
+        data = await self._store.get(key, ref.offset, ref.offset + ref.size)
+        try:
+            if page.count > _ROWS_INLINE_MAX:
+                return await asyncio.to_thread(decode_subjects, data, page)
+            return decode_subjects(data, page)
+        except FormatError:
+            self._distrust(key)
+            raise
 
     async def chunk(self, block: StoredBlock, ordinal: int, begun: Callable[[int], None] | None = None) -> Chunk:
         """The chunk with message ``ordinal``.

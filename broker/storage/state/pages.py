@@ -3,20 +3,22 @@
     root ── DIRECTORY pages, about 64 streams each ── small state inline
                                                    ├─ BLOCKS pages of a big stream, 1024 entries each
                                                    ├─ CONSUMERS pages, one for each consumer with much pending
-                                                   └─ EXPIRY and SCHEDULE pages, 4096 messages each
+                                                   ├─ EXPIRY and SCHEDULE pages, 4096 messages each
+                                                   └─ SUBJECTS pages, which are not read with the others
 
     stream entry   [stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, bytes, first_time_ns,
-                    last_time_ns, ceiling, position, extra, table, consumers, expiries?, schedules?]
+                    last_time_ns, ceiling, position, extra, table, consumers, expiries?, schedules?, subjects?]
     table          [[room, entries or None, page or None], …]    a page of the block table, inline or by reference
                    [room, [bytes, stored] or None, page or None, summary]    the same, inline as a page's body is stored
     consumers      [[packed or None, page or None], …]
-    expiries, schedules    the same; both missing while there are none of either
+    expiries, schedules    the same; both missing while there are none of either, nor any page of subjects
+    subjects       [[first_seq, last_seq, messages, page], …]; missing while there are none
 
 A page of a block table that is packed in memory is written as it is (see ``packed``).
 
 An entry is copied before its parts: what the parts hold beyond it is applied once more by replay, which changes
 nothing.
-Dedupe and subject state are not here: both are made from block heads when they are first needed.
+Dedupe is not here: it is made from block heads when it is first needed.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from broker.storage.state.expiries import Expiries, ExpiryPage
 from broker.storage.state.packed import Packed, rows_of
 from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
+from broker.storage.state.subjects import SubjectPage
 from broker.storage.state.table import BlockEntry, Kept, TablePage
 
 __all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "load_directory", "load_part", "shard_extra", "shard_of"]
@@ -65,6 +68,7 @@ _CONSUMERS_AT_ONCE = 64
 _TABLE = 14
 _ENTRY_FIELDS = 16
 """Of a stream without expiries; ``_TABLE`` is the first that names pages."""
+_SUBJECTS = 18
 
 _ENTRY_TYPES = [int, str, str, dict, int, int, int, int, int, int, int, int, list, dict, list, list]
 
@@ -135,8 +139,10 @@ class StreamCopy:
             stream.stream_id, stream.account, stream.name, stream.config, stream.created_ns, stream.first_seq,
             stream.last_seq, stream.msgs, stream.bytes, stream.first_time_ns, stream.last_time_ns, stream.ceiling,
             list(stream.position), dict(stream.extra), table, consumers]
-        if expiries or schedules:
+        if expiries or schedules or stream.subjects:
             self.entry += [expiries, schedules]
+        if stream.subjects:
+            self.entry.append([page.pack() for page in stream.subjects])
 
     def _copy_times(self, kind: PageKind, table: Expiries) -> list[list[Any]]:
         rows: list[list[Any]] = []
@@ -152,9 +158,10 @@ class StreamCopy:
 
     def objects(self) -> set[Position]:
         """The objects that the entry names, once all parts have their places."""
-        table, *others = self.entry[_TABLE:]
+        table, *others = self.entry[_TABLE:_SUBJECTS]
         refs = [row[2] for row in table if row[2] is not None]
         refs += [row[1] for rows in others for row in rows if row[1] is not None]
+        refs += [row[3] for rows in self.entry[_SUBJECTS:] for row in rows]
         return {Position(*ref[:2]) for ref in refs}
 
     def parts(self, position: Callable[[], Position], moved: Callable[[PageRef], bool],
@@ -194,7 +201,7 @@ def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]
     """The directory page ``number``, once all parts of its streams have their places."""
     return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies], any(copy.filters for copy in copies),
                 any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies),
-                any(copy.staged for copy in copies))
+                any(copy.staged for copy in copies), any(len(copy.entry) > _SUBJECTS for copy in copies))
 
 
 def _table_placer(copy: StreamCopy, page: TablePage, packed: Packed, row: list[Any]) -> Callable[[PageRef], None]:
@@ -236,7 +243,7 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
             _check_entry(entry)
             (stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, size, first_time_ns, last_time_ns,
              ceiling, position, extra, table, consumers, *more) = entry
-            expiries, schedules = more or ((), ())
+            expiries, schedules, subjects = {0: ((), (), ()), 2: (*more, ()), 3: more}[len(more)]
             if state.wanted is not None and not state.wanted(account, name):
                 state.unwanted[stream_id] = (account, name)
                 continue
@@ -269,6 +276,10 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
                         needed.append(Part(PageRef.unpack(ref)))
                     else:
                         times.load(ExpiryPage.unpack(packed))
+            pages: list[SubjectPage] = []
+            for row in subjects if state.wanted is None else ():
+                pages.append(SubjectPage.unpack(row, pages[-1].last_seq if pages else 0))
+            stream.subjects = tuple(pages)
             state.streams[stream_id] = stream
     except _DAMAGED as error:
         raise Corrupt(in_object, f"directory page {page.key}", 0, f"stream {name!r}: {error!r}") from None
