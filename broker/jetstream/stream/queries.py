@@ -21,6 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.jetstream.filters import ALL, Filters
+from broker.jetstream.stream.read_ahead import ReadAhead
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_back, blocks_from
 from broker.jetstream.stream.state.in_turns import sorted_in_turns
@@ -101,6 +102,7 @@ class Queries:
         self._subjects = subjects
         self._reader = reader
         self._tasks = tasks
+        self._ahead = ReadAhead(live, reader, listed_match)
         self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
 
     def dropped(self) -> None:
@@ -212,16 +214,16 @@ class Queries:
 
     async def _load(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> tuple[object, ...]:
         """Load a head, and the chunk with message ``ordinal`` or else with the first match; the caller holds what is returned."""
-        reader = self._reader
+        reader, begun = self._reader, self._ahead.begun(block, seq, filters)
         try:
-            head = await reader.head(block)
+            head = await reader.head(block, begun if filters is None else None)
             if ordinal is None:
                 ordinal = self._next_ordinal(block, seq, filters)
             if ordinal is None or ordinal < 0:
                 return head, None
             # What is read ahead is decoded too: worth it only if each of those frames has messages that are wanted.
             sparse = filters is not None and len(self._picked(block, head, filters)) < len(head.frames)
-            return head, await reader.chunk(block, ordinal, read_ahead=not sparse)
+            return head, await reader.chunk(block, ordinal, None if sparse else begun)
         except NotFound:
             if self._live.holds(block):
                 raise
