@@ -13,7 +13,7 @@ ARGS ?=
 # Workers of `make test`: one more than there are processors, for half of the time a test waits for a server. A file's tests
 # stay on one worker, so that each worker starts few real servers.
 JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2) + 1)))
-SEEDS ?= 2000
+SEEDS ?= 10000
 
 .PHONY: run test check soak bench parts clean compiled help
 

@@ -39,6 +39,8 @@ __all__ = ["Judge", "Orphan", "Verified", "state_differences", "verify"]
 
 _ROOTS_MAX = 16
 _CUT_NEW = f"let a broker run until it has cut new ones; or {RESTORE}"
+_SUBJECTS_LOST = "no message is: a broker finds the subjects of these in their blocks, which takes longer"
+_SUBJECTS_REMEDY = "none is needed: a broker makes it anew"
 _FOREIGN = "not a jetblock key: a broker neither reads nor deletes it"
 
 
@@ -166,6 +168,8 @@ class Judge:
         self.released_pages = {position for released in self.state.released.values() for position in released.pages}
         self.pages: set[Position] = set()
         """Page objects that some root needs."""
+        self.subjects = {page.place.position for stream in self.state.streams.values() for page in stream.subjects}
+        """Page objects with subjects, which a start does not read."""
         self.unread_roots = False
         self.live: dict[str, list[tuple[StreamState, BlockEntry]]] = {}
         self.whole = shard.view.whole and snapshot is not None
@@ -201,6 +205,8 @@ class Judge:
         if kind == ObjectKind.PAGES:
             if position not in self.pages and not self.unread_roots:
                 return of_error(key, error, "no checkpoint needs it any more", DELETE)
+            if position in self.subjects:
+                return of_error(key, error, _SUBJECTS_LOST, _SUBJECTS_REMEDY)
             return of_error(key, error, "checkpoints that name this page cannot be used: a broker starts from an older "
                             "one, or replays the log", _CUT_NEW)
         if kind == ObjectKind.INBOX:
@@ -388,6 +394,7 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
     if view.snapshot.root is not None:
         done.roots.append((paths.shard, view.snapshot.root.position))
         kept |= {Position(*at) for at, _ in view.snapshot.root.extra.get("roots", ())}
+        await _subjects(source, shard, view.snapshot.root.position, state, done)
     for root in roots:
         key = paths.checkpoint(root) if root is not None else paths.logs
         try:
@@ -415,11 +422,24 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
             continue
         if root is not None:
             done.roots.append((paths.shard, root))
+            if root in kept:
+                await _subjects(source, shard, root, snapshot.state, done)
         for what in state_differences(snapshot.state, state)[:8]:
             done.problems.append(Problem(
                 key, f"replayed from here, the state differs from that of the newest checkpoint: {what}",
                 "checkpoint and log disagree, though every checksum is right: a bug in jetblock",
                 "keep a copy of the store and report it"))
+
+
+async def _subjects(source: Source, shard: ShardSurvey, root: Position, state: ShardState, done: Verified) -> None:
+    """Pages of subjects that a root names and that are missing: a replay does not read them."""
+    paths = shard.paths
+    named = {page.place.position for stream in state.streams.values() for page in stream.subjects}
+    for position in sorted(named - {position for position, _ in shard.pages}):
+        key = paths.pages(position)
+        if (all(problem.object != key for problem in done.problems) and await source.find(key, 0, 1) is None
+                and await source.find(paths.checkpoint(root), 0, 1) is not None):  # otherwise both were swept meanwhile
+            done.problems.append(Problem(key, "it is missing, and a checkpoint names it", _SUBJECTS_LOST, _SUBJECTS_REMEDY))
 
 
 def state_differences(one: ShardState, other: ShardState) -> list[str]:

@@ -15,6 +15,7 @@ from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.maintenance.substitute import SUBSTITUTE
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.records.release import Release
 from broker.storage.log.open_block import OpenBlock
@@ -48,9 +49,13 @@ async def settle(store: ObjectStore, paths: ShardPaths, corrections: Sequence[Co
     settings = ShardSettings(log=LogSettings(), sweep_grace_ns=_NEVER,
                              checkpoint=CheckpointSettings(segments=_NEVER, head_bytes=_NEVER, empty_segments=_NEVER,
                                                            interval_ns=None, replayed_segments=_NEVER,
-                                                           replayed_epochs=_NEVER))
+                                                           replayed_epochs=_NEVER, subjects=SubjectSettings(blocks_min=None)))
     shard = await Shard.open(store, paths, taken.epoch, me.nonce, clock, rng, settings)
     new = True
+    for stream in shard.state.streams.values():
+        # One that is damaged would be named for ever; a broker makes them anew.
+        stream.dirty = stream.dirty or bool(stream.subjects)
+        stream.subjects = ()
     try:
         for correction in corrections:
             block = shard.log.block(_Corrected(correction))

@@ -11,6 +11,7 @@ import json
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,27 @@ STORES = Path(__file__).parent / "stores"
 
 LASTING = tuple(name for name in FILLED if name not in ("MEMORY", "AGED", "KV_config"))
 """Streams that are the same in years."""
+PAGED = "PAGED"
+"""A stream of so many blocks that the checkpoint has its subjects; in stores of versions that did so."""
 
 
-async def expectation(client: Client) -> dict[str, Any]:
+async def expectation(client: Client, names: Iterable[str] = (*LASTING, PAGED)) -> dict[str, Any]:
     """What a client sees of them, less what time changes."""
     found = {}
-    for name in LASTING:
+    for name in names:
         found[name] = await seen(client, name)
         for consumer in found[name]["consumers"].values():
             for key in ("num_ack_pending", "num_redelivered", "num_pending"):
                 del consumer[key]
     return dict(json.loads(json.dumps(found)))
+
+
+async def fill_paged(client: Client) -> None:
+    """The stream PAGED: the last two messages of each of fifty subjects, and a block for each that was published."""
+    js = client.jetstream()
+    await js.add_stream(name=PAGED, subjects=["paged.*"], max_msgs_per_subject=2)
+    for i in range(130):
+        await js.publish(f"paged.{i % 50}", b"%d" % i)
 
 
 async def write(name: str) -> None:
@@ -52,6 +63,15 @@ async def write(name: str) -> None:
             await broker.start()
             client = await nats.connect(broker.url)
             await client.jetstream().publish("limits.x", b"after the restart")
+            await client.close()
+            await broker.stop()
+        async with BrokerProcess("--store", f"file://{store}", environ={"JETBLOCK_COMPACTION": "false"}) as broker:
+            client = await nats.connect(broker.url)
+            await fill_paged(client)
+            await client.close()
+            await broker.stop()
+            await broker.start()
+            client = await nats.connect(broker.url)
             (Path(folder) / "expected.json").write_text(json.dumps(await expectation(client)))
             await client.close()
             await broker.kill()

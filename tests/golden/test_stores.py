@@ -26,7 +26,7 @@ async def test_an_upgrade(path: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     async with BrokerProcess("--store", f"file://{store}") as broker:
         client = await nats.connect(broker.url)
-        assert (await expectation(client)) == wanted
+        assert (await expectation(client, wanted)) == wanted
         assert (await client.jetstream().publish("holes", b"new")).seq == wanted["HOLES"]["state"]["last_seq"] + 1
         await client.close()
         await broker.stop()
@@ -34,7 +34,7 @@ async def test_an_upgrade(path: Path, tmp_path: Path) -> None:
         assert checked.problems == []
         await broker.start()
         client = await nats.connect(broker.url)
-        again = await expectation(client)
+        again = await expectation(client, wanted)
         assert again["HOLES"]["state"]["messages"] == wanted["HOLES"]["state"]["messages"] + 1
         # Whose sources and mirrors have gone on.
         for name in wanted.keys() - {"HOLES", "ALL"}:

@@ -9,6 +9,7 @@ from broker.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.format.block import Outcome
 from broker.storage.format.message_size import message_size
 from broker.storage.format.records.kinds import RecordKind
@@ -93,8 +94,9 @@ class Owner:
         self.paths = ShardPaths(shard)
         self.rng = random.Random(seed)
         self.clock = ManualClock(T0)
-        self.settings = ShardSettings(log=LogSettings(**log), checkpoint=CheckpointSettings(segments=1 << 30),
-                                      sweep_grace_ns=0)
+        self.settings = ShardSettings(
+            log=LogSettings(**log), sweep_grace_ns=0,
+            checkpoint=CheckpointSettings(segments=1 << 30, subjects=SubjectSettings(blocks_min=2)))
         self.streams: dict[str, Stream] = {}
         self.shard: Shard
         self.me: Identity

@@ -67,7 +67,7 @@ def test_what_the_json_says(directory: Path, capsys: pytest.CaptureFixture[str])
     report = json_of(directory, capsys, "--verify")
     assert {row["name"]: row["messages"] for row in report["streams"]} == {"ORDERS": 8, "logs": 750}
     assert report["format"]["store_id"] == STORE_ID.hex()
-    assert report["verified"]["objects"] == 25
+    assert report["verified"]["objects"] == 27
     [shard] = report["shards"]
     assert (shard["owner"], shard["position"], shard["log"]["segments"]) == ("broker-b", "00000003-000000000001", 13)
     assert [epoch["end"] for epoch in shard["epochs"]] == [8, 3, None]

@@ -113,7 +113,7 @@ class Scheduler:
         return not seq or bool(self.schedules.rows(seq, seq)[0])
 
     def next_of(self, subject: bytes) -> tuple[int, int] | None:
-        """Sequence and next time of the schedule that has just fired."""
+        """Sequence and next time of the schedule that has just fired; None: it has published, or is gone."""
         fired = self._fired.get(subject)
         return None if fired is None else fired[:2]
 
@@ -135,6 +135,8 @@ class Scheduler:
     def removed(self, first: int, last: int) -> None:
         """The messages first..last were removed."""
         self.schedules.remove(first, last)
+        if self._fired:
+            self._fired = {subject: fired for subject, fired in self._fired.items() if not first <= fired[0] <= last}
 
     def record(self) -> Schedule | None:
         """The changes since the last block."""

@@ -60,6 +60,7 @@ from broker.jetstream.stream.state.live import Live, LiveBlock
 from broker.jetstream.stream.state.removal import Removal, joined
 from broker.jetstream.stream.state.rows import OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg, StoredMsgs
+from broker.jetstream.stream.state.subject_pages import SubjectPages
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.state.tasks import Tasks
 from broker.jetstream.stream.upstream.positions import Positions
@@ -133,7 +134,8 @@ class Stream:
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._tidy_timer: asyncio.TimerHandle | None = None
         self.msg_ids = MsgIds(self.dedupe, self.live, reader, clock)
-        self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0)
+        self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0,
+                                     SubjectPages(self.applied, reader) if self.stored else None)
         self.queries = Queries(self.live, self.heads, self.subjects, reader, self.tasks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
                                    self.tasks, clock)
@@ -352,6 +354,10 @@ class Stream:
     def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
         """See ``Queries.known_seqs``."""
         return self.queries.known_seqs(filters, seq, most)
+
+    def chunk_of(self, seq: int) -> tuple[Chunk, LiveBlock, int] | None:
+        """See ``Queries.chunk_of``."""
+        return self.queries.chunk_of(seq)
 
     def may_hold(self, seq: int) -> bool:
         """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""

@@ -1,6 +1,7 @@
 """Rounds: copy what changed of the applied state into pages, then put a root that names all pages.
 
-    round     pages of big streams (one object) -> directory pages (another, which names the first) -> root
+    round     pages of subjects, for a few streams (an object each) -> pages of big streams (one object)
+              -> directory pages (another, which names the others) -> root
     then      a record in the log releases what the kept roots no longer need; the sweeper deletes it
 
 A checkpoint is a snapshot, never the truth: it contains only persisted state, copied one part at a time with turns of the
@@ -25,6 +26,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
+from broker.storage.checkpoint.subject_pages import SubjectPager, SubjectSettings
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageRef, encode_pages
@@ -63,7 +65,7 @@ class CheckpointSettings:
 
     def __init__(self, *, segments: int = 256, head_bytes: int = 64 << 20, empty_segments: int = 64,
                  interval_ns: int | None = 60_000_000_000, hold_factor: int = 4, roots_kept: int = 3,
-                 replayed_segments: int = 64, replayed_epochs: int = 8) -> None:
+                 replayed_segments: int = 64, replayed_epochs: int = 8, subjects: SubjectSettings | None = None) -> None:
         self.segments = segments
         self.head_bytes = head_bytes
         self.empty_segments = empty_segments
@@ -76,6 +78,7 @@ class CheckpointSettings:
         self.replayed_segments = replayed_segments
         """After a recovery that replayed more than this, or more than ``replayed_epochs``, a round starts at once."""
         self.replayed_epochs = replayed_epochs
+        self.subjects = subjects or SubjectSettings()
 
 
 class KeptRoot(NamedTuple):
@@ -99,6 +102,7 @@ class Checkpointer(LogListener):
         self._paths = paths
         self._rng = rng
         self._executor = executor
+        self._pager = SubjectPager(log, paths, self.settings.subjects, self._put_pages, threads=executor is not None)
         self._pages_number = 0
         self._directory: dict[int, PageRef] = {}
         self._members: dict[int, frozenset[int]] = {}
@@ -196,6 +200,7 @@ class Checkpointer(LogListener):
             self._before_segments, self._before_bytes = segments, head_bytes
             self._segments = self._head_bytes = self._empty = 0
             try:
+                await self._pager.update(segments)
                 await self._round(start)
             except BaseException:
                 # No root contains what was copied, so it still counts as changed.
@@ -310,7 +315,7 @@ class Checkpointer(LogListener):
         extra["roots"] = [[list(root.position), [list(p) for p in sorted(root.objects)]] for root in kept]
         root = Root(start, start, tuple(directory[n] for n in sorted(directory)), extra)
         await self._put(self._paths.checkpoint(start), [root.encode(self._log.nonce)])
-        known = frozenset().union(*(r.objects for r in self.roots), objects, self.dropped)
+        known = frozenset().union(*(r.objects for r in self.roots), objects, self.dropped, self._pager.take_made())
         self.dropped = set(known - frozenset().union(*(r.objects for r in kept)))
         self.roots = kept
         self._directory, self._members = directory, members
@@ -359,11 +364,14 @@ class Checkpointer(LogListener):
             else:
                 members[number] = ids
                 needed.update(place.position for place in places)
+                needed.update(page.place.position for stream in inside for page in stream.subjects)
         return dirty, members, needed
 
     def _moving(self) -> Callable[[PageRef], bool]:
-        """Which pages to rewrite though unchanged, so that no old object is kept for the sake of one page."""
+        """Which pages to rewrite though unchanged, so that no old object is kept for the sake of one page. Those with subjects
+        are left out: they have objects of their own, which leave with the messages."""
         objects = self.roots[-1].objects if self.roots else frozenset()
+        objects -= {page.place.position for stream in self._log.state.streams.values() for page in stream.subjects}
         if len(objects) <= _PAGE_OBJECTS_MAX:
             return lambda ref: False
         old = frozenset(sorted(objects)[:len(objects) - _PAGE_OBJECTS_MAX])

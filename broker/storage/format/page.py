@@ -19,7 +19,7 @@
          5     1  kind
          6     1  flags: 1 the body is compressed, 2 block references in it may have a subject filter,
                    4 streams in it may have expiries, 8 pages of block tables have summaries in it,
-                   16 block references in it may be of staged blocks
+                   16 block references in it may be of staged blocks, 32 streams in it may have pages of subjects
          7     1  0
          8    12  epoch, number: the last position that this page includes
         20    12  epoch, number of the object it was written in
@@ -52,7 +52,15 @@ from broker.storage.format.codec import (
     unpack_value,
 )
 from broker.storage.format.errors import Corrupt, VersionUnknown
-from broker.storage.format.header import HEADER_BYTES, NUMBER_MAX, ObjectHeader, ObjectKind, Position, object_name
+from broker.storage.format.header import (
+    EPOCH_MAX,
+    HEADER_BYTES,
+    NUMBER_MAX,
+    ObjectHeader,
+    ObjectKind,
+    Position,
+    object_name,
+)
 
 __all__ = ["Page", "PageBody", "PageKind", "PageRef", "decode_page", "decode_pages_directory", "encode_pages"]
 
@@ -64,7 +72,8 @@ _FILTERS: Final = 2
 _EXPIRIES: Final = 4
 _SUMMARIES: Final = 8
 _STAGED: Final = 16
-_FLAGS: Final = _COMPRESSED | _FILTERS | _EXPIRIES | _SUMMARIES | _STAGED
+_SUBJECTS: Final = 32
+_FLAGS: Final = _COMPRESSED | _FILTERS | _EXPIRIES | _SUMMARIES | _STAGED | _SUBJECTS
 _FIXED: Final = struct.Struct("<IIII")
 _ROW: Final = struct.Struct("<QIB3sQ")
 _PAGE: Final = struct.Struct("<4sBBBBIQIQQIIII")
@@ -86,7 +95,7 @@ class PageKind(IntEnum):
     DEDUPE = 5
     """a slice of one stream's message ids, by time"""
     SUBJECTS = 6
-    """subject state of one stream"""
+    """the subjects of neighbouring messages of one stream"""
     EXPIRY = 7
     """when messages of one stream expire"""
     SCHEDULE = 8
@@ -126,7 +135,8 @@ class Page(NamedTuple):
     """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is. ``body`` is a value, or
     a PageBody. ``filters`` is whether block references in it may have subject filters, ``expiries`` whether streams in it
     may have expiries, ``summaries`` whether pages of block tables have summaries in it, ``staged`` whether block references
-    in it may be of staged blocks: these show older readers that the page is newer."""
+    in it may be of staged blocks, ``subjects`` whether streams in it may have pages of subjects: these show older readers that
+    the page is newer."""
 
     kind: int
     position: Position
@@ -136,6 +146,7 @@ class Page(NamedTuple):
     expiries: bool = False
     summaries: bool = False
     staged: bool = False
+    subjects: bool = False
 
 
 class PageRef(NamedTuple):
@@ -158,6 +169,8 @@ class PageRef(NamedTuple):
                 type(n) is int and n >= 0 for n in packed):
             raise Corrupt("page reference", "fields", 0, "not six numbers")
         epoch, number, *rest = packed
+        if epoch > EPOCH_MAX or number > NUMBER_MAX:
+            raise Corrupt("page reference", "position", 0, f"no object can have epoch {epoch} and number {number}")
         return cls(Position(epoch, number), *rest)
 
 
@@ -187,7 +200,7 @@ def _encode_page(page: Page, object_position: Position) -> bytes:
     stored = body.stored
     flags = ((_COMPRESSED if len(stored) != body.raw_bytes else 0) | (_FILTERS if page.filters else 0)
              | (_EXPIRIES if page.expiries else 0) | (_SUMMARIES if page.summaries else 0)
-             | (_STAGED if page.staged else 0))
+             | (_STAGED if page.staged else 0) | (_SUBJECTS if page.subjects else 0))
     fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
                        body.raw_bytes, len(stored), checksum(stored), 0)[:-4]
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
@@ -221,7 +234,7 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] | None
     except (Undecodable, Unpackable) as error:
         raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
     return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES),
-                bool(flags & _SUMMARIES), bool(flags & _STAGED))
+                bool(flags & _SUMMARIES), bool(flags & _STAGED), bool(flags & _SUBJECTS))
 
 
 def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:

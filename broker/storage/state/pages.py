@@ -3,20 +3,22 @@
     root ── DIRECTORY pages, about 64 streams each ── small state inline
                                                    ├─ BLOCKS pages of a big stream, 1024 entries each
                                                    ├─ CONSUMERS pages, one for each consumer with much pending
-                                                   └─ EXPIRY and SCHEDULE pages, 4096 messages each
+                                                   ├─ EXPIRY and SCHEDULE pages, 4096 messages each
+                                                   └─ SUBJECTS pages, which are not read with the others
 
     stream entry   [stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, bytes, first_time_ns,
-                    last_time_ns, ceiling, position, extra, table, consumers, expiries?, schedules?]
+                    last_time_ns, ceiling, position, extra, table, consumers, expiries?, schedules?, subjects?]
     table          [[room, entries or None, page or None], …]    a page of the block table, inline or by reference
                    [room, [bytes, stored] or None, page or None, summary]    the same, inline as a page's body is stored
     consumers      [[packed or None, page or None], …]
-    expiries, schedules    the same; both missing while there are none of either
+    expiries, schedules    the same; both missing while there are none of either, nor any page of subjects
+    subjects       [[first_seq, last_seq, messages, page], …]; missing while there are none
 
 A page of a block table that is packed in memory is written as it is (see ``packed``).
 
 An entry is copied before its parts: what the parts hold beyond it is applied once more by replay, which changes
 nothing.
-Dedupe and subject state are not here: both are made from block heads when they are first needed.
+Dedupe is not here: it is made from block heads when it is first needed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,15 @@ from typing import Any, NamedTuple
 from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import unpack_value
 from broker.storage.format.errors import Corrupt, FormatError
-from broker.storage.format.header import NUMBER_MAX, Position, key_position, position_key
+from broker.storage.format.header import (
+    EPOCH_MAX,
+    NUMBER_MAX,
+    ObjectKind,
+    Position,
+    key_position,
+    object_name,
+    position_key,
+)
 from broker.storage.format.page import Page, PageBody, PageKind, PageRef
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release, unpack_runs
@@ -37,6 +47,7 @@ from broker.storage.state.expiries import Expiries, ExpiryPage
 from broker.storage.state.packed import Packed, rows_of
 from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
+from broker.storage.state.subjects import SubjectPage
 from broker.storage.state.table import BlockEntry, Kept, TablePage
 
 __all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "load_directory", "load_part", "shard_extra", "shard_of"]
@@ -57,8 +68,11 @@ _CONSUMERS_AT_ONCE = 64
 _TABLE = 14
 _ENTRY_FIELDS = 16
 """Of a stream without expiries; ``_TABLE`` is the first that names pages."""
+_SUBJECTS = 18
 
-_DAMAGED = (TypeError, ValueError, KeyError, IndexError, AttributeError, FormatError)
+_ENTRY_TYPES = [int, str, str, dict, int, int, int, int, int, int, int, int, list, dict, list, list]
+
+_DAMAGED = (TypeError, OverflowError, ValueError, KeyError, IndexError, AttributeError, FormatError)
 
 
 class StreamCopy:
@@ -125,8 +139,10 @@ class StreamCopy:
             stream.stream_id, stream.account, stream.name, stream.config, stream.created_ns, stream.first_seq,
             stream.last_seq, stream.msgs, stream.bytes, stream.first_time_ns, stream.last_time_ns, stream.ceiling,
             list(stream.position), dict(stream.extra), table, consumers]
-        if expiries or schedules:
+        if expiries or schedules or stream.subjects:
             self.entry += [expiries, schedules]
+        if stream.subjects:
+            self.entry.append([page.pack() for page in stream.subjects])
 
     def _copy_times(self, kind: PageKind, table: Expiries) -> list[list[Any]]:
         rows: list[list[Any]] = []
@@ -142,9 +158,10 @@ class StreamCopy:
 
     def objects(self) -> set[Position]:
         """The objects that the entry names, once all parts have their places."""
-        table, *others = self.entry[_TABLE:]
+        table, *others = self.entry[_TABLE:_SUBJECTS]
         refs = [row[2] for row in table if row[2] is not None]
         refs += [row[1] for rows in others for row in rows if row[1] is not None]
+        refs += [row[3] for rows in self.entry[_SUBJECTS:] for row in rows]
         return {Position(*ref[:2]) for ref in refs}
 
     def parts(self, position: Callable[[], Position], moved: Callable[[PageRef], bool],
@@ -184,7 +201,7 @@ def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]
     """The directory page ``number``, once all parts of its streams have their places."""
     return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies], any(copy.filters for copy in copies),
                 any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies),
-                any(copy.staged for copy in copies))
+                any(copy.staged for copy in copies), any(len(copy.entry) > _SUBJECTS for copy in copies))
 
 
 def _table_placer(copy: StreamCopy, page: TablePage, packed: Packed, row: list[Any]) -> Callable[[PageRef], None]:
@@ -213,18 +230,20 @@ class Part(NamedTuple):
     summary: Sequence[Any] | None = None
 
 
-def load_directory(state: ShardState, page: Page) -> list[Part]:
+def load_directory(state: ShardState, page: Page, name: str | None = None) -> list[Part]:
     """Add a directory page's streams, those that ``state`` wants, to it; returns those of their pages that ``load_part``
-    needs, in order.
+    needs, in order. ``name`` is the object's, for errors.
 
     Raises: Corrupt.
     """
     needed: list[Part] = []
+    in_object, name = name or f"directory page {page.key}", ""
     try:
         for entry in page.body:
+            _check_entry(entry)
             (stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, size, first_time_ns, last_time_ns,
              ceiling, position, extra, table, consumers, *more) = entry
-            expiries, schedules = more or ((), ())
+            expiries, schedules, subjects = {0: ((), (), ()), 2: (*more, ()), 3: more}[len(more)]
             if state.wanted is not None and not state.wanted(account, name):
                 state.unwanted[stream_id] = (account, name)
                 continue
@@ -257,10 +276,24 @@ def load_directory(state: ShardState, page: Page) -> list[Part]:
                         needed.append(Part(PageRef.unpack(ref)))
                     else:
                         times.load(ExpiryPage.unpack(packed))
+            pages: list[SubjectPage] = []
+            for row in subjects if state.wanted is None else ():
+                pages.append(SubjectPage.unpack(row, pages[-1].last_seq if pages else 0))
+            stream.subjects = tuple(pages)
             state.streams[stream_id] = stream
     except _DAMAGED as error:
-        raise Corrupt(f"directory page {page.key}", "page", 0, repr(error)) from None
+        raise Corrupt(in_object, f"directory page {page.key}", 0, f"stream {name!r}: {error!r}") from None
     return needed
+
+
+def _check_entry(entry: Sequence[Any]) -> None:
+    """Raises: ValueError for one whose values nobody could have written; the parts are checked as they are loaded."""
+    if [*map(type, entry[:_ENTRY_FIELDS])] != _ENTRY_TYPES:
+        raise ValueError("an entry has other fields")
+    stream_id, (first_seq, last_seq, msgs, size), ceiling = entry[0], entry[5:9], entry[11]
+    if not stream_id or min(stream_id, first_seq, msgs, size, ceiling) < 0 or first_seq > last_seq + 1 or msgs > last_seq:
+        raise ValueError("an entry's numbers cannot be")
+    _position(entry[12])
 
 
 def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[Any], BlockRef] | None = None) -> None:
@@ -273,7 +306,8 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
     ref = part.ref
     stream = state.streams.get(page.key)
     if stream is None:
-        raise Corrupt(f"page of stream {page.key:016x}", "page", ref.offset, "no directory page has this stream")
+        raise Corrupt(object_name(ObjectKind.PAGES, ref.position), "page", ref.offset,
+                      f"no directory page has stream {page.key:016x}")
     try:
         if page.kind == PageKind.BLOCKS:
             if unpack_ref is not None:
@@ -301,7 +335,8 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
         else:
             raise ValueError(f"a page of kind {page.kind} among a stream's")
     except _DAMAGED as error:
-        raise Corrupt(f"page of stream {stream.name}", "page", ref.offset, repr(error)) from None
+        raise Corrupt(object_name(ObjectKind.PAGES, ref.position), f"page of stream {stream.name}", ref.offset,
+                      repr(error)) from None
 
 
 def _kept(packed: Any) -> Kept:
@@ -340,11 +375,23 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
         opening = extra["opening"]
         state.opening = Opening.decode(opening, name) if opening else None
         for at, body in extra["letgo"]:
-            released = Released.of(Position(*at), Release.decode(body))
+            released = Released.of(_position(at), Release.decode(body))
             state.released[released.position] = released
+        for at, objects in extra.get("roots", ()):
+            _position(at)
+            for one in objects:
+                _position(one)
     except _DAMAGED as error:
         raise Corrupt(name, "extra", 72, repr(error)) from None
     return state
+
+
+def _position(packed: Sequence[int]) -> Position:
+    """Raises: ValueError or TypeError unless it is one."""
+    epoch, number = packed
+    if type(epoch) is not int or type(number) is not int or not (0 <= epoch <= EPOCH_MAX and 0 <= number <= NUMBER_MAX):
+        raise ValueError(f"{packed!r} is no position")
+    return Position(epoch, number)
 
 
 def _key_runs(keys: Sequence[int]) -> Iterator[list[int]]:

@@ -5,14 +5,16 @@ Does not own: the index (subject_index), the messages (live), the loading of hea
 
 A stream that never asks for its subjects has no index and pays nothing. Once asked, everything up to ``merged_seq`` is in
 it, and what came later is merged at the next question: from the open block's lists, from a block's short list of subjects,
-or from its head. A tracked stream (max_msgs_per_subject) merges each message as it is sequenced.
+from its head, or from a checkpoint's page that has the subjects of very many blocks. A tracked stream
+(max_msgs_per_subject) merges each message as it is sequenced.
 
 Removals below ``merged_seq`` are taken out at once where their rows are in memory. Otherwise they are a *debt*, settled
 at the next question; if debts become too many, or a head is gone, the index is dropped and rebuilt when asked for.
 
     _go_on ─┬─ up to date ───────> the index
             ├─ out of time ──────> go on in the next turn of the loop
-            └─ needs these heads > load them, hold them, go on: each of them is merged before it is released
+            ├─ needs these heads > load them, hold them, go on: each of them is merged before it is released
+            └─ needs this page ──> the same; it serves block after block, as far as its messages still live
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ from broker.jetstream.stream.state.live import Live, LiveBlock, Removal
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.subject_index import SubjectIndex
 from broker.jetstream.stream.state.subject_order import Part, SubjectOrder
+from broker.jetstream.stream.state.subject_pages import SubjectPages
 from broker.storage.format.index import Head
+from broker.storage.format.subject_rows import SubjectRows
+from broker.storage.state.subjects import SubjectPage
 
 __all__ = ["SubjectState"]
 
@@ -73,9 +78,10 @@ class SubjectState:
     ``ready`` gives an index that is up to date, or raises ``NotLoaded``; ``build`` waits until there is one.
     """
 
-    def __init__(self, live: Live, heads: Heads, tracked: bool) -> None:
+    def __init__(self, live: Live, heads: Heads, tracked: bool, pages: SubjectPages | None = None) -> None:
         self._live = live
         self._heads = heads
+        self._pages = pages
         self.tracked = tracked
         self._index: SubjectIndex | None = None
         self._forgotten = 0
@@ -119,35 +125,47 @@ class SubjectState:
         """As ``ready``, in as many turns of the loop as it takes. Raises: StoreError; FormatError; Stuck."""
         await self._live.look()
         async with self._building:
-            loaded, paused, asked, overtaken = -1, -1, list[LiveBlock](), 0
-            held: Sequence[Rows | None] = ()
-            while True:
-                found = self._go_on()
-                if isinstance(found, SubjectIndex):
-                    return found
-                # Heads may be next where time ran out a turn before; between two loads something must be merged, or
-                # messages that left meanwhile ask for other heads.
-                if found:
-                    overtaken = overtaken + 1 if self._steps == loaded else 0
-                    if overtaken and (overtaken > _VAIN_MAX or list(found) == asked):
-                        raise Stuck("the index of subjects does not come on")
-                    loaded, asked = self._steps, list(found)
-                elif self._steps == paused:
-                    raise Stuck("the index of subjects does not come on")
-                else:
-                    paused = self._steps
-                if found:
-                    held = await self._heads.all_of(found)
-                    if None in held:
-                        # It left the stream, and its object the store, before it was taken out.
-                        self._steps += 1
-                        if self._debts:
-                            self.forget()
-                else:
-                    await asyncio.sleep(0)
+            try:
+                return await self._build()
+            finally:
+                if self._pages is not None:
+                    self._pages.release()
 
-    def _go_on(self) -> SubjectIndex | Sequence[LiveBlock]:
-        """Update the index, for a few milliseconds; if not done, the blocks whose heads are next (none: no time)."""
+    async def _build(self) -> SubjectIndex:
+        loaded, paused, asked, overtaken = -1, -1, list[LiveBlock | SubjectPage](), 0
+        held: Sequence[Rows | None] = ()
+        while True:
+            found = self._go_on()
+            if isinstance(found, SubjectIndex):
+                return found
+            # Heads may be next where time ran out a turn before; between two loads something must be merged, or
+            # messages that left meanwhile ask for other heads.
+            if found:
+                overtaken = overtaken + 1 if self._steps == loaded else 0
+                wanted: list[LiveBlock | SubjectPage] = [found] if isinstance(found, SubjectPage) else [*found]
+                if overtaken and (overtaken > _VAIN_MAX or wanted == asked):
+                    raise Stuck("the index of subjects does not come on")
+                loaded, asked = self._steps, wanted
+            elif self._steps == paused:
+                raise Stuck("the index of subjects does not come on")
+            else:
+                paused = self._steps
+            if isinstance(found, SubjectPage):
+                if self._pages is not None:
+                    await self._pages.load(found)
+            elif found:
+                held = await self._heads.all_of(found)
+                if None in held:
+                    # It left the stream, and its object the store, before it was taken out.
+                    self._steps += 1
+                    if self._debts:
+                        self.forget()
+            else:
+                await asyncio.sleep(0)
+
+    def _go_on(self) -> SubjectIndex | Sequence[LiveBlock] | SubjectPage:
+        """Update the index, for a few milliseconds; if not done, the page that is next, or the blocks whose heads are (none: no
+        time)."""
         live, index = self._live, self._index
         live.ensure_blocks()  # what an index says to remove is found there, in the middle of a decision
         if index is None:
@@ -155,7 +173,7 @@ class SubjectState:
             index.swept_seq = max(live.first_seq, 1)
         if not live.msgs:
             self._emptied(index)
-        left = self._apply_debts(index)
+        left: Sequence[LiveBlock] | SubjectPage | None = self._apply_debts(index)
         if left is None and index.merged_seq < live.last_seq:
             left = self._merge(index)
         return index if left is None else left
@@ -204,6 +222,13 @@ class SubjectState:
         if index is None or not filters.literal or len(filters.subjects) != 1:
             return None
         return index.seqs(filters.subjects[0], max(seq, live.first_seq), live.persisted_seq, most)
+
+    def count_from(self, filters: Filters, seq: int) -> int | None:
+        """How many persisted live messages at or after ``seq`` there are of one literal subject; None: as ``next``."""
+        index, live = self._exact(), self._live
+        if index is None or not filters.literal or len(filters.subjects) != 1:
+            return None
+        return index.count_within(filters.subjects[0], max(seq, live.first_seq), live.persisted_seq)
 
     def _exact(self) -> SubjectIndex | None:
         """The index, if it has each persisted live message of every subject, and no others."""
@@ -410,13 +435,14 @@ class SubjectState:
             index.subtract(subject, count, lasts[subject])
         return left
 
-    def _merge(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
+    def _merge(self, index: SubjectIndex) -> Sequence[LiveBlock] | SubjectPage | None:
         """Bring ``merged_seq`` up to the stream's end. Returns: None when it is there; otherwise as ``_go_on``."""
-        live, budget = self._live, _ROWS_AT_ONCE
+        live, pages, budget = self._live, self._pages, _ROWS_AT_ONCE
         while (i := live.index_at(index.merged_seq + 1)) < len(live.blocks):
             if budget <= 0:
                 return ()
             block = live.blocks[i]
+            start = max(index.merged_seq + 1, block.first_seq, live.first_seq)
             if self._summarized(block, index):
                 subjects = block.subjects or ()
                 for subject, count, _, last_seq in subjects:
@@ -424,18 +450,32 @@ class SubjectState:
                 index.merged_seq = block.last_seq
                 budget -= 4 * len(subjects)
             elif (rows := live.resident(block)) is None:
-                return at_once(block for block in live.blocks[i:i + _LOOKED_AT_ONCE]
-                               if not self._summarized(block, index) and live.resident(block) is None)
+                paged = None if pages is None else pages.rows_at(start)
+                if paged is not None:
+                    budget -= self._merge_rows(index, block, paged, start)
+                elif pages is not None and (page := pages.covering(start)) is not None:
+                    return page
+                else:
+                    return at_once(block for block in self._unpaged(i)
+                                   if not self._summarized(block, index) and live.resident(block) is None)
             elif self._whole(block, index) and isinstance(rows, Head) and len(rows.subjects) <= 2 * _ROWS_AT_ONCE:
                 index.merge_all(rows.subjects, rows.subject_counts, map(rows.seq_of, rows.subject_lasts))
                 index.merged_seq = block.last_seq
                 budget -= len(rows.subjects)
             else:
-                start = max(index.merged_seq + 1, block.first_seq, live.first_seq)
                 budget -= self._merge_rows(index, block, rows, start)
             self._steps += 1
         index.merged_seq = live.last_seq
         return None
+
+    def _unpaged(self, i: int) -> Iterable[LiveBlock]:
+        """Block ``i``, which no page has, and those after it up to the next that one has."""
+        blocks, pages = self._live.blocks, self._pages
+        yield blocks[i]
+        for block in blocks[i + 1:i + _LOOKED_AT_ONCE]:
+            if pages is not None and pages.covering(block.first_seq) is not None:
+                return
+            yield block
 
     def _whole(self, block: LiveBlock, index: SubjectIndex) -> bool:
         """Whether all the messages that a block ever had are to be merged, by their numbers alone."""
@@ -446,17 +486,23 @@ class SubjectState:
         """Whether its short list of subjects is all that a merge needs of a block."""
         return block.subjects is not None and self._whole(block, index)
 
-    def _merge_rows(self, index: SubjectIndex, block: LiveBlock, rows: Rows, start: int) -> int:
-        """Merge up to ``_ROWS_AT_ONCE`` messages of one block one by one."""
-        dead, at = block.dead, rows.ordinal_of(start)
-        end = min(at + _ROWS_AT_ONCE, block.count)
+    def _merge_rows(self, index: SubjectIndex, block: LiveBlock, rows: Rows | SubjectRows, start: int) -> int:
+        """Merge up to ``_ROWS_AT_ONCE`` messages of one block one by one, of those that ``rows`` has."""
+        dead, at, last, stop = block.dead, rows.ordinal_of(start), block.last_seq, block.count
+        if isinstance(rows, SubjectRows):
+            last = min(last, rows.last_seq)
+            stop = rows.ordinal_of(last + 1)
+        end = min(at + _ROWS_AT_ONCE, stop)
+        index.merged_seq = rows.seq_of(end - 1) if end < stop else last
+        if isinstance(rows, SubjectRows) and dead is None and not index.tracked:
+            index.merge_all(*rows.between(at, end))
+            return (end - at) // 2
         tracked, merged = index.tracked, 0
         for ordinal in range(at, end):
             seq = rows.seq_of(ordinal)
             if dead is None or seq not in dead:
                 index.add(rows.subject_of(ordinal), seq, rows.size_of(ordinal) if tracked else 0)
                 merged += 1
-        index.merged_seq = rows.seq_of(end - 1) if end < block.count else block.last_seq
         return max(merged, (end - at) // 4)
 
 

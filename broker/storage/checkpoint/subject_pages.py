@@ -1,0 +1,319 @@
+"""Makes the pages with the subjects of streams, from the indexes of stored blocks, at the beginning of a round.
+
+Owns: which messages get a page when, how pages are joined, and what that may cost. Does not own: what a page is (subject_rows,
+state.subjects), who asks (the live stream), nor roots.
+
+    blocks   │ b │ b │ b │ b │ b │ b │ b │ b │ b │ …       ┌ a block's subjects are in its index, a GET for each
+    pages    │ 260 000 messages  │  60 000   │ none        └ here from ``blocks_min`` such blocks on; others are left to be read
+
+New messages are joined with the pages before them while those are not more than twice as many, so each is written about once for
+each doubling of its page, and a stream has few pages that are not full. A page of which half is dead is made anew; one of which
+all is dead is let go.
+
+Nothing depends on this: what fails is left for the next round, and what has no page is read from the blocks. So a round waits
+for ``_SECONDS`` at most, and reads no more indexes than segments were put since the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from itertools import islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeVar
+
+from broker.storage.format.errors import FormatError
+from broker.storage.format.index import decode_index
+from broker.storage.format.page import Page, PageKind, PageRef
+from broker.storage.format.subject_rows import SubjectRows, SubjectRowsWriter
+from broker.storage.objectstore.base import NotFound, StoreError
+from broker.storage.paths import block_key
+from broker.storage.state.subjects import SubjectPage, decode_subjects
+
+if TYPE_CHECKING:
+    from broker.storage.format.block import BlockRef
+    from broker.storage.format.header import Position
+    from broker.storage.log.log import Log
+    from broker.storage.paths import ShardPaths
+    from broker.storage.state.stream import StreamState
+    from broker.storage.state.table import BlockEntry
+
+__all__ = ["SubjectPager", "SubjectSettings"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_Index = tuple["BlockRef", str, bytes]
+"""A block, the key of its object, and its index."""
+
+_SECONDS = 5
+_GETS_MIN = 256
+"""So many indexes may be read in a round, however few segments it is about."""
+_AT_ONCE = 16
+_BYTES_AT_ONCE = 8 << 20
+_ROWS_AT_ONCE = 8192
+"""Messages of blocks that are decoded in one call of a thread, or one turn of the loop: about 3 ms."""
+_NAMES_BYTES_MAX = 8 << 20
+"""Of the subjects in a page."""
+_LOOKED_AT = 8
+"""Pages of a stream of which a round finds out how much of them still lives."""
+
+
+class SubjectSettings:
+    """``blocks_min``: with fewer blocks to be read, a stream gets no page; None: none does. ``rows_max``: messages in a page."""
+
+    def __init__(self, *, blocks_min: int | None = 64, rows_max: int = 1 << 18) -> None:
+        self.blocks_min = blocks_min
+        self.rows_max = rows_max
+
+
+class SubjectPager:
+    """The subject pages of one shard's streams."""
+
+    def __init__(self, log: Log, paths: ShardPaths, settings: SubjectSettings,
+                 put: Callable[[int, list[Page]], Awaitable[list[PageRef]]], *, threads: bool) -> None:
+        self._log = log
+        self._store = log.store
+        self._paths = paths
+        self._settings = settings
+        self._put = put
+        self._threads = threads
+        self._rounds = 0
+        self._made: set[Position] = set()
+        self._unreadable: set[int] = set()
+        """Streams with a block that is damaged: not tried again before the next start."""
+
+    def take_made(self) -> set[Position]:
+        """The objects that were put since the last call; a root may name them or not."""
+        made, self._made = self._made, set()
+        return made
+
+    async def update(self, segments: int) -> None:
+        """Bring the pages of some streams up to date; ``segments`` were persisted since the last call. Raises: Fenced; Corrupt."""
+        blocks_min = self._settings.blocks_min
+        if blocks_min is None:
+            return
+        state = self._log.state
+        self._rounds += 1
+        left = max(_GETS_MIN, segments)
+        streams = [stream for stream in state.streams.values() if stream.dirty and not stream.restoring
+                   and (stream.subjects or len(stream.blocks) >= blocks_min) and stream.stream_id not in self._unreadable]
+        behind: list[tuple[int, StreamState]] = []
+        try:
+            async with asyncio.timeout(_SECONDS):
+                for stream in streams:
+                    self._let_go(stream)
+                    left -= await self._improve(stream)
+                    if (count := self._behind(stream, left)) >= blocks_min:
+                        behind.append((count, stream))
+                    await asyncio.sleep(0)
+                behind.sort(key=itemgetter(0))
+                for at, (_, stream) in enumerate(behind):
+                    if left < blocks_min:
+                        break
+                    # What the small ones do not need is left to the large ones.
+                    left -= await self._extend(stream, max(blocks_min, left // (len(behind) - at)))
+        except (StoreError, TimeoutError) as error:
+            _log.debug("pages of subjects are left for the next round: %r", error)
+
+    def _let_go(self, stream: StreamState) -> None:
+        """Those below the stream's first message."""
+        gone = 0
+        while gone < len(stream.subjects) and stream.subjects[gone].last_seq < stream.first_seq:
+            gone += 1
+        if gone:
+            stream.subjects = stream.subjects[gone:]
+
+    def _behind(self, stream: StreamState, most: int) -> int:
+        """How many blocks after the last page would have to be read for their subjects, among the first ``most``."""
+        tracked = stream.config.get("max_msgs_per_subject", 0) > 0
+        return sum(tracked or entry.dead is not None or entry.ref.subjects is None
+                   for entry in islice(stream.blocks.since(_next(stream)), most))
+
+    async def _extend(self, stream: StreamState, gets: int) -> int:
+        """Give pages to the messages after the last page, those of ``gets`` blocks; returns how many objects were read."""
+        pages = stream.subjects
+        entries = list(islice(stream.blocks.since(_next(stream)), gets))
+        if not entries:
+            return 0
+        start, count = len(pages), sum(entry.live_msgs for entry in entries)
+        while start and pages[start - 1].count <= min(2 * count, self._settings.rows_max - count):
+            start -= 1
+            count += pages[start].count
+        return await self._make(stream, start, len(pages), entries)
+
+    async def _improve(self, stream: StreamState) -> int:
+        """Let go of pages of which nothing lives any more, and make those anew of which little does: some in each round. Returns
+        how many were read."""
+        pages = stream.subjects
+        if not pages:
+            return 0
+        start = self._rounds % -(-len(pages) // _LOOKED_AT) * _LOOKED_AT
+        live = [_live(stream, page) for page in pages[start:start + _LOOKED_AT]]
+        worn = [at for at, (msgs, page) in enumerate(zip(live, pages[start:], strict=False), start) if 2 * msgs < page.count]
+        if not worn:
+            return 0
+        begin, end = worn[0], worn[0] + 1
+        count = live[begin - start]
+        while end - start < len(live) and count + live[end - start] <= self._settings.rows_max // 2:
+            count += live[end - start]
+            end += 1
+        if not count:
+            stream.subjects = (*pages[:begin], *pages[end:])
+            return 0
+        return await self._make(stream, begin, end, [])
+
+    async def _make(self, stream: StreamState, start: int, end: int, entries: Sequence[BlockEntry]) -> int:
+        """Put pages with what lives in pages[start:end] and ``entries``, which follow, in their place. Returns how many objects
+        were read; nothing is changed where one of them cannot be."""
+        pages, read = stream.subjects, 0
+        first = pages[start].first_seq if start < end else pages[-1].last_seq + 1 if pages else entries[0].first_seq
+        making = _Making(first, self._settings.rows_max)
+        try:
+            for page in pages[start:end]:
+                rows = await self._rows_of(stream, page)
+                if rows is None:
+                    return read
+                read += 1
+                await self._in_thread(making.add_rows, rows, list(_dead(stream, page.first_seq, page.last_seq)))
+            async with aclosing(self._indexes(stream, entries)) as indexes:
+                async for some in indexes:
+                    read += len(some)
+                    first, last = max(making.last_seq + 1, some[0][0].first_seq), some[-1][0].last_seq
+                    await self._in_thread(making.add_indexes, some, list(_dead(stream, first, last)))
+        except NotFound:
+            return read  # it left the stream meanwhile, and its object the store
+        except FormatError as error:
+            _log.debug("stream %s/%s gets no more pages of subjects: %s", stream.account, stream.name, error)
+            self._unreadable.add(stream.stream_id)
+            return read
+        except (StoreError, TimeoutError):
+            raise
+        except Exception:
+            # The log must not stop for the sake of what nothing depends on.
+            _log.exception("stream %s/%s gets no more pages of subjects", stream.account, stream.name)
+            self._unreadable.add(stream.stream_id)
+            return read
+        made: list[SubjectPage] = []
+        if rows_of := making.end():
+            state = self._log.state
+            refs = await self._put(self._log.epoch, [Page(PageKind.SUBJECTS, state.position, stream.stream_id, rows.pack())
+                                                     for rows in rows_of])
+            self._made.update(ref.position for ref in refs)
+            made = [SubjectPage(rows.first_seq, rows.last_seq, rows.count, ref) for rows, ref in zip(rows_of, refs, strict=True)]
+        if stream.subjects is pages:
+            stream.subjects = (*pages[:start], *made, *pages[end:])
+            stream.dirty = True
+        return read
+
+    async def _rows_of(self, stream: StreamState, page: SubjectPage) -> SubjectRows | None:
+        """A page's rows; if it is damaged or gone, it and those after it are let go, to be made anew. Raises: StoreError."""
+        ref, pages = page.place, stream.subjects
+        try:
+            data = await self._store.get(self._paths.pages(ref.position), ref.offset, ref.offset + ref.size)
+            return await self._in_thread(decode_subjects, data, page)
+        except (NotFound, FormatError) as error:
+            _log.warning("a page with the subjects of stream %s/%s cannot be used, and is made anew: %s",
+                         stream.account, stream.name, error)
+            stream.subjects = pages[:pages.index(page)]
+            stream.dirty = True
+            return None
+
+    async def _indexes(self, stream: StreamState, entries: Sequence[BlockEntry]) -> AsyncGenerator[list[_Index], None]:
+        """Blocks with their indexes, in order, a few at a time. Raises: NotFound; StoreError."""
+        at = 0
+        while at < len(entries):
+            end, size, rows = at, 0, 0
+            while end < len(entries) and end - at < _AT_ONCE and (end == at or (
+                    size + entries[end].ref.index_bytes <= _BYTES_AT_ONCE and rows + entries[end].ref.count <= _ROWS_AT_ONCE)):
+                size += entries[end].ref.index_bytes
+                rows += entries[end].ref.count
+                end += 1
+            refs = [entry.ref for entry in entries[at:end]]
+            keys = [block_key(self._paths, stream.account, stream.name, ref) for ref in refs]
+            found = await asyncio.gather(*[self._store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
+                                           for key, ref in zip(keys, refs, strict=True)])
+            yield list(zip(refs, keys, found, strict=True))
+            at = end
+
+    async def _in_thread(self, fn: Callable[..., T], *args: object) -> T:
+        """``fn(*args)``, in a thread that is not one of the commits'."""
+        if self._threads:
+            return await asyncio.to_thread(fn, *args)
+        await asyncio.sleep(0)
+        return fn(*args)
+
+
+class _Making:
+    """Pages that are being made, of neighbouring messages."""
+
+    def __init__(self, first_seq: int, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self._done: list[SubjectRows] = []
+        self._writer = SubjectRowsWriter(first_seq)
+
+    @property
+    def last_seq(self) -> int:
+        """What was added last."""
+        return self._writer.last_seq
+
+    def add_rows(self, rows: SubjectRows, dead: Sequence[tuple[int, int]]) -> None:
+        self._writer.add_rows(rows, rows.first_seq, rows.last_seq, dead)
+        self._cut()
+
+    def add_indexes(self, indexes: Sequence[_Index], dead: Sequence[tuple[int, int]]) -> None:
+        """Raises: FormatError."""
+        for ref, key, data in indexes:
+            head = decode_index(data, ref, key)
+            first = max(ref.first_seq, self.last_seq + 1)
+            at = bisect_left(dead, first, key=itemgetter(1))
+            self._writer.add_head(head, first, ref.last_seq, dead[at:bisect_left(dead, ref.last_seq + 1, key=itemgetter(0))])
+            self._cut()
+
+    def _cut(self) -> None:
+        if len(self._writer) >= self._rows_max or self._writer.names_bytes >= _NAMES_BYTES_MAX:
+            self._done += self.end()
+
+    def end(self) -> list[SubjectRows]:
+        """All of them; what is added later makes others."""
+        done, self._done = self._done, []
+        if (rows := self._writer.rows()) is not None:
+            done.append(rows)
+            self._writer = SubjectRowsWriter(rows.last_seq + 1)
+        return done
+
+
+def _dead(stream: StreamState, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """What is dead of the sequences first..last, rising. Sequences that never were a message may be among it."""
+    at = max(first, stream.first_seq)
+    if at > first:
+        yield first, min(at - 1, last)
+    for entry in stream.blocks.since(at):
+        if entry.first_seq > last:
+            break
+        if entry.first_seq > at:
+            yield at, entry.first_seq - 1
+        if entry.dead is not None:
+            yield from (span for span in entry.dead.seqs() if span[1] >= at)
+        at = max(at, entry.last_seq + 1)
+    if at <= last:
+        yield at, last
+
+
+def _next(stream: StreamState) -> int:
+    """The first sequence that no page has."""
+    return stream.subjects[-1].last_seq + 1 if stream.subjects else stream.first_seq
+
+
+def _live(stream: StreamState, page: SubjectPage) -> int:
+    """About how many messages of a page still live."""
+    live = 0
+    for entry in stream.blocks.since(max(page.first_seq, stream.first_seq)):
+        if entry.first_seq > page.last_seq:
+            break
+        first, last = max(entry.first_seq, page.first_seq, stream.first_seq), min(entry.last_seq, page.last_seq)
+        live += min(entry.live_msgs, last - first + 1)
+    return live

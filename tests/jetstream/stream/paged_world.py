@@ -1,0 +1,76 @@
+"""A stream on a whole shard over a store in memory, with checkpoints and pages of subjects, that is stopped or killed and opened
+again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.cluster.identity import Identity
+from broker.cluster.ownership import seal_at, take
+from broker.jetstream.config.stream import StreamConfig
+from broker.jetstream.stream.stream import Stream
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.subject_pages import SubjectSettings
+from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.log.settings import LogSettings
+from broker.storage.objectstore.base import ObjectStore
+from broker.storage.read.cache import Cache
+from broker.storage.read.reader import BlockReader
+from broker.storage.shard import Shard, ShardSettings
+from broker.storage.state.applied import ShardState
+from tests.jetstream.stream.world import SHARD, World
+
+__all__ = ["NEVER", "PagedWorld", "settings"]
+
+NEVER = 1 << 60
+
+
+def settings(*, blocks_min: int | None = 4, rows_max: int = 1 << 18, compaction: CompactionSettings | None = None) -> ShardSettings:
+    """Checkpoints are cut by the test alone."""
+    return ShardSettings(
+        log=LogSettings(), sweep_grace_ns=0, compaction=compaction,
+        checkpoint=CheckpointSettings(segments=NEVER, head_bytes=NEVER, empty_segments=NEVER, interval_ns=None,
+                                      replayed_segments=NEVER, replayed_epochs=NEVER,
+                                      subjects=SubjectSettings(blocks_min=blocks_min, rows_max=rows_max)))
+
+
+class PagedWorld(World):
+    """``open`` takes the shard; ``reopen`` stops or kills its owner, and takes it again."""
+
+    shard: Shard
+
+    def _begin(self, state: ShardState) -> None:
+        """Nothing before ``open``."""
+
+    async def open(self, store: ObjectStore | None = None, how: ShardSettings | None = None) -> None:
+        """``store``: in front of ``self.store``, or in its place."""
+        self.used = store or self.store
+        self.identity = Identity("paged", self.rng.randbytes(16))
+        taken = await take(self.used, SHARD, self.identity, self.clock, self.rng)
+        self.shard = await Shard.open(self.used, SHARD, taken.epoch, self.identity.nonce, self.clock, self.rng, how or settings())
+        self.log = self.shard.log
+        self.reader = BlockReader(self.used, Cache(self.cache_bytes), self.shard.key_of)
+
+    async def stop(self, stream: Stream, *, kill: bool = False) -> None:
+        stream.close()
+        if kill:
+            await self.shard.abandon()
+        else:
+            await self.log.drain()
+            end = await self.shard.close()
+            await seal_at(self.used, SHARD, end, end.epoch, self.identity, self.clock, self.rng)
+        await self.reader.close()
+
+    async def reopen(self, stream: Stream, *, kill: bool = False, how: ShardSettings | None = None,
+                     store: ObjectStore | None = None) -> Stream:
+        """The stream as the next owner finds it."""
+        await self.stop(stream, kill=kill)
+        await self.open(store, how)
+        return self.found(stream.stream_id)
+
+    def found(self, stream_id: int) -> Stream:
+        """A live stream of what the applied state has."""
+        state = self.log.state.streams[stream_id]
+        bus: Any = self.bus
+        return Stream(StreamConfig.from_json(state.config), state, account="$G", stream_id=stream_id, created_ns=state.created_ns,
+                      log=self.log, reader=self.reader, bus=bus, clock=self.clock, rng=self.rng)

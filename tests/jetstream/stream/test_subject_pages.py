@@ -1,0 +1,282 @@
+"""The first question about a stream's subjects after a start reads a few pages instead of every block, and its answer is that of
+the messages, whatever happened to them, to the pages, and to whoever made them."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+
+import pytest
+
+from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state import subject_state
+from broker.jetstream.stream.stream import Stream
+from broker.storage.format.header import ObjectKind
+from broker.storage.format.page import PageKind, decode_pages_directory
+from broker.storage.paths import parse
+from tests.jetstream.stream.paged_world import PagedWorld, settings
+from tests.jetstream.stream.world import SHARD, ask, pub, publish
+from tests.storage.rig import Counting
+
+SUBJECTS = [b"S.%d" % i for i in range(100)]
+
+
+async def _fill(world: PagedWorld, stream: Stream, blocks: int, rng: random.Random, each: int = 25) -> None:
+    """Blocks of more subjects than a summary lists."""
+    for _ in range(blocks):
+        publish(world, stream, *[pub(subject, b"x" * rng.randrange(9), reply=b"") for subject in rng.sample(SUBJECTS, each)])
+        world.log.urgent()
+        await world.settle(stream)
+
+
+async def _messages(stream: Stream) -> dict[int, bytes]:
+    found = [await stream.get(seq) for seq in range(max(stream.first_seq, 1), stream.last_seq + 1)]
+    return {one.seq: one.subject for one in found if one is not None}
+
+
+async def _check(stream: Stream, msgs: dict[int, bytes]) -> None:
+    """Last sequences and counts of all subjects, and that there are no others; of tracked ones each message and its size."""
+    lasts = {subject: seq for seq, subject in sorted(msgs.items())}
+    index = await stream.subjects.build()
+    assert index.counts(SUBJECTS, stream.first_seq) == [Counter(msgs.values())[subject] for subject in SUBJECTS]
+    assert await stream.subjects.distinct() == len(lasts)
+    assert sorted(await stream.subjects.matching(Filters([b"S.*"]))) == sorted(lasts)
+    assert [await stream.queries.last_seq_of(Filters([subject])) for subject in SUBJECTS] == [
+        lasts.get(subject, 0) for subject in SUBJECTS]
+    if index.tracked:
+        for subject in SUBJECTS:
+            listed = index.messages(subject, stream.first_seq)
+            assert [seq for seq, _ in listed] == [seq for seq, one in sorted(msgs.items()) if one == subject]
+        assert sum(size for subject in SUBJECTS for _, size in index.messages(subject, stream.first_seq)) == stream.size_bytes
+
+
+def _gets(counting: Counting) -> list[str]:
+    return [ObjectKind(parsed.kind).name for operation, key in counting.calls
+            if operation == "get" and (parsed := parse(key)) is not None]
+
+
+def _pages(world: PagedWorld, stream: Stream) -> tuple[object, ...]:
+    return world.log.state.streams[stream.stream_id].subjects
+
+
+async def _paged(config: dict[str, object] | None = None, blocks: int = 40, seed: int = 1) -> tuple[PagedWorld, Stream]:
+    """A stream whose messages all have a page."""
+    world = PagedWorld()
+    await world.open()
+    stream = world.stream(**(config or {}))
+    await world.settle(stream)
+    await _fill(world, stream, blocks, random.Random(seed))
+    assert await world.shard.checkpointer.cut()
+    return world, stream
+
+
+@pytest.mark.parametrize("question", ["last by subject", "info", "expected last of a subject", "a limit of each subject"])
+async def test_a_first_question_reads_a_page_and_no_block(question: str) -> None:
+    """After a clean stop: one get of a page, where each of 40 blocks was read before; and of no block but the answer's."""
+    tracked = question == "a limit of each subject"
+    world, stream = await _paged({"max_msgs_per_subject": 3} if tracked else {})
+    counting = Counting(world.store)
+    stream = await world.reopen(stream, store=counting)
+    counting.calls.clear()
+    if question == "info":
+        info = await stream.info_state()
+        assert info["num_subjects"] == len(SUBJECTS)
+    elif question == "last by subject":
+        found = await stream.get_last(b"S.7")
+        assert found is not None
+        assert found.subject == b"S.7"
+    elif question == "expected last of a subject":
+        answer = await ask(world, stream, pub(b"S.7", Nats_Expected_Last_Subject_Sequence="1"))
+        assert answer["error"]["err_code"] == 10071
+    else:
+        assert (await ask(world, stream, pub(b"S.7")))["seq"] == stream.last_seq
+        assert stream.msgs == 300
+    gets = _gets(counting)
+    assert gets.count("PAGES") == 1
+    assert gets.count("SEGMENT") <= (2 if question == "last by subject" else 0)
+    await world.stop(stream)
+
+
+async def test_only_blocks_after_the_last_round_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after six more blocks: a page and six indexes; after the next round a page alone."""
+    world, stream = await _paged()
+    await _fill(world, stream, 6, random.Random(2))
+    msgs = await _messages(stream)
+    counting = Counting(world.store)
+    stream = await world.reopen(stream, store=counting, kill=True)
+    counting.calls.clear()
+    await stream.subjects.build()
+    assert sorted(_gets(counting)) == ["PAGES"] + ["SEGMENT"] * 6
+    await _check(stream, msgs)
+    counting = Counting(world.store)
+    stream = await world.reopen(stream, store=counting)
+    counting.calls.clear()
+    await stream.subjects.build()
+    assert 1 <= len(_gets(counting)) <= 2
+    assert set(_gets(counting)) == {"PAGES"}
+    await _check(stream, msgs)
+    await world.stop(stream)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random publishes, deletes, purges, limits, rounds, stops and kills, with pages of a few messages: every answer right."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", rng.choice([7, 4096]))
+    how = settings(blocks_min=rng.choice([1, 3]), rows_max=rng.choice([30, 100, 1000]))
+    config = rng.choice([{}, {"max_msgs_per_subject": 2}, {"max_msgs": 300}, {"max_msgs_per_subject": 1, "max_bytes": 9000}])
+    world = PagedWorld()
+    await world.open(how=how)
+    stream = world.stream(**config)
+    await world.settle(stream)
+    paged = 0
+    for _ in range(25):
+        choice = rng.random()
+        if choice < 0.5:
+            await _fill(world, stream, rng.randrange(1, 5), rng, rng.choice([1, 20, 30]))
+        elif choice < 0.6 and stream.msgs:
+            for seq in rng.sample(range(stream.first_seq, stream.last_seq + 1), 5 if stream.last_seq - stream.first_seq > 5 else 1):
+                await stream.delete_msg(seq, False)
+        elif choice < 0.65:
+            await stream.purge(rng.choice(SUBJECTS))
+        elif choice < 0.7:
+            await stream.purge(None, keep=rng.randrange(200))
+        elif choice < 0.8:
+            await world.settle(stream)
+            stream = await world.reopen(stream, kill=rng.random() < 0.5, how=how)
+        elif choice < 0.9:
+            await _check(stream, await _messages(stream))
+        else:
+            await world.settle(stream)
+            await world.shard.checkpointer.cut()
+        await world.settle(stream)
+        paged += len(_pages(world, stream))
+    assert paged
+    msgs = await _messages(stream)
+    await _check(stream, msgs)
+    stream = await world.reopen(stream, how=how)
+    await _check(stream, msgs)
+    await world.stop(stream)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "of another stream"])
+async def test_a_page_that_cannot_be_read_is_made_anew(damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The blocks are read instead, with a warning that names the object; the next round makes another."""
+    world, stream = await _paged()
+    msgs = await _messages(stream)
+    key, data = next((key, data) for key, data in sorted(world.store.objects.items()) if "/pages/" in key and _kinds(key, data) == {
+        PageKind.SUBJECTS})
+    stream = await world.reopen(stream)
+    if damage == "gone":
+        await world.store.delete(key)
+    else:
+        world.store.objects[key] = {"flipped": data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], "cut": data[:-9],
+                                    "of another stream": data.replace(stream.stream_id.to_bytes(8, "little"), bytes(8))}[damage]
+    with caplog.at_level(logging.WARNING):
+        await _check(stream, msgs)
+    assert "its blocks are read instead" in caplog.text
+    assert key.rpartition("/")[2].rpartition("-")[2].lstrip("0") in caplog.text or damage == "gone"
+    assert not _pages(world, stream)
+    await _fill(world, stream, 1, random.Random(3))
+    msgs = await _messages(stream)
+    assert await world.shard.checkpointer.cut()
+    assert _pages(world, stream)
+    caplog.clear()
+    stream = await world.reopen(stream)
+    await _check(stream, msgs)
+    assert not caplog.records
+    await world.stop(stream)
+
+
+def _kinds(key: str, data: bytes) -> set[int]:
+    parsed = parse(key)
+    assert parsed is not None
+    assert parsed.position is not None
+    refs = decode_pages_directory(data, parsed.position, complete=True)
+    assert not isinstance(refs, int)
+    return {ref.kind for ref in refs}
+
+
+async def test_pages_that_no_root_needs_are_released() -> None:
+    """After many rounds: the objects with subjects are those that the stream names and what three roots keep; after a purge of all,
+    and rounds, those are released too."""
+    world, stream = await _paged(blocks=5)
+
+    def named() -> set[str]:
+        return {SHARD.pages(page.place.position) for page in _pages(world, stream)}  # type: ignore[attr-defined]
+
+    async def rounds(count: int) -> set[str]:
+        """Every object that the stream ever named."""
+        seen: set[str] = set()
+        for i in range(count):
+            await _fill(world, stream, 4, random.Random(i))
+            assert await world.shard.checkpointer.cut()
+            seen |= named()
+        await world.shard.sweeper.after_round(world.shard.checkpointer)
+        world.log.urgent()
+        await world.settle(stream)
+        return seen
+
+    def left(keys: set[str]) -> set[str]:
+        """Those that are neither deleted nor released, to be deleted in the background."""
+        released = {SHARD.pages(position) for one in world.log.state.released.values() for position in one.pages}
+        return keys & world.store.objects.keys() - released
+
+    seen = await rounds(20)
+    kept = named()
+    assert len(seen) > 10
+    assert len(kept) <= 5
+    assert kept <= world.store.objects.keys()
+    await rounds(3)
+    assert not left(seen - named() - kept)
+    kept = named()
+    await stream.purge(None)
+    await rounds(4)
+    assert not kept & named()
+    assert not left(kept)
+    await world.stop(stream)
+
+
+async def test_a_key_value_stream_keeps_pages_of_what_lives() -> None:
+    """A hundred subjects written over and over: what the pages have stays within a few times what lives."""
+    world = PagedWorld()
+    how = settings(blocks_min=4, rows_max=200)
+    await world.open(how=how)
+    stream = world.stream(max_msgs_per_subject=1)
+    await world.settle(stream)
+    for i in range(30):
+        await _fill(world, stream, 4, random.Random(i))
+        await world.shard.checkpointer.cut()
+    pages = _pages(world, stream)
+    assert stream.msgs == 100
+    assert sum(page.count for page in pages) <= 600  # type: ignore[attr-defined]
+    msgs = await _messages(stream)
+    stream = await world.reopen(stream, how=how)
+    await _check(stream, msgs)
+    await world.stop(stream)
+
+
+async def test_a_round_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of an earlier version with many blocks gets its pages bit by bit; a stream of few blocks gets none."""
+    monkeypatch.setattr("broker.storage.checkpoint.subject_pages._GETS_MIN", 10)
+    world = PagedWorld()
+    await world.open(how=settings(blocks_min=None))
+    stream = world.stream()
+    await world.settle(stream)
+    await _fill(world, stream, 40, random.Random(1))
+    counting = Counting(world.store)
+    stream = await world.reopen(stream, how=settings(blocks_min=8), store=counting)
+    covered = []
+    for i in range(5):
+        publish(world, stream, pub(b"S.1", reply=b""))
+        await world.settle(stream)
+        counting.calls.clear()
+        assert await world.shard.checkpointer.cut()
+        assert _gets(counting).count("SEGMENT") <= 10, i
+        covered.append(_pages(world, stream)[-1].last_seq)  # type: ignore[attr-defined]
+    assert covered == sorted(covered)
+    assert covered[0] < covered[2]
+    assert stream.last_seq - covered[-1] < 8 * 25 + 5
+    await _check(stream, await _messages(stream))
+    await world.stop(stream)

@@ -1,0 +1,124 @@
+"""The rows of a page of subjects: what goes in comes out, whatever was dead, and damage is an error, never other rows."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.storage.format.codec import pack_value, unpack_value
+from broker.storage.format.header import Position
+from broker.storage.format.index import Head
+from broker.storage.format.message_size import message_size
+from broker.storage.format.subject_rows import SubjectRows, SubjectRowsWriter
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.writer import seal_block
+
+Msg = tuple[int, bytes, int, bytes]
+
+
+@st.composite
+def _blocks(draw: st.DrawFn) -> list[list[Msg]]:
+    """Neighbouring blocks of messages: sequence, subject, length of headers, body. There may be gaps."""
+    seq, blocks = draw(st.sampled_from([0, 5, 1 << 33])), []
+    for _ in range(draw(st.integers(1, 4))):
+        some: list[Msg] = []
+        for _ in range(draw(st.integers(1, 12))):
+            seq += draw(st.sampled_from([1, 1, 1, 2, 300]))
+            body = bytes(draw(st.integers(0, 40)))
+            some.append((seq, b"s.%d" % draw(st.integers(0, 5)), draw(st.integers(0, min(3, len(body)))), body))
+        blocks.append(some)
+    return blocks
+
+
+def _head(msgs: list[Msg]) -> Head:
+    block: OpenBlock[None] = OpenBlock(7, None)
+    for seq, subject, hlen, body in msgs:
+        block.append_run(seq, [subject], [hlen] if hlen else None, [body], 1000 + seq)
+    head = seal_block(block, Position(1, 2)).head
+    assert head is not None
+    return head
+
+
+def _listed(rows: SubjectRows) -> list[tuple[int, bytes, int]]:
+    return [(rows.seq_of(i), rows.subject_of(i), rows.size_of(i)) for i in range(rows.count)]
+
+
+@given(_blocks(), st.sets(st.integers(0, 60)), st.data())
+def test_rows_are_those_of_the_blocks_that_are_not_dead(blocks: list[list[Msg]], places: set[int], data: st.DataObject) -> None:
+    """By way of heads and of earlier pages, packed and unpacked."""
+    everything = [msg for msgs in blocks for msg in msgs]
+    gone = sorted(everything[at][0] for at in places if at < len(everything))
+    spans = [(seq, seq) for seq in gone]
+    first = data.draw(st.integers(0, everything[0][0]))
+    writer = SubjectRowsWriter(first)
+    for msgs in blocks:
+        writer.add_head(_head(msgs), msgs[0][0], msgs[-1][0], spans)
+    expected = [(seq, subject, message_size(subject, hlen, body)) for seq, subject, hlen, body in everything if seq not in gone]
+    rows = writer.rows()
+    if not expected:
+        assert rows is None
+        return
+    assert rows is not None
+    again = SubjectRows.unpack(unpack_value(pack_value(rows.pack())))
+    for one in (rows, again):
+        assert _listed(one) == expected
+        assert (one.first_seq, one.last_seq, one.count) == (first, everything[-1][0], len(expected))
+        assert list(one.names) == sorted({subject for _, subject, _ in expected})
+        assert [one.ordinal_of(seq) for seq, _, _ in expected] == list(range(one.count))
+        assert one.ordinal_of(everything[-1][0] + 1) == one.count
+        subjects, ones, seqs = one.between(0, one.count)
+        assert list(zip(seqs, subjects, strict=True)) == [(seq, subject) for seq, subject, _ in expected]
+        assert list(ones) == [1] * one.count
+    # A page of a part of it, joined with what follows.
+    cut = data.draw(st.integers(0, len(expected)))
+    dead = [(seq, seq) for seq, _, _ in expected[:cut]]
+    joined = SubjectRowsWriter(first)
+    joined.add_rows(again, again.first_seq, again.last_seq, dead)
+    joined.add_head(_head([(everything[-1][0] + 2, b"s.new", 0, b"x")]), 0, 1 << 62, [])
+    rows = joined.rows()
+    assert rows is not None
+    assert _listed(rows) == [*expected[cut:], (everything[-1][0] + 2, b"s.new", message_size(b"s.new", 0, b"x"))]
+
+
+@given(_blocks(), st.randoms())
+def test_what_is_not_packed_rows_is_refused(blocks: list[list[Msg]], rng: random.Random) -> None:
+    """One field replaced: an error, or rows that are within all bounds."""
+    writer = SubjectRowsWriter(1)
+    for msgs in blocks:
+        writer.add_head(_head(msgs), 1, msgs[-1][0], [])
+    rows = writer.rows()
+    assert rows is not None
+    packed = rows.pack()
+    at = rng.randrange(len(packed))
+    packed[at] = rng.choice([0, -1, 1 << 70, b"", b"xx", None, [], [0, 0, b""], [0, 1, b"\0"], [1, 9, b"\0"], ["", 0, b""], "x"])
+    try:
+        found = SubjectRows.unpack(packed)
+    except (TypeError, ValueError, IndexError, AttributeError, OverflowError):
+        return
+    listed = _listed(found)
+    assert len(listed) == found.count
+    assert all(found.first_seq <= seq <= found.last_seq for seq, _, _ in listed)
+
+
+def test_a_count_costs_no_memory() -> None:
+    """A page that says to have 2^60 messages, all alike."""
+    with pytest.raises(ValueError, match="out of bounds"):
+        SubjectRows.unpack([1, 1 << 60, 1 << 60, [1, 0, b""], [0, 0, b""], [40, 0, b""], [1, 0, b""], 1, b"a"])
+
+
+@pytest.mark.parametrize("change", [
+    {"ids": array("B", [0, 7])}, {"seqs": array("Q", [6, 5])}, {"seqs": array("Q", [5, 99])}, {"names": [b"b", b"a"]},
+    {"names": [b"a", b"a"]}], ids=["a subject that is not there", "sequences that fall", "a sequence beyond the range",
+                                   "names that fall", "a name twice"])
+def test_rows_out_of_bounds_are_refused(change: dict[str, object]) -> None:
+    """Each bound of its own."""
+    sound = {"seqs": array("Q", [5, 7]), "ids": array("B", [0, 1]), "names": [b"a", b"b"]}
+    given_: dict[str, object] = {**sound, **change}
+    make = lambda some: SubjectRows(5, 9, 5, some["seqs"], some["ids"], array("I", [40, 40]), some["names"])  # noqa: E731
+    assert SubjectRows.unpack(make(sound).pack()).count == 2
+    with pytest.raises(ValueError, match="page of subjects"):
+        SubjectRows.unpack(make(given_).pack())
