@@ -189,8 +189,10 @@ async def test_scattered_duplicates(broker: Inside) -> None:
 
 
 async def test_copies_filters_and_limits_over_scattered_duplicates(broker: Inside) -> None:
-    """Shows a mirror, a source with a filter and consumers of a stream of which every second staged message was dropped, and a limit
-    for each subject that is set afterwards: all have what is live and nothing else, and count it right."""
+    """Shows a mirror, a source with a filter and consumers of a stream of which every second staged message was dropped.
+
+    A limit for each subject is set afterwards. All have what is live and nothing else, and count it right.
+    """
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"]})
     await broker.ok("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "S"}})
     await broker.ok("STREAM.CREATE.F", {"name": "F", "sources": [{"name": "S", "filter_subject": "s.1"}]})
