@@ -261,7 +261,7 @@ async def test_a_round_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch
     """A store of an earlier version with many blocks gets its pages bit by bit; a stream of few blocks gets none."""
     monkeypatch.setattr("broker.storage.checkpoint.subject_pages._GETS_MIN", 10)
     world = PagedWorld()
-    await world.open(how=settings(blocks_min=None))
+    await world.open(how=settings(enabled=False))
     stream = world.stream()
     await world.settle(stream)
     await _fill(world, stream, 40, random.Random(1))
