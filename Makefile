@@ -10,9 +10,10 @@ DATA ?= data
 PORT ?= 4222
 HTTP_PORT ?= 8222
 ARGS ?=
-# Workers of `make test`. A file's tests stay on one worker, so that each worker starts few real servers.
-JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
-SEEDS ?= 2000
+# Workers of `make test`: one more than there are processors, for half of the time a test waits for a server. A file's tests
+# stay on one worker, so that each worker starts few real servers.
+JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2) + 1)))
+SEEDS ?= 10000
 
 .PHONY: run test check soak bench parts clean compiled help
 

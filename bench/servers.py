@@ -70,6 +70,12 @@ class Process:
                 self.child.kill()
                 self.child.wait()
 
+    def cpu_s(self) -> float:
+        """Processor time of the process so far, in seconds."""
+        assert self.child
+        words = pathlib.Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
     def log_tail(self) -> str:
         path = self.dir / "log"
         return path.read_text(errors="replace")[-1500:] if path.exists() else ""
@@ -114,12 +120,6 @@ class Server(Process):
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
         raise RuntimeError("no VmRSS")
-
-    def cpu_s(self) -> float:
-        """Processor time of the process so far, in seconds."""
-        assert self.child
-        words = pathlib.Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def nats_server(*, jetstream: bool = True, sync: bool = False) -> Server:

@@ -1,6 +1,6 @@
-"""The longest pauses of the event loop for one stream with very many blocks, or very many message ids.
+"""The longest pauses of the event loop for one stream with very many blocks or message ids, and for very many streams.
 
-    python -m bench.stalls [--blocks 1000000] [--ids 1000000]      prints one JSON line: {operation: [ms, CPU ms]}
+    python -m bench.stalls [--blocks 1000000] [--ids 1000000] [--streams 10000]     prints one JSON line: {operation: [ms, CPU ms]}
 
 The broker's own parts run in this process, on a log in memory, since publishing a million blocks would take an hour. A task
 that only yields measures the loop's longest pause: in wall time, to which other processes add, and in CPU time of the loop.
@@ -29,12 +29,15 @@ from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import Position, position_key
 from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.request import Request
 from broker.storage.log.log import Log
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.read.snapshot import Snapshot
+from broker.storage.staging.check import read_staged
+from broker.storage.staging.writer import RunWriter
 from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
 
@@ -56,15 +59,16 @@ class Bus:
     pub_acks_each = pub_acks
 
 
-def fill(state: ShardState, blocks: int) -> StreamState:
+def fill(state: ShardState, blocks: int, number: int = 7) -> StreamState:
     """A stream with ``blocks`` blocks in as many segments, as replay leaves it."""
-    stream = StreamState(7, "$G", "S", {"name": "S", "subjects": ["S.>"]}, 1)
-    state.streams[7], state.names["$G", "S"] = stream, 7
+    name = "S" if number == 7 else f"S{number}"
+    stream = StreamState(number, "$G", name, {"name": name, "subjects": [f"{name}.>"]}, 1)
+    state.streams[number], state.names["$G", name] = stream, number
     now = time.time_ns()
     for i in range(1, blocks + 1):
         first, last = (i - 1) * A_BLOCK + 1, i * A_BLOCK
-        stream.blocks.append((1, 1, i, 0, 7, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK, now + i, now + i,
-                              ((b"S.a", A_BLOCK, first, last),)))
+        stream.blocks.append((1, 1, i, 0, number, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK, now + i,
+                              now + i, ((b"S.a", A_BLOCK, first, last),)))
         state.segments[position_key(Position(1, i))] = 1
     stream.last_seq = stream.msgs = blocks * A_BLOCK
     stream.bytes = 100 * stream.msgs
@@ -94,6 +98,7 @@ class Stalls:
         self.log = Log(store, PATHS.log, 1, bytes(16), state, clock, rng)
         snapshot = Snapshot(state, None, {}, [], False, 0, 0, 0, 0, [])
         self.checkpointer = Checkpointer(self.log, PATHS, snapshot, rng, executor=ThreadPoolExecutor(1))
+        self.store = store
         self.sweeper = Sweeper(self.log, PATHS, clock, rng)
         self.sweeper.start(self.checkpointer)
         given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"], "max_age": max_age_ns})
@@ -143,6 +148,23 @@ class Stalls:
         await self.measure("expiry of all by max_age", self._expire())
         await self.close()
 
+    async def adopt(self, count: int) -> None:
+        """Half as many staged messages with ids join, none of them a duplicate; then all, so that every second one is."""
+        for what, step, at in (("adoption, every message with an id", 2, 1), ("adoption, every second one a duplicate", 1, 2)):
+            writer = RunWriter("$G", "S", 7, now_ns=time.time_ns())
+            for i in range(0, count, step):
+                writer.add(b"S.a", b"order", msg_id=b"order-%012d" % i)
+                for run in writer.take():
+                    await self.store.put(run.key, run.data)
+            for run in writer.finish():
+                await self.store.put(run.key, run.data)
+            asked = Request(at, "$G", "S", 7, writer.entries)
+            await self.measure(what, self._adopt(asked))
+
+    async def _adopt(self, request: Request) -> None:
+        staged = await read_staged(self.store, request, ids_bytes_max=1 << 40)
+        await self.stream.appending.append(request.request_id, staged)
+
     async def _expire(self) -> None:
         self.stream.retention.expire()
         while self.stream.msgs:  # noqa: ASYNC110 (a pass tells nobody)
@@ -183,10 +205,25 @@ async def ids(count: int, stalls: Stalls) -> None:
     await stalls.measure("ids leaving the window", expire())
 
 
-async def measured(blocks: int, count: int) -> dict[str, tuple[float, float]]:
+async def many_streams(count: int, stalls: Stalls) -> None:
+    """A checkpoint of streams that all changed."""
+    await stalls.open()
+    state = stalls.log.state
+    for number in range(8, 8 + count):
+        fill(state, 20, number)
+    await stalls.measure(f"a checkpoint of {count} streams", stalls.checkpointer.cut())
+    await stalls.close()
+
+
+async def measured(blocks: int, count: int, streams: int) -> dict[str, tuple[float, float]]:
     stalls = Stalls(blocks)
     await stalls.run()
     await ids(count, stalls)
+    stalls.blocks = 0
+    await stalls.open()
+    await stalls.adopt(count)
+    await stalls.close()
+    await many_streams(streams, stalls)
     return stalls.worst
 
 
@@ -194,8 +231,9 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--blocks", type=int, default=1_000_000)
     p.add_argument("--ids", type=int, default=1_000_000)
+    p.add_argument("--streams", type=int, default=10_000)
     args = p.parse_args()
-    print(json.dumps(asyncio.run(measured(args.blocks, args.ids))))
+    print(json.dumps(asyncio.run(measured(args.blocks, args.ids, args.streams))))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
@@ -21,13 +22,15 @@ from tests.wait_for import wait_for
 
 __all__ = ["broker", "loop_exceptions", "minio", "nats_server", "seaweed"]
 
-_SPARK = "everything with Spark"
-
 if sys.version_info < (3, 12):
     asyncio.wait_for = wait_for  # type: ignore[assignment]
 if sys.version_info < (3, 12, 2):
     ast.parse = parse
 lengthen_patience()
+# How long an example takes says something about the machine.
+hypothesis.settings.register_profile("busy", hypothesis.settings.default, deadline=None,
+                                     suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 
 @pytest_asyncio.fixture
@@ -63,26 +66,12 @@ async def loop_exceptions(request: pytest.FixtureRequest) -> AsyncIterator[list[
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`--dist loadfile`, but all that needs Spark is one file: a session costs 10 s and 600 MB, so there is one.
-
-    It goes first, being the longest. The files are known by their name, ``test_spark_*``: the process that hands out
-    the tests does not see their markers.
-    """
+    """`--dist loadfile` as distribution.py has it."""
     if config.getoption("dist") != "loadfile":
         return None
-    from xdist.scheduler import LoadFileScheduling
+    from tests.distribution import LongestFirst
 
-    class OneSparkSession(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            path = super()._split_scope(nodeid)
-            return _SPARK if Path(path).name.startswith("test_spark_") else path
-
-        def _assign_work_unit(self, node: Any) -> None:
-            if _SPARK in self.workqueue:
-                self.workqueue.move_to_end(_SPARK, last=False)
-            super()._assign_work_unit(node)
-
-    return OneSparkSession(config, log)
+    return LongestFirst(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

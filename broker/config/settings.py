@@ -441,7 +441,13 @@ class StorageSettings:
         256 * MIB, kinds.size(MIB), "Bytes sequenced but not yet stored, in all; past it publishers wait, then are "
         "refused.", "jetblock.tail_bytes_max")
     cache_bytes: int = _setting(
-        64 * MIB, kinds.size(0), "Bytes of blocks kept in memory for readers.", "jetblock.cache_bytes")
+        64 * MIB, kinds.size(0), "Bytes of blocks kept in memory for readers; up to a quarter more for what is read "
+        "ahead for them.", "jetblock.cache_bytes")
+    cache_directory: str = _setting(
+        "", kinds.text, "A folder on a local disk where what was read from a bucket is kept for later reads, until the "
+        "broker stops; unset: none.", "jetblock.cache_directory")
+    cache_directory_bytes: int = _setting(
+        10 * GIB, kinds.size(64 * MIB), "Bytes that it may take.", "jetblock.cache_directory_bytes")
     lease_ns: int = _setting(
         15 * SECOND, kinds.duration_ns(100 * MS), "On S3: time without a sign of life after which a standby takes "
         "over, and an owner that could not write stops answering.", "jetblock.lease")

@@ -35,6 +35,7 @@ from broker.jetstream.stream.adoption import follow
 from broker.jetstream.stream.dropping import BlockBudget
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
+from broker.jetstream.wire.advisories import SystemEvents
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.storage.format.block import STREAM_ID
 from broker.storage.log.listener import LogListener
@@ -81,6 +82,7 @@ class JetStream(LogListener):
         self.accounts: dict[str, Account] = {}
         self.apis: dict[str, Api | DisabledApi] = {}
         self._system_api: SystemApi | None = None
+        self._system_events: SystemEvents | None = None
         self.failed_streams: dict[int, str] = {}
         self._listening = False
         self._log: Log | None = None
@@ -91,7 +93,7 @@ class JetStream(LogListener):
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
         self.external = ExternalFollowers()
-        self._waiting = Waiting(self.settings, clock)
+        self._waiting = Waiting(self.settings, self._tell_dropped)
         self._inflight = Inflight(BatchLimits.of(limits))
         self._budget = BlockBudget(
             lambda: [stream for account in self.accounts.values() for stream in account.streams.values()], clock)
@@ -175,6 +177,11 @@ class JetStream(LogListener):
     def serve_system(self, name: str, bus: Bus) -> None:
         """Answer the API in the system account, which is none of ``apis``. Call it before ``listen``."""
         self._system_api = SystemApi(name, bus, self.settings.domain, self.purge)
+        self._system_events = SystemEvents(bus, self.clock, self.rng, self.settings.domain, self.server_name)
+
+    def _tell_dropped(self, requests: int) -> None:
+        if self._system_events is not None:
+            self._system_events.limit_reached(requests)
 
     def _show(self, request: Msg, source: Source | None) -> None:
         if self._system_api is not None:
@@ -326,6 +333,7 @@ class JetStream(LogListener):
     async def stop(self) -> None:
         """Stop answering the API."""
         self._listening = False
+        self._waiting.close()
         for api in self._all_apis():
             await api.stop()
 

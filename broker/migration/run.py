@@ -110,7 +110,7 @@ class _Move:
             raise StreamFailed("it lives in memory, and nothing of it would be in the store; give --memory-to-file to store it")
         config = adapted_config(stream, memory_to_file=choice.memory_to_file)
         there = await self._target.find(stream.name)
-        if there is not None and not await self._to_be_replaced(there):
+        if there is not None and not await self._to_be_replaced(there, config):
             done.status = PRESENT
             done.numbers = Numbers.of(there["state"])
             done.consumers = int(there["state"].get("consumer_count", 0))
@@ -121,12 +121,14 @@ class _Move:
         if choice.verify:
             await self._compare(config, wanted)
 
-    async def _to_be_replaced(self, there: dict[str, Any]) -> bool:
-        """Whether the target's stream, of the same name, is to go. Raises: StreamFailed; CannotMigrate."""
+    async def _to_be_replaced(self, there: dict[str, Any], config: dict[str, Any]) -> bool:
+        """Whether the target's stream, of the same name, is to go; ``config`` is how it should be. Raises: StreamFailed;
+        CannotMigrate."""
         stream, found = self._stream, Numbers.of(there["state"])
         same = not stream.created or parse_time(stream.created) == parse_time(str(there.get("created", "")))
-        # A target that is no jetblock, or an older one, does not keep the time of creation.
-        if not same and (found != stream.numbers or stream.first_ts != there["state"].get("first_ts")):
+        # A target that is no jetblock, or an older one, does not keep the time of creation. Empty streams have no other.
+        if not same and (found != stream.numbers or stream.first_ts != there["state"].get("first_ts")
+                         or (not found.messages and not _as_wanted(there.get("config", {}), config))):
             raise StreamFailed(f"the target has another stream of this name, created {there.get('created')}; rename or delete it")
         different = differences(stream.config, stream.numbers, found)
         if not different:
@@ -233,3 +235,7 @@ class _Move:
 
 def _copies(config: dict[str, Any]) -> bool:
     return bool(config.get("mirror") or config.get("sources"))
+
+
+def _as_wanted(found: dict[str, Any], config: dict[str, Any]) -> bool:
+    return all(found.get(key) == value for key, value in config.items() if key != "metadata")

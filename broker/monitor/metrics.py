@@ -112,6 +112,12 @@ FAMILIES: Final = (
     Family("jetblock_cache_evictions_total", "counter", "Parts evicted: main, of those that were used again; small, of the others.",
            ("queue",)),
     Family("jetblock_cache_ghost_hits_total", "counter", "Parts loaded again soon after they were evicted."),
+    Family("jetblock_cache_directory_bytes", "gauge", "Bytes in the cache directory, if there is one."),
+    Family("jetblock_cache_directory_hits_total", "counter", "Reads that it answered."),
+    Family("jetblock_cache_directory_misses_total", "counter", "Reads that went to the store."),
+    Family("jetblock_cache_directory_evictions_total", "counter", "Ranges evicted from it."),
+    Family("jetblock_cache_directory_damaged_total", "counter", "Ranges in it that were damaged, and got from the store again."),
+    Family("jetblock_cache_directory_up", "gauge", "1 unless it has turned itself off."),
 )
 """All metrics but the process's and Python's own, which are prometheus-client's (``process_*``, ``python_*``)."""
 

@@ -35,7 +35,10 @@ _NAMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupt", signal.SIGUS
 
 
 def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
-    """Run a broker until it is stopped; ``read`` reads its configuration file again. Returns: the exit status."""
+    """Run a broker until it is stopped, and end the process; ``read`` reads its configuration file again.
+
+    Returns: the exit status, if it cannot even log.
+    """
     try:
         lines = LogLines(settings.logging)
     except OSError as error:
@@ -45,7 +48,10 @@ def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
     # default of 5 ms would be the loop's lag under load.
     sys.setswitchinterval(0.0005)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Process(settings, lines, read).run())
+        status = runner.run(_Process(settings, lines, read).run())
+    # Everything is closed. To take the interpreter's objects apart one by one would take longer than all the rest of the stop.
+    logging.shutdown()
+    os._exit(status)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

@@ -39,6 +39,7 @@ from broker.storage.paths import COPYING, FORMAT, ShardPaths
 from broker.storage.put import Backoff, Fenced, Patience
 from broker.storage.read.cache import Cache
 from broker.storage.read.damage import explain
+from broker.storage.read.disk_cache import DiskCache
 from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard, ShardSettings
 
@@ -106,6 +107,7 @@ class ShardHost(LogListener):
         self._served = False
         self._patient = RetryingStore(self.store, clock=clock, rng=self._rng,
                                       give_up_ns=_TRIES * settings.put_timeout_ns)
+        self.disk_cache = self._make_disk_cache(url)
         self._identity = Identity.make(server_name or None, self._rng)
         self._paths = ShardPaths()
         self.on_damage: Callable[[Finding], object] = lambda _: None
@@ -123,7 +125,21 @@ class ShardHost(LogListener):
         """Reads the blocks of the shard, which is ours."""
         if self.shard is None:
             raise RuntimeError("the shard is not ours")
-        return BlockReader(self._patient, self.cache, self.shard.key_of, paths=self._paths)
+        if self.disk_cache is None:
+            return BlockReader(self._patient, self.cache, self.shard.key_of, paths=self._paths)
+        return BlockReader(self.disk_cache, self.cache, self.shard.key_of, distrust=self.disk_cache.forget, paths=self._paths)
+
+    def _make_disk_cache(self, url: str) -> DiskCache | None:
+        """Raises: StartError."""
+        folder = self._settings.cache_directory
+        if not folder:
+            return None
+        if not url.startswith("s3:"):
+            raise StartError(f"jetblock.cache_directory keeps what is read from a bucket, and the store is {url}: leave it out")
+        try:
+            return DiskCache(self._patient, folder, self._settings.cache_directory_bytes)
+        except OSError as error:
+            raise StartError(f"jetblock.cache_directory: no file can be made in {folder}: {error}") from None
 
     async def check(self) -> None:
         """Probe the store. Raises: StartError."""
@@ -313,12 +329,16 @@ class ShardHost(LogListener):
             shard, self.shard = self.shard, None
             await shard.abandon()
         self.cache.clear()
+        if self.disk_cache is not None:
+            self.disk_cache.clear()
         self._release()
 
     async def close(self) -> None:
         """Close the store."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
+        if self.disk_cache is not None:
+            await self.disk_cache.close()
         await self.store.close()
 
     def _told(self, error: Exception) -> str:

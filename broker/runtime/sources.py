@@ -115,6 +115,8 @@ class Sources:
         if shard_host is not None:
             figures["store"] = shard_host.store.snapshot()
             figures["cache"] = shard_host.cache.figures()
+            if shard_host.disk_cache is not None:
+                figures["cache"]["directory"] = shard_host.disk_cache.figures()
             figures["standby"] = shard_host.standby
             if shard_host.scrubber is not None:
                 figures["scrub"] = shard_host.scrubber.figures()

@@ -13,6 +13,7 @@ import os
 import time
 from typing import Self
 
+import nats.errors
 import pytest
 from nats.js.api import StreamConfig
 
@@ -40,6 +41,8 @@ class Chatter:
         self._url = url
         self._stop = False
         self.seconds: list[float] = []
+        self.lost: list[str] = []
+        """Round trips of more than 5 s: when, and what became of the connections."""
 
     async def __aenter__(self) -> Self:
         self._thread = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(self._talk())))
@@ -60,7 +63,10 @@ class Chatter:
         try:
             while not self._stop:
                 began = time.monotonic()
-                await asker.request("core.ask", b"there?", timeout=5)
+                try:
+                    await asker.request("core.ask", b"there?", timeout=5)
+                except nats.errors.Error as error:
+                    self.lost.append(f"{error!r} at {began:.1f}, until {time.monotonic():.1f}: {asker.stats}, {answerer.stats}")
                 self.seconds.append(time.monotonic() - began)
                 await asyncio.sleep(0.01)
         finally:
@@ -108,12 +114,14 @@ async def outage(minio: S3Server, seconds: float, *, consume: bool = False) -> N
                 lag = (await broker.monitor("/varz"))["jetblock"]["loop_lag_ms"]
                 print(f"first refusal {first:.2f} s after the store went, {writer.refusals} refusals in {seconds} s, "
                       f"{grown / MIB:.1f} MiB more memory, core round trips {p90 * 1e3:.0f} ms (p90), loop lag {lag}")
+                print(f"stalled at {stalled:.1f}, now {time.monotonic():.1f}: {chatter.lost}")
                 assert grown < 64 * MIB
                 assert p90 < 0.5
                 assert (await broker.monitor("/varz"))["jetblock"]["log"]["store_error"]
                 proxy.resume()
                 await writer.acks(500, 60)
                 assert (await health(broker))[0] == 200
+            assert not chatter.lost
             delivered: set[int] = set()
             while consume and not delivered >= set(writer.acked.values()) - acked:
                 for message in await pull.fetch(100, timeout=30):

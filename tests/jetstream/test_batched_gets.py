@@ -95,3 +95,33 @@ async def test_a_stream_that_is_deleted_meanwhile(broker: Inside) -> None:
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_direct": True})
     await broker.publish("s.1", b"new")
     assert shown(await batch(broker, batch=5, seq=1, next_by_subj=">")) == [(1, b"new")]
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_last_values_of_many_keys_are_what_single_gets_find(broker: Inside, cold: bool) -> None:
+    """With headers and without, neighbours and far apart, some replaced, some removed; in one answer, and cut by its bounds."""
+    keys = [f"s.k.{n}" for n in range(120)]
+    for at in range(0, 120, 40):
+        await asyncio.gather(*(broker.client.request(key, b"v of " + key.encode(), 10, headers={"K": key} if n % 3 else None)
+                               for n, key in enumerate(keys[at:at + 40])))
+    await asyncio.gather(*(broker.publish(key, b"newer") for key in keys[::11]))
+    state = (await broker.ok("STREAM.INFO.S"))["state"]
+    for seq in range(state["last_seq"] - 60, state["last_seq"] - 40):
+        await broker.ok("STREAM.MSG.DELETE.S", {"seq": seq})
+    if cold and await stored(broker):
+        await broker.restart()
+    single = [await broker.client.request(f"$JS.API.DIRECT.GET.S.{key}", b"", 10) for key in keys]
+    found = sorted((int(msg.headers["Nats-Sequence"]), msg.headers["Nats-Subject"], msg.headers.get("K"), msg.data,
+                    msg.headers["Nats-Time-Stamp"]) for msg in single if "Status" not in msg.headers)
+    assert 100 <= len(found) < len(keys)
+
+    def shown_whole(msgs: list[Msg]) -> list[tuple[int, str, str | None, bytes, str]]:
+        return [(int(msg.headers["Nats-Sequence"]), msg.headers["Nats-Subject"], msg.headers.get("K"), msg.data,
+                 msg.headers["Nats-Time-Stamp"]) for msg in msgs]
+
+    msgs = await batch(broker, multi_last=keys)
+    assert shown_whole(msgs) == found
+    assert [int(msg.headers["Nats-Num-Pending"]) for msg in msgs] == list(reversed(range(len(found))))
+    assert [int(msg.headers["Nats-Last-Sequence"]) for msg in msgs] == [0, *(row[0] for row in found[:-1])]
+    assert shown_whole(await batch(broker, multi_last=keys, batch=33)) == found[:33]
+    assert shown_whole(await batch(broker, multi_last=keys, max_bytes=1)) == found[:1]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
+import nats
 import pytest
 
-from broker.clock import SystemClock
+from broker.clock import ManualClock
 from broker.config.settings import JetStreamSettings
 from broker.jetstream.api.waiting import Waiting, only_asks
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.jetstream.in_process import Inside
 from tests.server.raw_client import Wire
+from tests.sim.loop import SimLoop
 
 pytestmark = pytest.mark.shows("operation.queue_limits")
 
@@ -34,11 +38,70 @@ async def test_requests_past_the_limits_are_dropped() -> None:
             await broker.api(f"STREAM.INFO.S{i}")
 
 
-def test_counts() -> None:
+async def test_counts() -> None:
     """Each kind has a limit of its own; without one, that of the others is for both."""
-    waiting = Waiting(JetStreamSettings(request_queue_limit=1), SystemClock())
+    told: list[int] = []
+    waiting = Waiting(JetStreamSettings(request_queue_limit=1), told.append)
     assert [waiting.admit(asks) for asks in (True, False, True, False)] == [True, True, False, False]
     waiting.done(True)
     assert [waiting.admit(asks) for asks in (False, True)] == [False, True]
     assert [only_asks(words.split(".")) for words in ("INFO", "STREAM.INFO.S", "STREAM.CREATE.S", "CONSUMER.LIST.S")] == [
         True, True, False, True]
+    assert told == [1]
+    waiting.close()
+
+
+def test_each_dropped_request_is_told() -> None:
+    """The first at once, the others of a burst after a second, by kind; a quiet second later, the next one at once."""
+    told: list[tuple[float, int]] = []
+    loop = SimLoop(ManualClock())
+
+    async def drop() -> None:
+        waiting = Waiting(JetStreamSettings(request_queue_limit=1, info_queue_limit=1), lambda n: told.append((loop.time(), n)))
+        began = loop.time()
+        for asks in (True, False):
+            waiting.admit(asks)
+        for asks in (True, True, False, True, False, False, False):
+            waiting.admit(asks)
+        await asyncio.sleep(5)
+        waiting.admit(True)
+        waiting.admit(True)
+        waiting.close()
+        await asyncio.sleep(5)
+        told[:] = [(round(at - began, 6), count) for at, count in told]
+
+    loop.run_until_complete(drop())
+    loop.close()
+    assert told == [(0, 1), (1, 4), (1, 2), (5, 1)]
+
+
+@pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
+@pytest.mark.shows("advisory.api_limit")
+async def test_the_system_account_is_told(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Clients of the system account receive an advisory with the number of dropped requests; others do not."""
+    config = tmp_path / "limits.conf"
+    config.write_text("""
+        server_name: limited
+        jetstream { request_queue_limit: 1, info_queue_limit: 1, domain: here, store_dir: "%s" }
+        accounts { $SYS { users: [ { user: s, password: s } ] }, A { jetstream: enabled, users: [ { user: a, password: a } ] } }
+    """ % (tmp_path / "store"))
+    async with process("-c", str(config)) as server:
+        system = await nats.connect(server.url, user="s", password="s")
+        client = await nats.connect(server.url, user="a", password="a")
+        advisories = await system.subscribe("$JS.EVENT.ADVISORY.API.LIMIT_REACHED")
+        own = await client.subscribe("$JS.EVENT.ADVISORY.API.LIMIT_REACHED")
+        await system.flush()
+        for _ in range(500):
+            await client.publish("$JS.API.STREAM.NAMES", reply="nobody")
+        await client.flush()
+        advisory = {"dropped": 0}
+        while not advisory["dropped"]:  # nats-server also sends one where a request was taken up just before it would be dropped
+            message = await advisories.next_msg(timeout=30)
+            advisory = json.loads(message.data)
+        assert advisory.keys() == {"type", "id", "timestamp", "server", "domain", "dropped"}
+        assert (advisory["type"], advisory["server"], advisory["domain"]) == (
+            "io.nats.jetstream.advisory.v1.api_limit_reached", "limited", "here")
+        await client.flush()
+        assert own.pending_msgs == 0
+        await client.close()
+        await system.close()

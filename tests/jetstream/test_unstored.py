@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
 
-from broker.jetstream.consumer import cursor
+from broker.jetstream.consumer.cursor import cursor
 from broker.storage.objectstore.memory import MemoryStore
 from tests.jetstream.in_process import Inside
 from tests.server.raw_client import Wire

@@ -188,8 +188,13 @@ async def test_what_is_at_the_target_is_never_mixed(tmp_path: Path) -> None:
             await api(client, f"STREAM.CREATE.{name}", {"name": name, "subjects": [name]})
             await client.jetstream().publish(name, b"first")
         await api(there, "STREAM.PURGE.OTHER")
+        for client, subject in ((here, "empty.here"), (there, "empty.there")):
+            await api(client, "STREAM.CREATE.EMPTY", {"name": "EMPTY", "subjects": [subject]})
+            await api(client, "STREAM.CREATE.ALIKE", {"name": "ALIKE", "subjects": ["alike"]})
         report = await migrate(real.url, ours.url, status=1)
-        assert "another stream of this name" in report["streams"]["OTHER"]["problems"][0]
+        for name in ("OTHER", "EMPTY"):
+            assert "another stream of this name" in report["streams"][name]["problems"][0]
+        assert report["streams"]["ALIKE"]["status"] == "there before"
         await here.jetstream().publish("OLDER", b"second")
         await there.jetstream().publish("USED", b"second")
         report = await migrate(real.url, ours.url, status=1)
@@ -200,7 +205,7 @@ async def test_what_is_at_the_target_is_never_mixed(tmp_path: Path) -> None:
         assert (await there.jetstream().get_msg("USED", 2)).data == b"second"
         assert (await there.jetstream().get_msg("OLDER", 2)).data == b"second"
         report = await migrate(real.url, ours.url, "--stream", "NONE", status=2)
-        assert "has no stream NONE; it has OLDER, OTHER, USED" in report["error"]
+        assert "has no stream NONE; it has ALIKE, EMPTY, OLDER, OTHER, USED" in report["error"]
         await here.close()
         await there.close()
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import broker.cluster.entries as log_entries
 import broker.cluster.ownership as ownership
 import broker.storage.checkpoint.orphans as orphans
 import broker.storage.checkpoint.sweeper as sweeper
+import broker.storage.read.snapshot as snapshot
 import broker.storage.state.applied as applied
 from broker.cluster.entries import entries
 from broker.cluster.identity import Identity
@@ -171,8 +173,28 @@ def own_runs_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sweeper, "_find_orphans", each_round)
 
 
+def bounded_window(patch: pytest.MonkeyPatch) -> None:
+    """Whoever seals takes the first number beyond the last segment that landed, as if no put before it could be missing."""
+    patch.setattr(log_entries, "PUTS_IN_FLIGHT_MAX", 0)
+
+
+def end_is_the_end(patch: pytest.MonkeyPatch) -> None:
+    """What a fenced owner put beyond the end of its epoch is read with the rest of it."""
+    read = snapshot._Chain._epoch
+
+    def broken(self: snapshot._Chain, epoch: int, number: int, end: int | None) -> snapshot.Steps[int]:
+        reached = yield from read(self, epoch, number, end)
+        if end is not None and reached == end:
+            sealed = self.sealed
+            yield from read(self, epoch, end + 1, None)
+            self.sealed = sealed
+        return reached
+
+    patch.setattr(snapshot._Chain, "_epoch", broken)
+
+
 RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     rule.__name__.replace("_", "-"): rule
     for rule in (ack_in_order, read_the_header, seal_all, relist, keep_seals, released, applied_only,
-                 dead_stays_dead, own_runs_stay)}
+                 dead_stays_dead, own_runs_stay, bounded_window, end_is_the_end)}
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,8 @@ import pytest
 import broker.cluster.ownership as ownership
 import broker.jetstream.engine as engine
 import broker.jetstream.stream.adoption as adoption
+import broker.jetstream.stream.retention.ttl as ttl
+import broker.jetstream.stream.stream as stream_module
 import broker.storage.checkpoint.checkpointer as checkpointer
 import broker.storage.compaction.merge as merge
 import broker.storage.put as put_module
@@ -25,23 +27,35 @@ import broker.storage.state.applied as applied
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
 from broker.jetstream.api.dispatcher import Api
+from broker.jetstream.bus import Msg
+from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.inbox.inbox import Inbox
 from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.stream.publish.replies import Replies
+from broker.jetstream.stream.publish.sequencer import Sequencer
+from broker.jetstream.stream.publish.totals import Total, Totals
+from broker.jetstream.stream.retention.interest import Interest
+from broker.jetstream.stream.retention.ttl import MessageTtls
+from broker.jetstream.stream.scheduler import Scheduler
+from broker.jetstream.stream.upstream.mirror import Mirror
+from broker.jetstream.stream.upstream.positions import Positions
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import Position
 from broker.storage.format.records.append import Append
 from broker.storage.format.records.body import RecordBody
+from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.log.log import Log
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
 from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.expiries import expires_at
 from broker.storage.state.packed import Packed
 from broker.storage.state.stream import StreamState
 
-__all__ = ["MUTATIONS"]
+__all__ = ["MUTATIONS", "RETENTION", "SPECIAL"]
 
 
 def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
@@ -318,6 +332,115 @@ def summaries_forget_a_segment(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Packed, "log_keys", lambda self: islice(log_keys(self), 1, None))
 
 
+def acks_held_back(patch: pytest.MonkeyPatch) -> None:
+    """A consumer stores nothing while one of its acked messages has to be read, and answers other acks all the same."""
+    take_delta = Consumer.take_delta
+
+    def broken(self: Consumer) -> ConsumerDelta | None:
+        removal = self._double_acks._removal
+        if removal is not None and not removal.done():
+            self._dirty = False
+            return None
+        return take_delta(self)
+
+    patch.setattr(Consumer, "take_delta", broken)
+
+
+def leavings_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    """Nothing tells a restart of acked messages that have not left yet."""
+    patch.setattr(Interest, "take_changes", lambda self: {})
+
+
+def positions_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """How far sources have come is not stored: after a restart their messages come again."""
+    patch.setattr(Positions, "take_changes", lambda self: self.moved.clear() or {})
+
+
+def mirrors_miss_one(patch: pytest.MonkeyPatch) -> None:
+    """A mirror that goes on passes over the next message."""
+    start = Mirror.start
+
+    async def broken(self: Mirror, origin: Any) -> int:
+        seq = await start(self, origin)
+        return seq + 1 if 1 < seq <= origin.last_seq else seq
+
+    patch.setattr(Mirror, "start", broken)
+
+
+def expiries_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """After a restart messages with a TTL stay for ever."""
+    patch.setattr(MessageTtls, "record", lambda self, block: None)
+
+
+def expires_early(patch: pytest.MonkeyPatch) -> None:
+    """Messages expire a second before their time."""
+    patch.setattr(ttl, "expires_at", lambda time_ns, seconds: expires_at(time_ns, seconds - 1 if seconds > 0 else seconds))
+
+
+def markers_left_out(patch: pytest.MonkeyPatch) -> None:
+    """The last message of a subject expires without a trace."""
+    patch.setattr(stream_module, "delete_marker", lambda config: b"")
+
+
+def batches_in_two_segments(patch: pytest.MonkeyPatch) -> None:
+    """An atomic batch may be cut in the middle."""
+    def broken(self: Sequencer, msgs: Sequence[Msg], source: Any, time_ns: int) -> bool:
+        half = len(msgs) // 2
+        if half and not self._bulk(msgs[:half], source, time_ns, batched=True):
+            return False
+        if half:
+            self._log._cut(False)
+        return self._bulk(msgs[half:], source, time_ns, batched=True)
+
+    patch.setattr(Sequencer, "whole", broken)
+
+
+def fast_acks_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Messages of a fast-ingest batch are acked before they are stored."""
+    patch.setattr(Replies, "told", lambda self, reply, answer: self._bus.publish(reply, b"", 0, answer))
+
+
+def totals_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A counter begins anew when its last message is not in memory."""
+    of = Totals.of
+
+    def broken(self: Totals, subject: bytes) -> Total:
+        return of(self, subject) if subject in self._latest else Total(0, {})
+
+    patch.setattr(Totals, "of", broken)
+
+
+def schedules_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """A restart forgets what is scheduled."""
+    patch.setattr(Scheduler, "record", lambda self: None)
+
+
+def schedules_twice(patch: pytest.MonkeyPatch) -> None:
+    """What a schedule publishes is stored though the schedule has gone meanwhile, or has published already."""
+    next_of = Scheduler.next_of
+    patch.setattr(Scheduler, "next_of", lambda self, subject: next_of(self, subject) or (0, 0))
+
+
+def served_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A new owner does not wait until the one it deposed can answer no more."""
+    async def broken(*_: object) -> bool:
+        return True
+
+    patch.setattr(ownership, "_leases_over", broken)
+
+
+def pages_swept_to_newest_root(patch: pytest.MonkeyPatch) -> None:
+    """Pages go that only older roots name, so that a damaged newest one has nothing to fall back to."""
+    after_round = Sweeper.after_round
+
+    async def broken(self: Sweeper, checkpointer: Checkpointer) -> None:
+        newest = checkpointer.roots[-1].objects
+        checkpointer.roots[:] = [root._replace(objects=root.objects & newest) for root in checkpointer.roots]
+        await after_round(self, checkpointer)
+
+    patch.setattr(Sweeper, "after_round", broken)
+
+
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (wait_for_oldest, never_muted, lease_from_end, orphans_prove_the_lease, ours_by_nonce_alone,
@@ -325,4 +448,13 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
                      redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten, removals_forgotten,
                      double_ack_at_once, update_not_recorded, late_applied_pages, removals_come_back, streams_not_told,
                      walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early,
-                     summaries_forget_a_segment)}
+                     summaries_forget_a_segment, served_too_early, pages_swept_to_newest_root, acks_held_back,
+                     leavings_not_recorded, positions_forgotten, mirrors_miss_one,
+                     expiries_not_stored, expires_early, markers_left_out, batches_in_two_segments, fast_acks_at_once,
+                     totals_forgotten, schedules_not_stored, schedules_twice)}
+
+RETENTION = frozenset(("acks-held-back",))
+"""Those that only worlds of work queues and interest streams detect."""
+SPECIAL = frozenset(("positions-forgotten", "mirrors-miss-one", "expiries-not-stored", "expires-early", "markers-left-out",
+                     "batches-in-two-segments", "fast-acks-at-once", "totals-forgotten", "schedules-not-stored", "schedules-twice"))
+"""Those that only worlds of special streams detect."""

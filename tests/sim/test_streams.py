@@ -6,6 +6,7 @@ Run one seed again: ``pytest tests/sim/test_streams.py -k 'true and 17'``, or ``
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -15,8 +16,10 @@ from tests.sim.streams.world import FEATURES, World
 SEEDS = 240
 COUNTED_SEEDS = 20
 """The first of them, which run where their faults are counted."""
-SOAK_SEEDS = 2000
+SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000"))
 RETENTION_SEEDS = 20
+SPECIAL_SEEDS = 10
+SPECIAL_SOAK_SEEDS = 1000
 
 
 @pytest.mark.parametrize("first", range(COUNTED_SEEDS, SEEDS, 10))
@@ -40,6 +43,27 @@ def test_what_consumers_wait_for_stays(first: int) -> None:
     """The same for work queues and interest streams alone: what nobody has acked is there, what was acked is not."""
     for seed in range(first, first + 10):
         World(seed, features=FEATURES | {"retention"}).run()
+
+
+def test_special_streams_keep_their_promises() -> None:
+    """Mirrors and sources, message TTLs, batches, counters and schedules, each with an oracle of its own, and each in use."""
+    counts: Counter[str] = Counter()
+    for seed in range(SPECIAL_SEEDS):
+        world = World(seed, steps=60, features=FEATURES | {"special"})
+        world.run()
+        counts += world.counts
+    for what in ("copied", "committed", "incremented", "carried out", "ended"):
+        assert counts[what] >= 10, what
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("world", ["retention", "special"])
+@pytest.mark.parametrize("first", range(10_000, 10_000 + SPECIAL_SOAK_SEEDS, 100))
+def test_worlds_of_their_own_soak(world: str, first: int) -> None:
+    """The same for longer, of work queues and interest streams too."""
+    for seed in range(first, first + 100):
+        World(seed, steps=180, features=FEATURES | {world}).run()
 
 
 def test_a_seed_is_a_history() -> None:

@@ -39,7 +39,8 @@ __all__ = ["Carried", "Inbox", "InboxSettings"]
 _log = logging.getLogger(__name__)
 
 _LISTED_AT_ONCE: Final = 1000
-_TURN: Final = 500
+_SWEPT_AT_ONCE: Final = 4096
+"""Runs: they are named by one record."""
 _GENERAL: Final = 10051
 _LATER: Final = frozenset((NOT_AVAILABLE, STREAM_OFFLINE))
 """Errors that say nothing about the request."""
@@ -88,11 +89,13 @@ class Host(Protocol):
 class _Errand:
     """A request that is being carried out, once it was read."""
 
-    __slots__ = ("request", "stream_id", "task")
+    __slots__ = ("request", "stream_id", "sweeps", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, sweeps: int) -> None:
         self.request: Request | None = None
         self.stream_id = 0
+        self.sweeps = sweeps
+        """How many searches for abandoned runs had begun before it."""
         self.task: asyncio.Task[Answer]
 
 
@@ -109,8 +112,12 @@ class Inbox:
         self._let_go = let_go
         self._paths = paths or ShardPaths()
         self._under_way: dict[int, _Errand] = {}
-        self._gone = {key for released in log.state.released.values() for key in released.runs}
-        """Runs that are deleted, or will be: nothing may name them any more."""
+        self._gone = {key: 0 for released in log.state.released.values() for key in released.runs if key.startswith(STREAMS)}
+        """Runs that are deleted, or will be: nothing may name them any more. With the search that no longer found them, 0: none.
+        Then those requests alone that were being carried out may still have read them."""
+        self._sweeps = 0
+        self._sweep_after = STREAMS
+        """The next search goes on after this key."""
         self._left: dict[int, str] = {}
         """Requests that cannot be carried out here now, with the reason that was logged."""
         self._poll: asyncio.Task[None] | None = None
@@ -144,7 +151,7 @@ class Inbox:
     def _begin(self, request_id: int, stream: Stream | None = None) -> _Errand:
         errand = self._under_way.get(request_id)
         if errand is None:
-            errand = self._under_way[request_id] = _Errand()
+            errand = self._under_way[request_id] = _Errand(self._sweeps)
             errand.task = asyncio.get_running_loop().create_task(self._carry_out(errand, request_id, stream),
                                                                  name=f"request {request_id:016x}")
             errand.task.add_done_callback(lambda task: self._ended(request_id, task))
@@ -294,7 +301,7 @@ class Inbox:
         """Raises: ApiError for a run that must not join any more."""
         keys = _keys(request)
         asked = set(keys.values())
-        gone = asked & self._gone
+        gone = asked & self._gone.keys()
         for released in self._log.state.released.values():
             gone |= asked.intersection(released.runs)
         for run, key in keys.items():
@@ -336,26 +343,57 @@ class Inbox:
                 self._swept_at_ns is not None and 0 <= now_ns - self._swept_at_ns < grace_ns // 4):
             return
         self._swept_at_ns = now_ns
-        old: set[str] = set()
-        for i, info in enumerate(await self._store.list(STREAMS)):
-            if i % _TURN == 0:
-                await asyncio.sleep(0)
-            epoch, number, _, stream_id = run = _run_of(info.key)
-            if stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < now_ns - grace_ns and not self._named(run):
-                old.add(info.key)
+        self._forget_gone()
+        old = await self._abandoned(now_ns - grace_ns)
+        if self._sweep_after != STREAMS:
+            self._swept_at_ns = None  # there may be more: at the next look
         if not old:
             return
         # After the runs: a request that comes later than this meets ``_gone``.
-        for info in await self._store.list(self._paths.requests):
-            try:
-                old -= await self._named_by(info.key)
-            except VersionUnknown:
-                return  # a newer release's: it stays, and so does whatever it may name
-        found = [text for text in sorted(old - self._gone) if not self._named(_run_of(text))]
-        self._gone.update(found)
+        after = self._paths.requests
+        while listed := await self._store.list(self._paths.requests, after, _LISTED_AT_ONCE):
+            after = listed[-1].key
+            for info in listed:
+                try:
+                    old -= await self._named_by(info.key)
+                except VersionUnknown:
+                    return  # a newer release's: it stays, and so does whatever it may name
+        found = [text for text in sorted(old) if not self._named(_run_of(text))]
+        self._gone.update(dict.fromkeys(found, 0))
         if found:
             _log.info("%d staged runs that nobody asked for are swept", len(found))
             self._let_go(found)
+
+    async def _abandoned(self, before_ns: int) -> set[str]:
+        """Staged runs that were made before this time and that no stream names; if they are many, the next ones of them."""
+        self._sweeps += 1
+        old: set[str] = set()
+        there: set[str] = set()
+        begun = after = self._sweep_after
+        self._sweep_after = STREAMS
+        while listed := await self._store.list(STREAMS, after, _LISTED_AT_ONCE):
+            after = listed[-1].key
+            for info in listed:
+                if info.key in self._gone:
+                    there.add(info.key)
+                    continue
+                epoch, number, _, stream_id = run = _run_of(info.key)
+                if stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < before_ns and not self._named(run):
+                    old.add(info.key)
+            if len(old) >= _SWEPT_AT_ONCE:
+                self._sweep_after = after
+                break
+            await asyncio.sleep(0)
+        complete = self._sweep_after == STREAMS
+        for key, missed in self._gone.items():
+            if not missed and key not in there and begun < key and (complete or key <= after):
+                self._gone[key] = self._sweeps
+        return old
+
+    def _forget_gone(self) -> None:
+        """Forget runs that are deleted and that no request under way can have read before."""
+        oldest = min((errand.sweeps for errand in self._under_way.values()), default=self._sweeps + 1)
+        self._gone = {key: missed for key, missed in self._gone.items() if not missed or missed >= oldest}
 
     def _named(self, run: tuple[int, int, int, int]) -> bool:
         state = self._log.state

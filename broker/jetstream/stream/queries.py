@@ -21,6 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.jetstream.filters import ALL, Filters
+from broker.jetstream.stream.read_ahead import ReadAhead
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_back, blocks_from
 from broker.jetstream.stream.state.in_turns import sorted_in_turns
@@ -101,6 +102,7 @@ class Queries:
         self._subjects = subjects
         self._reader = reader
         self._tasks = tasks
+        self._ahead = ReadAhead(live, reader, listed_match)
         self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
 
     def dropped(self) -> None:
@@ -155,6 +157,13 @@ class Queries:
         """The first ``most`` persisted live messages at or after ``seq`` that match; None: not known without the blocks."""
         return self._subjects.seqs(filters, seq, most)
 
+    def chunk_of(self, seq: int) -> tuple[Chunk, LiveBlock, int] | None:
+        """``next_chunk`` for a ``seq`` that is known to be live, if its chunk is in memory; else ask ``next_chunk``."""
+        block = self._live.find(seq)
+        if block is None or not block.gapless or (chunk := self._stored(block, seq)) is None:
+            return None
+        return chunk, block, seq - block.first_seq - chunk.start
+
     def _stored(self, block: LiveBlock, seq: int) -> Chunk | None:
         """The chunk with ``seq`` if it is in memory, in a block without gaps."""
         return self._cached(block, seq - block.first_seq) if block.open is None else None
@@ -205,16 +214,16 @@ class Queries:
 
     async def _load(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> tuple[object, ...]:
         """Load a head, and the chunk with message ``ordinal`` or else with the first match; the caller holds what is returned."""
-        reader = self._reader
+        reader, begun = self._reader, self._ahead.begun(block, seq, filters)
         try:
-            head = await reader.head(block)
+            head = await reader.head(block, begun if filters is None else None)
             if ordinal is None:
                 ordinal = self._next_ordinal(block, seq, filters)
             if ordinal is None or ordinal < 0:
                 return head, None
             # What is read ahead is decoded too: worth it only if each of those frames has messages that are wanted.
             sparse = filters is not None and len(self._picked(block, head, filters)) < len(head.frames)
-            return head, await reader.chunk(block, ordinal, read_ahead=not sparse)
+            return head, await reader.chunk(block, ordinal, None if sparse else begun)
         except NotFound:
             if self._live.holds(block):
                 raise
@@ -224,32 +233,48 @@ class Queries:
 
     def peek(self, seq: int) -> StoredMsg | None:
         """``get``, from memory alone. Raises: NotLoaded."""
-        live = self._live
-        block = live.find(seq)
+        block = self._live.find(seq)
         if block is None:
             return None
         if block.open is not None:
             return from_open(block.open, seq)
+        place = self._place(block, seq)
+        return None if place is None else from_chunk(*place)
+
+    def _place(self, block: LiveBlock, seq: int) -> tuple[Chunk, int] | None:
+        """The chunk with the live message ``seq`` of a stored block, and its ordinal in the block; None: there is none.
+        Raises: NotLoaded."""
         ordinal = seq - block.first_seq
         if not block.gapless:
-            rows = live.rows(block)
+            rows = self._live.rows(block)
             ordinal = rows.ordinal_of(seq)
             if ordinal >= block.count or rows.seq_of(ordinal) != seq:
                 return None
         chunk = self._cached(block, ordinal)
         if chunk is None:
             raise NotLoaded("a message")
-        return from_chunk(chunk, ordinal)
+        return chunk, ordinal
 
     def peek_some(self, seqs: Sequence[int], bytes_max: int) -> list[StoredMsg | None]:
         """``peek`` of the first of ``seqs``, up to ``bytes_max`` bytes of bodies or the first one that is not in memory."""
         found: list[StoredMsg | None] = []
-        peek = self.peek
+        find, place = self._live.find, self._place
+        chunk: Chunk | None = None
         for seq in seqs:
-            try:
-                msg = peek(seq)
-            except NotLoaded:
-                break
+            if chunk is not None and chunk.first_seq <= seq <= chunk.last_seq:
+                msg: StoredMsg | None = from_chunk(chunk, chunk.start + seq - chunk.first_seq)
+            elif (block := find(seq)) is None or block.open is not None:
+                msg = None if block is None or block.open is None else from_open(block.open, seq)
+            else:
+                try:
+                    there = place(block, seq)
+                except NotLoaded:
+                    break
+                msg = None if there is None else from_chunk(*there)
+                # The next ones may be in the same chunk, and need no look-up where nothing of it is gone.
+                chunk = None
+                if there is not None and block.gapless and block.dead is None and block.first_seq >= self._live.first_seq:
+                    chunk = there[0]
             found.append(msg)
             if msg is not None:
                 bytes_max -= len(msg.body)
@@ -475,6 +500,8 @@ class Queries:
         Messages removed during the count may or may not be included: consumers are notified of removals.
         """
         live = self._live
+        if filters is not None and (known := self._subjects.count_from(filters, seq)) is not None:
+            return known, live.persisted_seq
         if filters is None or filters.all:
             total = await self._decided(lambda: live.live_from(max(seq, live.first_seq)))
             return total - self.tail_count(seq, ALL), live.persisted_seq

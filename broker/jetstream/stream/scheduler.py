@@ -1,9 +1,10 @@
 """Publishes for a stream's scheduled messages when they are due.
 
-Owns: when each schedule is next due, the timer, reading a schedule and publishing for it, its record in the store.
-Does not own: which messages are schedules, and what they publish (publish.schedules); patterns (publish.cron).
+Owns: when each schedule is next due, reading a schedule and publishing for it, its record in the store.
+Does not own: the timer (state.due_passes); which messages are schedules, and what they publish (publish.schedules); patterns
+(publish.cron).
 
-    commit of a schedule ──> set ──> schedules ── timer ──> fire ──> publish, like any message
+    commit of a schedule ──> set ──> schedules ── timer ──> pass ──> publish, like any message
     commit of what it published ──> set: due again, or the schedule is purged with it, in one block
 
 A schedule fires once for all the times it missed. It becomes void when its subject gets a message that is neither a
@@ -24,6 +25,7 @@ from zoneinfo import ZoneInfo
 
 from broker.gotime import format_time
 from broker.jetstream.stream.publish import schedules
+from broker.jetstream.stream.state.due_passes import DuePasses
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers as header_block
 from broker.storage.format.records.schedule import Schedule
@@ -43,9 +45,6 @@ __all__ = ["Scheduler"]
 
 _APART_NS = 250_000_000
 """As on nats-server, at least this long passes before anything fires: schedules due close together fire together."""
-
-_TIMER_NS_MAX = 3_600_000_000_000
-"""The wall clock may be set meanwhile, so it is read again at least this often."""
 
 _RETRY_NS = 2_000_000_000
 _AT_ONCE = 64
@@ -90,9 +89,7 @@ class Scheduler:
         self._tasks = tasks
         self._clock = clock
         self._publish = publish
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_ns = 0
-        self._pass: asyncio.Task[None] | None = None
+        self.passes = DuePasses(log, tasks, clock, "schedules", self._fire, untrusted_ns=_RETRY_NS)
         self._changed: dict[int, int] = {}
         """Changes not yet recorded: sequence → due time."""
         self._fired: dict[bytes, tuple[int, int, int]] = {}
@@ -106,9 +103,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.passes.cancel()
 
     # --- for publishing -----------------------------------------------------------------------------------------------
 
@@ -118,7 +113,7 @@ class Scheduler:
         return not seq or bool(self.schedules.rows(seq, seq)[0])
 
     def next_of(self, subject: bytes) -> tuple[int, int] | None:
-        """Sequence and next time of the schedule that has just fired."""
+        """Sequence and next time of the schedule that has just fired; None: it has published, or is gone."""
         fired = self._fired.get(subject)
         return None if fired is None else fired[:2]
 
@@ -128,8 +123,8 @@ class Scheduler:
             self._changed[seq] = due_ns
             self.schedules.put(seq, due_ns)
             self._fired = {subject: fired for subject, fired in self._fired.items() if fired[0] != seq}
-        if self._timer is None or self.schedules.next_ns < self._timer_due_ns:
-            self.close()
+        if not self.passes.in_time_for(self.schedules.next_ns):
+            self.passes.cancel()
             self.arm()
 
     def put(self, seq: int, due_ns: int) -> None:
@@ -140,6 +135,8 @@ class Scheduler:
     def removed(self, first: int, last: int) -> None:
         """The messages first..last were removed."""
         self.schedules.remove(first, last)
+        if self._fired:
+            self._fired = {subject: fired for subject, fired in self._fired.items() if not first <= fired[0] <= last}
 
     def record(self) -> Schedule | None:
         """The changes since the last block."""
@@ -154,26 +151,11 @@ class Scheduler:
 
     def arm(self) -> None:
         """Start the timer for the next due schedule."""
-        if self._timer is None and self._pass is None and (due_ns := self.schedules.next_ns) != NEVER:
-            self._arm(due_ns, _APART_NS)
+        if not self.passes.waiting and (due_ns := self.schedules.next_ns) != NEVER:
+            self.passes.set(due_ns, _APART_NS)
 
-    def _arm(self, due_ns: int, least_ns: int = 0) -> None:
-        now_ns = self._clock.now_ns()
-        delay_ns = min(max(due_ns - now_ns, least_ns, 0), _TIMER_NS_MAX)
-        self._timer_due_ns = now_ns + delay_ns
-        self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.fire)
-
-    def fire(self) -> None:
-        """Publish what is due: the timer's callback."""
-        self.close()
-        if self._pass is not None:
-            return
-        if not self._log.clock_trusted():
-            self._arm(0, _RETRY_NS)
-        else:
-            self._pass = self._tasks.start(self._fire(), "schedules")
-
-    async def _fire(self) -> None:
+    async def _fire(self) -> tuple[int, int]:
+        """One pass; returns when the next is due, and how long it waits at least."""
         wait_ns = _APART_NS
         try:
             await self._live.look()
@@ -184,13 +166,10 @@ class Scheduler:
         except Exception as error:
             self._tasks.warn("scheduled messages are late: %s", error)
             wait_ns = _RETRY_NS
-        finally:
-            self._pass = None
         due_ns = self.schedules.next_ns
         if self._fired and due_ns <= self._clock.now_ns():
             due_ns = min(at_ns for _, _, at_ns in self._fired.values()) + _RETRY_NS
-        if due_ns != NEVER:
-            self._arm(due_ns, wait_ns)
+        return due_ns, wait_ns
 
     def _due(self) -> list[int]:
         now_ns = self._clock.now_ns()

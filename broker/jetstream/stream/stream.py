@@ -355,6 +355,10 @@ class Stream:
         """See ``Queries.known_seqs``."""
         return self.queries.known_seqs(filters, seq, most)
 
+    def chunk_of(self, seq: int) -> tuple[Chunk, LiveBlock, int] | None:
+        """See ``Queries.chunk_of``."""
+        return self.queries.chunk_of(seq)
+
     def may_hold(self, seq: int) -> bool:
         """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""
         return self.live.find(seq) is not None

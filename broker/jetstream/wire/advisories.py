@@ -1,6 +1,7 @@
 """JetStream's advisories and metrics, as JSON on ``$JS.EVENT.…``.
 
     ADVISORY.API                                                                           an API answer, and its client
+    ADVISORY.API.LIMIT_REACHED                                                             requests dropped, to the system account
     ADVISORY.STREAM.CREATED   UPDATED   DELETED                     .<stream>
     ADVISORY.STREAM.BATCH_ABANDONED                                 .<stream>              an atomic batch was dropped
     ADVISORY.STREAM.SNAPSHOT_CREATE   SNAPSHOT_COMPLETE             .<stream>              a stream is, or was, backed up
@@ -31,7 +32,7 @@ from broker.jetstream.bus import Bus, Source
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.ids import unique_id
 
-__all__ = ["DELETED_REASON", "AccountEvents", "Action", "ConsumerEvents", "StreamEvents"]
+__all__ = ["DELETED_REASON", "AccountEvents", "Action", "ConsumerEvents", "StreamEvents", "SystemEvents"]
 
 DELETED_REASON = "Unacknowledged message was deleted"
 
@@ -64,6 +65,18 @@ class _Events:
         if self._domain:
             event["domain"] = self._domain
         self._bus.publish(subject, b"", 0, wire.dump(event))
+
+
+class SystemEvents(_Events):
+    """The events of the whole server, for the system account."""
+
+    def __init__(self, bus: Bus, clock: Clock, rng: random.Random, domain: str, server_name: str) -> None:
+        super().__init__(bus, clock, rng, domain)
+        self._server_name = server_name
+
+    def limit_reached(self, dropped: int) -> None:
+        """So many API requests were dropped, since too many waited already."""
+        self._send(_API + b".LIMIT_REACHED", "advisory.v1.api_limit_reached", server=self._server_name, dropped=dropped)
 
 
 class AccountEvents(_Events):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 from hashlib import sha256
 
 __all__ = ["short_hash", "unique_id"]
@@ -15,6 +16,7 @@ def unique_id(rng: random.Random, length: int = 22) -> str:
     return "".join(rng.choices(_DIGITS, k=length))
 
 
+@lru_cache(maxsize=256)
 def short_hash(name: str) -> str:
     """Names an account in ack subjects, an API prefix in headers. Source: nats-server, server/events.go getHash."""
     return "".join(_DIGITS[byte % len(_DIGITS)] for byte in sha256(name.encode()).digest()[:8])

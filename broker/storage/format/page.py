@@ -52,7 +52,15 @@ from broker.storage.format.codec import (
     unpack_value,
 )
 from broker.storage.format.errors import Corrupt, VersionUnknown
-from broker.storage.format.header import HEADER_BYTES, NUMBER_MAX, ObjectHeader, ObjectKind, Position, object_name
+from broker.storage.format.header import (
+    EPOCH_MAX,
+    HEADER_BYTES,
+    NUMBER_MAX,
+    ObjectHeader,
+    ObjectKind,
+    Position,
+    object_name,
+)
 
 __all__ = ["Page", "PageBody", "PageKind", "PageRef", "decode_page", "decode_pages_directory", "encode_pages"]
 
@@ -161,6 +169,8 @@ class PageRef(NamedTuple):
                 type(n) is int and n >= 0 for n in packed):
             raise Corrupt("page reference", "fields", 0, "not six numbers")
         epoch, number, *rest = packed
+        if epoch > EPOCH_MAX or number > NUMBER_MAX:
+            raise Corrupt("page reference", "position", 0, f"no object can have epoch {epoch} and number {number}")
         return cls(Position(epoch, number), *rest)
 
 

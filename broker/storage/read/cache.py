@@ -109,6 +109,15 @@ class Cache:
                 entry.uses += 1
         return entry.value
 
+    def peek(self, key: Hashable) -> Any:
+        """The value, which is not used by that; None if it is not cached."""
+        entry = self._entries.get(key)
+        return self._held.get(key) if entry is None else entry.value
+
+    def renew(self, value: Any) -> None:
+        """Hold ``value``, which was put before, as one of the newest."""
+        self._newest.append(value)
+
     def put(self, key: Hashable, value: Any, size: int) -> None:
         """Cache ``value``, which counts for ``size`` bytes; evict others until everything fits."""
         with suppress(TypeError):  # bytes cannot be referenced weakly
@@ -142,7 +151,7 @@ class Cache:
             else:
                 self._evict_main()
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, Any]:
         """For monitoring."""
         return {"bytes": self.bytes, "main_bytes": self.main_bytes, "hits": self.hits, "misses": self.misses,
                 "ghost_hits": self.ghost_hits, "promotions": self.promotions, "small_evictions": self.small_evictions,

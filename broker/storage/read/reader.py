@@ -1,12 +1,17 @@
 """Stored blocks in decoded form: heads and chunks, from the cache or by ranged GETs.
 
-Owns: loading, once for all concurrent callers, and reading ahead.
-Does not own: which blocks a stream has (jetstream), the bound on memory (cache), the layout (format).
+Owns: loading, once for all concurrent callers, and how much one GET takes.
+Does not own: which blocks a stream has, and in which order they are read (jetstream); the bounds on memory (cache, window);
+the layout (format).
 
-    head(block)            one GET of its index
-    subjects(page)         one GET of a page with the subjects of very many blocks
-    chunk(block, ordinal)  one GET of a frame, or of several neighbouring ones up to ``read_ahead_bytes`` when read ahead;
-                           before it one of the index, unless that is cached
+    head(block)                  one GET of its index
+    subjects(page)               one GET of a page with the subjects of very many blocks
+    chunk(block, ordinal)        one GET of a frame; before it one of the index, unless that is cached
+    chunk(…, begun)              the same with an *extent*, about ``read_ahead_bytes`` of neighbouring frames
+    read_ahead(block, ordinal)   the same, without waiting
+
+A block is always cut into extents at the same frames, so readers who meet share them. Index and frames of a small block that is
+alone in its object lie side by side: they are got together. Frames are decoded when they are asked for.
 
 A segment of many small blocks is cached whole, as it was put: a block that is never read costs only its bytes, and one
 that is read needs no GET.
@@ -19,10 +24,11 @@ from __future__ import annotations
 import asyncio
 import gc
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
+from broker.storage.format.errors import FormatError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import Position
 from broker.storage.format.index import Head, decode_frame, decode_index, decode_known_index
@@ -30,11 +36,18 @@ from broker.storage.format.subject_rows import SubjectRows
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.read.cache import Cache
+from broker.storage.read.window import Extent, Window
 from broker.storage.state.subjects import SubjectPage, decode_subjects
 
 __all__ = ["BlockReader", "StoredBlock"]
 
 READ_AHEAD_BYTES = 1 << 20
+
+_WHOLE_BYTES = 256 << 10
+"""A block up to so large is got with its index even for one message: a second request would cost more."""
+
+_WINDOW_SHARE = 4
+"""What was got and is not decoded yet takes one part in so many of the cache's size, beside it."""
 
 _ROWS_AT_ONCE = 4096
 """Messages of heads that are decoded in one turn of the loop, or of one head: about 2 ms. Several loads may end in one turn,
@@ -62,13 +75,20 @@ class BlockReader:
     """Reads blocks of one store. ``key_of`` builds the key of a block's object."""
 
     def __init__(self, store: ObjectStore, cache: Cache, key_of: Callable[[BlockRef], str], *,
-                 read_ahead_bytes: int = READ_AHEAD_BYTES, paths: ShardPaths | None = None) -> None:
+                 read_ahead_bytes: int = READ_AHEAD_BYTES, distrust: Callable[[str], None] = lambda key: None,
+                 paths: ShardPaths | None = None) -> None:
+        """``distrust`` is called with the key of an object of which something damaged was read."""
         self._store = store
         self._paths = paths or ShardPaths()
         self._cache = cache
         self._key_of = key_of
         self._read_ahead_bytes = read_ahead_bytes
-        self._loads: dict[Hashable, asyncio.Task[Any]] = {}
+        self._distrust = distrust
+        self.window = Window(cache.bytes_max // _WINDOW_SHARE)
+        self._heads: dict[Hashable, asyncio.Task[Head]] = {}
+        """Loads of heads under way."""
+        self._frames: dict[Extent, asyncio.Task[None]] = {}
+        """Loads of frames under way."""
         self._unseen = 0
         self._decoding = asyncio.Lock()
         self._decoded_rows = 0
@@ -80,7 +100,7 @@ class BlockReader:
         ref = _stored(block)
         head: Head | None = self._cache.get(_id(ref))
         if head is None and (data := self._whole(ref)) is not None:
-            head = _decoded(data[ref.index_offset:ref.index_offset + ref.index_bytes], block, self._key_of(ref))
+            head = _head_from(data[ref.index_offset:ref.index_offset + ref.index_bytes], block, self._key_of(ref))
             self._cache.put(_id(ref), head, head.size)
         return head
 
@@ -101,6 +121,11 @@ class BlockReader:
             at = ref.frames_offset + frame.offset
             chunk = decode_frame(head, number, data[at:at + frame.stored_bytes], self._key_of(ref))
             self._put((*_id(ref), number), chunk)
+        elif chunk is None and (extent := self.window.find(_id(ref), number)) is not None and extent.data is not None:
+            try:
+                chunk = self._decoded(extent, number, ref)
+            except FormatError:
+                return None  # what is wrong shows when it is loaded again
         return chunk
 
     def admit(self, ref: BlockRef, head: Head | None, chunks: Sequence[Chunk]) -> None:
@@ -130,12 +155,15 @@ class BlockReader:
 
     # --- what is loaded -----------------------------------------------------------------------------------------------
 
-    async def head(self, block: StoredBlock) -> Head:
-        """The block's head. Raises: NotFound; StoreError; Corrupt."""
+    async def head(self, block: StoredBlock, begun: Callable[[int], None] | None = None) -> Head:
+        """The block's head. Args: ``begun`` as for ``chunk``, of a caller that will read all frames: those of a small block are
+        loaded with it. Raises: NotFound; StoreError; Corrupt."""
+        return await self._head(block, begun, 0 if begun is None else self._read_ahead_bytes)
+
+    async def _head(self, block: StoredBlock, begun: Callable[[int], None] | None, whole_bytes: int) -> Head:
         head = self.cached_head(block)
         if head is None:
-            ref = _stored(block)
-            head = await self._once(_id(ref), lambda: self._load_head(block))
+            head = await asyncio.shield(self._head_load(block, begun, whole_bytes))
         if block.starts is None:
             block.starts = head.starts
         return head
@@ -150,99 +178,188 @@ class BlockReader:
     async def subjects(self, page: SubjectPage) -> SubjectRows:
         """A page of subjects; not cached, since an index is made of it at once. Raises: NotFound; StoreError; FormatError."""
         ref = page.place
-        data = await self._store.get(self._paths.pages(ref.position), ref.offset, ref.offset + ref.size)
-        if page.count > _ROWS_INLINE_MAX:
-            return await asyncio.to_thread(decode_subjects, data, page)
-        return decode_subjects(data, page)
+        key = self._paths.pages(ref.position)
+        data = await self._store.get(key, ref.offset, ref.offset + ref.size)
+        try:
+            if page.count > _ROWS_INLINE_MAX:
+                return await asyncio.to_thread(decode_subjects, data, page)
+            return decode_subjects(data, page)
+        except FormatError:
+            self._distrust(key)
+            raise
 
-    async def chunk(self, block: StoredBlock, ordinal: int, read_ahead: bool = False) -> Chunk:
-        """The chunk with message ``ordinal``; with ``read_ahead``, its successors in the block are loaded as well.
+    async def chunk(self, block: StoredBlock, ordinal: int, begun: Callable[[int], None] | None = None) -> Chunk:
+        """The chunk with message ``ordinal``.
 
+        Args: ``begun``, of a caller that reads on, from which its successors in the extent are loaded as well; it is called
+            when the first of them is decoded, with the ordinal after the last.
         Raises: NotFound; StoreError; Corrupt.
         """
         chunk = self.cached_chunk(block, ordinal)
         if chunk is not None:
             return chunk
-        ref, head = _stored(block), await self.head(block)
-        first = head.frame_of(ordinal)
-        key = (*_id(ref), first)
-        chunk = self._cache.get(key)
+        ref = _stored(block)
+        head = await self._head(block, begun, self._read_ahead_bytes if begun is not None else _WHOLE_BYTES)
+        number = head.frame_of(ordinal)
+        chunk = self._cache.peek((*_id(ref), number))
         if chunk is None:
-            chunk = await self._once(key, lambda: self._load(ref, head, first, read_ahead))
+            extent = self.window.find(_id(ref), number) or self._extent(ref, head, number, begun)
+            load = self._frames.get(extent) or self._heads.get(_id(ref))
+            if extent.data is None and load is not None:
+                await asyncio.shield(load)
+            chunk = self._cache.peek((*_id(ref), number)) or self._decoded(extent, number, ref)
         assert isinstance(chunk, Chunk)
         return chunk
 
+    def read_ahead(self, block: StoredBlock, ordinal: int, begun: Callable[[int], None]) -> int | None:
+        """Begin to load the extent with message ``ordinal``, unless it is in memory or on its way. Errors are not reported.
+
+        Returns: the ordinal after it; None where that is not known yet, or where there is no room.
+        """
+        ref = _stored(block)
+        ident = _id(ref)
+        head: Head | None = self._cache.peek(ident)
+        if head is None:
+            if self._whole(ref) is not None:
+                return ref.count
+            if ident not in self._heads:
+                if not self.window.room(min(ref.frames_bytes, self._read_ahead_bytes)):
+                    return None
+                self._head_load(block, begun, self._read_ahead_bytes).add_done_callback(
+                    lambda load: self._read_on(load, block, ordinal, begun))
+            return ref.count if self.window.find(ident, 0) is not None else None
+        number, count = head.frame_of(ordinal), len(head.frames)
+        if (extent := self.window.find(ident, number)) is not None:
+            end = extent.end
+        elif (*ident, number) in self._cache:
+            end = number + 1
+        elif self.window.room(_size(head, number, self._extent_end(ident, head, number))):
+            end = self._extent(ref, head, number, begun).end
+        else:
+            return None
+        return head.starts[end] if end < count else ref.count
+
+    def _read_on(self, load: asyncio.Task[Head], block: StoredBlock, ordinal: int, begun: Callable[[int], None]) -> None:
+        """The head came, and its load holds it."""
+        if not load.cancelled() and load.exception() is None and block.ref is not None:
+            self.read_ahead(block, ordinal, begun)
+
     async def close(self) -> None:
         """Cancel the loads in progress, and with them their callers."""
-        loads = list(self._loads.values())
+        loads: list[asyncio.Task[Any]] = [*self._heads.values(), *self._frames.values()]
         for load in loads:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
 
-    async def _once(self, key: Hashable, load: Callable[[], Awaitable[Any]]) -> Any:
-        """Share one load among all concurrent callers; cancelling one of them does not stop it."""
-        task = self._loads.get(key)
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _head_load(self, block: StoredBlock, begun: Callable[[int], None] | None, whole_bytes: int) -> asyncio.Task[Head]:
+        """The load of a head that all concurrent callers share; with the frames, where both are at most ``whole_bytes``
+        side by side, and there is room."""
+        ref = _stored(block)
+        ident, extent = _id(ref), None
+        task = self._heads.get(ident)
         if task is None:
-            task = asyncio.ensure_future(self._fetch_once(key, load))
-            task.add_done_callback(_retrieve_error)
-            self._loads[key] = task
-        return await asyncio.shield(task)
+            if (ref.index_offset + ref.index_bytes == ref.frames_offset and ref.frames_bytes
+                    and ref.index_bytes + ref.frames_bytes <= whole_bytes and self.window.room(ref.frames_bytes)):
+                extent = Extent(ident, 0, 0, ref.frames_bytes, begun)
+                self.window.add(extent)
+            task = self._heads[ident] = asyncio.ensure_future(self._load_head(block, extent))
+            task.add_done_callback(lambda load: self._head_done(load, ident, extent))
+        return task
 
-    async def _fetch_once(self, key: Hashable, load: Callable[[], Awaitable[Any]]) -> Any:
-        try:
-            return await load()
-        finally:
-            del self._loads[key]
+    def _head_done(self, load: asyncio.Task[Head], ident: Hashable, extent: Extent | None) -> None:
+        del self._heads[ident]
+        if _failed(load) and extent is not None:
+            self.window.drop(extent)
 
-    async def _load_head(self, block: StoredBlock) -> Head:
+    async def _load_head(self, block: StoredBlock, extent: Extent | None) -> Head:
         ref = _stored(block)
         key = self._key_of(ref)
-        data = await self._store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
+        end = ref.index_offset + ref.index_bytes
+        data = await self._store.get(key, ref.index_offset, end if extent is None else end + ref.frames_bytes)
+        index = data if extent is None else data[:ref.index_bytes]
         async with self._decoding:
-            if ref.count > _ROWS_INLINE_MAX:
-                head = await asyncio.to_thread(_decoded, data, block, key)
-            else:
-                head = _decoded(data, block, key)
-                self._decoded_rows += ref.count
+            try:
+                if ref.count > _ROWS_INLINE_MAX:
+                    head = await asyncio.to_thread(_head_from, index, block, key)
+                else:
+                    head = _head_from(index, block, key)
+                    self._decoded_rows += ref.count
+            except FormatError:
+                self._distrust(key)
+                raise
             self._cache.put(_id(ref), head, head.size)
+            if extent is not None:
+                extent.came(head, data, ref.index_bytes)
             if self._decoded_rows >= _ROWS_AT_ONCE:
                 self._decoded_rows = 0
                 await asyncio.sleep(0)
         return head
 
-    async def _load(self, ref: BlockRef, head: Head, first: int, read_ahead: bool) -> Chunk:
-        """Load frame ``first``, and the following ones that fit and are not cached; returns the chunk of ``first``."""
-        frames, key = head.frames, _id(ref)
-        end, size = first + 1, frames[first].stored_bytes
-        while (read_ahead and end < len(frames) and (*key, end) not in self._cache
-               and size + frames[end].stored_bytes <= self._read_ahead_bytes):
-            size += frames[end].stored_bytes
+    def _extent_end(self, ident: tuple[int, ...], head: Head, first: int) -> int:
+        """The end of the extent with frame ``first``, or what follows it that is in memory or on its way."""
+        frames, end = head.frames, first + 1
+        stored = max(frames[-1].offset + frames[-1].stored_bytes, 1)
+        extents = max(1, round(stored / self._read_ahead_bytes))
+        number = frames[first].offset * extents // stored
+        while (end < len(frames) and frames[end].offset * extents // stored == number
+               and (*ident, end) not in self._cache and self.window.find(ident, end) is None):
             end += 1
-        base, name = ref.frames_offset, self._key_of(ref)
-        data = await self._store.get(name, base + frames[first].offset, base + frames[first].offset + size)
-        wanted = None
-        # The wanted one is decoded last, with the head put in just before it, so both are the newest in the cache. A
-        # filtered reader needs both at once; if one evicted the other, it would load them in turns for ever.
-        for number in (*range(first + 1, end), first):
-            frame = frames[number]
-            at = frame.offset - frames[first].offset
-            chunk = decode_frame(head, number, data[at:at + frame.stored_bytes], name)
-            if number == first:
-                self._cache.put(key, head, head.size)
-            self._put((*key, number), chunk)
-            if number == first:
-                wanted = chunk
-            else:
-                # A frame takes up to a millisecond of the loop.
-                await asyncio.sleep(0)
-        assert wanted is not None
-        return wanted
+        return end
+
+    def _extent(self, ref: BlockRef, head: Head, first: int, begun: Callable[[int], None] | None) -> Extent:
+        """Begin to load frame ``first``, or its extent if the caller reads on and there is room."""
+        ident, end = _id(ref), first + 1
+        if begun is not None:
+            end = self._extent_end(ident, head, first)
+            if not self.window.room(_size(head, first, end)):
+                end = first + 1
+        extent = Extent(ident, first, end, _size(head, first, end), begun)
+        self.window.add(extent)
+        task = self._frames[extent] = asyncio.ensure_future(self._load_frames(extent, ref, head))
+        task.add_done_callback(lambda load: self._frames_done(load, extent))
+        return extent
+
+    async def _load_frames(self, extent: Extent, ref: BlockRef, head: Head) -> None:
+        at = ref.frames_offset + head.frames[extent.first].offset
+        extent.came(head, await self._store.get(self._key_of(ref), at, at + extent.size))
+
+    def _frames_done(self, load: asyncio.Task[None], extent: Extent) -> None:
+        del self._frames[extent]
+        if _failed(load):
+            self.window.drop(extent)
+
+    def _decoded(self, extent: Extent, number: int, ref: BlockRef) -> Chunk:
+        """A frame of an extent that is here, decoded. Raises: Corrupt."""
+        head = extent.head
+        if head is None:
+            raise RuntimeError("the extent is on its way")
+        try:
+            chunk = decode_frame(head, number, extent.frame(number), self._key_of(ref))
+        except FormatError:
+            self.window.drop(extent)
+            self._distrust(self._key_of(ref))
+            raise
+        # A filtered reader needs both at once; if one evicted the other, it would load them in turns for ever.
+        self._cache.renew(head)
+        self._put((*_id(ref), number), chunk)
+        self.window.decoded(extent, number)
+        if (begun := extent.begun) is not None:
+            extent.begun = None
+            begun(head.starts[extent.end] if extent.end < len(head.frames) else ref.count)
+        return chunk
 
 
-def _retrieve_error(load: asyncio.Task[Any]) -> None:
-    """If all callers were cancelled meanwhile, none of them retrieves the error."""
-    if not load.cancelled():
-        load.exception()
+def _failed(load: asyncio.Task[Any]) -> bool:
+    """Whether a load failed. If all of its callers were cancelled meanwhile, none of them retrieves the error."""
+    return load.cancelled() or load.exception() is not None
+
+
+def _size(head: Head, first: int, end: int) -> int:
+    """Stored bytes of frames ``first`` to ``end``."""
+    last = head.frames[end - 1]
+    return last.offset + last.stored_bytes - head.frames[first].offset
 
 
 def _stored(block: StoredBlock) -> BlockRef:
@@ -250,7 +367,7 @@ def _stored(block: StoredBlock) -> BlockRef:
     return block.ref
 
 
-def _decoded(index: bytes, block: StoredBlock, key: str) -> Head:
+def _head_from(index: bytes, block: StoredBlock, key: str) -> Head:
     """The head; checked thoroughly unless it was before, or this process wrote it: then it is known where frames start."""
     return (decode_index if block.starts is None else decode_known_index)(index, _stored(block), key)
 

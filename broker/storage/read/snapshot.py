@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 from broker.clock import SystemClock
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.errors import Corrupt, CutOff, FormatError, VersionUnknown
-from broker.storage.format.header import ObjectHeader, ObjectKind, Position
+from broker.storage.format.header import ObjectHeader, ObjectKind, Position, object_name
 from broker.storage.format.page import Page, PageKind, PageRef, decode_page
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
@@ -226,7 +226,7 @@ def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str
             page = in_time(decode_page(data, root.pages[at]))
             if page.kind != PageKind.DIRECTORY:
                 raise Corrupt(key, "pages", 0, f"a root names a page of kind {page.kind}")
-            needed.extend(load_directory(state, page))
+            needed.extend(load_directory(state, page, object_name(ObjectKind.PAGES, root.pages[at].position)))
             members[page.key] = frozenset(entry[0] for entry in page.body)
 
         def take_part(data: bytes, at: int) -> None:

@@ -142,7 +142,7 @@ class ShardState:
             return
         try:
             self._apply_to_stream(stream, core, ref)
-        except (Corrupt, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (Corrupt, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             why = str(error) if isinstance(error, Corrupt) else repr(error)
             self.take_offline(core.stream_id, f"segment {self.position} is damaged: {why}")
 
@@ -186,10 +186,13 @@ class ShardState:
         for stream in self.streams.values():
             if stream.offline is not None:
                 continue  # nothing is swept while there is one
-            for page in stream.blocks.pages:
-                segments.update(page.log_keys())
-                for run, count in page.run_counts(stream.stream_id):
-                    runs[run] = runs.get(run, 0) + count
+            try:
+                for page in stream.blocks.pages:
+                    segments.update(page.log_keys())
+                    for run, count in page.run_counts(stream.stream_id):
+                        runs[run] = runs.get(run, 0) + count
+            except (ValueError, TypeError, OverflowError) as error:
+                raise Corrupt(f"stream {stream.name}", "block table", 0, f"a page's summary is damaged: {error}") from None
         if not segments.keys() <= self.segments.keys():
             self._refuse_released()
         self.segments = dict.fromkeys(self.segments, 0)

@@ -12,6 +12,8 @@ from broker.storage.state.extra import update_extra
 
 __all__ = ["ConsumerState"]
 
+_TYPES = [str, dict, int, int, int, int, int, int, int, dict]
+
 
 class ConsumerState:
     """One consumer as its records left it. ``pending`` is in the order of delivery."""
@@ -89,6 +91,8 @@ class ConsumerState:
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> ConsumerState:
         """Raises: ValueError, TypeError or KeyError when ``packed`` is not what ``pack`` gives."""
+        if [*map(type, packed[:9]), type(packed[-1])] != _TYPES:
+            raise ValueError("a consumer has other fields")
         state = cls(*packed[:3])
         (state.delivered_cseq, state.delivered_sseq, state.floor_cseq, state.floor_sseq, state.last_active_ns,
          state.last_ack_ns, seqs, cseqs, times, again, counts, state.extra) = packed[3:]

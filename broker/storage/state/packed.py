@@ -118,7 +118,7 @@ class Packed:
                 if (len(entries), first_of(entries[0]), last_of(entries[0]), last_of(entries[-1])) != (
                         self.count, self.first_seq, self.front_last_seq, self.last_seq):
                     raise ValueError("it is not what its summary says")
-            except (Corrupt, Undecodable, Unpackable, ValueError, TypeError, IndexError, AttributeError) as error:
+            except (Corrupt, Undecodable, Unpackable, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
                 name = "block table" if self.source is None else object_name(ObjectKind.PAGES, self.source.position)
                 raise Corrupt(name, "page", 0 if self.source is None else self.source.offset, str(error)) from None
             _recent.put(self, entries)
@@ -131,11 +131,12 @@ class Packed:
         return entries
 
     def log_keys(self) -> Iterator[int]:
-        """The ``position_key`` of the segment that each block is stored in, except those in runs."""
+        """The ``position_key`` of the segment that each block is stored in, except those in runs. Raises: ValueError or TypeError
+        where the summary is damaged."""
         return chain.from_iterable(map(_keys, self._segments))
 
     def run_counts(self, stream_id: int) -> Iterator[tuple[RunKey, int]]:
-        """How many of the blocks are stored in each run."""
+        """How many of the blocks are stored in each run. Raises: as ``log_keys``."""
         for place, epoch, number, run_id, count in self._runs:
             yield (epoch, number, run_id, stream_id if place >= _STREAM_RUN else 0), count
 
@@ -170,16 +171,18 @@ def _keys(group: Sequence[Any]) -> Iterable[int]:
 def _unpacked(body: PageBody) -> list[Kept]:
     _, packed = unpack_tuples(body.raw())
     entries = [entry[0] if len(entry) == 1 else BlockEntry.unpack(entry) for entry in packed]
-    for ref in entries:
-        if type(ref) is tuple:
-            _check(ref)
+    for entry in entries:
+        _check(entry.ref.pack() if isinstance(entry, BlockEntry) else entry)
     return entries
 
 
-def _check(ref: tuple[Any, ...]) -> None:
+def _check(ref: Any) -> None:
     """Raises: ValueError or TypeError unless ``ref`` is a packed reference."""
-    if len(ref) != _REF_FIELDS or set(map(type, ref[:-1])) != _INTEGERS:
+    if type(ref) is not tuple or len(ref) != _REF_FIELDS or set(map(type, ref[:-1])) != _INTEGERS:
         raise ValueError("a block reference has other fields")
+    if ref[0] not in _PLACES or not 0 < ref[FIRST_SEQ] <= ref[LAST_SEQ] or min(ref[1:FIRST_SEQ]) < 0 or not (
+            0 < ref[COUNT] <= ref[LAST_SEQ] - ref[FIRST_SEQ] + 1):
+        raise ValueError("a block reference's numbers cannot be")
     subjects = ref[-1]
     if type(subjects) is bytes:
         check_filter(subjects)
@@ -188,6 +191,7 @@ def _check(ref: tuple[Any, ...]) -> None:
 
 
 _INTEGERS: Final = {int}
+_PLACES: Final = frozenset(map(int, BlockPlace))
 _SUBJECTS: Final = {(bytes, int, int, int)}
 
 

@@ -29,7 +29,15 @@ from typing import Any, NamedTuple
 from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import unpack_value
 from broker.storage.format.errors import Corrupt, FormatError
-from broker.storage.format.header import NUMBER_MAX, Position, key_position, position_key
+from broker.storage.format.header import (
+    EPOCH_MAX,
+    NUMBER_MAX,
+    ObjectKind,
+    Position,
+    key_position,
+    object_name,
+    position_key,
+)
 from broker.storage.format.page import Page, PageBody, PageKind, PageRef
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release, unpack_runs
@@ -62,7 +70,9 @@ _ENTRY_FIELDS = 16
 """Of a stream without expiries; ``_TABLE`` is the first that names pages."""
 _SUBJECTS = 18
 
-_DAMAGED = (TypeError, ValueError, KeyError, IndexError, AttributeError, FormatError)
+_ENTRY_TYPES = [int, str, str, dict, int, int, int, int, int, int, int, int, list, dict, list, list]
+
+_DAMAGED = (TypeError, OverflowError, ValueError, KeyError, IndexError, AttributeError, FormatError)
 
 
 class StreamCopy:
@@ -220,15 +230,17 @@ class Part(NamedTuple):
     summary: Sequence[Any] | None = None
 
 
-def load_directory(state: ShardState, page: Page) -> list[Part]:
+def load_directory(state: ShardState, page: Page, name: str | None = None) -> list[Part]:
     """Add a directory page's streams, those that ``state`` wants, to it; returns those of their pages that ``load_part``
-    needs, in order.
+    needs, in order. ``name`` is the object's, for errors.
 
     Raises: Corrupt.
     """
     needed: list[Part] = []
+    in_object, name = name or f"directory page {page.key}", ""
     try:
         for entry in page.body:
+            _check_entry(entry)
             (stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, size, first_time_ns, last_time_ns,
              ceiling, position, extra, table, consumers, *more) = entry
             expiries, schedules, subjects = {0: ((), (), ()), 2: (*more, ()), 3: more}[len(more)]
@@ -270,8 +282,18 @@ def load_directory(state: ShardState, page: Page) -> list[Part]:
             stream.subjects = tuple(pages)
             state.streams[stream_id] = stream
     except _DAMAGED as error:
-        raise Corrupt(f"directory page {page.key}", "page", 0, repr(error)) from None
+        raise Corrupt(in_object, f"directory page {page.key}", 0, f"stream {name!r}: {error!r}") from None
     return needed
+
+
+def _check_entry(entry: Sequence[Any]) -> None:
+    """Raises: ValueError for one whose values nobody could have written; the parts are checked as they are loaded."""
+    if [*map(type, entry[:_ENTRY_FIELDS])] != _ENTRY_TYPES:
+        raise ValueError("an entry has other fields")
+    stream_id, (first_seq, last_seq, msgs, size), ceiling = entry[0], entry[5:9], entry[11]
+    if not stream_id or min(stream_id, first_seq, msgs, size, ceiling) < 0 or first_seq > last_seq + 1 or msgs > last_seq:
+        raise ValueError("an entry's numbers cannot be")
+    _position(entry[12])
 
 
 def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[Any], BlockRef] | None = None) -> None:
@@ -284,7 +306,8 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
     ref = part.ref
     stream = state.streams.get(page.key)
     if stream is None:
-        raise Corrupt(f"page of stream {page.key:016x}", "page", ref.offset, "no directory page has this stream")
+        raise Corrupt(object_name(ObjectKind.PAGES, ref.position), "page", ref.offset,
+                      f"no directory page has stream {page.key:016x}")
     try:
         if page.kind == PageKind.BLOCKS:
             if unpack_ref is not None:
@@ -312,7 +335,8 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
         else:
             raise ValueError(f"a page of kind {page.kind} among a stream's")
     except _DAMAGED as error:
-        raise Corrupt(f"page of stream {stream.name}", "page", ref.offset, repr(error)) from None
+        raise Corrupt(object_name(ObjectKind.PAGES, ref.position), f"page of stream {stream.name}", ref.offset,
+                      repr(error)) from None
 
 
 def _kept(packed: Any) -> Kept:
@@ -351,11 +375,23 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
         opening = extra["opening"]
         state.opening = Opening.decode(opening, name) if opening else None
         for at, body in extra["letgo"]:
-            released = Released.of(Position(*at), Release.decode(body))
+            released = Released.of(_position(at), Release.decode(body))
             state.released[released.position] = released
+        for at, objects in extra.get("roots", ()):
+            _position(at)
+            for one in objects:
+                _position(one)
     except _DAMAGED as error:
         raise Corrupt(name, "extra", 72, repr(error)) from None
     return state
+
+
+def _position(packed: Sequence[int]) -> Position:
+    """Raises: ValueError or TypeError unless it is one."""
+    epoch, number = packed
+    if type(epoch) is not int or type(number) is not int or not (0 <= epoch <= EPOCH_MAX and 0 <= number <= NUMBER_MAX):
+        raise ValueError(f"{packed!r} is no position")
+    return Position(epoch, number)
 
 
 def _key_runs(keys: Sequence[int]) -> Iterator[list[int]]:

@@ -5,6 +5,7 @@ The full set of refusals, in nats-server's order and wording, is in scenarios.py
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -220,3 +221,17 @@ def test_creating_a_consumer_again_is_seen_as_such() -> None:
     there = consumer({"durable_name": "D"})
     assert same_consumer(consumer({"durable_name": "D", "metadata": {"_nats.ver": "9"}}), there)
     assert not same_consumer(consumer({"durable_name": "D", "max_deliver": 2}), there)
+
+
+def test_a_copy_of_a_consumer_shares_nothing_that_changes() -> None:
+    """Whatever is changed in the copy, the original stays as it was."""
+    given = {"durable_name": "D", "backoff": [1], "filter_subjects": ["a", "b"], "metadata": {"k": "v"}, "priority_groups": ["g"]}
+    original = ConsumerConfig.from_json(deepcopy(given))
+    copy = original.copy()
+    assert copy == original
+    copy.backoff.append(2)
+    copy.filter_subjects.clear()
+    copy.metadata["k"] = "other"
+    copy.priority_groups.append("h")
+    copy.max_deliver = 7
+    assert original == ConsumerConfig.from_json(given)

@@ -316,6 +316,10 @@ class FakeStream:
             return None
         return [s for s in self.live(seq) if s <= self.persisted_seq and filters.match(self.messages[s][0])][:most]
 
+    def chunk_of(self, seq: int) -> tuple[Chunk, FakeBlock, int] | None:
+        found = None if self.not_loaded else self.next_chunk(seq, None)
+        return found if isinstance(found, tuple) else None
+
     def may_hold(self, seq: int) -> bool:
         return seq in self.messages and seq >= self.first_seq and seq not in self.dead
 

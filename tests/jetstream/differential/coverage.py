@@ -246,6 +246,7 @@ TYPES: dict[str, str] = {
 """Scenarios by the type of message that comes in them."""
 
 TYPES_ELSEWHERE: dict[str, str] = {
+    "advisory.v1.api_limit_reached": "jetstream/test_queue_limits.py::the_system_account_is_told",
     "advisory.v1.restore_complete": "jetstream/backup/test_with_nats_server.py::advisories",
     "advisory.v1.restore_create": "jetstream/backup/test_with_nats_server.py::advisories",
     "advisory.v1.snapshot_complete": "jetstream/backup/test_with_nats_server.py::advisories",
@@ -259,7 +260,6 @@ TYPES_NEVER_SENT: dict[str, tuple[str, ...]] = {
         "advisory.v1.stream_quorum_lost", "api.v1.account_purge_response", "api.v1.meta_leader_stepdown_response",
         "api.v1.meta_rescue_response", "api.v1.meta_server_remove_response"),
     "nats-server 2.15 has the type and nowhere sends it": ("api.v1.system_overloaded",),
-    "there is no queue of requests that could overflow": ("advisory.v1.api_limit_reached",),
     "a full store refuses publishers and goes on once there is room; nats-server turns JetStream off": (
         "advisory.v1.server_out_of_space",),
 }

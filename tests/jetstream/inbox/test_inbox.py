@@ -12,10 +12,12 @@ import pytest_asyncio
 from broker.clock import SystemClock
 from broker.config.access import AccountLimits
 from broker.config.settings import JetStreamSettings, ServerLimits
+from broker.jetstream.inbox import inbox as inbox_module
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.jetstream.stream.staged_ids import StagedIds
 from broker.jetstream.stream.state.block import LiveBlock
+from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.document import encode_document
@@ -23,6 +25,7 @@ from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.message_size import message_size
 from broker.storage.format.record import Record
 from broker.storage.format.records.append import Append
+from broker.storage.format.request import Request
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import Buffers
 from broker.storage.paths import ShardPaths
@@ -445,6 +448,48 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
     inbox._swept_at_ns = None
     await inbox._sweep()
     assert len(let_go) == 1
+
+
+async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows abandoned runs let go some at a time, although the first ones by key are asked for; that they are forgotten once they
+    are deleted, but not before requests are answered that had read them by then."""
+    monkeypatch.setattr(inbox_module, "_SWEPT_AT_ONCE", 3)
+    monkeypatch.setattr(inbox_module, "_LISTED_AT_ONCE", 2)
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    writers = [await stage(broker.store, broker.state, "S", [(b"S", b"")], now_ns=n * 10**9) for n in range(1, 12)]
+    keys = [key for key in sorted(broker.store.objects) if "/runs/" in key]
+    for n, writer in enumerate(writers[:4]):
+        await request(broker.store, writer, str(n))
+    let_go: list[str] = []
+    inbox = Inbox(broker.js, broker.log, broker.clock, InboxSettings(poll_ns=0), let_go.extend)
+    for _ in range(4):
+        await inbox._sweep()
+    assert sorted(let_go) == keys[4:]
+    reached, may_go_on = asyncio.Event(), asyncio.Event()
+    read = inbox._read
+
+    async def held_up(stream: Stream, asked: Request) -> Staged:
+        staged = await read(stream, asked)
+        reached.set()
+        await may_go_on.wait()
+        return staged
+
+    monkeypatch.setattr(inbox, "_read", held_up)
+    late = await request(broker.store, writers[5], "late")
+    granting = asyncio.create_task(inbox.carry_out(int(late, 16)))
+    await reached.wait()
+    for key in let_go:
+        await broker.store.delete(key)
+    for _ in range(4):
+        inbox._swept_at_ns = None
+        await inbox._sweep()
+    assert len(inbox._gone) == 7
+    may_go_on.set()
+    with pytest.raises(ApiError, match="was let go"):
+        await granting
+    inbox._swept_at_ns = None
+    await inbox._sweep()
+    assert (len(inbox._gone), len(let_go)) == (0, 7)
 
 
 @pytest.mark.parametrize("change", [

@@ -143,7 +143,7 @@ class StreamMachine(RuleBasedStateMachine):
         async def expire() -> None:
             # Whole passes, from now on: none starts by itself meanwhile, since the loop's time hardly advances.
             self.stream.retention.expire()
-            self.stream.ttls.expire()
+            self.stream.ttls.passes.begin()
             for _ in range(50):
                 await asyncio.sleep(0)
 

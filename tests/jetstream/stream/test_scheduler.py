@@ -15,14 +15,19 @@ from tests.jetstream.stream.world import World, ask, everything, pub
 SECOND = 1_000_000_000
 
 
-async def passes(world: World, stream: Stream, seconds: float = 0) -> None:
-    """Let time pass, and publish what is due."""
+async def fires(world: World, stream: Stream, seconds: float = 0) -> None:
+    """Let time pass, and give what is due to the stream."""
     world.clock.advance(int(seconds * SECOND))
-    stream.scheduler.fire()
+    stream.scheduler.passes.begin()
     for _ in range(2000):
-        if stream.scheduler._pass is None:
+        if not stream.scheduler.passes.running:
             break
         await asyncio.sleep(0.001)
+
+
+async def passes(world: World, stream: Stream, seconds: float = 0) -> None:
+    """Let time pass, and publish what is due."""
+    await fires(world, stream, seconds)
     await world.settle(stream)
 
 
@@ -79,6 +84,24 @@ async def test_an_interval_fires_again_and_again() -> None:
     assert await count(stream) == 3
     await passes(world, stream, 10.5)
     assert await count(stream) == 4
+    await world.close()
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+async def test_a_schedule_that_waits_for_others_fires_once(repeats: bool) -> None:
+    """Shows it for a publish that waits in the queue until its schedule fires again: for a time, and for an interval."""
+    world = World()
+    stream = world.stream(allow_msg_schedules=True)
+    await ask(world, stream, schedule(world, "@every 10s" if repeats else at(world, 10)))
+    stream.queue.begin()
+    for seconds in (10.5, 2.5, 2.5):
+        await fires(world, stream, seconds)
+    assert stream.last_seq == 1
+    stream.queue.end()
+    await world.settle(stream)
+    assert await count(stream) == 1
+    await passes(world, stream, 10)
+    assert await count(stream) == 1 + repeats
     await world.close()
 
 

@@ -32,6 +32,8 @@ class Client:
         self.rng: random.Random = world.rng
         self.requests = Requests(world, process)
         self.consumers = ConsumerClient(self.requests)
+        for special in dict.fromkeys(world.specials.values()):
+            special.listen(self)
 
     # What is done at random.
 
@@ -51,7 +53,11 @@ class Client:
                 self.delete(record)
             return
         draw = rng.random()
-        if self.world.staging is not None and record.kind not in ("audit", "memory") and draw < 0.12:
+        special = world.specials.get(record.kind)
+        kept = special is not None and record.kind in special.kept
+        if (kept and 0.70 <= draw < 0.79) or (special is not None and record.kind in special.stay and draw >= 0.985):
+            draw = 0.5
+        if self.world.staging is not None and not kept and record.kind not in ("audit", "memory") and draw < 0.12:
             self.world.staging.stage(record, self.requests)
         elif draw < 0.55:
             self.publish(record)
@@ -166,6 +172,14 @@ class Client:
     # Messages.
 
     def publish(self, record: StreamRecord) -> None:
+        """Something, as is usual for streams of its kind."""
+        special = self.world.specials.get(record.kind)
+        if special is not None:
+            special.publish(record, self)
+        else:
+            self.publish_run(record)
+
+    def publish_run(self, record: StreamRecord) -> None:
         """A run of messages, as one read of a connection brings it."""
         rng, ops = self.rng, []
         kind = record.kind
@@ -180,7 +194,7 @@ class Client:
             self.world.sent_to[message.payload] = record
             inbox = b"echo.ack" if kind == "echo" and rng.random() < 0.5 else b"_R"
             if inbox == b"_R":
-                reply = self.requests.reply(lambda answer, message=message: self._published(record, message, answer),
+                reply = self.requests.reply(lambda answer, message=message: self.published(record, message, answer),
                                             fresh=not record.memory)
             else:
                 message.answers = False
@@ -188,7 +202,7 @@ class Client:
             ops.append((message.subject, reply, len(block), block + message.payload))
         self.requests.route(ops)
 
-    def _published(self, record: StreamRecord, message: Publish, answer: dict[str, Any]) -> None:
+    def published(self, record: StreamRecord, message: Publish, answer: dict[str, Any]) -> None:
         if answer.get("error", {}).get("err_code") == 10167:
             message.refused = True
             return
@@ -209,6 +223,8 @@ class Client:
         if STREAMS[record.kind].get("allow_rollup_hdrs") and rng.random() < 0.05:
             message.rollup = rng.choice(("sub", "sub", "all"))
             headers.append((b"Nats-Rollup", message.rollup.encode()))
+        if (special := self.world.specials.get(record.kind)) is not None:
+            headers += special.headers(record, message)
         draw = rng.random()
         if draw < 0.04:
             message.expected_last = record.high + rng.choice((0, 0, 1))
@@ -296,7 +312,10 @@ class Client:
             return
         message = answer["message"]
         record.names(message["seq"], base64.b64decode(message.get("data", "")), "a client's")
+        if (special := self.world.specials.get(record.kind)) is not None:
+            special.read(record, message)
         self.world.counts["read"] += 1
+
 
 def _life(answer: dict[str, Any]) -> str:
     """Which incarnation an answer is about."""

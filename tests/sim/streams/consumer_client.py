@@ -135,7 +135,7 @@ class ConsumerClient:
             return None, False
         record = self.world.records.get(stream.stream_id) or self.world.appeared(self.process, stream)
         sent_to = self.world.sent_to.get(payload)
-        if sent_to is None:
+        if sent_to is None or record.kind in self.world.specials:
             return record, sum(1 for other in self.world.records.values() if other.name == name) == 1
         return (record, True) if sent_to is record else (None, False)
 

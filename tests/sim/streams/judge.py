@@ -19,6 +19,7 @@ from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.stream import StreamState
 from tests.sim.streams.record import ConsumerRecord, Lost, StreamRecord
+from tests.sim.streams.special import Special
 from tests.sim.streams.staging import Staging
 
 __all__ = ["Judge", "Message"]
@@ -51,6 +52,10 @@ class Judge:
         self.records = records
         self.looks = 0
         self.staging: Staging | None = None
+        self.specials: dict[str, Special] = {}
+        """By kind of stream."""
+        self.state: ShardState | None = None
+        """As the last look found it."""
         self._read: dict[tuple[str, int], dict[int, Message]] = {}
 
     def look(self, now_ns: int) -> dict[int, dict[int, Message]]:
@@ -59,6 +64,7 @@ class Judge:
             state = run_blocking(replay(PATHS), self._get, self._list).state
         except (FormatError, CutOff) as error:
             raise Lost(f"a fresh reader cannot read the store: {error}") from error
+        self.state = state
         return self.compare(state, now_ns)
 
     def compare(self, state: ShardState, now_ns: int) -> dict[int, dict[int, Message]]:
@@ -83,6 +89,8 @@ class Judge:
             record = self.records.get(stream.stream_id)
             if record is not None:
                 self._contents(record, stream, messages, now_ns)
+                if (special := self.specials.get(record.kind)) is not None:
+                    special.judge(record, stream, messages, now_ns)
                 self._configuration(record, stream)
                 for consumer in stream.consumers.values():
                     known = record.consumers.get(consumer.name)

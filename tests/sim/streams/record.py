@@ -18,7 +18,7 @@ from typing import Any
 
 from broker.protocol.subject import matches
 
-__all__ = ["ConsumerRecord", "Lost", "Publish", "Removal", "StreamRecord", "error_of"]
+__all__ = ["ConsumerRecord", "Lost", "Publish", "Removal", "StreamRecord", "error_of", "gets"]
 
 SECOND = 1_000_000_000
 
@@ -30,7 +30,7 @@ class Lost(AssertionError):
 class Publish:
     """One message that a client sent. ``seq`` once it is known, ``refused`` once that is."""
 
-    __slots__ = ("answers", "asked_ns", "expected_last", "expected_subject", "msg_id", "payload", "refused", "rollup",
+    __slots__ = ("answers", "asked_ns", "ends_ns", "expected_last", "expected_subject", "msg_id", "payload", "refused", "rollup",
                  "seq", "subject")
 
     def __init__(self, subject: bytes, payload: bytes, asked_ns: int, msg_id: bytes = b"", rollup: str = "") -> None:
@@ -45,6 +45,8 @@ class Publish:
         self.refused = False
         self.answers = True
         """Whether the client waits for its PubAck."""
+        self.ends_ns = 0
+        """When it may leave by itself; 0: never."""
 
     def __repr__(self) -> str:
         return f"{self.payload.decode()} on {self.subject.decode()}" + (f" id {self.msg_id.decode()}" * bool(self.msg_id))
@@ -80,7 +82,7 @@ class Removal:
         return seq <= self.certain and self._matches(subject)
 
     def _matches(self, subject: bytes) -> bool:
-        return not self.wanted or not subject or matches(subject, self.wanted)
+        return not self.wanted or not subject or matches(self.wanted, subject)
 
 
 class ConsumerRecord:
@@ -129,8 +131,7 @@ class ConsumerRecord:
         self.kept_delivered = max(self.kept_delivered, delivered)
 
     def wants(self, subject: bytes) -> bool:
-        wanted = self.config.get("filter_subject", "")
-        return not wanted or matches(subject, wanted.encode())
+        return gets(self.config, subject)
 
 
 class StreamRecord:
@@ -296,7 +297,7 @@ class StreamRecord:
         return (policy == "explicit" and seq not in answered) or (policy == "all" and seq > max(answered, default=0))
 
     def _something_takes(self, seq: int, subject: bytes, now_ns: int) -> bool:
-        if self._consumers_leave(seq):
+        if self._consumers_leave(seq) or self.ended(seq, now_ns):
             return True
         if any(removal.may_take(seq, subject) for removal in self.removals):
             return True
@@ -304,6 +305,11 @@ class StreamRecord:
                if p.rollup and (p.rollup == "all" or p.subject == subject)):
             return True
         return any(self._limits_take(config, seq, subject, now_ns) for config in self.configs)
+
+    def ended(self, seq: int, now_ns: int) -> bool:
+        """Whether the time of an acknowledged message has come."""
+        publish = self.acked.get(seq)
+        return publish is not None and 0 < publish.ends_ns <= now_ns
 
     def _limits_take(self, config: dict[str, Any], seq: int, subject: bytes, now_ns: int) -> bool:
         if age_ns := config.get("max_age"):
@@ -323,6 +329,12 @@ class StreamRecord:
 
     def must_be_gone(self, seq: int, subject: bytes) -> bool:
         return any(removal.has_taken(seq, subject) for removal in self.removals)
+
+
+def gets(consumer: dict[str, Any], subject: bytes) -> bool:
+    """Whether a consumer of this configuration gets messages of ``subject``."""
+    wanted = consumer.get("filter_subject", "")
+    return not wanted or matches(wanted.encode(), subject)
 
 
 def error_of(answer: bytes) -> dict[str, Any]:

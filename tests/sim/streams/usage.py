@@ -8,6 +8,11 @@
     edge      sequences near 2^63                      audit    keeps the broker's own advisories
     echo      publishers wait for their PubAcks on a subject of the stream itself
     queue     a work queue                           interest  keeps what its consumers wait for
+
+Of families with oracles of their own (``special``):
+
+    origin, other, mirror, sum    see ``copies``           ttl, marked     see ``lifetimes``
+    atomic, fast                  see ``batches``          counter         see ``counters``       schedule   see ``schedules``
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-__all__ = ["CONSUMERS", "STREAMS", "UPDATES", "one_subject", "subject_of"]
+__all__ = ["CONSUMERS", "MOVING", "STREAMS", "UPDATES", "USUAL", "one_subject", "subject_of"]
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
@@ -37,8 +42,25 @@ STREAMS: dict[str, dict[str, Any]] = {
     "echo": {"subjects": ["echo.>"], "duplicate_window": HOUR},
     "queue": {"subjects": ["queue.>"], "retention": "workqueue"},
     "interest": {"subjects": ["interest.>"], "retention": "interest"},
+    "origin": {"subjects": ["origin.>"], "max_msgs_per_subject": 30},
+    "other": {"subjects": ["other.>"]},
+    "mirror": {"mirror": {"name": "origin"}},
+    "sum": {"subjects": ["sum.>"], "sources": [{"name": "origin"}, {"name": "other", "filter_subject": "other.1"}]},
+    "ttl": {"subjects": ["ttl.>"], "allow_msg_ttl": True, "allow_direct": True},
+    "marked": {"subjects": ["marked.>"], "allow_msg_ttl": True, "max_msgs_per_subject": 1,
+               "subject_delete_marker_ttl": HOUR},
+    "atomic": {"subjects": ["atomic.>"], "allow_atomic": True},
+    "fast": {"subjects": ["fast.>"], "allow_batched": True},
+    "counter": {"subjects": ["counter.>"], "allow_msg_counter": True},
+    "schedule": {"subjects": ["schedule.>"], "allow_msg_schedules": True},
 }
 """Kind to its configuration; a stream bears its kind's name."""
+
+USUAL = tuple(list(STREAMS)[:12])
+"""The kinds that any world may have; the others come in worlds of their own."""
+
+MOVING = frozenset(("audit", "aged", "ttl", "marked", "schedule", "mirror", "sum"))
+"""Kinds whose messages come and go without clients."""
 
 UPDATES: dict[str, list[dict[str, Any]]] = {
     "plain": [{"max_msgs": 40}, {"description": "x"}, {"max_msgs_per_subject": 3}],
@@ -48,6 +70,8 @@ UPDATES: dict[str, list[dict[str, Any]]] = {
     "full": [{"max_msgs": 40}, {"discard": "old", "max_msgs": 15}],
     "aged": [{"max_age": 5 * SECOND}, {"max_age": 0}],
     "async": [{"max_msgs": 60}],
+    "origin": [{"max_msgs": 40}, {"max_msgs_per_subject": 2}],
+    "atomic": [{"max_msgs": 40}],
 }
 """Kind to what an update may change."""
 
@@ -78,6 +102,10 @@ def one_subject(kind: str) -> str:
 
 
 def _subject(kind: str, number: int) -> str:
+    if kind == "mirror":
+        kind = "origin"
+    if kind == "schedule":
+        return f"schedule.t.{number}"
     if kind == "kv":
         return f"$KV.kv.k{number}"
     if kind == "object":

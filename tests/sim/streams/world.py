@@ -36,12 +36,18 @@ from broker.storage.shard import ShardSettings
 from broker.storage.state.applied import ShardState
 from tests.sim.loop import SimLoop
 from tests.sim.streams import calm
+from tests.sim.streams.batches import Batches
+from tests.sim.streams.copies import Copies
+from tests.sim.streams.counters import Counters
 from tests.sim.streams.judge import PATHS, Judge, Message
+from tests.sim.streams.lifetimes import Lifetimes
 from tests.sim.streams.network import Late
 from tests.sim.streams.process import Process
 from tests.sim.streams.record import Lost, StreamRecord
+from tests.sim.streams.schedules import Schedules
+from tests.sim.streams.special import Special
 from tests.sim.streams.staging import Staging
-from tests.sim.streams.usage import CONSUMERS, STREAMS
+from tests.sim.streams.usage import CONSUMERS, STREAMS, USUAL
 from tests.sim.world import eager_compaction
 
 if TYPE_CHECKING:
@@ -51,6 +57,8 @@ __all__ = ["FEATURES", "World"]
 
 SECOND = 1_000_000_000
 DAY = 86_400 * SECOND
+
+FAMILIES = (Copies, Lifetimes, Batches, Counters, Schedules)
 
 FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "flights", "edges",
                       "newest", "objects", "patience"))
@@ -62,6 +70,8 @@ FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "
     flights      a read that failed after its reader was cancelled leaves no trace
     patience     whoever takes the shard lets the last owner's lease run out, however he came to take it
     settle       at the end all must come right (``calm``)               objects      and the store be empty
+
+Worlds of their own: ``retention``, work queues and interest streams; ``special``, two of the families (``special``).
 """
 
 
@@ -95,11 +105,18 @@ class World:
         self.cache_bytes = rng.choice((1, 4096, 1 << 14, 1 << 20)) if "tiny cache" in features else 1 << 20
         self.settings_change = "settings" in features
         self.edges = "edges" in features
-        kinds = [kind for kind in STREAMS if kind not in ("edge", "audit", "echo", "object", "queue", "interest")]
+        kinds = [kind for kind in USUAL if kind not in ("edge", "audit", "echo", "object")]
         kinds += ["edge"] * self.edges + ["audit", "echo"] * ("captures" in features) + ["object"] * ("heads" in features)
         self.kinds = rng.sample(kinds, rng.randint(2, 5))
         if "retention" in features:
             self.kinds = ["queue", "interest"]
+        self.specials: dict[str, Special] = {}
+        """Families of streams with an oracle of their own, by kind of stream."""
+        if "special" in features:
+            of_this = [FAMILIES[(seed + at) % len(FAMILIES)](self) for at in (0, 1 + seed // 5 % 2)]
+            self.specials = {kind: special for special in of_this for kind in special.kinds}
+            self.kinds = list(self.specials)
+        self.judge.specials = self.specials
         self.consumers = [name for name in CONSUMERS if name != "newest" or "newest" in features or not self.leased]
         self.brokers = rng.choice((1, 2, 2, 3)) if self.leased else 1
         self.processes: list[Process] = []
@@ -181,7 +198,9 @@ class World:
         """A stream is there that nobody was told of yet."""
         life = stream.config.metadata["life"]
         config = {"name": stream.name, **STREAMS[stream.name], "metadata": {"life": life}}
-        record = self.records[stream.stream_id] = StreamRecord(stream.stream_id, stream.name, config)
+        special = self.specials.get(stream.name)
+        record = (special.record if special is not None else StreamRecord)(stream.stream_id, stream.name, config)
+        self.records[stream.stream_id] = record
         record.epoch = process.epoch
         return record
 

@@ -80,6 +80,9 @@ class Readable(Protocol):
     def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
         """The first ``most`` messages at or after ``seq`` that match; None: not known without a look at chunks."""
 
+    def chunk_of(self, seq: int) -> tuple[Chunk, Block, int] | None:
+        """``next_chunk`` for a ``seq`` that ``known_seqs`` gave, if that needs no load."""
+
     def may_hold(self, seq: int) -> bool:
         """Whether ``seq`` may be live, as far as is known without reading."""
 
@@ -174,12 +177,15 @@ class Cursor:
         stream, ahead, parts, at = self.stream, self.ahead, list[Taken](), 0
         self._to_take = None
         while at < len(seqs) and bytes_max > 0:
-            found = stream.next_chunk(seqs[at], self.narrow)
-            if not isinstance(found, tuple):
-                self._to_take = found
-                if not parts:
-                    return found
-                break
+            found = stream.chunk_of(seqs[at])
+            if found is None:
+                asked = stream.next_chunk(seqs[at], self.narrow)
+                if not isinstance(asked, tuple):
+                    self._to_take = asked
+                    if not parts:
+                        return asked
+                    break
+                found = asked
             chunk, block, i = found
             if chunk.seq(i) != seqs[at]:
                 break

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 from broker.jetstream.stream.publish.cron import Firing, fires_at
 from broker.jetstream.stream.publish.rollup import ROLLUP
 from broker.jetstream.stream.publish.ttl import TTL_INVALID, parse_ttl
-from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.protocol import headers as header_block
 from broker.protocol.subject import collide, is_literal, is_valid
 
@@ -52,17 +52,22 @@ _FAMILIES_NOT_PASSED_ON: Final = (b"Nats-Schedule", b"Nats-Expected-")
 def valid(context: CheckContext, config: StreamConfig) -> Check:
     """10188 if not allowed; 10189, 10223, 10191, 10192, 10166, 10190, 10203 for a schedule; 10212 for its end.
 
-    Messages from the stream's own scheduler have passed them already.
+    Messages from the stream's own scheduler have passed them already; each schedule publishes once for the time that it fires.
     """
     scheduler, subjects = context.scheduler, config.subjects_bytes
 
     def check(candidate: Candidate) -> None:
         get = candidate.headers.get
         if candidate.pending.source is scheduler.source:
+            name = get(SCHEDULER, b"")
+            following_due = scheduler.next_of(name)
+            if following_due is None or any(seq == following_due[0] for seq, _ in candidate.pending.due):
+                # It waited for so long that its schedule fired again, or has gone.
+                raise ApiError(NOT_AVAILABLE)
             if get(_NEXT, b"") == PURGE:
-                candidate.ends = get(SCHEDULER, b"")
+                candidate.ends = name
             else:
-                candidate.due = scheduler.next_of(get(SCHEDULER, b""))
+                candidate.due = following_due
             return
         following = get(_NEXT, b"")
         try:

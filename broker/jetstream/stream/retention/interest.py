@@ -15,8 +15,9 @@ what they have delivered and not seen acked. One that waits for what another has
                     └─ otherwise: it leaves once the head has been loaded, and then the ack is answered
 
 When consumers leave, a *sweep* over the stream looks for messages that no one waits for any more. Where unfinished work
-begins is stored in the stream's extra members (``sweep``) until all of it is done: of sweeps, and of acked messages whose
-heads are being loaded. A restart sweeps from there on, so no crash leaves behind a message that is acked and not removed.
+begins is stored in the stream's extra members (``sweep``, ``leaving``) until all of it is done: of sweeps, and of acked
+messages whose heads are being loaded. A restart sweeps from there on, so no crash leaves behind a message that is acked and
+not removed.
 The other order is harmless: no consumer waits for what has been removed.
 
 Source: nats-server, server/stream.go: ackMsg, checkForInterestWithSubject; server/consumer.go: needAck,
@@ -55,7 +56,10 @@ if TYPE_CHECKING:
 __all__ = ["Interest"]
 
 SWEEP = "sweep"
-"""The stream's extra member that says where unfinished work begins, and what kind of sweep does it."""
+"""The extra member of an interest stream that says where unfinished work begins, and what kind of sweep does it."""
+
+LEAVING = "leaving"
+"""The same for a work queue. Earlier releases, whose sweeps would empty one that has no consumers, pass over this one."""
 
 _ROWS_AT_ONCE = 2000
 """Messages a sweep looks at in one turn of the loop: about 2 ms."""
@@ -362,7 +366,8 @@ class Interest:
     def sweep(self, start: int, *, acked: bool = False) -> asyncio.Task[None] | None:
         """Look from ``start`` on for messages that nobody waits for any more, and remove them.
 
-        Args: ``acked``: only what some consumer got, not what no consumer's filters match; all, without consumers.
+        Args: ``acked``: only what some consumer got, not what no consumer's filters match; without consumers all of an interest
+            stream, and nothing of a work queue.
         Returns: the task that does it; None: there is nothing to do.
         """
         if not self._live.msgs:
@@ -392,6 +397,8 @@ class Interest:
     def resume(self, extra: Mapping[str, Any]) -> None:
         """Do what a crash interrupted; ``extra`` has the extra members of the stream's records."""
         begun = extra.get(SWEEP)
+        if not self.selective and isinstance(leaving := extra.get(LEAVING), int):
+            begun = [leaving, True]
         if isinstance(begun, list) and len(begun) == 2 and isinstance(begun[0], int):
             self._stored = begun
             if self.active:
@@ -404,7 +411,7 @@ class Interest:
         if wanted == stored or (wanted and stored and stored[0] <= wanted[0] and stored[1] <= wanted[1]):
             return {}
         self._stored = wanted
-        return {SWEEP: wanted}
+        return {SWEEP: wanted} if self.selective else {SWEEP: None, LEAVING: wanted and wanted[0]}
 
     def _unfinished(self) -> list[Any] | None:
         """All unfinished work as one sweep."""
@@ -441,7 +448,8 @@ class Interest:
         await live.look()
         end = live.last_seq
         if not self._listeners.by_name and not self._unknown:
-            await self._remove_all(end)
+            if self.selective:  # a work queue keeps what the next consumer gets
+                await self._remove_all(end)
             return
         blocks = (block for block in blocks_from(live, start, end) if not self._all_waited_for(block))
         async with aclosing(self._heads.each(blocks)) as walk:

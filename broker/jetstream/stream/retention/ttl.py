@@ -1,8 +1,8 @@
 """Messages that expire one by one: by their own TTL, and by max_age where it has to look at each of them.
 
-Owns: the expiries of the live stream, the timer for the next of them, the passes that carry them out, delete markers.
-Does not own: which TTL a message has (publish.ttl), what is persisted of it (storage.state.expiries), max_age of messages
-that all expire in order (retention), how messages leave (retention).
+Owns: the expiries of the live stream, what a pass over them does, delete markers.
+Does not own: when a pass begins (state.due_passes), which TTL a message has (publish.ttl), what is persisted of it
+(storage.state.expiries), max_age of messages that all expire in order (retention), how messages leave (retention).
 
     commit ──> added ──> expiries ── timer ──> pass ─┬─ no markers ──────────> Retention.remove, a slice at a time
                             ^                        └─ last of its subject ─> a marker is published, which rolls it up
@@ -27,6 +27,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from broker.jetstream.stream.state.due_passes import DuePasses
 from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.rows import Rows
 from broker.protocol import headers as header_block
@@ -51,9 +52,6 @@ __all__ = ["MessageTtls"]
 
 _APART_NS = 100_000_000
 """At least this long between two passes: a busy stream always has something that expires."""
-
-_TIMER_NS_MAX = 3_600_000_000_000
-"""The wall clock may be set meanwhile, so it is looked at again at least this often."""
 
 _RETRY_NS = 1_000_000_000
 
@@ -97,9 +95,7 @@ class MessageTtls:
         self._tasks = tasks
         self._clock = clock
         self._publish = publish
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_ns = 0
-        self._pass: asyncio.Task[None] | None = None
+        self.passes = DuePasses(log, tasks, clock, "expiry", self._carry_out, untrusted_ns=_RETRY_NS)
         self._aged_seq = 0
         """max_age has nothing to remove below it: only messages that never expire are left there."""
         self._age_due_ns = NEVER
@@ -116,7 +112,7 @@ class MessageTtls:
         self._marker = marker
         self._aged_seq, self._age_due_ns = 0, NEVER
         self._due_from = self._age_from = 0
-        self.close()
+        self.passes.cancel()
         self.arm()
 
     def restore(self, expiries: Expiries) -> None:
@@ -127,9 +123,7 @@ class MessageTtls:
 
     def close(self) -> None:
         """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.passes.cancel()
 
     # --- what comes and goes ------------------------------------------------------------------------------------------
 
@@ -137,8 +131,8 @@ class MessageTtls:
         """Messages (sequence, TTL in seconds) were appended, at ``time_ns``."""
         times = [expires_at(time_ns, ttl) for _, ttl in rows]
         self.expiries.add([seq for seq, _ in rows], times)
-        if self._timer is None or min(times) < self._timer_due_ns:
-            self.close()
+        if not self.passes.in_time_for(min(times)):
+            self.passes.cancel()
             self.arm()
 
     def removed(self, first: int, last: int) -> None:
@@ -161,19 +155,13 @@ class MessageTtls:
 
     def arm(self) -> None:
         """Make sure that what expires next is removed in time."""
-        if self._timer is not None or self._pass is not None:
+        if self.passes.waiting:
             return
         due_ns = self.expiries.next_ns
         if self.ages_one_by_one and self._live.msgs:
             due_ns = min(due_ns, self._age_due_ns if self._age_due_ns != NEVER else self._first_age_due_ns())
         if due_ns != NEVER:
-            self._arm(due_ns)
-
-    def _arm(self, due_ns: int, least_ns: int = 0) -> None:
-        now_ns = self._clock.now_ns()
-        delay_ns = min(max(due_ns - now_ns, least_ns, 0), _TIMER_NS_MAX)
-        self._timer_due_ns = now_ns + delay_ns
-        self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.expire)
+            self.passes.set(due_ns)
 
     def _first_age_due_ns(self) -> int:
         """When max_age may have something to remove, without looking at the messages."""
@@ -183,17 +171,8 @@ class MessageTtls:
         block = next(blocks_from(live, max(self._aged_seq, live.first_seq), live.last_seq), None)
         return NEVER if block is None else block.first_time_ns + self._max_age_ns
 
-    def expire(self) -> None:
-        """Begin a pass over what has expired. Called by the timer."""
-        self.close()
-        if self._pass is not None:
-            return
-        if not self._log.clock_trusted():
-            self._arm(0, _RETRY_NS)
-        else:
-            self._pass = self._tasks.start(self._carry_out(), "expiry")
-
-    async def _carry_out(self) -> None:
+    async def _carry_out(self) -> tuple[int, int]:
+        """One pass; returns when the next is due, and how long it waits at least."""
         wait_ns = _APART_NS
         try:
             await self._live.look()
@@ -213,13 +192,9 @@ class MessageTtls:
         except Exception as error:
             self._tasks.warn("expired messages stay for now: %s", error)
             wait_ns = _RETRY_NS
-        finally:
-            self._pass = None
-        due_ns = self._next_due_ns()
-        if due_ns != NEVER:
-            self._arm(due_ns, wait_ns)
         if not self.ages_one_by_one:
             self._retention.arm()
+        return self._next_due_ns(), wait_ns
 
     def _next_due_ns(self) -> int:
         due_ns = self.expiries.next_ns

@@ -137,7 +137,7 @@ class SubjectIndex:
         history = self._history.get(row)
         if history is None:
             return self._lasts[row]
-        return history[2 * bisect_left(range(len(history) >> 1), seq, key=lambda i: history[2 * i])]
+        return history[2 * _place(history, seq)]
 
     def seqs(self, subject: bytes, first_seq: int, last_seq: int, most: int) -> list[int]:
         """The first ``most`` live messages of ``subject`` from ``first_seq``, which is not below the stream's first, up to
@@ -149,9 +149,19 @@ class SubjectIndex:
         if history is None:
             last = self._lasts[row]
             return [last] if last <= last_seq else []
-        at = bisect_left(range(len(history) >> 1), first_seq, key=lambda i: history[2 * i])
+        at = _place(history, first_seq)
         found = history[2 * at:2 * (at + most):2].tolist()
         return found[:bisect_right(found, last_seq)]
+
+    def count_within(self, subject: bytes, first_seq: int, last_seq: int) -> int:
+        """How many messages ``seqs`` has, without a bound."""
+        row = self._rows.get(subject)
+        if row is None:
+            return 0
+        history = self._history.get(row)
+        if history is None:
+            return int(first_seq <= self._lasts[row] <= last_seq)
+        return max(0, _place(history, last_seq + 1) - _place(history, first_seq))
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
@@ -334,3 +344,8 @@ class SubjectIndex:
         self._lasts[row], self._sizes[row] = history[-2], history[-1]
         if n == 1:
             del self._history[row]
+
+
+def _place(history: Sequence[int], seq: int) -> int:
+    """How many of the messages of a subject, as (sequence, size), are below ``seq``."""
+    return bisect_left(range(len(history) >> 1), seq, key=lambda i: history[2 * i])

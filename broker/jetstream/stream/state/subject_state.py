@@ -223,6 +223,13 @@ class SubjectState:
             return None
         return index.seqs(filters.subjects[0], max(seq, live.first_seq), live.persisted_seq, most)
 
+    def count_from(self, filters: Filters, seq: int) -> int | None:
+        """How many persisted live messages at or after ``seq`` there are of one literal subject; None: as ``next``."""
+        index, live = self._exact(), self._live
+        if index is None or not filters.literal or len(filters.subjects) != 1:
+            return None
+        return index.count_within(filters.subjects[0], max(seq, live.first_seq), live.persisted_seq)
+
     def _exact(self) -> SubjectIndex | None:
         """The index, if it has each persisted live message of every subject, and no others."""
         index = self._index

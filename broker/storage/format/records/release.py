@@ -6,13 +6,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from broker.storage.format.header import Position
+from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, Position
 from broker.storage.format.records.body import RecordBody, as_map, damaged, optional, pack_positions, unpack_positions
 from broker.storage.format.records.kinds import RecordKind
 
 __all__ = ["Release", "pack_runs", "unpack_runs"]
 
 _RUN = [int, int, int]
+_POSITIONS_MAX = 1 << 26
+"""More than a log has: whoever reads a damaged list must not fill the memory."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,10 @@ class Release(RecordBody):
     def _segments(cls, runs: Any) -> list[Position]:
         if type(runs) is not list or not all(type(run) is list and [*map(type, run)] == _RUN for run in runs):
             raise damaged(cls.KIND, "segments", "not a list of runs")
-        return list(unpack_runs(runs))
+        try:
+            return list(unpack_runs(runs))
+        except ValueError as error:
+            raise damaged(cls.KIND, "segments", str(error)) from None
 
 
 def pack_runs(positions: Iterable[Position]) -> Iterator[list[int]]:
@@ -78,7 +83,11 @@ def pack_runs(positions: Iterable[Position]) -> Iterator[list[int]]:
 
 
 def unpack_runs(runs: Iterable[Sequence[int]]) -> Iterator[Position]:
-    """Undo ``pack_runs``."""
+    """Undo ``pack_runs``. Raises: ValueError or TypeError for what is no positions, or more than any log has."""
+    left = _POSITIONS_MAX
     for epoch, first, last in runs:
+        left -= last - first + 1
+        if not (0 <= epoch <= EPOCH_MAX and 0 <= first <= last <= NUMBER_MAX) or left < 0:
+            raise ValueError(f"no log has segments {first} to {last} of epoch {epoch}")
         for number in range(first, last + 1):
             yield Position(epoch, number)

@@ -386,10 +386,10 @@ class Gate:
         monkeypatch.setattr(broker.store, "get", held)
 
 
-async def _delivered(broker: Broker, *consumers: str) -> dict[str, list[bytes]]:
-    """An interest stream of three messages, each in an object of its own; where each consumer acks them."""
+async def _delivered(broker: Broker, *consumers: str, retention: str = "interest") -> dict[str, list[bytes]]:
+    """A stream of three messages, each in an object of its own; where each consumer acks them."""
     call = broker.caller
-    await call.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "retention": "interest"})
+    await call.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "retention": retention})
     for name in consumers:
         await call.api(f"CONSUMER.CREATE.S.{name}", {"stream_name": "S", "config": {
             "durable_name": name, "ack_policy": "explicit", "ack_wait": 3_600_000_000_000}})
@@ -446,5 +446,28 @@ async def test_an_ack_is_answered_though_a_later_one_waits_for_a_read(monkeypatc
     await broker.log.persisted()
     state = broker.state.streams[broker.stream.stream_id]
     assert (state.msgs, "sweep" in state.extra) == (1, False)
+    await broker.crash()
+    await broker.js.stop()
+
+
+async def test_a_work_queue_without_consumers_keeps_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows it for a start that looks for acked messages, as one was being read when its consumer was deleted."""
+    broker = Broker(0, 20_000)
+    await broker.open()
+    acks = await _delivered(broker, "A", retention="workqueue")
+    with monkeypatch.context() as patch:
+        gate = Gate(broker, patch)
+        broker.send(acks["A"][0], b"")
+        await asyncio.wait_for(gate.waiting.get(), 10)
+        assert "error" not in await broker.caller.api("CONSUMER.DELETE.S.A")
+        await broker.crash()
+    stream_id = next(iter(broker.state.streams))
+    assert broker.state.streams[stream_id].extra["leaving"] == 1
+    await broker.open()
+    await broker.stream.interest.finished()
+    broker.log.barrier()
+    await broker.log.persisted()
+    state = broker.state.streams[stream_id]
+    assert (state.msgs, "leaving" in state.extra) == (3, False)
     await broker.crash()
     await broker.js.stop()

@@ -20,8 +20,8 @@ SECOND = 1_000_000_000
 async def passes(world: World, stream: Stream, seconds: float = 0) -> None:
     """Let time pass, and due messages expire."""
     world.clock.advance(int(seconds * SECOND))
-    stream.ttls.expire()
-    await until(lambda: stream.ttls._pass is None)
+    stream.ttls.passes.begin()
+    await until(lambda: not stream.ttls.passes.running)
     await world.settle(stream)
 
 
@@ -254,10 +254,10 @@ async def test_markers_of_many_subjects() -> None:
     await world.settle(stream)
     world.reader._cache.clear()
     world.clock.advance(6 * SECOND)
-    stream.ttls.expire()
+    stream.ttls.passes.begin()
     publish(world, stream, pub(b"S.299", b"again"))
     await stream.delete_msg(298, True)
-    await until(lambda: stream.ttls._pass is None)
+    await until(lambda: not stream.ttls.passes.running)
     await world.settle(stream)
     found = await everything(stream)
     assert [subject for _, subject, _ in found if subject != b"S.299"] == [b"S.%03d" % i for i in range(299) if i != 297]

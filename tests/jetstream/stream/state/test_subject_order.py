@@ -79,7 +79,9 @@ def test_columns_agree_with_single_questions(tracked: bool) -> None:
     everything = {name: [seq for seq in range(1, 61) if b"s.%d" % (seq % 7 + seq % 3) == name] for name in names}
     for name in names if tracked else ():
         for first, last, most in ((1, 60, 100), (58, 60, 2), (20, 40, 100), (20, 40, 1), (61, 90, 3)):
-            assert index.seqs(name, first, last, most) == [seq for seq in everything[name] if first <= seq <= last][:most]
+            within = [seq for seq in everything[name] if first <= seq <= last]
+            assert index.seqs(name, first, last, most) == within[:most]
+            assert index.count_within(name, first, last) == len(within)
     for first_seq in (1, 58) if tracked else (1,):
         lasts = [-1 if (last := index.last(name, first_seq)) is None else last for name in names]
         assert index.lasts(names, first_seq) == lasts

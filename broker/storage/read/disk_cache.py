@@ -1,0 +1,285 @@
+"""Byte ranges of a bucket's objects, kept on a local disk once they were read: a second, larger cache below that in memory.
+
+Owns: its files, their bound in bytes, and what leaves them. Does not own: which ranges are asked for (reader), retries (below it).
+
+    get ──> a range that covers it? ──┬── yes: read in a thread, checksum compared ──> the bytes
+                                      └── no: the store; then, in a thread, written to the newest file
+
+Ranges are appended to files of a sixteenth of the bound. Where there is no room the oldest file goes, and of its ranges those that
+were read again are written once more, as far as they fill no more than half of a file.
+
+The files have no names: they end with the process, however it ends. So nothing stale is ever found, brokers may share a folder,
+and whoever empties the folder takes nothing away. What is kept speaks for one ownership of the store: ``clear`` at its end.
+
+Nothing waits for a write, and no failure of the disk is a failure of a read: a range whose checksum differs is got from the store
+again, and after an error the cache turns itself off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+from zlib import crc32
+
+from broker.storage.objectstore.base import ObjectStore
+from broker.storage.objectstore.wrapper import Wrapper
+
+__all__ = ["DiskCache"]
+
+_log = logging.getLogger(__name__)
+
+_FILES = 16
+_FILE_RANGES_MAX = 8192
+"""Bounds what is in memory of a file: 3 MiB."""
+_UNWRITTEN_MAX = 16 << 20
+"""Bytes on their way to the disk; while it is slower than the store, the rest is not kept."""
+_READERS = 4
+
+
+class _Range:
+    """Bytes ``start`` to ``end`` of an object: where they are, and whether they were read again."""
+
+    __slots__ = ("crc", "end", "file", "key", "offset", "start", "used")
+
+    def __init__(self, key: str, start: int, end: int, file: _File, offset: int, crc: int) -> None:
+        self.key = key
+        self.start = start
+        self.end = end
+        self.file = file
+        self.offset = offset
+        self.crc = crc
+        self.used = False
+
+
+class _File:
+    """A file without a name. ``users`` are threads that read or write it: it is closed after the last of them."""
+
+    __slots__ = ("fd", "gone", "ranges", "size", "users")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.size = 0
+        self.users = 0
+        self.gone = False
+        self.ranges: list[_Range] = []
+
+    def leave(self) -> None:
+        self.users -= 1
+        self._close_unused()
+
+    def go(self) -> None:
+        self.gone = True
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self.gone and not self.users and self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class DiskCache(Wrapper):
+    """A store whose ranged gets are kept in a folder.
+
+    Attributes: ``size`` of the files in bytes; since the start ``hits`` and ``misses`` of gets, ``evictions`` of ranges,
+        ``damaged`` ranges; ``off``: why it has turned itself off, "" while it has not.
+    """
+
+    def __init__(self, inner: ObjectStore, folder: str, bytes_max: int) -> None:
+        """Raises: OSError where no file can be made in ``folder``, which is made if need be."""
+        super().__init__(inner)
+        self.bytes_max = bytes_max
+        self.hits = self.misses = self.evictions = self.damaged = 0
+        self.off = ""
+        self._folder = folder
+        self._file_bytes = max(bytes_max // _FILES, 1)
+        self._files: deque[_File] = deque()
+        self._ranges: dict[str, list[_Range]] = {}
+        self._unwritten = 0
+        self._writes: set[asyncio.Task[None]] = set()
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.close(_nameless(folder))
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="cache-write")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="cache-read")
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self._files)
+
+    def figures(self) -> dict[str, Any]:
+        """For monitoring."""
+        return {"bytes": self.size, "bytes_max": self.bytes_max, "hits": self.hits, "misses": self.misses,
+                "evictions": self.evictions, "damaged": self.damaged, "off": self.off}
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        if self.off or end is None or end <= start:
+            return await self.inner.get(key, start, end)
+        found = self._find(key, start, end)
+        if found is not None:
+            data = await self._read(found)
+            if data is not None:
+                self.hits += 1
+                return data[start - found.start:end - found.start]
+        self.misses += 1
+        data = await self.inner.get(key, start, end)
+        if len(data) == end - start:
+            self._keep(key, start, data)
+        return data
+
+    async def close(self) -> None:
+        """Close the files; the store below is somebody else's."""
+        self.off = self.off or "closed"
+        await asyncio.gather(*self._writes, return_exceptions=True)
+        self.clear()
+        self._writer.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
+
+    def clear(self) -> None:
+        """Forget everything; writes under way come to nothing."""
+        self._ranges.clear()
+        while self._files:
+            self._files.popleft().go()
+
+    def forget(self, key: str) -> None:
+        """Forget an object: what was read of it is damaged, and perhaps was in the store."""
+        self._ranges.pop(key, None)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _find(self, key: str, start: int, end: int) -> _Range | None:
+        for kept in self._ranges.get(key, ()):
+            if kept.start <= start and end <= kept.end:
+                return kept
+        return None
+
+    async def _read(self, kept: _Range) -> bytes | None:
+        """All of a range; None if it is not what was written."""
+        file, size = kept.file, kept.end - kept.start
+        file.users += 1
+        try:
+            data, crc = await asyncio.get_running_loop().run_in_executor(self._readers, _read_at, file.fd, size, kept.offset)
+        except OSError as error:
+            self._turn_off(error)
+            return None
+        finally:
+            file.leave()
+        if len(data) != size or crc != kept.crc:
+            self.damaged += 1
+            _log.warning("the cache directory %s is damaged: %s from byte %d on is got from the store again", self._folder,
+                         kept.key, kept.start)
+            self._forget(kept)
+            return None
+        kept.used = True
+        return data
+
+    def _forget(self, kept: _Range) -> None:
+        ranges = self._ranges.get(kept.key, [])
+        if kept in ranges:
+            ranges.remove(kept)
+            if not ranges:
+                del self._ranges[kept.key]
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def _keep(self, key: str, start: int, data: bytes) -> None:
+        """Begin to write a range, unless the disk cannot keep up."""
+        if self.off or self._unwritten + len(data) > _UNWRITTEN_MAX or len(data) > self._file_bytes:
+            return
+        file = self._files[-1] if self._files else None
+        if file is None or file.size + len(data) > self._file_bytes or len(file.ranges) >= _FILE_RANGES_MAX:
+            try:
+                file = self._next_file()
+            except OSError as error:
+                self._turn_off(error)
+                return
+        kept = _Range(key, start, start + len(data), file, file.size, 0)
+        file.size += len(data)
+        file.ranges.append(kept)
+        file.users += 1
+        self._unwritten += len(data)
+        self._start(self._write(kept, data))
+
+    def _next_file(self) -> _File:
+        file = _File(_nameless(self._folder))
+        self._files.append(file)
+        while len(self._files) > 1 and (len(self._files) > _FILES or self.size + self._file_bytes > self.bytes_max):
+            self._start(self._retire(self._files.popleft()))
+        return file
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="cache directory")
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _write(self, kept: _Range, data: bytes) -> None:
+        file = kept.file
+        try:
+            kept.crc = await asyncio.get_running_loop().run_in_executor(self._writer, _write_at, file.fd, data, kept.offset)
+        except OSError as error:
+            self._turn_off(error)
+            return
+        finally:
+            self._unwritten -= len(data)
+            file.leave()
+        if not file.gone:
+            there = self._ranges.setdefault(kept.key, [])
+            there[:] = [other for other in there if not (kept.start <= other.start and other.end <= kept.end)]
+            there.append(kept)
+
+    async def _retire(self, file: _File) -> None:
+        """Let the oldest file go; what was read again goes to the newest."""
+        again: list[_Range] = []
+        left = self._file_bytes // 2
+        for kept in file.ranges:
+            if kept not in self._ranges.get(kept.key, ()):
+                continue
+            self._forget(kept)
+            self.evictions += 1
+            if kept.used and kept.end - kept.start <= left:
+                left -= kept.end - kept.start
+                again.append(kept)
+        file.users += 1
+        file.go()
+        try:
+            for kept in again:
+                kept_file, size = kept.file, kept.end - kept.start
+                with suppress(OSError):
+                    data, crc = await asyncio.get_running_loop().run_in_executor(
+                        self._readers, _read_at, kept_file.fd, size, kept.offset)
+                    if len(data) == size and crc == kept.crc and self._find(kept.key, kept.start, kept.end) is None:
+                        self.evictions -= 1
+                        self._keep(kept.key, kept.start, data)
+        finally:
+            file.leave()
+
+    def _turn_off(self, error: OSError) -> None:
+        if not self.off:
+            self.off = str(error)
+            _log.error("the cache directory %s is not used any more: %s; its files are gone, and reads go to the store. It is "
+                       "tried again when the broker starts", self._folder, error)
+            self.clear()
+
+
+def _nameless(folder: str) -> int:
+    """A new file that ends when it is closed."""
+    with tempfile.TemporaryFile(dir=folder, prefix="jetblock-cache-", buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+def _read_at(fd: int, size: int, offset: int) -> tuple[bytes, int]:
+    data = os.pread(fd, size, offset)
+    return data, crc32(data)
+
+
+def _write_at(fd: int, data: bytes, offset: int) -> int:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        offset += written
+        view = view[written:]
+    return crc32(data)

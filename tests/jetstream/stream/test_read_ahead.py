@@ -1,0 +1,130 @@
+"""Readers of a stream that is not in memory: what comes next is on its way before they get there, and is got once for all."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from broker.jetstream.filters import Filters
+from broker.jetstream.stream.stream import Stream
+from broker.storage.log.log import LogSettings
+from tests.jetstream.stream.world import World, pub, publish, turns
+
+BLOCKS, MESSAGES, SIZE = 40, 16, 25_000
+
+
+@pytest.fixture(autouse=True)
+def cache_bytes() -> None:
+    """These worlds have caches of their own."""
+
+
+class Gets:
+    """Counts GETs, and the most at once; each takes some turns of the loop."""
+
+    def __init__(self, world: World) -> None:
+        self.count = self.under_way = self.most = 0
+        get = world.store.get
+
+        async def counted(key: str, start: int = 0, end: int | None = None) -> bytes:
+            self.count += 1
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            try:
+                return await get(key, start, end)
+            finally:
+                self.under_way -= 1
+
+        world.store.get = counted  # type: ignore[method-assign]
+
+
+async def stored(world: World) -> Stream:
+    """A stream of blocks of 400 kB that do not shrink, none of them in memory."""
+    rng = random.Random(4)
+    stream = world.stream()
+    for number in range(BLOCKS):
+        publish(world, stream, *[pub(b"S.%d" % (i % 2), b"%d.%d." % (number, i) + rng.randbytes(SIZE)) for i in range(MESSAGES)])
+        await world.settle(stream)
+    return await world.restart(stream)
+
+
+async def read(stream: Stream, seq: int = 1, filters: Filters | None = None,
+               pace: Callable[[int], bool] = lambda seq: True) -> list[int]:
+    """The sequences of all messages from ``seq`` on, chunk by chunk; ends where ``pace`` says so."""
+    seqs: list[int] = []
+    while pace(seq) and (found := stream.next_chunk(seq, filters)) is not None:
+        if not isinstance(found, tuple):
+            await found.ready
+            continue
+        chunk, _, i = found
+        seqs += [chunk.seq(k) for k in range(i, len(chunk)) if filters is None or filters.match(chunk.subjects[k])]
+        seq = chunk.last_seq + 1
+        await asyncio.sleep(0)
+    return seqs
+
+
+async def test_a_reader_finds_the_next_blocks_on_their_way() -> None:
+    """One GET for each block, and up to several at once once the reader has come to the end of what it asked for."""
+    world = World(settings=LogSettings(), cache_bytes=64 << 20)
+    stream = await stored(world)
+    gets = Gets(world)
+    assert await read(stream) == list(range(1, BLOCKS * MESSAGES + 1))
+    assert gets.count == BLOCKS
+    assert gets.most >= 4
+    assert world.reader.window.bytes == 0
+    await world.close()
+
+
+@pytest.mark.parametrize("cache_bytes", [64 << 20, 12 << 20])
+async def test_readers_at_different_places_share(cache_bytes: int) -> None:
+    """Eight readers that begin at different places, with less than a block's GET between them or with more than the cache
+    holds: the GETs are within 1.2 of one for each block."""
+    world = World(settings=LogSettings(), cache_bytes=cache_bytes)
+    stream = await stored(world)
+    gets = Gets(world)
+    found = await asyncio.gather(*[read(stream, 1 + MESSAGES * i) for i in range(8)])
+    assert [seqs[0] for seqs in found] == [1 + MESSAGES * i for i in range(8)]
+    assert all(seqs == list(range(seqs[0], BLOCKS * MESSAGES + 1)) for seqs in found)
+    assert gets.count <= 1.2 * BLOCKS
+    await world.close()
+
+
+async def test_a_filtered_reader_reads_ahead_too() -> None:
+    """Each block has matches in each frame."""
+    world = World(settings=LogSettings(), cache_bytes=64 << 20)
+    stream = await stored(world)
+    gets = Gets(world)
+    seqs = await read(stream, filters=Filters((b"S.0",)))
+    assert seqs == list(range(1, BLOCKS * MESSAGES + 1, 2))
+    assert gets.most >= 2
+    await world.close()
+
+
+async def test_single_messages_cost_their_blocks_alone() -> None:
+    """Messages asked for in any order, as those that are redelivered, have nothing loaded that nobody asked for."""
+    world = World(settings=LogSettings(), cache_bytes=64 << 20)
+    stream = await stored(world)
+    gets = Gets(world)
+    for block in (20, 3, 11, 7):
+        await read(stream, 1 + block * MESSAGES, pace=lambda seq, block=block: seq == 1 + block * MESSAGES)  # type: ignore[misc]
+    await turns(200)
+    assert gets.count == 4
+    await world.close()
+
+
+async def test_a_reader_that_stops_leaves_a_bounded_rest() -> None:
+    """What was read ahead stays within the window, and a later reader uses it."""
+    world = World(settings=LogSettings(), cache_bytes=64 << 20)
+    stream = await stored(world)
+    gets = Gets(world)
+    await read(stream, pace=lambda seq: seq <= 5 * MESSAGES)
+    await turns(200)
+    assert gets.under_way == 0
+    assert 0 < world.reader.window.bytes <= world.reader.window.bytes_max
+    assert await read(stream) == list(range(1, BLOCKS * MESSAGES + 1))
+    assert gets.count == BLOCKS
+    await world.close()

@@ -1,0 +1,210 @@
+"""The cache on a local disk: what was read is read again without the store, within a bound, and no failure of it is anybody's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.storage.objectstore.base import NotFound
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.read import disk_cache
+from broker.storage.read.disk_cache import DiskCache
+
+BYTES_MAX = 16 << 20
+MIB = 1 << 20
+
+
+class Counting(MemoryStore):
+    """Counts GETs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gets = 0
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.gets += 1
+        return await super().get(key, start, end)
+
+
+@pytest.fixture
+def store() -> Counting:
+    """Forty objects of 1 MiB."""
+    store, rng = Counting(), random.Random(1)
+    for i in range(40):
+        store.objects[f"o{i}"] = rng.randbytes(MIB)
+    return store
+
+
+@pytest.fixture
+async def cache(store: Counting, tmp_path: Path) -> AsyncIterator[DiskCache]:
+    made = DiskCache(store, str(tmp_path / "made" / "cache"), BYTES_MAX)
+    yield made
+    await made.close()
+
+
+async def written(cache: DiskCache) -> None:
+    """Return once nothing is on its way to the disk."""
+    while writes := [task for task in asyncio.all_tasks() if task.get_name() == "cache directory"]:
+        await asyncio.gather(*writes)
+
+
+def files(folder: Path) -> list[int]:
+    """The cache's files, by descriptor: they have no names."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith(str(folder)):
+                found.append(int(name))
+        except OSError:
+            pass
+    return found
+
+
+async def test_what_was_read_is_read_again_from_the_disk(cache: DiskCache, store: Counting) -> None:
+    """A range, and any part of it; not what reaches beyond it, nor what has no end."""
+    data = store.objects["o1"]
+    assert await cache.get("o1", 1000, 200_000) == data[1000:200_000]
+    await written(cache)
+    assert await cache.get("o1", 1000, 200_000) == data[1000:200_000]
+    assert await cache.get("o1", 5000, 5001) == data[5000:5001]
+    assert (store.gets, cache.hits, cache.misses) == (1, 2, 1)
+    assert await cache.get("o1", 1000, 200_001) == data[1000:200_001]
+    assert await cache.get("o1", 999, 2000) == data[999:2000]
+    assert await cache.get("o2", 1000, 2000) == store.objects["o2"][1000:2000]
+    assert await cache.get("o1") == data
+    assert await cache.get("o1", 7, 7) == b""
+    assert (store.gets, cache.hits) == (6, 2)
+    with pytest.raises(NotFound):
+        await cache.get("none", 0, 10)
+
+
+async def test_past_the_end_is_not_kept(cache: DiskCache, store: Counting) -> None:
+    """A shorter answer than was asked for is not an answer to the question of another time."""
+    assert await cache.get("o1", MIB - 10, MIB + 10) == store.objects["o1"][-10:]
+    await written(cache)
+    assert await cache.get("o1", MIB - 10, MIB + 10) == store.objects["o1"][-10:]
+    assert (store.gets, cache.size) == (2, 0)
+
+
+async def test_the_bound_holds_and_what_is_read_again_stays(cache: DiskCache, store: Counting, tmp_path: Path) -> None:
+    """Two and a half times the bound are read once; meanwhile one range is read again and again, and is got once."""
+    part = MIB // 4
+    for i in range(1, 40):
+        for key, at in ((f"o{i}", 0), (f"o{i}", part), (f"o{i}", 2 * part), (f"o{i}", 3 * part), ("o0", 0)):
+            assert await cache.get(key, at, at + part) == store.objects[key][at:at + part]
+            await written(cache)
+        assert cache.size <= BYTES_MAX
+    assert store.gets == 1 + 39 * 4
+    assert cache.evictions >= 4 * (39 - 16)
+    await cache.get("o39", 0, part)
+    assert store.gets == 1 + 39 * 4
+    await cache.get("o5", 0, part)
+    assert store.gets == 2 + 39 * 4
+    assert sum(os.fstat(fd).st_size for fd in files(tmp_path)) <= BYTES_MAX
+
+
+async def test_a_damaged_file_is_a_miss(cache: DiskCache, store: Counting, tmp_path: Path,
+                                        caplog: pytest.LogCaptureFixture) -> None:
+    """A flipped byte, and a file cut short: the store is asked again, and what it says is kept."""
+    data = store.objects["o1"]
+    await cache.get("o1", 0, MIB)
+    await written(cache)
+    [fd] = files(tmp_path)
+    os.pwrite(fd, bytes([data[777] ^ 1]), 777)
+    assert await cache.get("o1", 0, 10) == data[:10]
+    assert (store.gets, cache.damaged) == (2, 1)
+    assert "is damaged: o1 from byte 0 on" in caplog.text
+    await written(cache)
+    assert await cache.get("o1", 0, 10) == data[:10]
+    assert store.gets == 2
+    for fd in files(tmp_path):
+        os.ftruncate(fd, 5)
+    assert await cache.get("o1", 3, 10) == data[3:10]
+    assert (store.gets, cache.damaged, cache.off) == (3, 2, "")
+
+
+async def test_an_emptied_folder_takes_nothing_away(cache: DiskCache, store: Counting, tmp_path: Path) -> None:
+    """The files have no names; when the folder itself is gone and a new file is needed, the cache turns itself off."""
+    folder = tmp_path / "made" / "cache"
+    await cache.get("o1", 0, MIB)
+    await written(cache)
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
+    assert await cache.get("o1", 0, MIB) == store.objects["o1"]
+    assert store.gets == 1
+    assert await cache.get("o2", 0, MIB) == store.objects["o2"]
+    assert "No such file" in cache.off
+    assert await cache.get("o1", 0, MIB) == store.objects["o1"]
+    assert files(tmp_path) == []
+
+
+async def test_a_full_disk_turns_it_off_once(store: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                             caplog: pytest.LogCaptureFixture) -> None:
+    """Reads go on, from the store; one line says so, and nothing stays on the disk."""
+    cache = DiskCache(store, str(tmp_path), BYTES_MAX)
+    await cache.get("o0", 0, MIB)
+    await written(cache)
+    monkeypatch.setattr(disk_cache, "_nameless", lambda folder: os.open("/dev/full", os.O_RDWR))
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            await asyncio.gather(*[cache.get(f"o{i}", 0, MIB) for i in range(1, 5)])
+            await written(cache)
+    assert "No space left" in cache.off
+    assert len(caplog.records) == 1
+    assert "is not used any more: [Errno 28]" in caplog.text
+    assert await cache.get("o0", 0, MIB) == store.objects["o0"]
+    assert (store.gets, cache.size, files(tmp_path)) == (10, 0, [])
+    await cache.close()
+
+
+async def test_no_read_waits_for_a_write(cache: DiskCache, store: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the disk takes nothing, reads are answered from the store, and no more than a bound waits to be written."""
+    stuck, write = threading.Event(), disk_cache._write_at
+
+    def slow(fd: int, data: bytes, offset: int) -> int:
+        stuck.wait()
+        return write(fd, data, offset)
+
+    monkeypatch.setattr(disk_cache, "_write_at", slow)
+    monkeypatch.setattr(disk_cache, "_UNWRITTEN_MAX", 3 * MIB)
+    for i in range(10):
+        assert await cache.get(f"o{i}", 0, MIB) == store.objects[f"o{i}"]
+    assert cache.size == 3 * MIB
+    stuck.set()
+    await written(cache)
+    for i in range(10):
+        assert await cache.get(f"o{i}", 0, MIB) == store.objects[f"o{i}"]
+    assert store.gets == 17
+    await written(cache)
+
+
+async def test_clearing_during_writes_and_reads(cache: DiskCache, store: Counting, tmp_path: Path) -> None:
+    """What was forgotten is not found, whatever was under way, and its files are closed."""
+    for _ in range(5):
+        reads = [asyncio.ensure_future(cache.get(f"o{i % 4}", 0, MIB)) for i in range(8)]
+        await asyncio.sleep(0)
+        cache.clear()
+        for i, read in enumerate(reads):
+            assert await read == store.objects[f"o{i % 4}"]
+        cache.clear()
+    await written(cache)
+    assert (cache.size, files(tmp_path), cache.off) == (0, [], "")
+    before = store.gets
+    await cache.get("o0", 0, MIB)
+    assert store.gets == before + 1
+
+
+async def test_a_distrusted_object_is_got_again(cache: DiskCache, store: Counting) -> None:
+    """After a repair of the store, its new bytes are found."""
+    await cache.get("o0", 0, MIB)
+    await written(cache)
+    store.objects["o0"] = store.objects["o1"]
+    cache.forget("o0")
+    assert await cache.get("o0", 0, 100) == store.objects["o1"][:100]

@@ -1,0 +1,135 @@
+"""Reading ahead: extents are got once, whole small blocks in one GET, and no more than there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.storage.format.errors import Corrupt
+from broker.storage.objectstore.base import NotFound
+from broker.storage.read.window import Extent, Window
+from tests.storage.read.test_reader import AT, SHARD, make, unheeded
+
+
+async def test_a_small_block_is_got_whole() -> None:
+    """Index and frames of a block that is alone in its object come in one GET, whoever asks first; then nothing more."""
+    store, reader, block = await make(count=40, ahead=1 << 20)
+    ordinals: list[int] = []
+    head, chunk = await asyncio.gather(reader.head(block, ordinals.append), reader.chunk(block, 7))
+    assert head.count == 40
+    for ordinal in range(40):
+        assert (reader.cached_chunk(block, ordinal) or chunk).bodies
+    assert len(store.ranges) == 1
+    assert ordinals == [40]
+    assert (reader.window.bytes, len(reader.window)) == (0, 0)
+
+
+async def test_what_is_read_ahead_is_not_asked_for_twice() -> None:
+    """While an extent is on its way, a demand for any of its frames waits for that GET; extents begin where the last one ended."""
+    store, reader, block = await make(ahead=300_000)
+    ends: list[int] = []
+    await reader.chunk(block, 0, ends.append)
+    assert len(ends) == 1
+    store.go.clear()
+    at = ends[0]
+    following = reader.read_ahead(block, at, ends.append)
+    assert following is not None
+    assert at < following < 40
+    assert reader.read_ahead(block, at + 7, unheeded) == following
+    demands = [asyncio.ensure_future(reader.chunk(block, ordinal)) for ordinal in range(at, following)]
+    await asyncio.sleep(0)
+    store.go.set()
+    await asyncio.gather(*demands)
+    assert len(store.ranges) == 3
+    assert ends == [at, following]
+    while following is not None and following < 40:
+        following = reader.read_ahead(block, following, unheeded)
+    assert following == 40
+    for ordinal in range(40):
+        assert (await reader.chunk(block, ordinal)).bodies
+    (_, first), *ranges = store.ranges[1:]
+    for start, end in ranges:
+        assert start == first
+        assert end is not None
+        first = end
+    assert len(reader.window) == 0
+
+
+async def test_without_room_single_frames_are_got() -> None:
+    """A cache of nothing has a window of nothing: nothing is read ahead, and a demand takes one frame."""
+    store, reader, block = await make(cache_bytes=0, ahead=300_000)
+    await reader.chunk(block, 0, unheeded)
+    assert reader.read_ahead(block, 20, unheeded) is None
+    await asyncio.sleep(0)
+    (start, end), = store.ranges[1:]
+    assert end is not None
+    assert end - start < 140_000
+    assert reader.window.bytes == 0
+
+
+async def test_a_failure_ahead_is_the_next_demands() -> None:
+    """What could not be read ahead is forgotten, and a reader that gets there asks again."""
+    store, reader, block = await make(ahead=300_000)
+    ends: list[int] = []
+    await reader.chunk(block, 0, ends.append)
+    data = store.objects.pop(SHARD.log(AT))
+    assert reader.read_ahead(block, ends[0], unheeded) is not None
+    await turns()
+    with pytest.raises(NotFound):
+        await reader.chunk(block, ends[0])
+    store.objects[SHARD.log(AT)] = data
+    assert (await reader.chunk(block, ends[0])).start <= ends[0]
+
+
+async def test_damage_ahead_is_reported_by_a_demand() -> None:
+    """A frame read ahead whose checksum is wrong is not served: it is as if it were not there, until a demand gets it again."""
+    store, reader, block = await make(ahead=300_000)
+    ends: list[int] = []
+    head = await reader.head(block)
+    await reader.chunk(block, 0, ends.append)
+    number = head.frame_of(ends[0])
+    key, sound = SHARD.log(AT), store.objects[SHARD.log(AT)]
+    at = block.ref.frames_offset + head.frames[number].offset + 9
+    store.objects[key] = sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1:]
+    reader.read_ahead(block, ends[0], unheeded)
+    await turns()
+    extent = reader.window.find(extent_of(block), number)
+    assert extent is not None
+    assert extent.data is not None
+    assert reader.cached_chunk(block, ends[0]) is None
+    with pytest.raises(Corrupt):
+        await reader.chunk(block, ends[0])
+    store.objects[key] = sound
+    assert (await reader.chunk(block, ends[0])).bodies[0].startswith(b"%06d" % (ends[0]))
+
+
+async def turns() -> None:
+    """Let loads end that wait for nothing."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def extent_of(block: object) -> object:
+    ref = block.ref  # type: ignore[attr-defined]
+    return ref.stream_id, *ref.position, ref.object_id, ref.core_offset
+
+
+def test_what_nobody_comes_for_leaves_when_its_room_is_needed() -> None:
+    """Extents of readers that stopped make room once four times the window went by, and not before."""
+    window = Window(100)
+    abandoned = Extent("a", 0, 4, 60, None)
+    window.add(abandoned)
+    assert window.find("a", 3) is abandoned
+    assert window.find("a", 4) is None
+    assert not window.room(50)
+    for number in range(10):
+        passing = Extent("b", number, number + 1, 40, None)
+        assert window.room(40)
+        window.add(passing)
+        window.drop(passing)
+    assert not window.room(50)
+    window.add(last := Extent("b", 10, 11, 40, None))
+    window.drop(last)
+    assert window.room(50)
+    assert (window.bytes, len(window), window.find("a", 0)) == (0, 0, None)
