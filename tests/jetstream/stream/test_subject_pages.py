@@ -122,7 +122,8 @@ async def test_only_blocks_after_the_last_round_are_read(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.MonkeyPatch,
+                                                 caplog: pytest.LogCaptureFixture) -> None:
     """Random publishes, deletes, purges, limits, rounds, merges, stops, kills, and pages of a few messages: every answer right."""
     rng = random.Random(seed)
     monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", rng.choice([7, 4096]))
@@ -164,6 +165,7 @@ async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.
     await _check(stream, msgs)
     stream = await world.reopen(stream, how=how)
     await _check(stream, msgs)
+    assert "cannot be used" not in caplog.text
     await world.stop(stream)
 
 
@@ -260,7 +262,7 @@ async def test_a_stream_that_does_not_change_keeps_its_pages(monkeypatch: pytest
     await world.stop(stream)
 
 
-async def test_a_block_may_reach_from_one_page_into_another() -> None:
+async def test_a_block_may_reach_from_one_page_into_another(caplog: pytest.LogCaptureFixture) -> None:
     """Forty blocks merged into one, over pages of sixty messages and some that have none: each message counts once."""
     merging = CompactionSettings(few=2, segments=1 << 30, quiet_ns=1 << 60, cpu=1.0, bytes_per_second=1 << 40)
     how = settings(blocks_min=2, rows_max=60, compaction=merging)
@@ -286,6 +288,7 @@ async def test_a_block_may_reach_from_one_page_into_another() -> None:
     stream = await world.reopen(stream, how=how)
     assert _pages(world, stream)[-1].last_seq == stream.last_seq  # type: ignore[attr-defined]
     await _check(stream, msgs)
+    assert "cannot be used" not in caplog.text
     await world.stop(stream)
 
 
