@@ -165,7 +165,9 @@ def _read_by_many(server: Server, messages: int) -> int:
             "durable_name": f"R{i}", "ack_policy": "none", "deliver_policy": "by_start_sequence", "opt_start_seq": i * tail + 1}})
 
     def read(i: int) -> None:
-        load("pull", server, messages=messages - i * tail, consumer=f"R{i}", patience=120)
+        done = load("pull", server, messages=messages - i * tail, consumer=f"R{i}", patience=120)
+        if "rate" not in done:
+            raise RuntimeError(f"reader {i} stalled: {done}")
 
     with ThreadPoolExecutor(_READERS) as pool:
         list(pool.map(read, range(_READERS)))
