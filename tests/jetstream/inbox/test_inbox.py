@@ -188,6 +188,49 @@ async def test_scattered_duplicates(broker: Inside) -> None:
         await broker.restart()
 
 
+async def test_copies_filters_and_limits_over_scattered_duplicates(broker: Inside) -> None:
+    """Shows a mirror, a source with a filter and consumers of a stream of which every second staged message was dropped, and a limit
+    for each subject that is set afterwards: all have what is live and nothing else, and count it right."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"]})
+    await broker.ok("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "S"}})
+    await broker.ok("STREAM.CREATE.F", {"name": "F", "sources": [{"name": "S", "filter_subject": "s.1"}]})
+    for name, subject in (("all", "s.*"), ("some", "s.1")):
+        await broker.ok(f"CONSUMER.DURABLE.CREATE.S.{name}", {"stream_name": "S", "config": {
+            "durable_name": name, "ack_policy": "explicit", "filter_subject": subject}})
+    await adopt(broker, "S", [(b"s.9", b"", b"%d" % i) for i in range(0, 300, 2)], "1")
+    await adopt(broker, "S", [(b"s.%d" % (i % 3), b"%d" % i, b"%d" % i) for i in range(300)], "2", block_messages=40)
+    kept = [(151 + i, f"s.{i % 3}", b"%d" % i) for i in range(1, 300, 2)]
+    some = [row for row in kept if row[1] == "s.1"]
+    assert (await contents(broker, "S"))[150:] == kept
+    for name, pending in (("all", 300), ("some", len(some))):
+        assert (await broker.ok(f"CONSUMER.INFO.S.{name}"))["num_pending"] == pending
+    batch = await (await broker.client.jetstream().pull_subscribe_bind("some", "S")).fetch(len(some), timeout=10)
+    assert [(msg.metadata.sequence.stream, msg.subject, msg.data) for msg in batch] == some
+    await settled(broker, "M", 300)
+    assert (await contents(broker, "M"))[150:] == kept
+    await settled(broker, "F", len(some))
+    assert [payload for _, _, payload in await contents(broker, "F")] == [payload for _, _, payload in some]
+    config = (await broker.ok("STREAM.INFO.S"))["config"]
+    await broker.ok("STREAM.UPDATE.S", {**config, "max_msgs_per_subject": 2})
+    await settled(broker, "S", 8)
+    for _ in range(2):
+        assert [payload for _, _, payload in await contents(broker, "S")] == [b"", b"", *[b"%d" % i for i in range(289, 300, 2)]]
+        await broker.restart()
+
+
+async def test_the_last_sequence(broker: Inside) -> None:
+    """Shows that staged messages may have a stream's last sequence, but none beyond it, and that all or none join."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "first_seq": (1 << 63) - 5})
+    refused = await adopt(broker, "S", [(b"S", b"")] * 6, "1")
+    assert "used its last sequence" in refused["error"]["description"]  # type: ignore[index]
+    assert (await adopt(broker, "S", [(b"S", b"%d" % i) for i in range(5)], "2"))["last_seq"] == (1 << 63) - 1
+    for _ in range(2):
+        assert [seq for seq, *_ in await contents(broker, "S")] == list(range((1 << 63) - 5, 1 << 63))
+        assert "last sequence" in (await adopt(broker, "S", [(b"S", b"")], "3"))["error"]["description"]  # type: ignore[index]
+        assert (await broker.refusal("S"))["err_code"] == 10077
+        await broker.restart()
+
+
 async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
     """Shows that ids are compared with what comes between the comparison and the record, with few and with many of them."""
     clock = SystemClock()
