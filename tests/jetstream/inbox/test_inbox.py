@@ -31,7 +31,7 @@ from broker.storage.objectstore.base import Buffers
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.staging.answers import REFUSED, answer_in
-from broker.storage.staging.check import Ids, Staged, StagedBlock
+from broker.storage.staging.check import Ids, Staged, StagedBlock, read_staged
 from broker.storage.staging.writer import request_id_of
 from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
@@ -243,17 +243,33 @@ async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
         window = Dedupe(10**12)
         window.add({b"5": 1}, b"5", clock.now_ns())
         found = StagedIds(Staged([block], ids_bytes=1), window, clock)
-        await found.compare(1)
+        await found.compare()
         assert found.msgs == 1
-        await found.catch_up(1)
+        await found.catch_up()
         assert found.msgs == 1
         for seq, msg_id in enumerate(published, 2):
             window.add({msg_id: seq}, msg_id, clock.now_ns())
-        await found.catch_up(1 + len(published))
+        await found.catch_up()
         both = sorted({5, *(int(msg_id) for msg_id in published if msg_id in set(ids))})
         assert sorted(found.dropped[0].places) == both
         assert found.size_bytes == 30 * len(both)
         assert [seq - 1 for low, high in found.dropped[0].dead.seqs() for seq in range(low, high + 1)] == both
+
+
+async def test_a_request_while_the_ids_of_another_are_remembered(broker: Inside) -> None:
+    """Shows that ids which have joined and are not all in the window yet are duplicates for the next request already."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    stream = broker.js.stream("$G", "S")
+    both = []
+    for ids in (range(9000), range(8999, -1, -1)):  # the second begins with what the first has not come to
+        writer = await stage(broker.store, broker.state, "S", [(b"S", b"", b"%d" % i) for i in ids])
+        both.append(await read_staged(broker.store, Request(1, "$G", "S", stream.stream_id, writer.entries), ids_bytes_max=1 << 30))
+    first = stream.appending.append(1, both[0])
+    while not stream.live.last_seq:  # noqa: ASYNC110 (each turn counts)
+        await asyncio.sleep(0)
+    assert len(stream.dedupe) < 9000
+    second = stream.appending.append(2, both[1])
+    assert ((await first).messages, (await second).duplicates) == (9000, 9000)
 
 
 @pytest.mark.parametrize("limited", ["account", "server"])
