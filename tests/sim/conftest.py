@@ -38,7 +38,7 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "DIRECTORY_STREAMS", 2)
     monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 2)
     monkeypatch.setattr(checkpointer, "_PAGE_OBJECTS_MAX", 4)
-    monkeypatch.setattr(subject_pages, "BLOCKS_MIN", 2)
+    monkeypatch.setattr(subject_pages, "BLOCKS_MIN", 8)
     monkeypatch.setattr(subject_pages, "ROWS_MAX", 20)
     monkeypatch.setattr(ceiling, "_STEP", 64)
     monkeypatch.setattr(sequencer, "_CEILING_MARGIN", 16)
