@@ -20,10 +20,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from zoneinfo import ZoneInfo
 
 from broker.gotime import format_time
+from broker.jetstream.bus import OwnSource
 from broker.jetstream.stream.publish import schedules
 from broker.jetstream.stream.state.due_passes import DuePasses
 from broker.jetstream.wire.errors import ApiError
@@ -59,29 +60,13 @@ class Queries(Protocol):
     async def get_next(self, wanted: bytes, seq: int, start_time_ns: int | None = None) -> StoredMsg | None: ...
 
 
-class _Own:
-    """The source of messages that schedules publish."""
-
-    def no_responders(self, subject: bytes, reply: bytes) -> None:
-        """No message published for a schedule has a reply subject."""
-
-    def identity(self) -> dict[str, Any]:
-        return {}
-
-    def hold(self) -> None:
-        """Due messages wait in the queue like any other."""
-
-    def release(self) -> None:
-        """See ``hold``."""
-
-
 class Scheduler:
     """The schedules of one stream. ``publish`` takes messages of ``source``, like any publish."""
 
     def __init__(self, live: Live, subjects: SubjectState, queries: Queries, log: Log | MemoryLog, tasks: Tasks, clock: Clock,
                  publish: Callable[[Sequence[Msg], Source], None]) -> None:
         self.schedules = Expiries()
-        self.source: Source = _Own()
+        self.source: Source = OwnSource()
         self._live = live
         self._subjects = subjects
         self._queries = queries
