@@ -228,8 +228,8 @@ async def test_a_marker_that_waits_behind_a_newer_message_does_not_remove_it() -
     publish(world, stream, pub(b"S.a", b"new"))
     world.clock.advance(31 * SECOND)
     for _ in range(2):
-        stream.ttls.expire()
-        await until(lambda: stream.ttls._pass is None)
+        stream.ttls.passes.begin()
+        await until(lambda: not stream.ttls.passes.running)
         world.clock.advance(3 * SECOND)
     stream.queue.end()
     await world.settle(stream)
@@ -247,8 +247,8 @@ async def test_a_marker_that_waits_is_there_once() -> None:
     stream.queue.begin()
     world.clock.advance(31 * SECOND)
     for _ in range(3):
-        stream.ttls.expire()
-        await until(lambda: stream.ttls._pass is None)
+        stream.ttls.passes.begin()
+        await until(lambda: not stream.ttls.passes.running)
         world.clock.advance(3 * SECOND)
     stream.queue.end()
     await world.settle(stream)
