@@ -223,6 +223,9 @@ class Inbox:
             answer = stream.appending.requests.of(request_id) if stream is not None else None
             if stream is None or answer is None:
                 await self._prove()  # an owner after us may have granted it, and deleted it
+                if stream is not None and (refused := stream.appending.requests.refused(request_id)) is not None:
+                    errand.stream_id = stream.stream_id
+                    raise refused from None
                 raise ApiError(_GENERAL, err=f"there is no request {request_id:016x} in the inbox") from None
             errand.stream_id = stream.stream_id
             return answer
@@ -249,6 +252,11 @@ class Inbox:
             raise
         answer = found.appending.requests.of(request_id)
         if answer is None:
+            refused = found.appending.requests.refused(request_id, request.nonce)
+            if refused is not None:  # it was not deleted then, and whoever asked may have been told
+                await self._prove()
+                await self._delete(key)
+                raise refused
             try:
                 answer = await self._grant(found, request)
             except Exception:
@@ -288,7 +296,7 @@ class Inbox:
                 raise
             raise ApiError(NOT_AVAILABLE) from None  # the stream was closed, perhaps since it was deleted
         _log.info("request %016x for stream %s > %s is refused: %s", request.request_id, stream.account, stream.name, refused)
-        await stream.appending.refuse(request.request_id, refused)
+        await stream.appending.refuse(request.request_id, request.nonce, refused)
         await self._delete(self._paths.inbox(request.request_id))
         raise refused
 

@@ -153,10 +153,10 @@ class Appending:
                 raise
         return answer
 
-    async def refuse(self, request_id: int, error: ApiError) -> None:
+    async def refuse(self, request_id: int, nonce: bytes, error: ApiError) -> None:
         """Record the refusal, and return once that is persisted."""
         stream = self._stream
-        changes = self.requests.answer(refusal(request_id, error, stream.clock.now_ns()))
+        changes = self.requests.answer(refusal(request_id, nonce, error, stream.clock.now_ns()))
         self._log.block(stream).add(StreamUpdate(stream.config.to_json(), changes))
         self._log.urgent()
         await self._log.persisted()

@@ -37,6 +37,13 @@ class Requests:
         """The answer, if the request was granted."""
         return None if self._kept is None else self._kept.granted.get(request_id)
 
+    def refused(self, request_id: int, nonce: bytes | None = None) -> ApiError | None:
+        """What the request was refused with, if it was; with ``nonce``, if the object of that nonce was."""
+        answer = None if self._kept is None else self._kept.refused.get(request_id)
+        if answer is None or nonce not in (None, answer.nonce):
+            return None
+        return ApiError.of(answer.err_code, answer.why)
+
     def answer(self, answer: Answer) -> dict[str, Any]:
         """Remember it; returns what is to be recorded: a value by key, None for what is forgotten."""
         changes: dict[str, Any] = {}
@@ -58,6 +65,6 @@ class Requests:
         return kept
 
 
-def refusal(request_id: int, error: ApiError, at_ns: int) -> Answer:
+def refusal(request_id: int, nonce: bytes, error: ApiError, at_ns: int) -> Answer:
     """The answer to a request that is not granted."""
-    return Answer(request_id, REFUSED, at_ns, err_code=error.err_code, why=error.description)
+    return Answer(request_id, REFUSED, at_ns, err_code=error.err_code, why=error.description, nonce=nonce)

@@ -45,14 +45,15 @@ class ApiError(Exception):
         return {"code": self.code, "err_code": self.err_code, "description": self.description}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (self.err_code, self.description))
+        return (ApiError.of, (self.err_code, self.description))
 
-
-def _rebuild(err_code: int, description: str) -> ApiError:
-    error = ApiError(err_code)
-    error.description = description
-    error.args = (description,)
-    return error
+    @staticmethod
+    def of(err_code: int, description: str) -> ApiError:
+        """One whose description is known already."""
+        error = ApiError(err_code)
+        error.description = description
+        error.args = (description,)
+        return error
 
 
 def invalid_json(reason: object) -> ApiError:

@@ -38,13 +38,14 @@ class StagedRun(NamedTuple):
 
 class Request(NamedTuple):
     """``runs`` join the stream of this incarnation in their order, all or none of them. ``request_id`` is that of the key: the
-    stream takes a request with the same id once."""
+    stream takes a request with the same id once. ``nonce`` is the object's: another attempt at the same request has another one."""
 
     request_id: int
     account: str
     stream: str
     stream_id: int
     runs: Sequence[StagedRun]
+    nonce: bytes = b""
 
     def encode(self, nonce: bytes) -> bytes:
         """The whole object."""
@@ -55,7 +56,7 @@ class Request(NamedTuple):
     @classmethod
     def decode(cls, data: bytes, request_id: int) -> Request:
         """Raises: Corrupt; VersionUnknown."""
-        _, body = decode_document(data, ObjectKind.INBOX, None, request_id)
+        header, body = decode_document(data, ObjectKind.INBOX, None, request_id)
         name = object_name(ObjectKind.INBOX, Position(0, 0), request_id)
         version = field(body, "version", int, name)
         if version != _VERSION:
@@ -68,7 +69,7 @@ class Request(NamedTuple):
             ("account", str), ("stream", str), ("incarnation", int)))
         if not account or not stream or not 0 < stream_id < 1 << 64:
             raise Corrupt(name, "incarnation", 72, "no stream has these names and this incarnation")
-        return cls(request_id, account, stream, stream_id, [StagedRun(*row) for row in rows])
+        return cls(request_id, account, stream, stream_id, [StagedRun(*row) for row in rows], header.nonce)
 
 
 def _is_run(row: Any) -> bool:

@@ -16,7 +16,8 @@ REFUSED: Final = "refused"
 @dataclass(frozen=True, slots=True)
 class Answer:
     """``granted``: the messages have first_seq to last_seq, but for ``duplicates`` of them, which were dropped. Where all
-    were, first_seq is above last_seq. ``refused``: ``why``, in nats-server's words where it has some."""
+    were, first_seq is above last_seq. ``refused``: ``why``, in nats-server's words where it has some, and the ``nonce`` of the
+    object that was refused, b"" where an earlier release did: another request with that id may be granted."""
 
     request_id: int
     state: str
@@ -27,6 +28,7 @@ class Answer:
     duplicates: int = 0
     err_code: int = 0
     why: str = ""
+    nonce: bytes = b""
 
     @property
     def key(self) -> str:
@@ -36,7 +38,7 @@ class Answer:
     def pack(self) -> list[Any]:
         """For the record."""
         if self.state == REFUSED:
-            return [self.state, self.at_ns, self.err_code, self.why]
+            return [self.state, self.at_ns, self.err_code, self.why, self.nonce]
         return [self.state, self.at_ns, self.first_seq, self.last_seq, self.messages, self.duplicates]
 
     @classmethod
@@ -47,7 +49,7 @@ class Answer:
                 state, at_ns, *rest = value
                 request_id = int(key.removeprefix(ANSWER), 16)
                 if state == REFUSED:
-                    yield cls(request_id, state, at_ns, err_code=rest[0], why=rest[1])
+                    yield cls(request_id, state, at_ns, err_code=rest[0], why=rest[1], nonce=rest[2] if len(rest) > 2 else b"")
                 else:
                     yield cls(request_id, state, at_ns, *rest[:4])
 

@@ -100,6 +100,7 @@ class RunWriter:
         self._run_bytes, self._block_bytes, self._block_messages = run_bytes, block_bytes, block_messages
         self._randbytes = randbytes
         self._nonce = randbytes(NONCE_BYTES)
+        self._request_nonce = self._nonce
         self._subjects: set[bytes] = set()
         """Some that were checked."""
         self._rows: list[_Row] = []
@@ -158,9 +159,12 @@ class RunWriter:
         return self.take()
 
     def request(self, request_id: int, shard: int = 0) -> ToPut:
-        """The request to let all that was taken join. Put it when all runs have been put. Raises: ValueError."""
-        return request_object(self._account, self._stream, self._stream_id, request_id, self.entries, shard=shard,
-                              nonce=self._nonce)
+        """The request to let all that was taken join. Put it when all runs have been put.
+
+        Each call makes another attempt: after a refusal, put a new one. Raises: ValueError.
+        """
+        nonce, self._request_nonce = self._request_nonce, blake2b(self._request_nonce, digest_size=NONCE_BYTES).digest()
+        return request_object(self._account, self._stream, self._stream_id, request_id, self.entries, shard=shard, nonce=nonce)
 
     def _end_block(self) -> None:
         rows, self._rows, self._rows_bytes = self._rows, [], 0

@@ -475,6 +475,26 @@ async def test_whoever_may_be_deposed_does_not_say_that_there_is_no_request(
     assert "there is no request" in error["description"]
 
 
+async def test_a_refused_request_is_not_granted_later(broker: Inside) -> None:
+    """Shows a request whose owner ended between the refusal and the request's deletion: it stays refused though it would be
+    granted by now, also to whoever asks once it is gone; another attempt with the same id is granted."""
+    made = await broker.ok("STREAM.CREATE.S", {"name": "S", "max_msg_size": 3})
+    writer = await stage(broker.store, broker.state, "S", [(b"S", b"large")])
+    first = writer.request(request_id_of("job"))
+    await broker.store.put(first.key, first.data)
+    why = (await broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")}))["error"]
+    assert why["err_code"] == 10054
+    await broker.ok("STREAM.UPDATE.S", {**made["config"], "max_msg_size": -1})
+    await broker.store.put(first.key, first.data)
+    for _ in range(3):
+        await broker.restart()
+        assert (await broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")}))["error"] == why
+        assert first.key not in broker.store.objects
+    second = writer.request(request_id_of("job"))
+    await broker.store.put(second.key, second.data)
+    assert (await broker.ok("JETBLOCK.ADOPT.S", {"request": text_id("job")}))["messages"] == 1
+
+
 async def test_a_damaged_request_is_dropped(broker: Inside) -> None:
     """Shows bytes that are no request, and one whose bytes were changed."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
