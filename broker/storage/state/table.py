@@ -208,8 +208,8 @@ class BlockTable:
                 if last_of(entries[i]) >= first:
                     entry = as_entry(entries[i])
                     if not reached and (first < entry.first_seq or last > entry.last_seq) and not self._reaches(last, p, i + 1):
-                        # All that it removed is here: the block that it was in may have ended later than the run's block that
-                        # took its place, by messages that were dead.
+                        # All that it removed is here. The stream named it by a block that a run's has taken the place of, and
+                        # which ended later by messages that were dead.
                         first, last = max(first, entry.first_seq), min(last, entry.last_seq)
                     reached = True
                     if entry.remove(first, last, msgs, size):
