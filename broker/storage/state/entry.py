@@ -27,9 +27,10 @@ class BlockEntry:
         self.ref = ref
         self.dead: DeadSet | None = None
         self.dead_count = 0
-        """Messages removed by sequence; exact, except in blocks with gaps, where it may be too low."""
+        """Messages removed by sequence; too low in a block with gaps where a range ended that removed messages of others too.
+        No broker writes such a range."""
         self.dead_bytes = 0
-        """Their user size; an estimate where a removed range ended within the block."""
+        """Their user size; an estimate where such a range ended."""
 
     @property
     def first_seq(self) -> int:

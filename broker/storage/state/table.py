@@ -195,11 +195,11 @@ class BlockTable:
         """Mark a removed range dead; returns the blocks that left."""
         left: list[Kept] = []
         p = max(0, bisect_right(self.pages, first, key=_page_first) - 1)
-        emptied = False
+        emptied = reached = False
         while p < len(self.pages) and self.pages[p].first_seq <= last:
             page = self.pages[p]
-            p += 1
             if page.last_seq < first:
+                p += 1
                 continue
             entries = page.change()
             i = max(0, bisect_right(entries, first, key=first_of) - 1)
@@ -207,6 +207,11 @@ class BlockTable:
             while i < len(entries) and first_of(entries[i]) <= last:
                 if last_of(entries[i]) >= first:
                     entry = as_entry(entries[i])
+                    if not reached and (first < entry.first_seq or last > entry.last_seq) and not self._reaches(last, p, i + 1):
+                        # All that it removed is here. The stream named it by a block that a run's has taken the place of, and
+                        # which ended later by messages that were dead.
+                        first, last = max(first, entry.first_seq), min(last, entry.last_seq)
+                    reached = True
                     if entry.remove(first, last, msgs, size):
                         entries[i] = entry
                         if entry.dead_count >= entry.ref.count:
@@ -218,10 +223,18 @@ class BlockTable:
             elif gone:
                 page.replace([kept for i, kept in enumerate(entries) if i not in gone])
             emptied = emptied or not len(page)
+            p += 1
         self._count -= len(left)
         if emptied:
             self.pages = [page for page in self.pages if len(page)]
         return left
+
+    def _reaches(self, last: int, p: int, i: int) -> bool:
+        """Whether the block at place ``i`` of page ``p``, or the first one of the next page, begins at or before ``last``."""
+        entries = self.pages[p].entries
+        if i < len(entries):
+            return first_of(entries[i]) <= last
+        return p + 1 < len(self.pages) and self.pages[p + 1].first_seq <= last
 
     def mark(self, first: int, last: int, bits: bytes, size: int) -> None:
         """Mark scattered messages of the block first..last dead, ``size`` bytes in all; at least one of it is not.

@@ -326,6 +326,24 @@ def test_a_block_with_gaps() -> None:
     assert len(table) == 0
 
 
+def test_a_range_that_ends_past_the_runs_block() -> None:
+    """While a run is adopted, a stream names what it removed by the blocks that it still has: up to their ends, which dead
+    messages may have been. Of the run's block, which does not have those, the live messages are dead that the range removed."""
+    state = made()
+    segment(state, 2, first=1, last=1)
+    segment(state, 3, first=11, last=19, count=3, removed=[Removed(15, 19, 1, 40)], outcome=Outcome(1, 19, 3, 120, 1))
+    state.apply_segment(Position(1, 4))
+    run = BlockRef.of((int(BlockPlace.RUN), 1, 3, 9, 7, *ref(11, 14, count=2).pack()[5:]))
+    adoption = Record.of(RecordKind.ADOPTION, 0, {"blocks": [[11, 19, list(run.pack())]]})
+    state.apply_block(BlockCore(0, Position(1, 4), records=[adoption]), None)
+    stream = state.streams[7]
+    segment(state, 5, removed=[Removed(14, 19, 1, 41)], outcome=Outcome(1, 19, 2, 79, 1))
+    assert [(entry.ref, entry.dead_count, entry.dead_bytes) for entry in stream.blocks] == [(ref(1, 1, 2), 0, 0), (run, 1, 41)]
+    segment(state, 6, removed=[Removed(11, 13, 1, 39)], outcome=Outcome(1, 19, 1, 40, 1))
+    assert [entry.ref for entry in stream.blocks] == [ref(1, 1, 2)]
+    assert (1, 3, 9, 0) in state.freed_runs
+
+
 def unreadable(state: ShardState, stream_id: int) -> None:
     """Let nobody unpack the blocks of a stream any more, as if a page of the checkpoint had something else in it."""
     table = state.streams[stream_id].blocks
