@@ -8,7 +8,8 @@ cache is empty:
     sequential    a pull consumer reads all of it; beside it, in turns, the same client library gets the same objects in ranges
                   of 1 MiB, four at once; with processor seconds of the broker, or of the bare client, and of MinIO
     random        direct gets by sequence, one at a time, of different blocks and then of the same again
-    shared        eight consumers begin at different places and read all to the end, at the same time: GETs beside those of one
+    shared        eight consumers begin at different places and read all to the end, at the same time: GETs beside those of one;
+                  with and without a cache directory
     restart       until the broker serves again after kill -9
     compaction    publishing in commits of a few messages with and without it
 
@@ -141,7 +142,21 @@ def _timed(con: Connection, seq: int) -> float:
 
 
 def _shared(server: Server, messages: int) -> None:
-    """Readers that begin at different places go over the whole stream: the last ones from its end, and then from the front."""
+    """Readers that begin at different places read to the end at the same time, without and with a cache directory."""
+    _restarted(server, signal.SIGTERM)
+    before = _gets(server)[0]
+    load("consumer", server, consumer="ONE")
+    load("pull", server, messages=messages, consumer="ONE", patience=120)
+    one = _gets(server)[0] - before
+    for name, folder in (("", ""), (", cache directory", str(server.dir / "cache"))):
+        server.env["JETBLOCK_CACHE_DIRECTORY"] = folder
+        gets = _read_by_many(server, messages)
+        _show(f"{_READERS} readers at different places{name}", f"{gets} GETs, {gets / one:.2f} of one reader's {one}")
+    server.env["JETBLOCK_CACHE_DIRECTORY"] = ""
+
+
+def _read_by_many(server: Server, messages: int) -> int:
+    """The GETs that eight readers cost."""
     _restarted(server, signal.SIGTERM)
     con, before = Connection(server.port), _gets(server)[0]
     tail = messages // (2 * _READERS)
@@ -150,17 +165,16 @@ def _shared(server: Server, messages: int) -> None:
             "durable_name": f"R{i}", "ack_policy": "none", "deliver_policy": "by_start_sequence", "opt_start_seq": i * tail + 1}})
 
     def read(i: int) -> None:
-        load("pull", server, messages=messages - i * tail, consumer=f"R{i}", patience=120)
+        done = load("pull", server, messages=messages - i * tail, consumer=f"R{i}", patience=120)
+        if "rate" not in done:
+            raise RuntimeError(f"reader {i} stalled: {done}")
 
     with ThreadPoolExecutor(_READERS) as pool:
         list(pool.map(read, range(_READERS)))
-    shared = _gets(server)[0] - before
-    _restarted(server, signal.SIGTERM)
-    before = _gets(server)[0]
-    load("consumer", server, consumer="ONE")
-    load("pull", server, messages=messages, consumer="ONE")
-    one = _gets(server)[0] - before
-    _show(f"{_READERS} readers at different places", f"{shared} GETs, {shared / one:.2f} of one reader's {one}")
+    gets = _gets(server)[0] - before
+    for i in range(_READERS):
+        con.request(f"$JS.API.CONSUMER.DELETE.BENCH.R{i}")
+    return gets
 
 
 def _compaction() -> None:

@@ -31,6 +31,8 @@ from broker.config.settings import (
 )
 from broker.gotime import format_duration
 from broker.machine import memory_bytes
+from broker.nkeys import ACCOUNT, is_public_key
+from broker.protocol.subject import is_valid
 
 __all__ = ["TEMPORARY_NOTICE", "load", "read_text"]
 
@@ -73,6 +75,8 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     if masked or any(user.password == MASK for user in values.get("auth.users", ())):
         file.notices.append(f"{' and '.join(masked) or 'a password in authorization.users'} is {MASK!r}, which stands "
                             f"for a secret in what --print-config shows; set the secret itself")
+    if values.get("accounts.default_domains"):
+        file.notices.append("The option `default_js_domain` is a temporary backwards compatibility measure and will be removed")
     values["notices"], values["digest"] = tuple(file.notices), file.digest
     settings = make_settings(values)
     if settings.tls.enabled and "auth.timeout_ns" not in values:
@@ -197,6 +201,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
         yield ("auth.no_auth_user",), (f'no_auth_user: "{auth.no_auth_user}" not present as user or nkey in '
                                        f"authorization block or account configuration")
     yield from _accounts_contradictions(settings)
+    yield from _domain_contradictions(settings)
     if storage.tail_bytes_max < 2 * storage.segment_bytes:
         yield (("storage.tail_bytes_max", "storage.segment_bytes"),
                "tail_bytes_max must be at least twice segment_bytes")
@@ -222,6 +227,25 @@ def _callout_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...
             yield ("auth.callout",), f'auth_callout allowed account "{name}" not found in configured accounts'
     if settings.operator.tokens:
         yield ("auth.callout",), "operators do not allow authorization callouts to be configured directly"
+
+
+def _domain_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """In nats-server's words (jetstream.go, validateJetStreamOptions)."""
+    configured = {account.name: account for account in settings.accounts.configured}
+    here = ("accounts.default_domains",)
+    for name, domain in settings.accounts.default_domains:
+        if name == settings.accounts.system:
+            yield here, f'system account "{name}" can not be in default_js_domain'
+        elif settings.operator.tokens:
+            if not is_public_key(name, ACCOUNT):
+                yield here, f'default_js_domain contains account name "{name}", which is not a valid public account nkey'
+        elif name in configured:
+            if domain and configured[name].jetstream is not None:
+                yield here, f'default_js_domain contains account name "{name}" with enabled JetStream'
+        elif name != DEFAULT_ACCOUNT:
+            yield here, f'in non operator mode, `default_js_domain` references non existing account "{name}"'
+        if domain and not is_valid(f"$JS.{domain}.API.>".encode()):
+            yield here, f'default_js_domain contains account "{name}" with invalid domain name "{domain}"'
 
 
 def _accounts_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -163,6 +163,9 @@ class AccountsSettings:
         "system_account", "system")
     no_system: bool = _setting(
         False, kinds.boolean, "Have no system account.", "no_system_account", "no_system", "no_sys_acc")
+    default_domains: tuple[tuple[str, str], ...] = _setting(
+        (), kinds.texts, "The domain that requests to JetStream are for where they name none, by account: one without "
+        "JetStream of its own, which imports another's; from a file only.", "default_js_domain", variable="")
 
 
 @dataclass(frozen=True, slots=True)

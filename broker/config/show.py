@@ -114,7 +114,7 @@ def _written(setting: Setting, value: Any) -> str:
         return "true"
     if setting.path.endswith("_ns"):
         return _text(format_duration(value))
-    if setting.path in ("websocket.headers", "server_metadata"):
+    if setting.path in ("websocket.headers", "server_metadata", "accounts.default_domains"):
         return "{ " + ", ".join(f"{_text(name)}: {_text(text)}" for name, text in value) + " }"
     if setting.path == "auth.trusted_proxies":
         return "{ trusted: [" + ", ".join(f"{{ key: {_text(key)} }}" for key in value) + "] }"

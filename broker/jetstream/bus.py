@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-__all__ = ["BatchHandler", "Bus", "Deliveries", "InterestWatch", "Msg", "Source", "Subscription"]
+__all__ = ["BatchHandler", "Bus", "Deliveries", "InterestWatch", "Msg", "OwnSource", "Source", "Subscription"]
 
 Msg = tuple[bytes, bytes, int, bytes]
 """(subject, reply or b"", header length, headers + payload)."""
@@ -33,6 +33,22 @@ class Source(Protocol):
 
     def release(self) -> None:
         """Undo one ``hold``."""
+
+
+class OwnSource:
+    """A part of a stream that publishes to the stream itself: by this, checks know its messages."""
+
+    def no_responders(self, subject: bytes, reply: bytes) -> None:
+        """None of its messages has a reply subject."""
+
+    def identity(self) -> dict[str, Any]:
+        return {}
+
+    def hold(self) -> None:
+        """Its messages wait in the queue like any other."""
+
+    def release(self) -> None:
+        """See ``hold``."""
 
 
 BatchHandler = Callable[[Sequence[Msg], int, int, "Source | None", int], None]

@@ -49,7 +49,7 @@ async def settle(store: ObjectStore, paths: ShardPaths, corrections: Sequence[Co
     settings = ShardSettings(log=LogSettings(), sweep_grace_ns=_NEVER,
                              checkpoint=CheckpointSettings(segments=_NEVER, head_bytes=_NEVER, empty_segments=_NEVER,
                                                            interval_ns=None, replayed_segments=_NEVER,
-                                                           replayed_epochs=_NEVER, subjects=SubjectSettings(blocks_min=None)))
+                                                           replayed_epochs=_NEVER, subjects=SubjectSettings(enabled=False)))
     shard = await Shard.open(store, paths, taken.epoch, me.nonce, clock, rng, settings)
     new = True
     for stream in shard.state.streams.values():

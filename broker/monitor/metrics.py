@@ -117,7 +117,7 @@ FAMILIES: Final = (
     Family("jetblock_cache_directory_misses_total", "counter", "Reads that went to the store."),
     Family("jetblock_cache_directory_evictions_total", "counter", "Ranges evicted from it."),
     Family("jetblock_cache_directory_damaged_total", "counter", "Ranges in it that were damaged, and got from the store again."),
-    Family("jetblock_cache_directory_up", "gauge", "1 unless it has turned itself off."),
+    Family("jetblock_cache_directory_off", "gauge", "1 if it has turned itself off."),
 )
 """All metrics but the process's and Python's own, which are prometheus-client's (``process_*``, ``python_*``)."""
 

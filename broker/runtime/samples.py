@@ -118,13 +118,13 @@ def storage_samples(shard_host: ShardHost) -> Iterator[Sample]:
     yield Sample("jetblock_cache_evictions_total", cache.small_evictions, ("small",))
     yield Sample("jetblock_cache_evictions_total", cache.main_evictions, ("main",))
     yield Sample("jetblock_cache_ghost_hits_total", cache.ghost_hits)
-    if (disk := shard_host.disk_cache) is not None:
-        yield Sample("jetblock_cache_directory_bytes", disk.size)
-        yield Sample("jetblock_cache_directory_hits_total", disk.hits)
-        yield Sample("jetblock_cache_directory_misses_total", disk.misses)
-        yield Sample("jetblock_cache_directory_evictions_total", disk.evictions)
-        yield Sample("jetblock_cache_directory_damaged_total", disk.damaged)
-        yield Sample("jetblock_cache_directory_up", not disk.off)
+    disk = shard_host.disk_cache
+    yield Sample("jetblock_cache_directory_bytes", disk.size if disk is not None else 0)
+    yield Sample("jetblock_cache_directory_hits_total", disk.hits if disk is not None else 0)
+    yield Sample("jetblock_cache_directory_misses_total", disk.misses if disk is not None else 0)
+    yield Sample("jetblock_cache_directory_evictions_total", disk.evictions if disk is not None else 0)
+    yield Sample("jetblock_cache_directory_damaged_total", disk.damaged if disk is not None else 0)
+    yield Sample("jetblock_cache_directory_off", disk is not None and bool(disk.off))
     scrubber = shard_host.scrubber
     yield Sample("jetblock_scrub_passes_total", scrubber.passes if scrubber is not None else 0)
     yield Sample("jetblock_scrub_objects_total", scrubber.objects if scrubber is not None else 0)

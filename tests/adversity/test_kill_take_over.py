@@ -71,7 +71,7 @@ class Pair:
         async with asyncio.timeout(SECONDS_MAX):
             while True:
                 for broker in self.brokers:
-                    if broker.returncode is not None and broker.running:
+                    if broker.returncode not in (None, -signal.SIGKILL):
                         raise broker.failed(f"ended by itself with status {broker.returncode}")
                     if broker is not but and broker.running and await _serves(broker.port):
                         return broker
@@ -234,7 +234,7 @@ async def take_overs(store: Store, objects: ObjectStore, kills: int) -> None:
     assert [*survey.problems, *found.problems] == []
     print(f"{pair.kills} kills, {pair.paused} pauses, {pair.merges} merges: {load}; {looked} looked for without a broker; "
           f"{staging}")
-    assert pair.merges
+    assert pair.merges or kills < 20, "a few short lives may end before anything was merged"
     assert looked
 
 

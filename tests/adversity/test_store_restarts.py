@@ -18,7 +18,7 @@ from nats.js.api import StreamConfig
 
 from tests.adversity.clients import connect, unexpected, until
 from tests.adversity.load import STREAM, Load
-from tests.harness import BrokerProcess
+from tests.harness import BrokerProcess, free_port
 from tests.real.s3 import S3Server, own_minio
 
 pytestmark = pytest.mark.shows("store.lost_store")
@@ -29,11 +29,7 @@ LEASE_S = 3
 @contextlib.asynccontextmanager
 async def under_load(server: S3Server, credentials: Path) -> AsyncIterator[tuple[BrokerProcess, Load]]:
     """A broker that has its credentials from a file, and clients; in the end a check of all that they were told."""
-    write(credentials, server)
-    environ = {name: value for name, value in server.env.items() if "KEY" not in name} | {
-        "AWS_SHARED_CREDENTIALS_FILE": str(credentials), "AWS_CONFIG_FILE": "/dev/null", "JETBLOCK_SERVER_NAME": "one",
-        "JETBLOCK_LEASE": f"{LEASE_S}s", "JETBLOCK_PUT_TIMEOUT": "1s"}
-    async with BrokerProcess("--store", server.new_url(), environ=environ) as broker:
+    async with BrokerProcess("--store", server.new_url(), "-n", "one", environ=environ(server, credentials)) as broker:
         load = Load(random.Random(1), broker.url, strict=False)
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name=STREAM, subjects=["kill.>"]))
@@ -54,6 +50,14 @@ async def under_load(server: S3Server, credentials: Path) -> AsyncIterator[tuple
         await broker.restart()
         load.check(*await load.stored())
         print(load)
+
+
+def environ(server: S3Server, credentials: Path) -> dict[str, str]:
+    """Of a broker that has its credentials from a file, which is written."""
+    write(credentials, server)
+    return {name: value for name, value in server.env.items() if "KEY" not in name} | {
+        "AWS_SHARED_CREDENTIALS_FILE": str(credentials), "AWS_CONFIG_FILE": "/dev/null",
+        "JETBLOCK_LEASE": f"{LEASE_S}s", "JETBLOCK_PUT_TIMEOUT": "1s"}
 
 
 def write(credentials: Path, server: S3Server) -> None:
@@ -103,6 +107,35 @@ async def test_minio_is_killed_and_its_keys_are_replaced(tmp_path: Path) -> None
             assert (await broker.monitor("/varz"))["jetblock"]["log"]["epoch"] == epoch
             log = "".join(broker.stderr)
             assert server.env["AWS_SECRET_ACCESS_KEY"] not in log
+
+
+@pytest.mark.soak
+async def test_a_standby_whose_keys_are_replaced_takes_over(tmp_path: Path) -> None:
+    """The owner dies while the store does not know the keys of either: the standby waits, says why, and serves with others."""
+    folder = tmp_path / "minio"
+    folder.mkdir()
+    with own_minio(folder) as server:
+        url, env = server.new_url(), environ(server, tmp_path / "credentials")
+        two = BrokerProcess("--store", url, "-n", "two", port=free_port(), environ=env)
+        async with BrokerProcess("--store", url, "-n", "one", environ=env) as one, contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(two.close)
+            await two.start(ready=False)
+            await two.wait_line("standby: one owns")
+            nc = await connect(one.url, f"nats://127.0.0.1:{two.port}")
+            await nc.jetstream().add_stream(StreamConfig(name=STREAM, subjects=["kill.>"]))
+            await nc.jetstream().publish("kill.x", b"1")
+            await asyncio.to_thread(server.end)
+            await asyncio.to_thread(server.start_again, "another", secrets.token_hex(16))
+            await two.wait_line("the store does not let us take over: .*InvalidAccessKeyId.*; waiting as a standby")
+            await one.kill()
+            write(tmp_path / "credentials", server)
+            await two.wait_ready(60)
+            await nc.close()
+            nc = await connect(two.url)
+            assert (await nc.jetstream().get_msg(STREAM, 1)).data == b"1"
+            assert (await nc.jetstream().publish("kill.x", b"2")).seq == 2
+            await nc.close()
+            assert not unexpected(two)
 
 
 @pytest.mark.soak

@@ -29,9 +29,10 @@ pytestmark = pytest.mark.shows("store.two_brokers")
 T = 1.5
 """The lease in these tests, seconds."""
 TAKING = 1.0
-"""How long a take-over may take beyond T; longer only on an overloaded machine."""
-if os.getloadavg()[0] > (os.cpu_count() or 1):
-    TAKING = 4.0
+"""How long a take-over may take beyond T, on a machine with nothing else to do. The exact times are tested in
+tests/runtime/test_shard_host.py, on a virtual clock."""
+if "PYTEST_XDIST_WORKER" in os.environ or os.getloadavg()[0] > (os.cpu_count() or 1):
+    TAKING = 20.0
 
 STREAM = StreamConfig(name="S", subjects=["s.>"])
 

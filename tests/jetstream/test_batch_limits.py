@@ -9,15 +9,16 @@ import pytest
 
 from broker.config.settings import JetStreamSettings, ServerLimits
 from broker.jetstream.inflight import BatchLimits
+from broker.jetstream.stream.publish import atomic
 from tests.jetstream.in_process import Inside
 
 pytestmark = pytest.mark.shows("publish.atomic_limits")
 
 
-async def send(broker: Inside, batch: str, place: int, **headers: str) -> Any:
+async def send(broker: Inside, batch: str, place: int, body: bytes = b"x", **headers: str) -> Any:
     """One message of an atomic batch; its answer, None where that is empty."""
     given = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place), **headers}
-    data = (await broker.client.request("s.a", b"x", timeout=10, headers=given)).data
+    data = (await broker.client.request("s.a", body, timeout=10, headers=given)).data
     return json.loads(data) if data else None
 
 
@@ -35,6 +36,30 @@ async def test_limits_of_batches_are_configured() -> None:
         assert (await send(broker, "a", 3))["error"]["description"] == "atomic publish batch is too large: 2"
         assert (await send(broker, "a", 2))["error"]["err_code"] == 10176
         assert (await send(broker, "b", 1, **{"Nats-Batch-Commit": "1"}))["count"] == 1
+
+
+async def test_a_batch_of_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that nothing of it is stored or kept in memory, whatever comes of it after that; that other streams take messages
+    meanwhile; and that a batch which just fits is stored whole, in one segment."""
+    monkeypatch.setattr(atomic, "BATCH_BYTES_MAX", 1 << 20)
+    async with Inside() as broker:
+        await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
+        await broker.ok("STREAM.CREATE.T", {"name": "T"})
+        body = bytes(300_000)
+        for place in (1, 2, 3):
+            assert await send(broker, "a", place, body) is None
+            await broker.publish("T")
+        assert broker.js._inflight.staged_bytes > 3 * len(body)
+        assert (await send(broker, "a", 4, body))["error"]["err_code"] == 10199
+        assert broker.js._inflight.staged_bytes == 0
+        assert (await send(broker, "a", 5, body, **{"Nats-Batch-Commit": "1"}))["error"]["err_code"] == 10176
+        assert (await broker.ok("STREAM.INFO.S"))["state"]["messages"] == 0
+        for place in (1, 2):
+            await send(broker, "b", place, body)
+        segments = len(broker.store.objects)
+        assert (await send(broker, "b", 3, body, **{"Nats-Batch-Commit": "1"}))["count"] == 3
+        assert len(broker.store.objects) == segments + 1
+        assert (await broker.ok("STREAM.INFO.S"))["state"]["messages"] == 3
 
 
 def test_limits_that_are_not_configured_are_nats_servers() -> None:

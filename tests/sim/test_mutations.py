@@ -18,6 +18,7 @@ from tests.storage.log import test_lease as lease
 from tests.storage.state import test_applied as applied
 
 KNOWN: dict[str, list[int]] = {
+    "double-ack-at-once": [6], "half-adopted": [9], "request-gone-early": [9], "streams-not-told": [2],
     "ceiling-lost-in-pages": [1], "late-applied-pages": [1008], "lease-from-end": [81], "never-muted": [122],
     "redelivered-lost-in-pages": [27], "wait-for-oldest": [15],
     "acks-held-back": [9], "batches-in-two-segments": [15], "expires-early": [6], "fast-acks-at-once": [7],

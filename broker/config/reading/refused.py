@@ -29,7 +29,6 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys((f"resolver_tls.{key}" for key in ("cert_store", "cert_match_by", "cert_match", "ca_certs_match",
                                                        "cert_match_skip_invalid")),
                     f"{NOT_OURS}: it takes certificates from files"),
-    "default_js_domain": LATER,
     **dict.fromkeys(("syslog", "remote_syslog"), f"{NOT_OURS}: it logs to standard error or to log_file"),
     **dict.fromkeys(("prof_port", "prof_block_rate"), f"{NOT_OURS}: it is not written in Go"),
     **dict.fromkeys(("jetstream.key", "jetstream.ek", "jetstream.encryption_key", "jetstream.prev_key",

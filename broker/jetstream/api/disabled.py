@@ -37,13 +37,13 @@ class DisabledApi:
         self.name = name
         self._show = show
         self.bus = bus
-        self._domain = settings.domain
         self._events = AccountEvents(bus, clock, rng, settings.domain, server_name)
         self._subscriptions: list[Subscription] = []
 
     def start(self) -> None:
-        """Subscribe to the API."""
-        self._subscriptions += subscribe_api(self.bus, self._domain, self.on_requests)
+        """Subscribe to the API; not by the domain's name, by which another account's may be imported. The account's
+        mappings have turned it into the plain one where it is not."""
+        self._subscriptions += subscribe_api(self.bus, "", self.on_requests)
 
     def stop_listening(self) -> None:
         """Unsubscribe."""

@@ -121,7 +121,7 @@ class Appending:
         ids = StagedIds(staged, stream.dedupe, stream.clock)
         if staged.ids_bytes:
             await self._load_ids()
-            await ids.compare(stream.live.last_seq)
+            await ids.compare()
         async with stream.queue.turn():
             while True:
                 if (answer := self.requests.of(request_id)) is not None:
@@ -249,7 +249,7 @@ class Appending:
             await stream.msg_ids.load()
         if dedupe.full or dedupe.bytes + staged.ids_bytes > dedupe.bytes_max:
             raise ApiError(_TOO_MANY)
-        await ids.catch_up(stream.live.last_seq)
+        await ids.catch_up()
 
     # --- joining ------------------------------------------------------------------------------------------------------
 

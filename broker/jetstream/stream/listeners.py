@@ -66,8 +66,8 @@ class Listeners:
 
     def __init__(self, stream: str, by_name: Mapping[str, Listener]) -> None:
         self.by_name = by_name
-        self.followers: set[Callable[[], None]] = set()
-        """Streams that copy from this one: notified when ``persisted_seq`` moves."""
+        self.followers: dict[Callable[[], None], None] = {}
+        """Streams that copy from this one, in order: notified when ``persisted_seq`` moves."""
         self._stream = stream
         self._dirty: dict[str, Changed] = {}
 

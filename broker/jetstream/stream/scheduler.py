@@ -20,10 +20,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from zoneinfo import ZoneInfo
 
 from broker.gotime import format_time
+from broker.jetstream.bus import OwnSource
 from broker.jetstream.stream.publish import schedules
 from broker.jetstream.stream.state.due_passes import DuePasses
 from broker.jetstream.wire.errors import ApiError
@@ -59,29 +60,13 @@ class Queries(Protocol):
     async def get_next(self, wanted: bytes, seq: int, start_time_ns: int | None = None) -> StoredMsg | None: ...
 
 
-class _Own:
-    """The source of messages that schedules publish."""
-
-    def no_responders(self, subject: bytes, reply: bytes) -> None:
-        """No message published for a schedule has a reply subject."""
-
-    def identity(self) -> dict[str, Any]:
-        return {}
-
-    def hold(self) -> None:
-        """Due messages wait in the queue like any other."""
-
-    def release(self) -> None:
-        """See ``hold``."""
-
-
 class Scheduler:
     """The schedules of one stream. ``publish`` takes messages of ``source``, like any publish."""
 
     def __init__(self, live: Live, subjects: SubjectState, queries: Queries, log: Log | MemoryLog, tasks: Tasks, clock: Clock,
                  publish: Callable[[Sequence[Msg], Source], None]) -> None:
         self.schedules = Expiries()
-        self.source: Source = _Own()
+        self.source: Source = OwnSource()
         self._live = live
         self._subjects = subjects
         self._queries = queries
@@ -92,8 +77,9 @@ class Scheduler:
         self.passes = DuePasses(log, tasks, clock, "schedules", self._fire, untrusted_ns=_RETRY_NS)
         self._changed: dict[int, int] = {}
         """Changes not yet recorded: sequence → due time."""
-        self._fired: dict[bytes, tuple[int, int, int]] = {}
-        """Subject of a schedule that fired → its sequence, its next due time, the time it fired."""
+        self._fired: dict[bytes, tuple[int, int, int, int]] = {}
+        """Subject of a schedule that fired → its sequence, its next due time, the time it fired, the stream's last sequence when
+        that began."""
 
     def restore(self, known: Expiries) -> None:
         """Restore the persisted schedules."""
@@ -116,6 +102,10 @@ class Scheduler:
         """Sequence and next time of the schedule that has just fired; None: it has published, or is gone."""
         fired = self._fired.get(subject)
         return None if fired is None else fired[:2]
+
+    def ended_since(self, subject: bytes) -> bool:
+        """Whether the subject of the schedule that has just fired got a message since, which may end it. Raises: NotLoaded."""
+        return self._subjects.last(subject) > self._fired[subject][3]
 
     def set(self, rows: Sequence[tuple[int, int]]) -> None:
         """These messages, just appended, are schedules due at these times; or they are due again."""
@@ -168,16 +158,17 @@ class Scheduler:
             wait_ns = _RETRY_NS
         due_ns = self.schedules.next_ns
         if self._fired and due_ns <= self._clock.now_ns():
-            due_ns = min(at_ns for _, _, at_ns in self._fired.values()) + _RETRY_NS
+            due_ns = min(at_ns for _, _, at_ns, _ in self._fired.values()) + _RETRY_NS
         return due_ns, wait_ns
 
     def _due(self) -> list[int]:
         now_ns = self._clock.now_ns()
         self._fired = {subject: fired for subject, fired in self._fired.items() if now_ns - fired[2] < _RETRY_NS}
-        waiting = {seq for seq, _, _ in self._fired.values()}
+        waiting = {seq for seq, _, _, _ in self._fired.values()}
         return [seq for seq in self.schedules.due(now_ns, _AT_ONCE + len(waiting)) if seq not in waiting]
 
     async def _fire_one(self, seq: int) -> None:
+        last_seq = self._live.last_seq
         schedule = await self._queries.get(seq)
         _, times = self.schedules.rows(seq, seq)
         if schedule is None or not times:
@@ -199,7 +190,7 @@ class Scheduler:
         following = _shown(again.at_ns, zone_name) if again.repeats else schedules.PURGE
         block = schedules.produced(headers, schedule.subject, content.headers, following)
         if self.schedules.rows(seq, seq)[0]:
-            self._fired[schedule.subject] = seq, again.at_ns, now_ns
+            self._fired[schedule.subject] = seq, again.at_ns, now_ns, last_seq
             self._publish([(target, b"", len(block), block + content.payload)], self.source)
 
     async def _void(self, schedule: StoredMsg) -> bool:

@@ -62,7 +62,8 @@ class StagedIds:
         self._seen = IdSet()
         self._window_ns = -1
         """Of the stream when they were compared; -1: they were not."""
-        self._last_seq = 0
+        self._newest_seq = 0
+        """Of the window when that began: what it got since is above. Not the stream's last one, whose ids may be on their way."""
 
     @property
     def msgs(self) -> int:
@@ -74,10 +75,10 @@ class StagedIds:
         """What they would count for."""
         return sum(one.size_bytes for one in self.dropped.values())
 
-    async def compare(self, last_seq: int) -> None:
-        """With all messages up to ``last_seq``, the stream's last one. The window's ids are loaded."""
+    async def compare(self) -> None:
+        """With all that the window has, whose ids are loaded."""
         dedupe = self._dedupe
-        self.dropped, self._seen, self._window_ns, self._last_seq = {}, IdSet(), dedupe.window_ns, last_seq
+        self.dropped, self._seen, self._window_ns, self._newest_seq = {}, IdSet(), dedupe.window_ns, dedupe.newest_seq
         if dedupe.window_ns <= 0:
             return
         for number, block in enumerate(self._staged.blocks):
@@ -91,18 +92,17 @@ class StagedIds:
                 self._drop(number, block, [start + at for at in sorted(again)])
                 await asyncio.sleep(0)
 
-    async def catch_up(self, last_seq: int) -> None:
-        """With those published since ``compare``, up to ``last_seq``; no others come meanwhile."""
+    async def catch_up(self) -> None:
+        """With those that came since ``compare``; no others come meanwhile."""
         dedupe = self._dedupe
         if self._window_ns != dedupe.window_ns:  # the stream was updated
-            await self.compare(last_seq)
-            return
-        if last_seq == self._last_seq:
+            await self.compare()
             return
         hits: set[bytes] = set()
         looked_at = 0
         dedupe.expire(self._clock.now_ns())
-        for ids in dedupe.since(self._last_seq):
+        newer, self._newest_seq = dedupe.since(self._newest_seq), max(self._newest_seq, dedupe.newest_seq)
+        for ids in newer:
             for start in range(0, len(ids), _AT_ONCE):
                 some = ids[start:start + _AT_ONCE]
                 hits.update(msg_id for msg_id in some if msg_id in self._seen and dedupe.seen(msg_id))
@@ -110,7 +110,6 @@ class StagedIds:
                 if looked_at >= _AT_ONCE:
                     looked_at = 0
                     await asyncio.sleep(0)
-        self._last_seq = last_seq
         for number, block in enumerate(self._staged.blocks if hits else ()):
             ids = block.ids.ids
             for start in range(0, len(ids), _AT_ONCE):

@@ -153,7 +153,7 @@ class Stream:
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
             self.retention, self.rollups,
             Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim,
-            self._publish_when_stored, self.interest)
+            self._publish_when_stored, self.interest, self.ttls)
         self._batching = Batching(log, context, replies, inflight,
                                   partial(StreamEvents, bus, clock, rng, domain, self.name), clock)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,

@@ -35,6 +35,7 @@ class Accounts:
         self._make_router = make_router
         self._rng = rng
         self._domain = domain
+        self._default_domains = dict(settings.default_domains)
         self.exchange = exchange
         self._accounts: dict[str, Account] = {}
         self._deleted: set[str] = set()
@@ -100,13 +101,19 @@ class Accounts:
         self.exchange.put(*((self._shared(account), account.router) for account in accounts))
 
     def _shared(self, account: Account) -> AccountSettings:
-        """The account's settings with JetStream's domain among its mappings: clients may name it in their requests."""
+        """The account's settings with JetStream's domain among its mappings: clients may name it in their requests.
+
+        An account without JetStream may have a domain that its requests are for, wherever they name none.
+        """
         settings = account.settings
-        if not self._domain or account.is_system:
+        if account.is_system:
             return settings
+        more = domain_mappings(self._domain) if self._domain else []
+        if settings.jetstream is None and (default := self._default_domains.get(account.name)):
+            more += [SubjectMapping(to.subject, (Destination(mapping.source),))
+                     for mapping in domain_mappings(default) for to in mapping.destinations]
         own = {mapping.source for mapping in settings.mappings}
-        more = (mapping for mapping in domain_mappings(self._domain) if mapping.source not in own)
-        return replace(settings, mappings=(*settings.mappings, *more))
+        return replace(settings, mappings=(*settings.mappings, *(mapping for mapping in more if mapping.source not in own)))
 
     def drop_deleted(self) -> None:
         """Delete the accounts no longer wanted, once their connections are closed."""

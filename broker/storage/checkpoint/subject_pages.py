@@ -49,6 +49,9 @@ T = TypeVar("T")
 _Index = tuple["BlockRef", str, bytes]
 """A block, the key of its object, and its index."""
 
+BLOCKS_MIN = 64
+ROWS_MAX = 1 << 18
+
 _SECONDS = 5
 _GETS_MIN = 256
 """So many indexes may be read in a round, however few segments it is about."""
@@ -66,11 +69,12 @@ _LOOKED_AT = 8
 
 
 class SubjectSettings:
-    """``blocks_min``: with fewer blocks to be read, a stream gets no page; None: none does. ``rows_max``: messages in a page."""
+    """``blocks_min``: with fewer blocks to be read, a stream gets no page. ``rows_max``: messages in a page."""
 
-    def __init__(self, *, blocks_min: int | None = 64, rows_max: int = 1 << 18) -> None:
-        self.blocks_min = blocks_min
-        self.rows_max = rows_max
+    def __init__(self, *, blocks_min: int | None = None, rows_max: int | None = None, enabled: bool = True) -> None:
+        self.blocks_min = BLOCKS_MIN if blocks_min is None else blocks_min
+        self.rows_max = ROWS_MAX if rows_max is None else rows_max
+        self.enabled = enabled
 
 
 class SubjectPager:
@@ -97,7 +101,7 @@ class SubjectPager:
     async def update(self, segments: int) -> None:
         """Bring the pages of some streams up to date; ``segments`` were persisted since the last call. Raises: Fenced; Corrupt."""
         blocks_min = self._settings.blocks_min
-        if blocks_min is None:
+        if not self._settings.enabled:
             return
         state = self._log.state
         self._rounds += 1
@@ -293,15 +297,14 @@ class _Making:
 
     def _cut(self) -> None:
         if len(self._writer) >= self._rows_max or self._writer.names_bytes >= _NAMES_BYTES_MAX:
-            self._done += self.end()
+            self.end()
 
     def end(self) -> list[SubjectRows]:
-        """All of them; what is added later makes others."""
-        done, self._done = self._done, []
+        """All pages; what is added later makes another."""
         if (rows := self._writer.rows()) is not None:
-            done.append(rows)
+            self._done.append(rows)
             self._writer = SubjectRowsWriter(rows.last_seq + 1)
-        return done
+        return self._done
 
 
 async def _dead(stream: StreamState, first: int, last: int) -> list[tuple[int, int]]:

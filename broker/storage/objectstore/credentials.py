@@ -51,6 +51,8 @@ class Credentials(AioCredentials):
         self._found: Any = None
         self._looked_ns: int | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._told = ""
+        """Why the last look failed, as the log has it."""
 
     async def load_credentials(self) -> Credentials:
         """For botocore, when a client is made."""
@@ -72,11 +74,12 @@ class Credentials(AioCredentials):
                     return False
                 self._looked_ns = now_ns
                 self._looking = asyncio.create_task(self._look(), name="credentials")
-            # Whoever asked may give up; the others, and the next one, have the answer all the same.
-            await asyncio.shield(self._looking)
+            # Whoever asked may give up, without ending the look for the others and the next one.
+            await asyncio.wait((self._looking,))
         return self.version != version
 
     async def close(self) -> None:
+        """End a look that is going on; whoever waits for it has found nothing."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -88,11 +91,15 @@ class Credentials(AioCredentials):
                 if found is None or await found.get_frozen_credentials() == await self._frozen():
                     return
         except Exception as error:  # a file half written, a server that does not answer: the next refusal looks again
-            _log.warning("%s: no credentials instead of those refused: %s: %s", self._where, type(error).__name__, error)
+            why = f"{type(error).__name__}: {error}"
+            if why != self._told:
+                self._told = why
+                _log.warning("%s: the credentials were refused, and no others could be found: %s", self._where, why)
             return
         finally:
             self._looking = None
         self._found = found
+        self._told = ""
         self.version += 1
         _log.warning("%s: the credentials were refused; others were found, and are used from now on", self._where)
 

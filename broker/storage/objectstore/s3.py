@@ -225,7 +225,8 @@ class S3Store(ObjectStore):
 
     async def _unless_renewed(self, error: Exception, cause: Exception, version: int) -> Exception:
         """``error``, or Transient where other credentials are there now than the ones with which the request failed."""
-        if isinstance(error, StoreRefused) and _of_credentials(cause) and await self._credentials.renewed(version):
+        if (isinstance(error, StoreRefused) and _of_credentials(cause) and not self._closed
+                and await self._credentials.renewed(version)):
             return Transient(f"{error}; other credentials have been found since")
         return error
 

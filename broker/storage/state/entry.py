@@ -97,8 +97,7 @@ class BlockEntry:
         entry = cls(unpack_ref(packed[0]))
         if len(packed) > 1:
             _, dead, entry.dead_count, entry.dead_bytes = packed
-            whole = type(entry.dead_count) is int and type(entry.dead_bytes) is int
-            if not whole or not 0 <= entry.dead_count <= entry.ref.count:
+            if [type(entry.dead_count), type(entry.dead_bytes)] != [int, int] or not 0 <= entry.dead_count <= entry.ref.count:
                 raise ValueError("a block's dead messages do not add up")
             entry.dead = DeadSet(entry.ref.first_seq, entry.ref.last_seq, entry.ref.count)
             entry.dead.load(dead)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from types import SimpleNamespace
+from typing import Any
 
 from broker.clock import ManualClock
 from broker.jetstream.consumer.cursor.cursor import Cursor
@@ -149,3 +151,39 @@ def test_only_acked_values_are_left() -> None:
     cursor = Cursor(stream, Filters([b"k"]), 1, {1, 3})  # type: ignore[arg-type]
     assert cursor.take(10, 1 << 20) is None
     assert cursor.next_seq == 5
+
+
+class Forgetful(FakeStream):
+    """A stream whose cache keeps nothing: a chunk is in memory only while its Loading is held."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock(), chunk_messages=2)
+        self.indexed = True
+        self.held: dict[int, weakref.ref[FakeLoading]] = {}
+
+    def chunk_of(self, seq: int) -> tuple[Chunk, Any, int] | None:
+        held = self.held.get((seq - 1) // 2)
+        return None if held is None or held() is None else super().chunk_of(seq)
+
+    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, Any, int] | FakeLoading | None:
+        if ((held := self.held.get((seq - 1) // 2)) is not None and held() is not None) or filters is None:
+            return super().next_chunk(seq, filters)
+        loading = FakeLoading(seq)
+        self.held[(seq - 1) // 2] = weakref.ref(loading)
+        return loading
+
+
+def test_what_is_loaded_for_a_key_is_held_until_it_is_taken() -> None:
+    """However small the cache: each load is followed by a delivery."""
+    stream = Forgetful()
+    stream.add(*["k", "a"] * 4)
+    cursor = Cursor(stream, Filters([b"k"]), 1, set())  # type: ignore[arg-type]
+    cursor.pending, cursor.known = 4, True
+    seqs: list[int] = []
+    for _ in range(8):
+        found = cursor.take(10, 1 << 20)
+        if isinstance(found, Taken):
+            seqs += found.seqs
+            cursor.passed(found, len(found))
+        del found
+    assert seqs == [1, 3, 5, 7]

@@ -103,8 +103,11 @@ SCENARIOS: dict[str, str] = {
         + """get d 3
         until d FlowControl
         flow d 2 2
+        unsub d
+        info C
         """ + _create('{"durable_name": "C", "deliver_subject": "d", "sourcing": true, "ack_policy": "flow_control", '
-                      '"deliver_policy": "new"}') + """get d 1
+                      '"deliver_policy": "new"}') + """sub d
+        get d 1
         info C
         """ + _create('{"durable_name": "C", "deliver_subject": "d", "ack_policy": "flow_control"}') + """
         api CONSUMER.NAMES.S

@@ -31,7 +31,7 @@ from broker.storage.objectstore.base import Buffers
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.staging.answers import REFUSED, answer_in
-from broker.storage.staging.check import Ids, Staged, StagedBlock
+from broker.storage.staging.check import Ids, Staged, StagedBlock, read_staged
 from broker.storage.staging.writer import request_id_of
 from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
@@ -188,6 +188,51 @@ async def test_scattered_duplicates(broker: Inside) -> None:
         await broker.restart()
 
 
+async def test_copies_filters_and_limits_over_scattered_duplicates(broker: Inside) -> None:
+    """Shows a mirror, a source with a filter and consumers of a stream of which every second staged message was dropped.
+
+    A limit for each subject is set afterwards. All have what is live and nothing else, and count it right.
+    """
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"]})
+    await broker.ok("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "S"}})
+    await broker.ok("STREAM.CREATE.F", {"name": "F", "sources": [{"name": "S", "filter_subject": "s.1"}]})
+    for name, subject in (("all", "s.*"), ("some", "s.1")):
+        await broker.ok(f"CONSUMER.DURABLE.CREATE.S.{name}", {"stream_name": "S", "config": {
+            "durable_name": name, "ack_policy": "explicit", "filter_subject": subject}})
+    await adopt(broker, "S", [(b"s.9", b"", b"%d" % i) for i in range(0, 300, 2)], "1")
+    await adopt(broker, "S", [(b"s.%d" % (i % 3), b"%d" % i, b"%d" % i) for i in range(300)], "2", block_messages=40)
+    kept = [(151 + i, f"s.{i % 3}", b"%d" % i) for i in range(1, 300, 2)]
+    some = [row for row in kept if row[1] == "s.1"]
+    assert (await contents(broker, "S"))[150:] == kept
+    for name, pending in (("all", 300), ("some", len(some))):
+        assert (await broker.ok(f"CONSUMER.INFO.S.{name}"))["num_pending"] == pending
+    batch = await (await broker.client.jetstream().pull_subscribe_bind("some", "S")).fetch(len(some), timeout=10)
+    assert [(msg.metadata.sequence.stream, msg.subject, msg.data) for msg in batch] == some
+    await settled(broker, "M", 300)
+    assert (await contents(broker, "M"))[150:] == kept
+    await settled(broker, "F", len(some))
+    assert [payload for _, _, payload in await contents(broker, "F")] == [payload for _, _, payload in some]
+    config = (await broker.ok("STREAM.INFO.S"))["config"]
+    await broker.ok("STREAM.UPDATE.S", {**config, "max_msgs_per_subject": 2})
+    await settled(broker, "S", 8)
+    for _ in range(2):
+        assert [payload for _, _, payload in await contents(broker, "S")] == [b"", b"", *[b"%d" % i for i in range(289, 300, 2)]]
+        await broker.restart()
+
+
+async def test_the_last_sequence(broker: Inside) -> None:
+    """Shows that staged messages may have a stream's last sequence, but none beyond it, and that all or none join."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "first_seq": (1 << 63) - 5})
+    refused = await adopt(broker, "S", [(b"S", b"")] * 6, "1")
+    assert "used its last sequence" in refused["error"]["description"]  # type: ignore[index]
+    assert (await adopt(broker, "S", [(b"S", b"%d" % i) for i in range(5)], "2"))["last_seq"] == (1 << 63) - 1
+    for _ in range(2):
+        assert [seq for seq, *_ in await contents(broker, "S")] == list(range((1 << 63) - 5, 1 << 63))
+        assert "last sequence" in (await adopt(broker, "S", [(b"S", b"")], "3"))["error"]["description"]  # type: ignore[index]
+        assert (await broker.refusal("S"))["err_code"] == 10077
+        await broker.restart()
+
+
 async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
     """Shows that ids are compared with what comes between the comparison and the record, with few and with many of them."""
     clock = SystemClock()
@@ -198,17 +243,33 @@ async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
         window = Dedupe(10**12)
         window.add({b"5": 1}, b"5", clock.now_ns())
         found = StagedIds(Staged([block], ids_bytes=1), window, clock)
-        await found.compare(1)
+        await found.compare()
         assert found.msgs == 1
-        await found.catch_up(1)
+        await found.catch_up()
         assert found.msgs == 1
         for seq, msg_id in enumerate(published, 2):
             window.add({msg_id: seq}, msg_id, clock.now_ns())
-        await found.catch_up(1 + len(published))
+        await found.catch_up()
         both = sorted({5, *(int(msg_id) for msg_id in published if msg_id in set(ids))})
         assert sorted(found.dropped[0].places) == both
         assert found.size_bytes == 30 * len(both)
         assert [seq - 1 for low, high in found.dropped[0].dead.seqs() for seq in range(low, high + 1)] == both
+
+
+async def test_a_request_while_the_ids_of_another_are_remembered(broker: Inside) -> None:
+    """Shows that ids which have joined and are not all in the window yet are duplicates for the next request already."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    stream = broker.js.stream("$G", "S")
+    both = []
+    for ids in (range(9000), range(8999, -1, -1)):  # the second begins with what the first has not come to
+        writer = await stage(broker.store, broker.state, "S", [(b"S", b"", b"%d" % i) for i in ids])
+        both.append(await read_staged(broker.store, Request(1, "$G", "S", stream.stream_id, writer.entries), ids_bytes_max=1 << 30))
+    first = stream.appending.append(1, both[0])
+    while not stream.live.last_seq:  # noqa: ASYNC110 (each turn counts)
+        await asyncio.sleep(0)
+    assert len(stream.dedupe) < 9000
+    second = stream.appending.append(2, both[1])
+    assert ((await first).messages, (await second).duplicates) == (9000, 9000)
 
 
 @pytest.mark.parametrize("limited", ["account", "server"])

@@ -25,13 +25,14 @@ __all__ = ["NEVER", "PagedWorld", "settings"]
 NEVER = 1 << 60
 
 
-def settings(*, blocks_min: int | None = 4, rows_max: int = 1 << 18, compaction: CompactionSettings | None = None) -> ShardSettings:
+def settings(*, blocks_min: int = 4, enabled: bool = True, rows_max: int = 1 << 18,
+             compaction: CompactionSettings | None = None) -> ShardSettings:
     """Checkpoints are cut by the test alone."""
     return ShardSettings(
         log=LogSettings(), sweep_grace_ns=0, compaction=compaction,
         checkpoint=CheckpointSettings(segments=NEVER, head_bytes=NEVER, empty_segments=NEVER, interval_ns=None,
                                       replayed_segments=NEVER, replayed_epochs=NEVER,
-                                      subjects=SubjectSettings(blocks_min=blocks_min, rows_max=rows_max)))
+                                      subjects=SubjectSettings(blocks_min=blocks_min, rows_max=rows_max, enabled=enabled)))
 
 
 class PagedWorld(World):
@@ -48,6 +49,7 @@ class PagedWorld(World):
         self.identity = Identity("paged", self.rng.randbytes(16))
         taken = await take(self.used, SHARD, self.identity, self.clock, self.rng)
         self.shard = await Shard.open(self.used, SHARD, taken.epoch, self.identity.nonce, self.clock, self.rng, how or settings())
+        assert self.shard.recovered.problems == []
         self.log = self.shard.log
         self.reader = BlockReader(self.used, Cache(self.cache_bytes), self.shard.key_of)
 

@@ -10,7 +10,7 @@ import pytest
 from broker.gotime import format_time
 from broker.jetstream.stream.stream import Stream
 from broker.storage.log.settings import LogSettings
-from tests.jetstream.stream.world import World, ask, everything, pub
+from tests.jetstream.stream.world import World, ask, everything, pub, publish
 
 SECOND = 1_000_000_000
 
@@ -102,6 +102,24 @@ async def test_a_schedule_that_waits_for_others_fires_once(repeats: bool) -> Non
     assert await count(stream) == 1
     await passes(world, stream, 10)
     assert await count(stream) == 1 + repeats
+    await world.close()
+
+
+async def test_a_schedule_that_waits_behind_its_end_does_not_remove_that() -> None:
+    """Shows it for a plain message to the subject of a schedule, which ends it; what the schedule publishes waits behind that."""
+    world = World()
+    stream = world.stream(allow_msg_schedules=True)
+    await ask(world, stream, schedule(world, at(world, 10)))
+    stream.queue.begin()
+    publish(world, stream, pub(b"S.a", b"plain"))
+    await fires(world, stream, 10.5)
+    stream.queue.end()
+    await world.settle(stream)
+    for _ in range(2):
+        await passes(world, stream, 3)
+    assert (b"S.a", b"plain") in [row[1:] for row in await everything(stream)]
+    assert await count(stream) == 0
+    assert not stream.scheduler.schedules
     await world.close()
 
 

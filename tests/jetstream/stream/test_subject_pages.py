@@ -13,7 +13,8 @@ import pytest
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state import subject_state
 from broker.jetstream.stream.stream import Stream
-from broker.storage.checkpoint import subject_pages
+from broker.storage.checkpoint import checkpointer, subject_pages
+from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import ObjectKind
 from broker.storage.format.page import PageKind, decode_pages_directory
 from broker.storage.format.subject_rows import SubjectRows, SubjectRowsWriter
@@ -123,11 +124,13 @@ async def test_only_blocks_after_the_last_round_are_read(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random publishes, deletes, purges, limits, rounds, stops and kills, with pages of a few messages: every answer right."""
+async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.MonkeyPatch,
+                                                 caplog: pytest.LogCaptureFixture) -> None:
+    """Random publishes, deletes, purges, limits, rounds, merges, stops, kills, and pages of a few messages: every answer right."""
     rng = random.Random(seed)
     monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", rng.choice([7, 4096]))
-    how = settings(blocks_min=rng.choice([1, 3]), rows_max=rng.choice([30, 100, 1000]))
+    merging = CompactionSettings(few=2, segments=1 << 30, quiet_ns=1 << 60, cpu=1.0, bytes_per_second=1 << 40)
+    how = settings(blocks_min=rng.choice([1, 3]), rows_max=rng.choice([30, 100, 1000]), compaction=merging)
     config = rng.choice([{}, {"max_msgs_per_subject": 2}, {"max_msgs": 300}, {"max_msgs_per_subject": 1, "max_bytes": 9000}])
     world = PagedWorld()
     await world.open(how=how)
@@ -147,6 +150,10 @@ async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.
             await stream.purge(None, keep=rng.randrange(200))
         elif choice < 0.8:
             await world.settle(stream)
+            if rng.random() < 0.6:
+                # A block may then reach from one page into the next, and lack the messages that were dead.
+                assert world.shard.compactor is not None
+                await world.shard.compactor.work(quiet=True)
             stream = await world.reopen(stream, kill=rng.random() < 0.5, how=how)
         elif choice < 0.9:
             await _check(stream, await _messages(stream))
@@ -160,6 +167,7 @@ async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.
     await _check(stream, msgs)
     stream = await world.reopen(stream, how=how)
     await _check(stream, msgs)
+    assert "cannot be used" not in caplog.text
     await world.stop(stream)
 
 
@@ -241,6 +249,51 @@ async def test_pages_that_no_root_needs_are_released() -> None:
     await world.stop(stream)
 
 
+async def test_a_stream_that_does_not_change_keeps_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds for the sake of another stream name its object as long as it is needed."""
+    monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 1)
+    world, stream = await _paged(blocks=5)
+    other = world.stream("OTHER")
+    for _ in range(5):
+        publish(world, other, pub(b"OTHER.x"))
+        await world.settle(other)
+        assert await world.shard.checkpointer.cut()
+    [page] = _pages(world, stream)
+    assert all(page.place.position in root.objects for root in world.shard.checkpointer.roots)  # type: ignore[attr-defined]
+    other.close()
+    await world.stop(stream)
+
+
+async def test_a_block_may_reach_from_one_page_into_another(caplog: pytest.LogCaptureFixture) -> None:
+    """Forty blocks merged into one, over pages of sixty messages and some that have none: each message counts once."""
+    merging = CompactionSettings(few=2, segments=1 << 30, quiet_ns=1 << 60, cpu=1.0, bytes_per_second=1 << 40)
+    how = settings(blocks_min=2, rows_max=60, compaction=merging)
+    world = PagedWorld()
+    await world.open(how=how)
+    stream = world.stream()
+    await world.settle(stream)
+    await _fill(world, stream, 10, random.Random(1))
+    assert await world.shard.checkpointer.cut()
+    assert len(_pages(world, stream)) > 2
+    await _fill(world, stream, 1, random.Random(2))
+    for seq in (3, 60, 61, 62, 130, 255):
+        await stream.delete_msg(seq, False)
+    msgs = await _messages(stream)
+    await world.settle(stream)
+    assert world.shard.compactor is not None
+    await world.shard.compactor.work(quiet=True)
+    stream = await world.reopen(stream, how=how, kill=True)
+    [_] = world.log.state.streams[stream.stream_id].blocks
+    await _check(stream, msgs)
+    await _fill(world, stream, 4, random.Random(3))
+    msgs = await _messages(stream)
+    stream = await world.reopen(stream, how=how)
+    assert _pages(world, stream)[-1].last_seq == stream.last_seq  # type: ignore[attr-defined]
+    await _check(stream, msgs)
+    assert "cannot be used" not in caplog.text
+    await world.stop(stream)
+
+
 async def test_a_key_value_stream_keeps_pages_of_what_lives() -> None:
     """A hundred subjects written over and over: what the pages have stays within a few times what lives."""
     world = PagedWorld()
@@ -264,7 +317,7 @@ async def test_a_round_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch
     """A store of an earlier version with many blocks gets its pages bit by bit; a stream of few blocks gets none."""
     monkeypatch.setattr("broker.storage.checkpoint.subject_pages._GETS_MIN", 10)
     world = PagedWorld()
-    await world.open(how=settings(blocks_min=None))
+    await world.open(how=settings(enabled=False))
     stream = world.stream()
     await world.settle(stream)
     await _fill(world, stream, 40, random.Random(1))

@@ -244,7 +244,7 @@ async def test_a_service_that_is_not_there(process: type[ServerProcess], tmp_pat
         async with Wire(server.port) as gone:
             gone.send(as_user("y"))
         assert await wire.end() == REFUSED
-        assert 0.9 < time.monotonic() - began < 5
+        assert 0.9 < time.monotonic() - began < 30
         async with Wire(server.port) as own:
             own.send(as_user("auth") + b"PING\r\n")
             assert await own.until(OK) == OK

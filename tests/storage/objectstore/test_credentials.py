@@ -172,7 +172,7 @@ async def test_who_gives_up_does_not_stop_the_look(clock: ManualClock) -> None:
 
 
 async def test_closed_in_the_middle_of_a_look(clock: ManualClock) -> None:
-    """Nothing is left that waits for the chain."""
+    """Nothing is left that waits for the chain; whoever asked is told that there is nothing, and not cancelled."""
     async def find() -> Key:
         await asyncio.Event().wait()
         raise AssertionError
@@ -181,5 +181,23 @@ async def test_closed_in_the_middle_of_a_look(clock: ManualClock) -> None:
     asking = asyncio.create_task(credentials.renewed(0))
     await asyncio.sleep(0)
     await credentials.close()
-    [outcome] = await asyncio.gather(asking, return_exceptions=True)
-    assert isinstance(outcome, asyncio.CancelledError)
+    assert not await asking
+
+
+async def test_a_look_that_fails_is_told_once(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """However long it fails for one reason; for another one, and after credentials were found, again."""
+    chain: list[Key | Exception] = [Key("1"), *(OSError("unreadable") for _ in range(5)), OSError("gone"), Key("2"),
+                                    OSError("gone")]
+
+    async def find() -> Key:
+        found = chain.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    credentials = Credentials("s3://b", clock, timeout_s=30, find=find)
+    await credentials.load_credentials()
+    while chain:
+        await credentials.renewed(credentials.version)
+        clock.advance(3 * SECOND)
+    assert [line.rpartition(": ")[2] for line in caplog.messages if "no others" in line] == ["unreadable", "gone", "gone"]

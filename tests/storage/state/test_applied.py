@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.storage.compaction.inventory import take_inventory
@@ -212,6 +212,7 @@ def test_releasing_leaves_the_table_of_segments_and_done_ends_it() -> None:
     assert state.released == {}
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))))
 def test_runs_of_positions(pairs: list[tuple[int, int]]) -> None:
     """Packing into runs and unpacking returns every position once, ascending."""
@@ -219,6 +220,7 @@ def test_runs_of_positions(pairs: list[tuple[int, int]]) -> None:
     assert list(unpack_runs(pack_runs(positions))) == sorted(positions)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 199), st.integers(0, 30))), st.booleans())
 def test_dead_sets_agree_with_a_plain_set(ranges: list[tuple[int, int]], sparse: bool) -> None:
     """Bits and ranges alike: membership, count of the newly dead, joined ranges, packing."""
@@ -247,6 +249,7 @@ def test_dead_sets_agree_with_a_plain_set(ranges: list[tuple[int, int]], sparse:
         assert dead.ends == (first_alive, last_alive)
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 3000)), st.sets(st.integers(0, 3000)))
 def test_marking_scattered_messages(first: set[int], second: set[int]) -> None:
     """Shows the union, what was new, ranges over the bounds of pieces, and the same once more without effect."""

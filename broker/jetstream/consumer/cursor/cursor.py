@@ -175,15 +175,13 @@ class Cursor:
         The values of a key are far apart: chunk by chunk, each of them would cost a delivery of its own.
         """
         stream, ahead, parts, at = self.stream, self.ahead, list[Taken](), 0
-        self._to_take = None
+        loading: Loading | None = None
         while at < len(seqs) and bytes_max > 0:
             found = stream.chunk_of(seqs[at])
             if found is None:
                 asked = stream.next_chunk(seqs[at], self.narrow)
                 if not isinstance(asked, tuple):
-                    self._to_take = asked
-                    if not parts:
-                        return asked
+                    loading = asked
                     break
                 found = asked
             chunk, block, i = found
@@ -199,7 +197,8 @@ class Cursor:
                 parts.append(self._of(chunk, here))
                 bytes_max -= sum(map(len, parts[-1].bodies))
             at = end
-        return Taken.joined(parts, seqs[at - 1] + 1) if parts else None
+        self._to_take = loading  # not before: what was loaded for this call may be nowhere else
+        return Taken.joined(parts, seqs[at - 1] + 1) if parts else loading
 
     def _cut(self, chunk: Chunk, block: Block, i: int, count_max: int, bytes_max: int) -> Taken | None:
         n = len(chunk)

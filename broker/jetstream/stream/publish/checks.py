@@ -105,6 +105,7 @@ TABLE: Final = (
     Rule(limits.storage, bulk=True),                                                                # 10023
     Rule(unwanted.unwanted, bulk=True),                                                             # not stored
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
+    Rule(ttl.marker, {ttl.TTL}),
     # From here on nats-server is in its store.
     Rule(limits.subject_index, bulk=True),
     Rule(limits.last_sequence),                                                                     # 10077

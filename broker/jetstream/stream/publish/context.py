@@ -41,7 +41,16 @@ class Scheduler(Protocol):
     def source(self) -> Source: ...
     def may_end(self, subject: bytes) -> bool: ...
     def next_of(self, subject: bytes) -> tuple[int, int] | None: ...
+    def ended_since(self, subject: bytes) -> bool: ...
     def set(self, rows: Sequence[tuple[int, int]]) -> None: ...
+
+
+class Markers(Protocol):
+    """The delete markers that the stream publishes."""
+
+    @property
+    def source(self) -> Source: ...
+    def replaced_by_marker(self, subject: bytes) -> int: ...
 
 
 class Interest(Protocol):
@@ -60,13 +69,14 @@ class CheckContext:
         stored by the stream of that name (``overlapping_streams``).
     """
 
-    __slots__ = ("_retention", "dedupe", "interest", "last_seqs", "live", "load_ids", "publish_when_stored", "rollups",
+    __slots__ = ("_retention", "dedupe", "interest", "last_seqs", "live", "load_ids", "markers", "publish_when_stored", "rollups",
                  "scheduler", "shares", "subjects", "totals", "trim_all")
 
     def __init__(self, live: Live, dedupe: Dedupe, subjects: SubjectState, last_seqs: LastSeqs, retention: Retention,
                  rollups: Rollups, totals: Totals, scheduler: Scheduler, load_ids: Callable[[], Awaitable[None]],
                  trim_all: Callable[[], Awaitable[None]],
-                 publish_when_stored: Callable[[bytes, int, bytes], None], interest: Interest) -> None:
+                 publish_when_stored: Callable[[bytes, int, bytes], None], interest: Interest,
+                 markers: Markers) -> None:
         self.live = live
         self.dedupe = dedupe
         self.subjects = subjects
@@ -78,6 +88,7 @@ class CheckContext:
         self.trim_all = trim_all
         self.publish_when_stored = publish_when_stored
         self.interest = interest
+        self.markers = markers
         self.shares: Callable[[bytes, bytes], bool] = lambda subject, name: False
         self._retention = retention
 

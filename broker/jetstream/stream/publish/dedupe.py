@@ -116,6 +116,11 @@ class Dedupe:
         given = [msg_id for msg_id in ids if msg_id]
         return self._seqs.has_none_of(given) and len(set(given)) == len(given)
 
+    @property
+    def newest_seq(self) -> int:
+        """The last sequence of a message that has one of the ids; 0: there are none."""
+        return self._runs[-1].last_seq if self._runs else 0
+
     def since(self, seq: int) -> list[Sequence[bytes]]:
         """The ids of messages after ``seq``, none of which was sequenced together with it; to be read in this turn of the loop,
         or copied a part at a time: they expire."""

@@ -60,14 +60,15 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
         get = candidate.headers.get
         if candidate.pending.source is scheduler.source:
             name = get(SCHEDULER, b"")
-            following_due = scheduler.next_of(name)
-            if following_due is None or any(seq == following_due[0] for seq, _ in candidate.pending.due):
-                # It waited for so long that its schedule fired again, or has gone.
+            context.commit_pending(candidate.pending)
+            due, purges = scheduler.next_of(name), get(_NEXT, b"") == PURGE
+            if due is None or (purges and scheduler.ended_since(name)):
+                # It waited: its schedule has fired again, or has gone, or what came since would be purged with it.
                 raise ApiError(NOT_AVAILABLE)
-            if get(_NEXT, b"") == PURGE:
+            if purges:
                 candidate.ends = name
             else:
-                candidate.due = following_due
+                candidate.due = due
             return
         following = get(_NEXT, b"")
         try:

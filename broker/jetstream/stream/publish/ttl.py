@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.gotime import format_duration, parse_duration
-from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.wire.numbers import INT64_MAX, decimal
 from broker.protocol import headers as header_block
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["TTL", "TTL_INVALID", "delete_marker", "disabled", "parse_ttl", "valid"]
+__all__ = ["TTL", "TTL_INVALID", "delete_marker", "disabled", "marker", "parse_ttl", "valid"]
 
 TTL = b"Nats-TTL"
 
@@ -58,6 +58,19 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
         if allowed:  # a copied message may have one that has no effect here
             candidate.ttl = ttl
     return check
+
+
+def marker(context: CheckContext, config: StreamConfig) -> Check | None:
+    """Refuses a delete marker of the stream's own if the message that it is for is not the last of its subject any more: the
+    marker waited behind a later one, which it would remove."""
+    markers, subjects = context.markers, context.subjects
+
+    def check(candidate: Candidate) -> None:
+        if candidate.pending.source is markers.source:
+            context.commit_pending(candidate.pending)
+            if subjects.last(candidate.subject) != markers.replaced_by_marker(candidate.subject):
+                raise ApiError(NOT_AVAILABLE)
+    return check if config.subject_delete_marker_ttl > 0 else None
 
 
 def delete_marker(config: StreamConfig) -> bytes:

@@ -11,10 +11,10 @@ Does not own: when a pass begins (state.due_passes), which TTL a message has (pu
 max_age goes this way (``ages_one_by_one``) in streams with delete markers, and where a message has the TTL ``never``: it stays
 while those around it leave.
 
-A marker takes a message's place only if that is the last of its subject, and is neither a marker nor the purge of a key
-itself. It is published like any message. If it is refused, the message stays, and is retried after 2 seconds; the pass goes
-on behind it. After ``_MARKED_MAX`` of those the pass ends, and the next one goes on where it did: what expires behind them is late,
-but does not wait for them.
+A marker takes a message's place only if that is the last of its subject, also when the marker's turn comes, and is neither a
+marker nor the purge of a key itself. It is published like any message. If it is refused, the message stays, and is retried after
+2 seconds; the pass goes on behind it. After ``_MARKED_MAX`` of those the pass ends, and the next one goes on where it did: what
+expires behind them is late, but does not wait for them.
 
 Nothing expires while the clock is not trusted.
 
@@ -27,6 +27,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from broker.jetstream.bus import OwnSource
 from broker.jetstream.stream.state.due_passes import DuePasses
 from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.rows import Rows
@@ -36,7 +37,7 @@ from broker.storage.state.expiries import NEVER, Expiries, expires_at
 
 if TYPE_CHECKING:
     from broker.clock import Clock
-    from broker.jetstream.bus import Msg
+    from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.retention.retention import Retention
     from broker.jetstream.stream.state.heads import Heads
@@ -84,8 +85,9 @@ class MessageTtls:
     """
 
     def __init__(self, live: Live, heads: Heads, subjects: SubjectState, queries: Queries, retention: Retention,
-                 log: Log | MemoryLog, tasks: Tasks, clock: Clock, publish: Callable[[Sequence[Msg]], None]) -> None:
+                 log: Log | MemoryLog, tasks: Tasks, clock: Clock, publish: Callable[[Sequence[Msg], Source], None]) -> None:
         self.expiries = Expiries()
+        self.source: Source = OwnSource()
         self._live = live
         self._heads = heads
         self._subjects = subjects
@@ -103,6 +105,8 @@ class MessageTtls:
         self._in_flight = 0
         self._marked: dict[int, int] = {}
         """Messages that are still there after a marker was published for them, and when that was."""
+        self._replaced: dict[bytes, int] = {}
+        """By subject, the messages whose markers are on their way."""
         self._due_from = self._age_from = 0
         """Where the next pass goes on, among what is due by its TTL and by max_age; 0: at the beginning."""
 
@@ -146,6 +150,10 @@ class MessageTtls:
         seqs, times = self.expiries.rows(block.first_seq, block.last_seq)
         return Expiry(seqs, times) if seqs else None
 
+    def replaced_by_marker(self, subject: bytes) -> int:
+        """The message whose place a marker that we published is to take; 0: none."""
+        return self._replaced.get(subject, 0)
+
     @property
     def ages_one_by_one(self) -> bool:
         """Whether max_age has to look at each message."""
@@ -184,6 +192,7 @@ class MessageTtls:
                 if self._marked:
                     self._marked = {seq: at_ns for seq, at_ns in self._marked.items()
                                     if now_ns - at_ns < _MARKED_APART_NS and self._live.find(seq) is not None}
+                    self._replaced = {subject: seq for subject, seq in self._replaced.items() if seq in self._marked}
                 more = await self._expire_due(now_ns)
                 if self.ages_one_by_one:
                     more |= await self._age(now_ns)
@@ -322,8 +331,11 @@ class MessageTtls:
             if live.find(seq) is not block:
                 continue
             if marks:
-                self._publish([(subject, b"", len(self._marker), self._marker)])
-                if live.find(seq) is not None:  # it is refused, or waits
+                self._replaced[subject] = seq
+                self._publish([(subject, b"", len(self._marker), self._marker)], self.source)
+                if live.find(seq) is None:
+                    self._replaced.pop(subject, None)
+                else:  # it is refused, or waits
                     self._marked[seq] = self._clock.now_ns()
                     if len(self._marked) >= _MARKED_MAX:
                         return seq

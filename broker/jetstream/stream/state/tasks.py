@@ -31,7 +31,7 @@ class Tasks:
         """Run ``work`` as a task, named by ``what`` it does. ``awaited``: its caller waits for it and tells of any failure."""
         task = asyncio.get_running_loop().create_task(work, name=f"{what} {self._name}")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard if awaited else self._finished)
+        task.add_done_callback(self._awaited if awaited else self._finished)
         return task
 
     @property
@@ -49,6 +49,11 @@ class Tasks:
         error = args[-1] if unforeseen and isinstance(args[-1], BaseException) else None
         _log.log(logging.WARNING if error is None else logging.ERROR, "stream %s: " + text, self._name, *args,
                  exc_info=error)
+
+    def _awaited(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # else asyncio tells of it, should whoever waited be cancelled just then
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

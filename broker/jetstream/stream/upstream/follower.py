@@ -203,14 +203,14 @@ class Follower(ABC):
             self._detach()
             await origin.look()
             next_seq = await self.start(origin)
-            origin.listeners.followers.add(self.wake)
+            origin.listeners.followers[self.wake] = None
             reader = self._reader = OriginReader(origin, self.filters, next_seq)
             self._heard_ns = self._clock.monotonic_ns()
         return reader
 
     def _detach(self) -> None:
         if self._reader is not None:
-            self._reader.origin.listeners.followers.discard(self.wake)
+            self._reader.origin.listeners.followers.pop(self.wake, None)
             self._reader = None
 
     async def _copy(self, reader: OriginReader) -> bool:

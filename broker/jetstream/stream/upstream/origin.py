@@ -51,7 +51,7 @@ class _Block(Protocol):
 
 class _Listeners(Protocol):
     @property
-    def followers(self) -> set[Callable[[], None]]: ...
+    def followers(self) -> dict[Callable[[], None], None]: ...
 
 
 class Origin(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.jetstream.stream.publish import id_map
@@ -23,6 +23,7 @@ def small() -> Iterator[None]:
         yield
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(IDS, max_size=6), max_size=20), st.integers(0, 12))
 def test_a_map_of_several_parts_agrees_with_a_dictionary(runs: list[list[bytes]], window: int) -> None:
     """Shows ids that are added, and forgotten from the front as a window moves on, some of them used again before that; what is
@@ -64,6 +65,7 @@ def test_an_id_that_is_put_is_there_once() -> None:
     assert ids.get(b"1") == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(IDS, max_size=8), max_size=8))
 def test_a_set_says_which_ids_it_had(taken: list[list[bytes]]) -> None:
     """Shows the places of those that were there, or come twice in one call."""

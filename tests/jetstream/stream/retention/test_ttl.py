@@ -219,6 +219,43 @@ async def test_a_marker_that_is_refused_leaves_the_message() -> None:
     await world.close()
 
 
+async def test_a_marker_that_waits_behind_a_newer_message_does_not_remove_it() -> None:
+    """Shows it for publishes that wait in the queue: one to the subject of a message that expires, and its marker behind that."""
+    world = World()
+    stream = world.stream(allow_msg_ttl=True, subject_delete_marker_ttl=30 * SECOND)
+    await ask(world, stream, pub(b"S.a", b"old", Nats_TTL="30s"))
+    stream.queue.begin()
+    publish(world, stream, pub(b"S.a", b"new"))
+    world.clock.advance(31 * SECOND)
+    for _ in range(2):
+        stream.ttls.passes.begin()
+        await until(lambda: not stream.ttls.passes.running)
+        world.clock.advance(3 * SECOND)
+    stream.queue.end()
+    await world.settle(stream)
+    assert (b"S.a", b"new") in [row[1:] for row in await everything(stream)]
+    await passes(world, stream, 3)
+    assert await everything(stream) == [(2, b"S.a", b"new")]
+    await world.close()
+
+
+async def test_a_marker_that_waits_is_there_once() -> None:
+    """Shows it for one that waits until the message that it is for is looked at again."""
+    world = World()
+    stream = world.stream(allow_msg_ttl=True, subject_delete_marker_ttl=30 * SECOND)
+    await ask(world, stream, pub(b"S.a", b"old", Nats_TTL="30s"))
+    stream.queue.begin()
+    world.clock.advance(31 * SECOND)
+    for _ in range(3):
+        stream.ttls.passes.begin()
+        await until(lambda: not stream.ttls.passes.running)
+        world.clock.advance(3 * SECOND)
+    stream.queue.end()
+    await world.settle(stream)
+    assert [seq for seq, _, _ in await everything(stream)] == [2]
+    await world.close()
+
+
 async def test_refused_markers_hold_up_nothing_behind_them(monkeypatch: Any) -> None:
     """The stream is full of keys whose markers are refused, more than one pass tries. What needs no marker, by its TTL and by
     max_age, leaves within a few passes; and the keys leave once there is room."""
