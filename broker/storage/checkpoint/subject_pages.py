@@ -35,7 +35,6 @@ from broker.storage.state.subjects import SubjectPage, decode_subjects
 
 if TYPE_CHECKING:
     from broker.storage.format.block import BlockRef
-    from broker.storage.format.header import Position
     from broker.storage.log.log import Log
     from broker.storage.paths import ShardPaths
     from broker.storage.state.stream import StreamState
@@ -89,14 +88,8 @@ class SubjectPager:
         self._put = put
         self._threads = threads
         self._rounds = 0
-        self._made: set[Position] = set()
         self._unreadable: set[int] = set()
         """Streams with a block that is damaged: not tried again before the next start."""
-
-    def take_made(self) -> set[Position]:
-        """The objects that were put since the last call; a root may name them or not."""
-        made, self._made = self._made, set()
-        return made
 
     async def update(self, segments: int) -> None:
         """Bring the pages of some streams up to date; ``segments`` were persisted since the last call. Raises: Fenced; Corrupt."""
@@ -224,7 +217,6 @@ class SubjectPager:
             bodies = await self._in_thread(lambda: [rows.pack() for rows in rows_of])
             refs = await self._put(self._log.epoch, [Page(PageKind.SUBJECTS, state.position, stream.stream_id, body)
                                                      for body in bodies])
-            self._made.update(ref.position for ref in refs)
             made = [SubjectPage(rows.first_seq, rows.last_seq, rows.count, ref) for rows, ref in zip(rows_of, refs, strict=True)]
         if stream.subjects is pages:
             stream.subjects = (*pages[:start], *made, *pages[end:])

@@ -18,6 +18,7 @@ from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import ObjectKind
 from broker.storage.format.page import PageKind, decode_pages_directory
 from broker.storage.format.subject_rows import SubjectRows, SubjectRowsWriter
+from broker.storage.objectstore.base import Buffers
 from broker.storage.paths import parse
 from tests.jetstream.stream.paged_world import PagedWorld, settings
 from tests.jetstream.stream.world import SHARD, ask, pub, publish
@@ -416,4 +417,39 @@ async def test_what_there_is_of_pages_when_time_runs_out_stays(monkeypatch: pyte
     assert await world.shard.checkpointer.cut()
     assert _pages(world, stream)[-1].last_seq == 200  # type: ignore[attr-defined]
     await _check(stream, await _messages(stream))
+    await world.stop(stream)
+
+
+class _Late(Counting):
+    """Says of the first pages put that time ran out, although they are there."""
+
+    late = ""
+
+    async def put(self, key: str, data: Buffers) -> None:
+        await super().put(key, data)
+        if "/pages/" in key and not self.late:
+            self.late = key
+            raise TimeoutError
+
+
+async def test_a_page_that_was_put_too_late_is_released() -> None:
+    """No root ever names it: it does not stay until the next start."""
+    world, stream = await _paged(blocks=0)
+    store = _Late(world.store)
+    stream = await world.reopen(stream, store=store, kill=True)
+    await _fill(world, stream, 8, random.Random(1))
+    store.late = ""
+    assert await world.shard.checkpointer.cut()
+    assert store.late in world.store.objects
+    assert not _pages(world, stream)
+    for i in range(4):
+        await _fill(world, stream, 1, random.Random(i))
+        assert await world.shard.checkpointer.cut()
+        await world.shard.sweeper.after_round(world.shard.checkpointer)
+    world.log.urgent()
+    await world.settle(stream)
+    assert _pages(world, stream)
+    released = {SHARD.pages(position) for one in world.log.state.released.values() for position in one.pages}
+    assert store.late in released or store.late not in world.store.objects
+    assert not {SHARD.pages(page.place.position) for page in _pages(world, stream)} & released  # type: ignore[attr-defined]
     await world.stop(stream)
