@@ -104,6 +104,8 @@ class Checkpointer(LogListener):
         self._executor = executor
         self._pager = SubjectPager(log, paths, self.settings.subjects, self._put_pages, threads=executor is not None)
         self._pages_number = 0
+        self._put_since: set[Position] = set()
+        """Page objects that were begun to be put since the last root, and may be in the store whether or not that ended."""
         self._directory: dict[int, PageRef] = {}
         self._members: dict[int, frozenset[int]] = {}
         self.roots: list[KeptRoot] = []
@@ -315,7 +317,8 @@ class Checkpointer(LogListener):
         extra["roots"] = [[list(root.position), [list(p) for p in sorted(root.objects)]] for root in kept]
         root = Root(start, start, tuple(directory[n] for n in sorted(directory)), extra)
         await self._put(self._paths.checkpoint(start), [root.encode(self._log.nonce)])
-        known = frozenset().union(*(r.objects for r in self.roots), objects, self.dropped, self._pager.take_made())
+        known = frozenset().union(*(r.objects for r in self.roots), objects, self.dropped, self._put_since)
+        self._put_since.clear()
         self.dropped = set(known - frozenset().union(*(r.objects for r in kept)))
         self.roots = kept
         self._directory, self._members = directory, members
@@ -392,6 +395,7 @@ class Checkpointer(LogListener):
                 self._executor, encode_pages, position, self._log.nonce, pages)
         else:
             data, refs = encode_pages(position, self._log.nonce, pages)
+        self._put_since.add(position)
         await self._put(self._paths.pages(position), data)
         return refs
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from itertools import islice
 from operator import itemgetter
@@ -35,7 +35,6 @@ from broker.storage.state.subjects import SubjectPage, decode_subjects
 
 if TYPE_CHECKING:
     from broker.storage.format.block import BlockRef
-    from broker.storage.format.header import Position
     from broker.storage.log.log import Log
     from broker.storage.paths import ShardPaths
     from broker.storage.state.stream import StreamState
@@ -59,6 +58,9 @@ _AT_ONCE = 16
 _BYTES_AT_ONCE = 8 << 20
 _ROWS_AT_ONCE = 8192
 """Messages of blocks that are decoded in one call of a thread, or one turn of the loop: about 3 ms."""
+_BLOCKS_AT_ONCE = 1024
+_SPANS_AT_ONCE = 4096
+"""Of blocks, and of ranges of dead messages, that are looked at in one turn of the loop: about 3 ms."""
 _NAMES_BYTES_MAX = 8 << 20
 """Of the subjects in a page."""
 _LOOKED_AT = 8
@@ -86,14 +88,8 @@ class SubjectPager:
         self._put = put
         self._threads = threads
         self._rounds = 0
-        self._made: set[Position] = set()
         self._unreadable: set[int] = set()
         """Streams with a block that is damaged: not tried again before the next start."""
-
-    def take_made(self) -> set[Position]:
-        """The objects that were put since the last call; a root may name them or not."""
-        made, self._made = self._made, set()
-        return made
 
     async def update(self, segments: int) -> None:
         """Bring the pages of some streams up to date; ``segments`` were persisted since the last call. Raises: Fenced; Corrupt."""
@@ -139,15 +135,26 @@ class SubjectPager:
 
     async def _extend(self, stream: StreamState, gets: int) -> int:
         """Give pages to the messages after the last page, those of ``gets`` blocks; returns how many objects were read."""
-        pages = stream.subjects
-        entries = list(islice(stream.blocks.since(_next(stream)), gets))
-        if not entries:
-            return 0
-        start, count = len(pages), sum(entry.live_msgs for entry in entries)
-        while start and pages[start - 1].count <= min(2 * count, self._settings.rows_max - count):
-            start -= 1
-            count += pages[start].count
-        return await self._make(stream, start, len(pages), entries)
+        read, rows_max = 0, self._settings.rows_max
+        while read < gets:
+            pages, begin = stream.subjects, _next(stream)
+            entries: list[BlockEntry] = []
+            count = 0
+            for entry in islice(stream.blocks.since(begin), gets - read):
+                if entries and count + entry.live_msgs > rows_max:
+                    break  # a page is put now and then: what there is when time runs out stays
+                entries.append(entry)
+                count += entry.live_msgs
+            if not entries:
+                break
+            start = len(pages)
+            while start and pages[start - 1].count <= min(2 * count, rows_max - count):
+                start -= 1
+                count += pages[start].count
+            read += await self._make(stream, start, len(pages), entries)
+            if _next(stream) <= begin:
+                break
+        return read
 
     async def _improve(self, stream: StreamState) -> int:
         """Let go of pages of which nothing lives any more, and make those anew of which little does: some in each round. Returns
@@ -156,7 +163,9 @@ class SubjectPager:
         if not pages:
             return 0
         start = self._rounds % -(-len(pages) // _LOOKED_AT) * _LOOKED_AT
-        live = [_live(stream, page) for page in pages[start:start + _LOOKED_AT]]
+        live = [await _live(stream, page) for page in pages[start:start + _LOOKED_AT]]
+        if stream.subjects is not pages:
+            return 0
         worn = [at for at, (msgs, page) in enumerate(zip(live, pages[start:], strict=False), start) if 2 * msgs < page.count]
         if not worn:
             return 0
@@ -182,12 +191,12 @@ class SubjectPager:
                 if rows is None:
                     return read
                 read += 1
-                await self._in_thread(making.add_rows, rows, list(_dead(stream, page.first_seq, page.last_seq)))
+                await self._in_thread(making.add_rows, rows, await _dead(stream, page.first_seq, page.last_seq))
             async with aclosing(self._indexes(stream, entries)) as indexes:
                 async for some in indexes:
                     read += len(some)
                     first, last = max(making.last_seq + 1, some[0][0].first_seq), some[-1][0].last_seq
-                    await self._in_thread(making.add_indexes, some, list(_dead(stream, first, last)))
+                    await self._in_thread(making.add_indexes, some, await _dead(stream, first, last))
         except NotFound:
             return read  # it left the stream meanwhile, and its object the store
         except FormatError as error:
@@ -202,11 +211,12 @@ class SubjectPager:
             self._unreadable.add(stream.stream_id)
             return read
         made: list[SubjectPage] = []
-        if rows_of := making.end():
+        rows_of = await self._in_thread(making.end)
+        if rows_of:
             state = self._log.state
-            refs = await self._put(self._log.epoch, [Page(PageKind.SUBJECTS, state.position, stream.stream_id, rows.pack())
-                                                     for rows in rows_of])
-            self._made.update(ref.position for ref in refs)
+            bodies = await self._in_thread(lambda: [rows.pack() for rows in rows_of])
+            refs = await self._put(self._log.epoch, [Page(PageKind.SUBJECTS, state.position, stream.stream_id, body)
+                                                     for body in bodies])
             made = [SubjectPage(rows.first_seq, rows.last_seq, rows.count, ref) for rows, ref in zip(rows_of, refs, strict=True)]
         if stream.subjects is pages:
             stream.subjects = (*pages[:start], *made, *pages[end:])
@@ -289,21 +299,36 @@ class _Making:
         return self._done
 
 
-def _dead(stream: StreamState, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """What is dead of the sequences first..last, rising. Sequences that never were a message may be among it."""
-    at = max(first, stream.first_seq)
-    if at > first:
-        yield first, min(at - 1, last)
-    for entry in stream.blocks.since(at):
-        if entry.first_seq > last:
-            break
-        if entry.first_seq > at:
-            yield at, entry.first_seq - 1
-        if entry.dead is not None:
-            yield from (span for span in entry.dead.seqs() if span[1] >= at)
-        at = max(at, entry.last_seq + 1)
-    if at <= last:
-        yield at, last
+async def _dead(stream: StreamState, first: int, last: int) -> list[tuple[int, int]]:
+    """What is dead of the sequences first..last, rising. Sequences that never were a message may be among it.
+
+    In as many turns of the loop as it takes. Between two of them messages may die, and blocks give way to others: each turn
+    begins with the block that then has the next sequence.
+    """
+    dead: list[tuple[int, int]] = []
+    at = first
+    while at <= last:
+        if at < stream.first_seq:
+            dead.append((at, min(stream.first_seq - 1, last)))
+            at = stream.first_seq
+            continue
+        most = len(dead) + _SPANS_AT_ONCE
+        for seen, entry in enumerate(stream.blocks.since(at)):
+            if seen == _BLOCKS_AT_ONCE or len(dead) > most:
+                await asyncio.sleep(0)
+                break
+            if entry.first_seq > at:
+                dead.append((at, min(entry.first_seq - 1, last)))
+            if entry.first_seq > last:
+                return dead
+            if entry.dead is not None:
+                dead += [(max(begin, at), end) for begin, end in entry.dead.seqs() if end >= at]
+            at = max(at, entry.last_seq + 1)
+        else:
+            if at <= last:
+                dead.append((at, last))
+            return dead
+    return dead
 
 
 def _next(stream: StreamState) -> int:
@@ -311,12 +336,18 @@ def _next(stream: StreamState) -> int:
     return stream.subjects[-1].last_seq + 1 if stream.subjects else stream.first_seq
 
 
-def _live(stream: StreamState, page: SubjectPage) -> int:
-    """About how many messages of a page still live."""
-    live = 0
-    for entry in stream.blocks.since(max(page.first_seq, stream.first_seq)):
-        if entry.first_seq > page.last_seq:
-            break
-        first, last = max(entry.first_seq, page.first_seq, stream.first_seq), min(entry.last_seq, page.last_seq)
-        live += min(entry.live_msgs, last - first + 1)
+async def _live(stream: StreamState, page: SubjectPage) -> int:
+    """About how many messages of a page still live; in as many turns of the loop as it takes."""
+    live, at = 0, max(page.first_seq, stream.first_seq)
+    while at <= page.last_seq:
+        for seen, entry in enumerate(stream.blocks.since(at)):
+            if entry.first_seq > page.last_seq:
+                return live
+            if seen == _BLOCKS_AT_ONCE:
+                break
+            live += min(entry.live_msgs, min(entry.last_seq, page.last_seq) - max(entry.first_seq, at) + 1)
+            at = entry.last_seq + 1
+        else:
+            return live
+        await asyncio.sleep(0)
     return live

@@ -14,7 +14,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain, islice, pairwise
+from heapq import merge
+from itertools import accumulate, chain, compress, islice, pairwise
 from operator import add, ge
 from typing import Any
 
@@ -27,6 +28,9 @@ __all__ = ["SubjectRows", "SubjectRowsWriter"]
 _ROWS_MAX = 1 << 24
 """A reader allocates no more because a page says so; writers stay far below."""
 _SIZE_MAX = (1 << 32) - 1
+_AT_ONCE = 4096
+"""Messages, or names, that one call of a function in C looks at, about 2 ms: it holds the interpreter, and with it the threads
+that run beside it."""
 
 Span = tuple[int, int]
 """From the first sequence to the last, both included."""
@@ -93,7 +97,7 @@ class SubjectRows:
         names = [names_bytes[start:end] for start, end in pairwise(ends)]
         low, high = (begin, begin + count - 1) if seq_cells is None else (seq_cells[0], seq_cells[-1])
         if (low < first_seq or high > last_seq or max(id_cells) >= names_count or max(size_cells) > _SIZE_MAX
-                or any(map(ge, names, names[1:]))
+                or any(name >= after for name, after in pairwise(names))
                 or (seq_cells is not None and any(map(ge, seq_cells, seq_cells[1:])))):
             raise Misfit("the rows of a page of subjects are out of bounds")
         return cls(first_seq, last_seq, begin, seq_cells, id_cells, size_cells, names)
@@ -152,14 +156,15 @@ class SubjectRowsWriter:
         mine = self._ids
         known = len(mine)
         place = [mine.setdefault(name, len(mine)) for name in names]
-        self.names_bytes += sum(map(len, islice(reversed(mine), len(mine) - known)))
+        self.names_bytes += sum(len(name) for name in islice(reversed(mine), len(mine) - known))
         at, end = bisect_left(seqs, first), bisect_left(seqs, last + 1)
         for gone, until in chain(dead, [(last + 1, last + 1)]):
             stop = min(max(at, bisect_left(seqs, gone)), end)
-            if stop > at:
-                self._seqs.extend(iter(seqs[at:stop]))
-                self._row_ids.extend(map(place.__getitem__, ids[at:stop]))
-                self._sizes.extend(iter(sizes[at:stop]))
+            for start in range(at, stop, _AT_ONCE):
+                some = slice(start, min(start + _AT_ONCE, stop))
+                self._seqs.extend(iter(seqs[some]))
+                self._row_ids.extend(map(place.__getitem__, ids[some]))
+                self._sizes.extend(iter(sizes[some]))
             at = min(max(stop, bisect_left(seqs, until + 1)), end)
         self.last_seq = last
 
@@ -167,11 +172,20 @@ class SubjectRowsWriter:
         """All of them; None when there are none."""
         if not self._row_ids:
             return None
-        listed = list(self._ids)
-        used = sorted(set(self._row_ids), key=listed.__getitem__)
-        place = dict(zip(used, range(len(used)), strict=True))
-        ids = compact(list(map(place.__getitem__, self._row_ids)), len(used))
+        listed, mine = list(self._ids), self._ids
+        used = bytearray(len(listed))
+        for i in self._row_ids:
+            used[i] = 1
+        names = _in_order(list(compress(listed, used)))
+        place = [0] * len(listed)
+        for i, name in enumerate(names):
+            place[mine[name]] = i
+        ids = compact([place[i] for i in self._row_ids], len(names))
         seqs, count = self._seqs, len(self._seqs)
         gapless = seqs[-1] - seqs[0] == count - 1
-        return SubjectRows(self.first_seq, self.last_seq, seqs[0], None if gapless else seqs, ids, self._sizes,
-                           [listed[i] for i in used])
+        return SubjectRows(self.first_seq, self.last_seq, seqs[0], None if gapless else seqs, ids, self._sizes, names)
+
+
+def _in_order(names: Sequence[bytes]) -> list[bytes]:
+    """``sorted(names)``, in slices."""
+    return list(merge(*[sorted(names[at:at + _AT_ONCE]) for at in range(0, len(names), _AT_ONCE)]))

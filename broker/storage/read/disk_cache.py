@@ -22,9 +22,11 @@ import logging
 import os
 import tempfile
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 from zlib import crc32
 
 from broker.storage.objectstore.base import ObjectStore
@@ -33,6 +35,9 @@ from broker.storage.objectstore.wrapper import Wrapper
 __all__ = ["DiskCache"]
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _FILES = 16
 _FILE_RANGES_MAX = 8192
@@ -43,44 +48,50 @@ _READERS = 4
 
 
 class _Range:
-    """Bytes ``start`` to ``end`` of an object: where they are, and whether they were read again."""
+    """Bytes ``start`` to ``end`` of an object: where they are, and whether they were read again. ``crc`` None: not written yet."""
 
     __slots__ = ("crc", "end", "file", "key", "offset", "start", "used")
 
-    def __init__(self, key: str, start: int, end: int, file: _File, offset: int, crc: int) -> None:
+    def __init__(self, key: str, start: int, end: int, file: _File, offset: int) -> None:
         self.key = key
         self.start = start
         self.end = end
         self.file = file
         self.offset = offset
-        self.crc = crc
+        self.crc: int | None = None
         self.used = False
 
 
 class _File:
-    """A file without a name. ``users`` are threads that read or write it: it is closed after the last of them."""
+    """A file without a name. Whoever uses it enters and leaves; it is closed when the last one left, who made it among them.
 
-    __slots__ = ("fd", "gone", "ranges", "size", "users")
+    A thread that reads or writes it may go on when its task was cancelled, and a descriptor that was closed is soon another
+    file's: so threads leave by themselves. Closing frees the file's room, which takes long where it is large: see ``_let_go``.
+    """
+
+    __slots__ = ("_lock", "_users", "fd", "ranges", "size")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.size = 0
-        self.users = 0
-        self.gone = False
         self.ranges: list[_Range] = []
+        self._users = 1
+        self._lock = Lock()
+
+    async def run(self, executor: ThreadPoolExecutor, fn: Callable[[int, T, int], R], what: T, offset: int) -> R:
+        """``fn(fd, what, offset)`` in a thread."""
+        with self._lock:
+            self._users += 1
+        future = executor.submit(fn, self.fd, what, offset)
+        future.add_done_callback(lambda _: self.leave())
+        return await asyncio.wrap_future(future)
 
     def leave(self) -> None:
-        self.users -= 1
-        self._close_unused()
-
-    def go(self) -> None:
-        self.gone = True
-        self._close_unused()
-
-    def _close_unused(self) -> None:
-        if self.gone and not self.users and self.fd >= 0:
+        with self._lock:
+            self._users -= 1
+            unused = not self._users
+        if unused:
             os.close(self.fd)
-            self.fd = -1
 
 
 class DiskCache(Wrapper):
@@ -99,7 +110,8 @@ class DiskCache(Wrapper):
         self._folder = folder
         self._file_bytes = max(bytes_max // _FILES, 1)
         self._files: deque[_File] = deque()
-        self._ranges: dict[str, list[_Range]] = {}
+        self._ranges: dict[str, dict[_Range, None]] = {}
+        """By key, from when they begin to be written: what is forgotten before that ends stays forgotten."""
         self._unwritten = 0
         self._writes: set[asyncio.Task[None]] = set()
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -134,8 +146,9 @@ class DiskCache(Wrapper):
     async def close(self) -> None:
         """Close the files; the store below is somebody else's."""
         self.off = self.off or "closed"
-        await asyncio.gather(*self._writes, return_exceptions=True)
         self.clear()
+        while self._writes:
+            await asyncio.gather(*self._writes, return_exceptions=True)
         self._writer.shutdown(wait=False)
         self._readers.shutdown(wait=False)
 
@@ -143,7 +156,7 @@ class DiskCache(Wrapper):
         """Forget everything; writes under way come to nothing."""
         self._ranges.clear()
         while self._files:
-            self._files.popleft().go()
+            self._start(self._let_go(self._files.popleft()))
 
     def forget(self, key: str) -> None:
         """Forget an object: what was read of it is damaged, and perhaps was in the store."""
@@ -153,21 +166,18 @@ class DiskCache(Wrapper):
 
     def _find(self, key: str, start: int, end: int) -> _Range | None:
         for kept in self._ranges.get(key, ()):
-            if kept.start <= start and end <= kept.end:
+            if kept.start <= start and end <= kept.end and kept.crc is not None:
                 return kept
         return None
 
     async def _read(self, kept: _Range) -> bytes | None:
         """All of a range; None if it is not what was written."""
-        file, size = kept.file, kept.end - kept.start
-        file.users += 1
+        size = kept.end - kept.start
         try:
-            data, crc = await asyncio.get_running_loop().run_in_executor(self._readers, _read_at, file.fd, size, kept.offset)
+            data, crc = await kept.file.run(self._readers, _read_at, size, kept.offset)
         except OSError as error:
             self._turn_off(error)
             return None
-        finally:
-            file.leave()
         if len(data) != size or crc != kept.crc:
             self.damaged += 1
             _log.warning("the cache directory %s is damaged: %s from byte %d on is got from the store again", self._folder,
@@ -177,10 +187,13 @@ class DiskCache(Wrapper):
         kept.used = True
         return data
 
+    def _knows(self, kept: _Range) -> bool:
+        return kept in self._ranges.get(kept.key, ())
+
     def _forget(self, kept: _Range) -> None:
-        ranges = self._ranges.get(kept.key, [])
+        ranges = self._ranges.get(kept.key, {})
         if kept in ranges:
-            ranges.remove(kept)
+            del ranges[kept]
             if not ranges:
                 del self._ranges[kept.key]
 
@@ -197,10 +210,10 @@ class DiskCache(Wrapper):
             except OSError as error:
                 self._turn_off(error)
                 return
-        kept = _Range(key, start, start + len(data), file, file.size, 0)
+        kept = _Range(key, start, start + len(data), file, file.size)
         file.size += len(data)
         file.ranges.append(kept)
-        file.users += 1
+        self._ranges.setdefault(key, {})[kept] = None
         self._unwritten += len(data)
         self._start(self._write(kept, data))
 
@@ -217,45 +230,50 @@ class DiskCache(Wrapper):
         task.add_done_callback(self._writes.discard)
 
     async def _write(self, kept: _Range, data: bytes) -> None:
-        file = kept.file
         try:
-            kept.crc = await asyncio.get_running_loop().run_in_executor(self._writer, _write_at, file.fd, data, kept.offset)
+            crc = await kept.file.run(self._writer, _write_at, data, kept.offset)
         except OSError as error:
             self._turn_off(error)
             return
         finally:
             self._unwritten -= len(data)
-            file.leave()
-        if not file.gone:
-            there = self._ranges.setdefault(kept.key, [])
-            there[:] = [other for other in there if not (kept.start <= other.start and other.end <= kept.end)]
-            there.append(kept)
+        if not self._knows(kept):
+            return
+        kept.crc = crc
+        for other in [other for other in self._ranges[kept.key] if kept.start <= other.start and other.end <= kept.end]:
+            if other is not kept and other.crc is not None:
+                self._forget(other)
 
     async def _retire(self, file: _File) -> None:
         """Let the oldest file go; what was read again goes to the newest."""
         again: list[_Range] = []
         left = self._file_bytes // 2
         for kept in file.ranges:
-            if kept not in self._ranges.get(kept.key, ()):
-                continue
-            self._forget(kept)
-            self.evictions += 1
-            if kept.used and kept.end - kept.start <= left:
+            if kept.used and kept.end - kept.start <= left and self._knows(kept):
                 left -= kept.end - kept.start
                 again.append(kept)
-        file.users += 1
-        file.go()
+            elif self._knows(kept):
+                self._forget(kept)
+                self.evictions += 1
         try:
             for kept in again:
-                kept_file, size = kept.file, kept.end - kept.start
+                size, data, crc = kept.end - kept.start, b"", 0
                 with suppress(OSError):
-                    data, crc = await asyncio.get_running_loop().run_in_executor(
-                        self._readers, _read_at, kept_file.fd, size, kept.offset)
-                    if len(data) == size and crc == kept.crc and self._find(kept.key, kept.start, kept.end) is None:
-                        self.evictions -= 1
-                        self._keep(kept.key, kept.start, data)
+                    data, crc = await file.run(self._readers, _read_at, size, kept.offset)
+                if not self._knows(kept):
+                    continue  # it is distrusted now, or a larger range took its place
+                self._forget(kept)
+                if len(data) == size and crc == kept.crc:
+                    self._keep(kept.key, kept.start, data)
+                else:
+                    self.evictions += 1
         finally:
-            file.leave()
+            for kept in again:
+                self._forget(kept)
+            await self._let_go(file)
+
+    async def _let_go(self, file: _File) -> None:
+        await asyncio.wrap_future(self._writer.submit(file.leave))
 
     def _turn_off(self, error: OSError) -> None:
         if not self.off:

@@ -4,7 +4,8 @@ Owns: which frames are on their way or here, so that nobody asks for them twice;
 Does not own: requests and decoding (reader), what is worth loading ahead (whoever reads in order).
 
 An extent leaves the window when each of its frames has been decoded, or when nobody came for the rest of it while four times
-the window was loaded, and its room is needed. Where there is no room, nothing is read ahead, and loads take single frames.
+the window was loaded, and its room is needed. Where there is no room, nothing is read ahead, and loads take single frames: with
+those that nobody waits for any more, it has no more than four times its bound.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from broker.storage.format.index import Head
 __all__ = ["Extent", "Window"]
 
 _STALE_SHARE = 4
-_EXTENTS_MAX = 256
+_EXTENTS_MAX = 1024
+"""Bounds what they take beside their bytes: 1 MiB."""
 _ALL = 1 << 32
 """More frames than any block has: of an extent whose index is on its way with the frames."""
 
@@ -92,8 +94,10 @@ class Window:
         self._extents[extent] = None
         self._of_block.setdefault(extent.block, []).append(extent)
         self.bytes += extent.size
-        self._loaded_bytes += extent.size
+        # Very small ones count for more, or a thousand of them would keep others out for long.
+        self._loaded_bytes += max(extent.size, self.bytes_max // _EXTENTS_MAX)
         extent.born = self._loaded_bytes
+        self.room(0)
 
     def drop(self, extent: Extent) -> None:
         """Forget it; who holds it may use it still."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections import Counter
 
 import pytest
@@ -12,10 +13,12 @@ import pytest
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state import subject_state
 from broker.jetstream.stream.stream import Stream
-from broker.storage.checkpoint import checkpointer
+from broker.storage.checkpoint import checkpointer, subject_pages
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import ObjectKind
 from broker.storage.format.page import PageKind, decode_pages_directory
+from broker.storage.format.subject_rows import SubjectRows, SubjectRowsWriter
+from broker.storage.objectstore.base import Buffers
 from broker.storage.paths import parse
 from tests.jetstream.stream.paged_world import PagedWorld, settings
 from tests.jetstream.stream.world import SHARD, ask, pub, publish
@@ -333,4 +336,120 @@ async def test_a_round_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch
     assert covered[0] < covered[2]
     assert stream.last_seq - covered[-1] < 8 * 25 + 5
     await _check(stream, await _messages(stream))
+    await world.stop(stream)
+
+
+async def test_pages_are_made_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are threads, all that takes time with the messages of a page is in one: a page of 262 144 messages held the loop
+    for half a second."""
+    threads: dict[str, set[int]] = {"rows": set(), "pack": set()}
+    rows, pack = SubjectRowsWriter.rows, SubjectRows.pack
+    monkeypatch.setattr(SubjectRowsWriter, "rows", lambda self: (threads["rows"].add(threading.get_ident()), rows(self))[1])
+    monkeypatch.setattr(SubjectRows, "pack", lambda self: (threads["pack"].add(threading.get_ident()), pack(self))[1])
+    world = PagedWorld()
+    await world.open()
+    world.shard.checkpointer._pager._threads = True
+    stream = world.stream()
+    await world.settle(stream)
+    await _fill(world, stream, 10, random.Random(1))
+    assert await world.shard.checkpointer.cut()
+    assert _pages(world, stream)
+    assert threads["rows"]
+    assert threads["pack"]
+    assert threading.get_ident() not in threads["rows"] | threads["pack"]
+    await world.stop(stream)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_is_dead_is_looked_up_in_turns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few blocks and few ranges in each turn: a page has what lives, and no turn looks at more."""
+    monkeypatch.setattr(subject_pages, "_BLOCKS_AT_ONCE", 2)
+    monkeypatch.setattr(subject_pages, "_SPANS_AT_ONCE", 3)
+    rng = random.Random(seed)
+    how = settings(blocks_min=1, rows_max=rng.choice([100, 1000]))
+    world = PagedWorld()
+    await world.open(how=how)
+    stream = world.stream()
+    await world.settle(stream)
+    for i in range(4):
+        await _fill(world, stream, 6, rng)
+        if i:
+            for seq in rng.sample(range(stream.first_seq, stream.last_seq + 1), 60):
+                await stream.delete_msg(seq, False)
+        await world.settle(stream)
+        assert await world.shard.checkpointer.cut()
+    msgs = await _messages(stream)
+    stored = world.log.state.streams[stream.stream_id]
+    for page in stored.subjects:
+        assert page.count >= await subject_pages._live(stored, page)
+    dead = await subject_pages._dead(stored, 1, stream.last_seq)
+    assert {seq for first, last in dead for seq in range(first, last + 1)} == set(range(1, stream.last_seq + 1)) - set(msgs)
+    assert sorted(dead) == dead
+    stream = await world.reopen(stream, how=how)
+    await _check(stream, msgs)
+    await world.stop(stream)
+
+
+async def test_what_there_is_of_pages_when_time_runs_out_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of very many messages: a page is put once it is full, and the next round goes on from there. Read all at once they
+    would never have got a page, and all their subjects would have been in memory."""
+    held: list[int] = []
+    add_indexes = subject_pages._Making.add_indexes
+
+    def slow(self: subject_pages._Making, *args: object) -> None:
+        held.append(len(self._writer))
+        if len(held) > 5:
+            raise TimeoutError
+        add_indexes(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(subject_pages._Making, "add_indexes", slow)
+    monkeypatch.setattr(subject_pages, "_AT_ONCE", 1)
+    how = settings(blocks_min=4, rows_max=60)
+    world = PagedWorld()
+    await world.open(how=how)
+    stream = world.stream()
+    await world.settle(stream)
+    await _fill(world, stream, 12, random.Random(1))
+    assert await world.shard.checkpointer.cut()
+    assert [page.last_seq for page in _pages(world, stream)] == [50, 100]  # type: ignore[attr-defined]
+    held.clear()
+    await _fill(world, stream, 1, random.Random(2))
+    assert await world.shard.checkpointer.cut()
+    assert _pages(world, stream)[-1].last_seq == 200  # type: ignore[attr-defined]
+    await _check(stream, await _messages(stream))
+    await world.stop(stream)
+
+
+class _Late(Counting):
+    """Says of the first pages put that time ran out, although they are there."""
+
+    late = ""
+
+    async def put(self, key: str, data: Buffers) -> None:
+        await super().put(key, data)
+        if "/pages/" in key and not self.late:
+            self.late = key
+            raise TimeoutError
+
+
+async def test_a_page_that_was_put_too_late_is_released() -> None:
+    """No root ever names it: it does not stay until the next start."""
+    world, stream = await _paged(blocks=0)
+    store = _Late(world.store)
+    stream = await world.reopen(stream, store=store, kill=True)
+    await _fill(world, stream, 8, random.Random(1))
+    store.late = ""
+    assert await world.shard.checkpointer.cut()
+    assert store.late in world.store.objects
+    assert not _pages(world, stream)
+    for i in range(4):
+        await _fill(world, stream, 1, random.Random(i))
+        assert await world.shard.checkpointer.cut()
+        await world.shard.sweeper.after_round(world.shard.checkpointer)
+    world.log.urgent()
+    await world.settle(stream)
+    assert _pages(world, stream)
+    released = {SHARD.pages(position) for one in world.log.state.released.values() for position in one.pages}
+    assert store.late in released or store.late not in world.store.objects
+    assert not {SHARD.pages(page.place.position) for page in _pages(world, stream)} & released  # type: ignore[attr-defined]
     await world.stop(stream)

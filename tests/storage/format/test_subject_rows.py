@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.storage.format import subject_rows
 from broker.storage.format.codec import pack_value, unpack_value
 from broker.storage.format.header import Position
 from broker.storage.format.index import Head
@@ -122,3 +123,22 @@ def test_rows_out_of_bounds_are_refused(change: dict[str, object]) -> None:
     assert SubjectRows.unpack(make(sound).pack()).count == 2
     with pytest.raises(ValueError, match="page of subjects"):
         SubjectRows.unpack(make(given_).pack())
+
+
+def test_rows_of_many_are_made_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More messages and names than one call looks at: the same rows, and no call sorts more."""
+    monkeypatch.setattr(subject_rows, "_AT_ONCE", 7)
+    longest = []
+    monkeypatch.setattr(subject_rows, "sorted", lambda some: longest.append(len(some)) or sorted(some), raising=False)
+    rng = random.Random(1)
+    msgs = [(seq, b"s.%d" % rng.randrange(60), 0, bytes(rng.randrange(9))) for seq in range(1, 201)]
+    writer = SubjectRowsWriter(1)
+    for at in (0, 100):
+        writer.add_head(_head(msgs[at:at + 100]), 1, msgs[at + 99][0], [(20, 40), (150, 150)])
+    rows = writer.rows()
+    assert rows is not None
+    expected = [(seq, name, message_size(name, hlen, body)) for seq, name, hlen, body in msgs if not 20 <= seq <= 40 and seq != 150]
+    assert _listed(rows) == expected
+    assert _listed(SubjectRows.unpack(rows.pack())) == expected
+    assert list(rows.names) == sorted({name for _, name, _ in expected})
+    assert max(longest) <= 7

@@ -142,6 +142,7 @@ async def test_an_emptied_folder_takes_nothing_away(cache: DiskCache, store: Cou
     assert await cache.get("o2", 0, MIB) == store.objects["o2"]
     assert "No such file" in cache.off
     assert await cache.get("o1", 0, MIB) == store.objects["o1"]
+    await written(cache)
     assert files(tmp_path) == []
 
 
@@ -208,3 +209,105 @@ async def test_a_distrusted_object_is_got_again(cache: DiskCache, store: Countin
     store.objects["o0"] = store.objects["o1"]
     cache.forget("o0")
     assert await cache.get("o0", 0, 100) == store.objects["o1"][:100]
+
+
+async def test_what_is_distrusted_while_it_is_written_is_not_kept(cache: DiskCache, store: Counting) -> None:
+    """A reader finds at once that what came is damaged, before it is on the disk."""
+    await cache.get("o0", 0, MIB)
+    cache.forget("o0")
+    store.objects["o0"] = store.objects["o1"]
+    await written(cache)
+    assert await cache.get("o0", 0, 100) == store.objects["o1"][:100]
+    await written(cache)
+    assert await cache.get("o0", 0, 100) == store.objects["o1"][:100]
+    assert store.gets == 2
+
+
+async def test_what_is_distrusted_while_its_file_goes_is_not_kept(cache: DiskCache, store: Counting,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was read again, so it is on its way to the newest file."""
+    reading, go_on, read = threading.Event(), threading.Event(), disk_cache._read_at
+    await cache.get("o0", 0, MIB // 4)
+    await written(cache)
+    await cache.get("o0", 0, MIB // 4)
+
+    def stopped(fd: int, size: int, offset: int) -> tuple[bytes, int]:
+        reading.set()
+        go_on.wait()
+        return read(fd, size, offset)
+
+    monkeypatch.setattr(disk_cache, "_read_at", stopped)
+    for i in range(1, 30):
+        if not reading.is_set():
+            await cache.get(f"o{i}", 0, MIB // 4 * 3)
+            await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(reading.wait, 10)
+    cache.forget("o0")
+    store.objects["o0"] = store.objects["o1"]
+    go_on.set()
+    await written(cache)
+    assert await cache.get("o0", 0, 100) == store.objects["o1"][:100]
+
+
+@pytest.mark.parametrize("what", ["read", "write"])
+async def test_a_file_stays_open_for_a_thread_whose_task_was_cancelled(what: str, cache: DiskCache, store: Counting, tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its descriptor would be another file's, and the thread would write there."""
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    real = getattr(disk_cache, f"_{what}_at")
+    found: list[bool] = []
+
+    def stopped(fd: int, some: object, offset: int) -> object:
+        begun.set()
+        go_on.wait()
+        found.append(fd in files(tmp_path))
+        done.set()
+        return real(fd, some, offset)
+
+    if what == "write":
+        monkeypatch.setattr(disk_cache, "_write_at", stopped)
+        await cache.get("o0", 0, MIB)
+        [task] = [task for task in asyncio.all_tasks() if task.get_name() == "cache directory"]
+    else:
+        await cache.get("o0", 0, MIB)
+        await written(cache)
+        monkeypatch.setattr(disk_cache, "_read_at", stopped)
+        task = asyncio.ensure_future(cache.get("o0", 0, MIB))  # type: ignore[assignment]
+    assert await asyncio.to_thread(begun.wait, 10)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    cache.clear()
+    if what == "read":
+        await written(cache)  # its own part in the file is over
+    go_on.set()
+    assert await asyncio.to_thread(done.wait, 10)
+    assert found == [True]
+    await written(cache)
+    await asyncio.to_thread(cache._readers.shutdown)
+    assert files(tmp_path) == []
+
+
+async def test_files_are_closed_in_a_thread(cache: DiskCache, store: Counting, tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """To free the room of a file of a gigabyte takes 80 ms."""
+    closed: list[int] = []
+    close = os.close
+
+    def noted(fd: int) -> None:
+        if fd in known:
+            closed.append(threading.get_ident())
+        close(fd)
+
+    known: set[int] = set()
+    for i in range(20):
+        await cache.get(f"o{i}", 0, MIB)
+        await written(cache)
+        if i == 0:
+            known.update(files(tmp_path))
+            monkeypatch.setattr(os, "close", noted)
+    known.update(files(tmp_path))
+    cache.clear()
+    await written(cache)
+    assert files(tmp_path) == []
+    assert len(closed) >= 16
+    assert threading.get_ident() not in closed

@@ -133,3 +133,18 @@ def test_what_nobody_comes_for_leaves_when_its_room_is_needed() -> None:
     window.drop(last)
     assert window.room(50)
     assert (window.bytes, len(window), window.find("a", 0)) == (0, 0, None)
+
+
+@pytest.mark.parametrize("size", [1, 40_000], ids=["tiny", "large"])
+def test_what_nobody_waits_for_is_bounded(size: int) -> None:
+    """Single frames are loaded whether there is room or not; when their callers were cancelled, they leave as well."""
+    window = Window(1 << 20)
+    for number in range(20_000):
+        window.add(Extent(number, 0, 1, size, None))
+        assert window.bytes <= 4 * window.bytes_max + size
+        assert len(window) <= 4 * 1024 + 1
+    assert not window.room(1 << 19) or size == 1
+    for number in range(8 * 1024):  # others go on, and the room of those is soon theirs
+        window.add(last := Extent("b", number, number + 1, size, None))
+        window.drop(last)
+    assert window.room(1 << 19)
