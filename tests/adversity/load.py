@@ -158,7 +158,7 @@ class Load:
                 while not self.stop.is_set():
                     message = await sub.next_msg(timeout=3)
                     seq = message.metadata.sequence.stream
-                    if seq == sub._jsi._ccreq.opt_start_seq != self.pushed + 1:
+                    if seq == sub._sub._jsi._ccreq.opt_start_seq != self.pushed + 1:
                         break  # nats-py asks for 1 when it recreates a consumer that has not had a message yet
                     if seq != self.pushed + 1:
                         raise Violation(f"the ordered consumer had {self.pushed}, then {seq}")

@@ -14,7 +14,7 @@ import pytest
 from tests.sim.streams.world import FEATURES, World
 
 SEEDS = 240
-COUNTED_SEEDS = 20
+COUNTED_SEEDS = 30
 """The first of them, which run where their faults are counted."""
 SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000"))
 RETENTION_SEEDS = 20
