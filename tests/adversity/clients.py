@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +17,8 @@ from nats.js.errors import APIError
 
 from tests.harness import BrokerProcess, fetch
 
-__all__ = ["FAILED", "Writer", "connect", "health", "read_all", "resident_bytes", "standby_health", "unexpected", "until"]
+__all__ = ["FAILED", "Writer", "connect", "health", "raise_ended", "read_all", "resident_bytes", "running", "standby_health",
+           "unexpected", "until"]
 
 FAILED = (nats.errors.Error, APIError, asyncio.TimeoutError, ConnectionError)
 """What a stock client raises while its broker is unavailable or refuses."""
@@ -30,6 +31,25 @@ async def connect(*urls: str, **options: Any) -> Client:
 
     return await nats.connect(list(urls), **{"max_reconnect_attempts": -1, "reconnect_time_wait": 0.05,
                                              "connect_timeout": 1, "error_cb": quiet, "dont_randomize": True, **options})
+
+
+@asynccontextmanager
+async def running(stop: asyncio.Event, clients: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Clients that go on until the block ends, which sets ``stop``, as tasks. Raises: what ended one of them."""
+    tasks = [asyncio.create_task(client) for client in clients]
+    try:
+        yield tasks
+    finally:
+        stop.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    raise_ended(tasks)
+
+
+def raise_ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Raises: what ended one of them, if any has ended."""
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 class Writer:

@@ -24,7 +24,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
 
-from tests.adversity.clients import FAILED, connect, until
+from tests.adversity.clients import FAILED, connect, raise_ended, running, until
 from tests.harness import BrokerProcess
 
 BATCH = 4
@@ -204,25 +204,16 @@ async def _kill_rounds(directory: Path, rounds: int) -> None:
         for name, config in STREAMS.items():
             await _api(nc, f"STREAM.CREATE.{name}", {"name": name, **config})
         await nc.jetstream().create_key_value(bucket="KILL", history=5)
-        tasks = [asyncio.create_task(one) for one in (
-            *(run.bucket(key) for key in KEYS), run.counter(1), run.counter(2), run.batcher(1), run.batcher(2), run.mortal())]
-        try:
+        clients = (*(run.bucket(key) for key in KEYS), run.counter(1), run.counter(2), run.batcher(1), run.batcher(2), run.mortal())
+        async with running(run.stop, clients) as tasks:
             for _ in range(rounds):
                 run.moved.clear()
                 async with asyncio.timeout(30):
                     await run.moved.wait()  # it acknowledges again
                 await asyncio.sleep(rng.random() * 0.5)
-                for task in tasks:
-                    if task.done():
-                        task.result()
+                raise_ended(tasks)
                 await broker.kill()
                 await broker.start()
-        finally:
-            run.stop.set()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
         await _check(run, nc)
         await nc.close()
     assert run.revisions

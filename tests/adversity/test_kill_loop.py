@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from nats.js.api import StreamConfig
 
-from tests.adversity.clients import connect
+from tests.adversity.clients import connect, raise_ended, running
 from tests.adversity.history import History
 from tests.adversity.load import STREAM, Load
 from tests.harness import BrokerProcess
@@ -30,25 +30,16 @@ async def kill_rounds(store: Store, rounds: int) -> History:
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name=STREAM, subjects=["kill.>"]))
         await nc.close()
-        tasks = [asyncio.create_task(client) for client in load.clients()]
-        try:
+        async with running(load.stop, load.clients()) as tasks:
             for _ in range(rounds):
                 load.moved.clear()
                 async with asyncio.timeout(30):
                     await load.moved.wait()  # it acknowledges again
                 await asyncio.sleep(rng.random() * 0.5)
-                for task in tasks:
-                    if task.done():
-                        task.result()
+                raise_ended(tasks)
                 await broker.kill()
                 load.killed()
                 await broker.start()
-        finally:
-            load.stop.set()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
         held, last = await load.stored()
         load.check(held, last)
     print(f"{rounds} kills: {load}, {last} stored")

@@ -10,13 +10,13 @@ import contextlib
 import os
 import random
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 from nats.js.api import StreamConfig
 
-from tests.adversity.clients import connect, unexpected, until
+from tests.adversity.clients import connect, raise_ended, running, unexpected, until
 from tests.adversity.load import STREAM, Load
 from tests.harness import BrokerProcess, free_port
 from tests.real.s3 import S3Server, own_minio
@@ -34,17 +34,10 @@ async def under_load(server: S3Server, credentials: Path) -> AsyncIterator[tuple
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name=STREAM, subjects=["kill.>"]))
         await nc.close()
-        tasks = [asyncio.create_task(client) for client in load.clients()]
-        try:
+        async with running(load.stop, load.clients()) as tasks:
             await moved(load, tasks)
             yield broker, load
             await moved(load, tasks)
-        finally:
-            load.stop.set()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
         load.check(*await load.stored())
         assert not unexpected(broker)
         await broker.restart()
@@ -68,14 +61,12 @@ def write(credentials: Path, server: S3Server) -> None:
     new.replace(credentials)
 
 
-async def moved(load: Load, tasks: list[asyncio.Task[None]] | None = None, seconds: float = 60) -> None:
+async def moved(load: Load, tasks: Sequence[asyncio.Task[None]] = (), seconds: float = 60) -> None:
     """Wait until publishes are acknowledged again that began after this call, and each kind of client got something."""
     acked, pushed, double = len(load.history.acked), load.pushed, len(load.double.double_acked)
 
     async def all_moved() -> bool:
-        for task in tasks or ():
-            if task.done():
-                task.result()
+        raise_ended(tasks)
         return len(load.history.acked) > acked + 60 and load.pushed > pushed and len(load.double.double_acked) > double
 
     await until(all_moved, seconds)

@@ -374,7 +374,8 @@ class Checkpointer(LogListener):
         """Which pages to rewrite though unchanged, so that no old object is kept for the sake of one page. Those with subjects
         are left out: they have objects of their own, which leave with the messages."""
         objects = self.roots[-1].objects if self.roots else frozenset()
-        objects -= {page.place.position for stream in self._log.state.streams.values() for page in stream.subjects}
+        if len(objects) > _PAGE_OBJECTS_MAX:
+            objects -= {page.place.position for stream in self._log.state.streams.values() for page in stream.subjects}
         if len(objects) <= _PAGE_OBJECTS_MAX:
             return lambda ref: False
         old = frozenset(sorted(objects)[:len(objects) - _PAGE_OBJECTS_MAX])

@@ -47,9 +47,9 @@ class Request(NamedTuple):
     runs: Sequence[StagedRun]
     nonce: bytes = b""
 
-    def encode(self, nonce: bytes) -> bytes:
+    def encode(self) -> bytes:
         """The whole object."""
-        return encode_document(ObjectKind.INBOX, Position(0, 0), nonce, {
+        return encode_document(ObjectKind.INBOX, Position(0, 0), self.nonce, {
             "version": _VERSION, "account": self.account, "stream": self.stream, "incarnation": self.stream_id,
             "runs": [list(run) for run in self.runs]}, self.request_id)
 

@@ -209,8 +209,8 @@ def request_object(account: str, stream: str, stream_id: int, request_id: int, e
     if len(entries) > RUNS_MAX or blocks > BLOCKS_MAX or messages > MESSAGES_MAX:
         raise ValueError(f"{messages} messages in {blocks} blocks and {len(entries)} runs are too many for one request: at most "
                          f"{MESSAGES_MAX}, {BLOCKS_MAX} and {RUNS_MAX}; make several requests of them")
-    request = Request(request_id, account, stream, stream_id, entries)
-    return ToPut(ShardPaths(shard).inbox(request_id), [request.encode(nonce or os.urandom(NONCE_BYTES))], None)
+    request = Request(request_id, account, stream, stream_id, entries, nonce or os.urandom(NONCE_BYTES))
+    return ToPut(ShardPaths(shard).inbox(request_id), [request.encode()], None)
 
 
 def _with_id(headers: bytes, msg_id: bytes | None) -> tuple[bytes, bytes]:

@@ -31,7 +31,6 @@ class Taken:
         return Taken(self.seqs[:n], self.subjects[:n], None if self.hlens is None else self.hlens[:n],
                      self.bodies[:n], self.times[:n], self.seqs[n - 1] + 1)
 
-
     @classmethod
     def joined(cls, parts: Sequence[Taken], end: int) -> Taken:
         """All of ``parts``, at least one, in this order."""

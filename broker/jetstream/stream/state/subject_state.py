@@ -210,30 +210,32 @@ class SubjectState:
     def next(self, filters: Filters, seq: int) -> int | None:
         """The first live message at or after ``seq`` of a few literal subjects, 0 when there is none; None: it is not known
         without a look at the blocks."""
-        index = self._exact()
-        if index is None or not filters.literal or len(filters.literals) > _FEW:
+        index = self._exact(filters, _FEW)
+        if index is None:
             return None
         seq = max(seq, self._live.first_seq)
         return min(filter(None, (index.next(subject, seq) for subject in filters.literals)), default=0)
 
     def seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
         """The first ``most`` persisted live messages at or after ``seq`` of one literal subject; None: as ``next``."""
-        index, live = self._exact(), self._live
-        if index is None or not filters.literal or len(filters.subjects) != 1:
+        index, live = self._exact(filters, 1), self._live
+        if index is None:
             return None
         return index.seqs(filters.subjects[0], max(seq, live.first_seq), live.persisted_seq, most)
 
     def count_from(self, filters: Filters, seq: int) -> int | None:
         """How many persisted live messages at or after ``seq`` there are of one literal subject; None: as ``next``."""
-        index, live = self._exact(), self._live
-        if index is None or not filters.literal or len(filters.subjects) != 1:
+        index, live = self._exact(filters, 1), self._live
+        if index is None:
             return None
         return index.count_within(filters.subjects[0], max(seq, live.first_seq), live.persisted_seq)
 
-    def _exact(self) -> SubjectIndex | None:
-        """The index, if it has each persisted live message of every subject, and no others."""
+    def _exact(self, filters: Filters, most: int) -> SubjectIndex | None:
+        """The index, if it has each persisted live message of every subject, and no others, and ``filters`` are at most so many
+        literal subjects."""
         index = self._index
-        if index is None or not index.tracked or self._debts or index.merged_seq < self._live.persisted_seq:
+        if (index is None or not index.tracked or self._debts or index.merged_seq < self._live.persisted_seq
+                or not filters.literal or len(filters.literals) > most):
             return None
         return index
 

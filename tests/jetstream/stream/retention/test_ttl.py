@@ -219,6 +219,14 @@ async def test_a_marker_that_is_refused_leaves_the_message() -> None:
     await world.close()
 
 
+async def passes_begun(world: World, stream: Any, count: int) -> None:
+    """Passes one after another, 3 s apart, though what they publish waits in the queue."""
+    for _ in range(count):
+        stream.ttls.passes.begin()
+        await until(lambda: not stream.ttls.passes.running)
+        world.clock.advance(3 * SECOND)
+
+
 async def test_a_marker_that_waits_behind_a_newer_message_does_not_remove_it() -> None:
     """Shows it for publishes that wait in the queue: one to the subject of a message that expires, and its marker behind that."""
     world = World()
@@ -227,10 +235,7 @@ async def test_a_marker_that_waits_behind_a_newer_message_does_not_remove_it() -
     stream.queue.begin()
     publish(world, stream, pub(b"S.a", b"new"))
     world.clock.advance(31 * SECOND)
-    for _ in range(2):
-        stream.ttls.passes.begin()
-        await until(lambda: not stream.ttls.passes.running)
-        world.clock.advance(3 * SECOND)
+    await passes_begun(world, stream, 2)
     stream.queue.end()
     await world.settle(stream)
     assert (b"S.a", b"new") in [row[1:] for row in await everything(stream)]
@@ -246,10 +251,7 @@ async def test_a_marker_that_waits_is_there_once() -> None:
     await ask(world, stream, pub(b"S.a", b"old", Nats_TTL="30s"))
     stream.queue.begin()
     world.clock.advance(31 * SECOND)
-    for _ in range(3):
-        stream.ttls.passes.begin()
-        await until(lambda: not stream.ttls.passes.running)
-        world.clock.advance(3 * SECOND)
+    await passes_begun(world, stream, 3)
     stream.queue.end()
     await world.settle(stream)
     assert [seq for seq, _, _ in await everything(stream)] == [2]
