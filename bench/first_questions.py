@@ -1,9 +1,11 @@
 """What a stream reads for the first question about its subjects or message ids after a restart.
 
     python -m bench.first_questions [--blocks 2000] [--messages 500] [--subjects 100000] [--size 100] [--ids] [--compaction]
+                                    [--question id] [--clean]
 
 The real engine on a counting store in memory, in virtual time: blocks are written as a busy stream writes them, the broker is
-killed or stopped, and another one is asked. Prints a JSON line for each question: GETs, bytes, objects, and processor time.
+killed or stopped, and another one is asked. Ids are 22 random letters and digits each, as clients make them. Prints a JSON line
+for each question: GETs, bytes, objects, and processor time.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import string
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -22,6 +25,8 @@ from broker.storage.objectstore.memory import MemoryStore
 from tests.sim.loop import SimLoop
 
 __all__ = ["main"]
+
+_LETTERS = string.ascii_letters + string.digits
 
 
 def _with_id(subject: bytes, reply: bytes, body: bytes, **headers: str) -> Any:
@@ -65,7 +70,7 @@ class _Bench:
             for _ in range(args.messages):
                 sent += 1
                 subject = rng.choice(names)
-                ops.append(_with_id(subject, b"_A.x", body, Nats_Msg_Id=f"id-{sent}") if args.ids
+                ops.append(_with_id(subject, b"_A.x", body, Nats_Msg_Id="".join(rng.choices(_LETTERS, k=22))) if args.ids
                            else (subject, b"_A.x", 0, body))
             broker._route(ops)
             await broker.shard.log.persisted()  # raises what stopped the log
@@ -112,7 +117,8 @@ class _Bench:
     async def run(self) -> None:
         await self.fill()
         for what in ("publish", "last by subject", "expected-last-subject", "info", *(["id"] if self.args.ids else [])):
-            await self.ask(what)
+            if self.args.question in (None, what):
+                await self.ask(what)
 
 
 def main() -> None:
@@ -123,6 +129,7 @@ def main() -> None:
     parser.add_argument("--subjects", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=100)
     parser.add_argument("--ids", action="store_true")
+    parser.add_argument("--question", help="ask this one alone, instead of each after another restart")
     parser.add_argument("--clean", action="store_true", help="stop the broker instead of killing it")
     parser.add_argument("--compaction", action="store_true")
     args = parser.parse_args()

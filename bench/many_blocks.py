@@ -36,19 +36,20 @@ from broker.storage.format.store import StoreFormat
 from broker.storage.log.log import Log
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.settings import LogSettings
+from broker.storage.objectstore.base import ObjectStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.probe import probe
 from broker.storage.paths import FORMAT, ShardPaths
 from broker.storage.shard import Shard, ShardSettings
 
-__all__ = ["main"]
+__all__ = ["Writer", "fill", "main"]
 
 _NEVER = 1 << 60
 _BODY = b"x" * 100
 
 
 class Writer:
-    """The owner of one stream's blocks: one message in each."""
+    """The owner of one stream's blocks."""
 
     def __init__(self, log: Log, number: int) -> None:
         self._log = log
@@ -62,11 +63,11 @@ class Writer:
         config = check_stream(given, {}, AccountLimits(), ServerLimits())
         self._log.block(self).add(StreamCreate("$G", self._name, config.to_json(), time.time_ns()))
 
-    def publish(self, now_ns: int) -> None:
-        self._last_seq += 1
-        self._log.block(self).append_run(self._last_seq, [self._subject], None, [_BODY], now_ns)
+    def publish(self, now_ns: int, messages: int = 1) -> None:
+        self._log.block(self).append_run(self._last_seq + 1, [self._subject] * messages, None, [_BODY] * messages, now_ns)
+        self._last_seq += messages
         self._first_time_ns = self._first_time_ns or now_ns
-        self._size += message_size(self._subject, 0, _BODY)
+        self._size += messages * message_size(self._subject, 0, _BODY)
 
     def sealing(self, block: OpenBlock[Any]) -> None:
         block.outcome = Outcome(1, self._last_seq, self._last_seq, self._size, self._first_time_ns)
@@ -78,8 +79,9 @@ class Writer:
         raise error
 
 
-async def fill(store: FileStore, streams: int, blocks: int) -> None:
-    """``blocks`` segments in which each of ``streams`` has a block of one message; a checkpoint, and a clean stop."""
+async def fill(store: ObjectStore, streams: int, blocks: int, messages: int = 1, at_once: int = 1 << 30) -> None:
+    """``blocks`` times, each of ``streams`` has a block of ``messages``, in segments with up to ``at_once`` streams; a checkpoint,
+    and a clean stop."""
     clock, rng, paths = SystemClock(), random.Random(), ShardPaths()
     await probe(store, FORMAT, [StoreFormat.make(rng.randbytes(16), clock.now_ns()).encode()])
     me = Identity.make("", rng)
@@ -94,10 +96,11 @@ async def fill(store: FileStore, streams: int, blocks: int) -> None:
             writer.create()
         for _ in range(blocks):
             now_ns = clock.now_ns()
-            for writer in writers:
-                writer.publish(now_ns)
-            shard.log.urgent()
-            await shard.log.persisted()
+            for some in range(0, streams, at_once):
+                for writer in writers[some:some + at_once]:
+                    writer.publish(now_ns, messages)
+                shard.log.urgent()
+                await shard.log.persisted()
         await seal_at(store, paths, await shard.close(), taken.epoch, me, clock, rng)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -13,11 +14,24 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from typing import Any, Self
 
-__all__ = ["Minio", "Server", "jetblock", "nats_server", "with_tls"]
+__all__ = ["Minio", "Server", "environment", "jetblock", "nats_server", "with_tls"]
 
 NATS_SERVER = pathlib.Path(sys.executable).parent / "nats-server"
+
+
+@contextlib.contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """These variables, until the end of the block."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def free_port() -> int:
@@ -73,8 +87,12 @@ class Process:
     def cpu_s(self) -> float:
         """Processor time of the process so far, in seconds."""
         assert self.child
-        words = pathlib.Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        return _cpu_s(pathlib.Path(f"/proc/{self.child.pid}/stat"))
+
+    def loop_cpu_s(self) -> float:
+        """The same of its first thread: in a broker, the event loop's."""
+        assert self.child
+        return _cpu_s(pathlib.Path(f"/proc/{self.child.pid}/task/{self.child.pid}/stat"))
 
     def log_tail(self) -> str:
         path = self.dir / "log"
@@ -87,6 +105,11 @@ class Process:
     def __exit__(self, *_: object) -> None:
         self.stop(signal.SIGKILL)
         shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def _cpu_s(stat: pathlib.Path) -> float:
+    words = stat.read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Server(Process):
@@ -131,15 +154,18 @@ def nats_server(*, jetstream: bool = True, sync: bool = False) -> Server:
     return server
 
 
-def jetblock(*, jetstream: bool = True, store: str = "", env: dict[str, str] | None = None, commit_interval: str = "") -> Server:
+def jetblock(*, jetstream: bool = True, store: str = "", env: dict[str, str] | None = None, commit_interval: str = "",
+             sync_interval: str = "") -> Server:
     """jetblock, on a fresh directory or on the given store."""
     words = [sys.executable, "-m", "broker", *(["--store", store or "file://{dir}/store"] if jetstream else [])]
     env = dict(env or {})
     if commit_interval:
         env["JETBLOCK_COMMIT_INTERVAL"] = commit_interval
+    if sync_interval:
+        env["JETBLOCK_SYNC_INTERVAL"] = sync_interval
     root = str(pathlib.Path(__file__).resolve().parent.parent)
     env["PYTHONPATH"] = root + os.pathsep + os.environ.get("PYTHONPATH", "")
-    return Server("jetblock", words, env)
+    return Server("jetblock" + (f" (sync {sync_interval})" if sync_interval else ""), words, env)
 
 
 def with_tls(server: Server) -> Server:

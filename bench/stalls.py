@@ -1,9 +1,9 @@
 """The longest pauses of the event loop for one stream with very many blocks or message ids, and for very many streams.
 
-    python -m bench.stalls [--blocks 1000000] [--ids 1000000] [--streams 10000]     prints one JSON line: {operation: [ms, CPU ms]}
+    python -m bench.stalls [--blocks 1000000] [--ids 1000000] [--streams 10000]     prints one JSON line: {operation: [ms, where]}
 
-The broker's own parts run in this process, on a log in memory, since publishing a million blocks would take an hour. A task
-that only yields measures the loop's longest pause: in wall time, to which other processes add, and in CPU time of the loop.
+The broker's own parts run in this process, on a log in memory, since publishing a million blocks would take an hour. The
+milliseconds are processor time of the longest turn of the loop, to which other processes add little (``bench.turns``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from bench.turns import MeasuredLoop, measured_loop
 from broker.clock import SystemClock
 from broker.config.access import AccountLimits
 from broker.config.settings import ServerLimits
@@ -31,6 +32,7 @@ from broker.storage.format.header import Position, position_key
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.request import Request
 from broker.storage.log.log import Log
+from broker.storage.objectstore.base import Buffers
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
 from broker.storage.read.cache import Cache
@@ -45,6 +47,8 @@ __all__ = ["main"]
 
 PATHS = ShardPaths(0)
 A_BLOCK = 10
+_TURNS_AFTER = 2000
+"""Of the loop, for what is to be done once an operation has ended."""
 
 
 class Bus:
@@ -62,7 +66,7 @@ class Bus:
 def fill(state: ShardState, blocks: int, number: int = 7) -> StreamState:
     """A stream with ``blocks`` blocks in as many segments, as replay leaves it."""
     name = "S" if number == 7 else f"S{number}"
-    stream = StreamState(number, "$G", name, {"name": name, "subjects": [f"{name}.>"]}, 1)
+    stream = StreamState(number, "$G", name, {"name": name, "subjects": [f"{name}.>"], "duplicate_window": 120 * 10**9}, 1)
     state.streams[number], state.names["$G", name] = stream, number
     now = time.time_ns()
     for i in range(1, blocks + 1):
@@ -77,6 +81,19 @@ def fill(state: ShardState, blocks: int, number: int = 7) -> StreamState:
     return stream
 
 
+class Store(MemoryStore):
+    """Puts wait until ``fast`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast = asyncio.Event()
+        self.fast.set()
+
+    async def put(self, key: str, data: Buffers) -> None:
+        await self.fast.wait()
+        await super().put(key, data)
+
+
 class Later(SystemClock):
     """Two hours later."""
 
@@ -89,13 +106,13 @@ class Stalls:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.worst: dict[str, tuple[float, float]] = {}
+        self.worst: dict[str, tuple[float, str]] = {}
 
-    async def open(self, max_age_ns: int = 0) -> None:
-        clock, rng, store = SystemClock(), random.Random(1), MemoryStore()
+    async def open(self, max_age_ns: int = 0, executor: ThreadPoolExecutor | None = None) -> None:
+        clock, rng, store = SystemClock(), random.Random(1), Store()
         state = ShardState()
         stored = fill(state, self.blocks)
-        self.log = Log(store, PATHS.log, 1, bytes(16), state, clock, rng)
+        self.log = Log(store, PATHS.log, 1, bytes(16), state, clock, rng, executor=executor)
         snapshot = Snapshot(state, None, {}, [], False, 0, 0, 0, 0, [])
         self.checkpointer = Checkpointer(self.log, PATHS, snapshot, rng, executor=ThreadPoolExecutor(1))
         self.store = store
@@ -112,22 +129,19 @@ class Stalls:
         await self.log.close()
 
     async def measure(self, what: str, work: Awaitable[Any]) -> None:
-        """Do ``work`` and its follow-up work, without garbage collection, and record the longest pause."""
+        """Do ``work`` and its follow-up work, without garbage collection, and record the longest turn."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, MeasuredLoop)
         gc.collect()
         gc.disable()
-        worst = worst_cpu = 0.0
-        idle = 0
-        done = asyncio.ensure_future(work)
-        last, last_cpu = time.perf_counter(), time.thread_time()
-        while idle < 2000:
+        await asyncio.sleep(0)
+        loop.reset()
+        await work
+        for _ in range(_TURNS_AFTER):
             await asyncio.sleep(0)
-            now, now_cpu = time.perf_counter(), time.thread_time()
-            worst, worst_cpu = max(worst, now - last), max(worst_cpu, now_cpu - last_cpu)
-            last, last_cpu = now, now_cpu
-            idle = idle + 1 if done.done() else 0
         gc.enable()
-        await done
-        self.worst[what] = round(1e3 * worst, 1), round(1e3 * worst_cpu, 1)
+        longest = max(loop.longest)
+        self.worst[what] = longest.ms, longest.callback
 
     async def run(self) -> None:
         await self.open()
@@ -160,6 +174,19 @@ class Stalls:
                 await self.store.put(run.key, run.data)
             asked = Request(at, "$G", "S", 7, writer.entries)
             await self.measure(what, self._adopt(asked))
+
+    async def publish(self, count: int, *, spread: bool) -> None:
+        """Messages with ids come while the store is slow, so that most are in one segment: encoded in a thread, as a broker does
+        it. ``spread`` over more than 0.1 s, so that each id has a time of its own."""
+        self.store.fast.clear()
+        for at in range(count):
+            own = b"NATS/1.0\r\nNats-Msg-Id: " + random.randbytes(11).hex().encode() + b"\r\n\r\n"
+            self.stream.publish([(b"S.a", b"", len(own), own)], 0, 1, None, time.time_ns() + 10_000 * at * spread)
+            if at % 100 == 0:
+                await asyncio.sleep(0)
+        self.log.urgent()
+        self.store.fast.set()
+        await self.log.persisted()
 
     async def _adopt(self, request: Request) -> None:
         staged = await read_staged(self.store, request, ids_bytes_max=1 << 40)
@@ -215,7 +242,7 @@ async def many_streams(count: int, stalls: Stalls) -> None:
     await stalls.close()
 
 
-async def measured(blocks: int, count: int, streams: int) -> dict[str, tuple[float, float]]:
+async def measured(blocks: int, count: int, streams: int) -> dict[str, tuple[float, str]]:
     stalls = Stalls(blocks)
     await stalls.run()
     await ids(count, stalls)
@@ -223,6 +250,12 @@ async def measured(blocks: int, count: int, streams: int) -> dict[str, tuple[flo
     await stalls.open()
     await stalls.adopt(count)
     await stalls.close()
+    for spread in (False, True):
+        with ThreadPoolExecutor(1) as executor:
+            await stalls.open(executor=executor)
+            await stalls.measure("a segment of 20 000 messages with ids" + ", a time for each" * spread,
+                                 stalls.publish(20_000, spread=spread))
+            await stalls.close()
     await many_streams(streams, stalls)
     return stalls.worst
 
@@ -233,7 +266,8 @@ def main() -> None:
     p.add_argument("--ids", type=int, default=1_000_000)
     p.add_argument("--streams", type=int, default=10_000)
     args = p.parse_args()
-    print(json.dumps(asyncio.run(measured(args.blocks, args.ids, args.streams))))
+    with asyncio.Runner(loop_factory=measured_loop) as runner:
+        print(json.dumps(runner.run(measured(args.blocks, args.ids, args.streams))))
 
 
 if __name__ == "__main__":

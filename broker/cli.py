@@ -9,7 +9,9 @@ to start is part of the contract.
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
 import os
 import signal
 import sys
@@ -33,6 +35,30 @@ _SIGNALS = {"stop": signal.SIGKILL, "quit": signal.SIGINT, "term": signal.SIGTER
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command in the arguments after the program's name; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names in a store may be in any script, the terminal in ASCII
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `| head` has exited
+        _drop_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_output()
+        print(f"{PROGRAM}: cannot write: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _drop_output() -> None:
+    """What the buffer of standard output holds would fail once more at the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(arguments: Sequence[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         # Not a broker's start, which goes without collections (see broker.__main__).
         gc.enable()

@@ -56,41 +56,63 @@ class ManualClock:
 class GuardedClock:
     """The machine's clocks; the wall clock is believed only while a second source agrees with it.
 
-    The second source is the last good pair of wall and boot-time clocks (the latter runs while the machine sleeps), and
-    the store's own clock if it has one. While the wall clock differs by more than ``APART_NS`` from what the pair predicts,
-    ``now_ns`` continues from the pair, and nothing expires or is forgotten (``trusted`` is False).
+    The second source is the store's own clock (``witness``), or, where it has none, the last good pair of wall and boot-time
+    clocks (the latter runs while the machine sleeps). While they differ by more than ``APART_NS``, ``now_ns`` continues from
+    the last good pair, and nothing expires or is forgotten (``trusted`` is False). Where no wall clock was good yet, since the
+    machine started with a wrong one, it continues from the store's.
 
     Without this, a clock that is ten years ahead for one second would empty every stream with a ``max_age``.
     """
 
     APART_NS = 60_000_000_000
 
-    monotonic_ns = staticmethod(time.monotonic_ns)
-
-    def __init__(self, wall_ns: Callable[[], int] = time.time_ns, elapsed_ns: Callable[[], int] | None = None) -> None:
+    def __init__(self, wall_ns: Callable[[], int] = time.time_ns, elapsed_ns: Callable[[], int] | None = None,
+                 monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.monotonic_ns = monotonic_ns
+        self.witness: Callable[[], int | None] = lambda: None
+        """The store's clock, UTC now; None: it has none, or has not told yet."""
         self._wall_ns = wall_ns
         self._elapsed_ns = elapsed_ns or _boot_ns
         self._base_ns = wall_ns() - self._elapsed_ns()
-        self.trusted = True
-        """Whether the wall clock agreed when it was last read."""
+        self._confirmed = False
+        """Whether the store's clock has ever agreed."""
+        self._doubted = False
+        """Whether the store's clock disagreed when it was last asked."""
 
     def now_ns(self) -> int:
         elapsed_ns = self._elapsed_ns()
         wall_ns = self._wall_ns()
         apart_ns = wall_ns - self._base_ns - elapsed_ns
-        if -self.APART_NS <= apart_ns <= self.APART_NS:
-            self.trusted = True
-            # Follows slow corrections (NTP slewing), but never a leap beyond the bound.
+        if -self.APART_NS <= apart_ns <= self.APART_NS and not self._doubted:
+            # Follows small corrections, but never a leap beyond the bound.
             self._base_ns += apart_ns
             return wall_ns
-        self.trusted = False
+        self._trust(wall_ns, elapsed_ns)
         return self._base_ns + elapsed_ns
 
-    def compare(self, witness_ns: int | None) -> None:
-        """Compare the wall clock with a store's (UTC, now; None: it has none). If they differ much, believe the store's."""
-        if witness_ns is not None and abs(self._wall_ns() - witness_ns) > self.APART_NS:
-            self._base_ns = witness_ns - self._elapsed_ns()
-            self.trusted = False
+    @property
+    def trusted(self) -> bool:
+        """Whether the wall clock agrees with the second source at this moment."""
+        return self._trust(self._wall_ns(), self._elapsed_ns())
+
+    @property
+    def apart_ns(self) -> int:
+        """How far the wall clock is ahead of the second source."""
+        witness_ns = self.witness()
+        return self._wall_ns() - (self._base_ns + self._elapsed_ns() if witness_ns is None else witness_ns)
+
+    def _trust(self, wall_ns: int, elapsed_ns: int) -> bool:
+        witness_ns = self.witness()
+        if witness_ns is None:
+            self._doubted = False
+            return abs(wall_ns - self._base_ns - elapsed_ns) <= self.APART_NS
+        self._doubted = abs(wall_ns - witness_ns) > self.APART_NS
+        if not self._doubted:
+            # A leap that the store's clock confirms is one of the machine, as when it was suspended.
+            self._base_ns, self._confirmed = wall_ns - elapsed_ns, True
+        elif not self._confirmed:
+            self._base_ns = witness_ns - elapsed_ns
+        return not self._doubted
 
 
 def _boot_ns() -> int:

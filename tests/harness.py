@@ -56,7 +56,7 @@ class ServerProcess:
     command: tuple[str, ...]
 
     def __init__(self, *flags: str, environ: Mapping[str, str] | None = None, monitor: bool = True,
-                 listen: bool = True, port: int = -1, ready_seconds: float = 30.0, cwd: Path | None = None) -> None:
+                 listen: bool = True, port: int = -1, ready_seconds: float = 60.0, cwd: Path | None = None) -> None:
         self.flags = flags
         self.ready_seconds = ready_seconds
         self.stderr: deque[str] = deque(maxlen=STDERR_LINES)
@@ -75,6 +75,7 @@ class ServerProcess:
         self._line = asyncio.Condition()
         self._directory = Path(tempfile.mkdtemp(prefix="jetblock-test-"))
         self._port, self._http_port = port, -1
+        self._held: list[socket.socket] = []
 
     # ---- life
 
@@ -88,6 +89,8 @@ class ServerProcess:
     async def start(self, *, ready: bool = True) -> None:
         """Start the process; ``ready`` False: return before it is (a standby never is, some are not meant to)."""
         assert self._process is None, "already running"
+        if not self._held:
+            self._port, self._http_port = self._hold(self._port), self._hold(self._http_port)
         flags = [*self.flags, "--ports_file_dir", str(self._directory)]
         if self._listen:
             flags[:0] = ["-a", "127.0.0.1", "-p", str(self._port)]
@@ -120,7 +123,7 @@ class ServerProcess:
         if self._monitor:
             self._http_port = int(self.ports["monitoring"][0].rpartition(":")[2])
 
-    async def wait_line(self, pattern: str, seconds: float = 30.0) -> re.Match[str]:
+    async def wait_line(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
         """Wait until a line of standard error has ``pattern``, a regular expression; one already there counts."""
         def found() -> re.Match[str] | None:
             return next((match for line in self.stderr if (match := re.search(pattern, line))), None)
@@ -135,7 +138,7 @@ class ServerProcess:
         except TimeoutError:
             raise self.failed(f"no line {pattern!r} within {seconds} s") from None
 
-    async def wait_end(self, seconds: float = 30.0) -> int:
+    async def wait_end(self, seconds: float = 60.0) -> int:
         """Wait for the process to end by itself; returns its status (negative: the signal that ended it)."""
         assert self._reader is not None
         try:
@@ -158,7 +161,7 @@ class ServerProcess:
                 self._process.kill()
             await self.wait_end()
 
-    async def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 30.0) -> int:
+    async def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 60.0) -> int:
         """A clean end; returns the status."""
         with suppress(ProcessLookupError):
             self.send_signal(number)
@@ -171,15 +174,19 @@ class ServerProcess:
 
     async def close(self) -> None:
         """End it, whatever state it is in, and remove what the harness made (not the store)."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self.send_signal(signal.SIGCONT)
-                self.send_signal(signal.SIGTERM)
-            try:
-                await self.wait_end(10)
-            except ServerFailed:
-                await self.kill()
-                raise
+        try:
+            if self._process is not None:
+                with suppress(ProcessLookupError):
+                    self.send_signal(signal.SIGCONT)
+                    self.send_signal(signal.SIGTERM)
+                try:
+                    await self.wait_end(30)
+                except ServerFailed:
+                    await self.kill()
+                    raise
+        finally:
+            while self._held:
+                self._held.pop().close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # ---- what it is like
@@ -219,6 +226,22 @@ class ServerProcess:
         words = " ".join((*self.command, *self.flags))
         return ServerFailed(f"{words}: {why}\n--- its last lines:\n{self.tail()}")
 
+    def _hold(self, port: int) -> int:
+        """``port``, or a free one for -1, which the system gives to nobody's connection while the server does not run: it finds
+        its ports free when it is started again. A server may listen on it beside this socket (Linux), which does not.
+        """
+        if sys.platform != "linux":
+            return port
+        holder = socket.socket()
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("127.0.0.1", max(port, 0)))
+        except OSError:  # taken: the server will say so
+            holder.close()
+            return port
+        self._held.append(holder)
+        return int(holder.getsockname()[1])
+
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
         while line := await process.stderr.readline():
@@ -248,7 +271,7 @@ def _die_with_parent() -> None:
         _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-async def fetch(url: str, seconds: float = 10.0) -> tuple[int, bytes]:
+async def fetch(url: str, seconds: float = 30.0) -> tuple[int, bytes]:
     """GET ``url`` (http); returns status and body."""
     host, _, rest = url.removeprefix("http://").partition("/")
     name, _, port = host.rpartition(":")

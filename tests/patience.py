@@ -1,4 +1,5 @@
-"""nats-py's own patience, longer: by default it gives up on an answer after 0.5 s, on a message or an ack after 1 s.
+"""nats-py's own patience, longer: by default it gives up on an answer after 0.5 s, on a message or an ack after 1 s, on a
+connection after 2 s, on an answer of JetStream after 5 s.
 
 A busy machine is that late now and then. Tests that expect silence name their own time.
 """
@@ -16,15 +17,17 @@ from nats.js.client import JetStreamContext
 
 __all__ = ["lengthen_patience"]
 
-SECONDS = 10.0
-METHODS: tuple[Callable[..., Any], ...] = (
-    Client.request, Subscription.next_msg, JetStreamContext.PushSubscription.next_msg, Msg.ack_sync)
+SECONDS = 30.0
+METHODS: dict[Callable[..., Any], str] = {
+    Client.connect: "connect_timeout", Client.request: "timeout", Client.flush: "timeout", Subscription.next_msg: "timeout",
+    Msg.ack_sync: "timeout", JetStreamContext.__init__: "timeout", JetStreamContext.PushSubscription.next_msg: "timeout"}
+"""Each with its parameter for how long it waits."""
 
 
 def lengthen_patience() -> None:
-    """Change the default of ``timeout`` of these methods, in this process."""
-    for method in METHODS:
+    """Change the defaults of these parameters, in this process."""
+    for method, name in METHODS.items():
         with_default = [one for one in inspect.signature(method).parameters.values() if one.default is not one.empty]
-        assert any(one.name == "timeout" for one in with_default), method
+        assert any(one.name == name for one in with_default), method
         method.__defaults__ = tuple(  # type: ignore[attr-defined]
-            SECONDS if one.name == "timeout" else one.default for one in with_default)
+            SECONDS if one.name == name else one.default for one in with_default)

@@ -347,5 +347,5 @@ CASES: dict[str, Callable[[Trial], None]] = {
         copies)}
 
 COMMITS = (objects.__name__, fast_ingest.__name__)
-"""Cases that wait for one acknowledgement after another. jetblock's means that the message is on the disk; that of nats-server only
-with ``sync_interval: always``, so these are measured with both."""
+"""Cases that wait for one acknowledgement after another. jetblock's means that the message is on the disk, unless ``sync_interval``
+says otherwise; that of nats-server only with ``sync_interval: always``. So these are measured with both on both."""

@@ -58,7 +58,7 @@ class VirtualBroker:
         self._loop = loop
         self._rng = random.Random(1)
         self._answers: dict[bytes, asyncio.Future[dict[str, Any]]] = {}
-        self.acked = 0
+        self.acked = self._sent = 0
         self.shard: Shard | None = None
 
     async def start(self) -> float:
@@ -95,9 +95,18 @@ class VirtualBroker:
             raise RuntimeError(f"{subject}: {answered['error']}")
         return answered
 
-    def publish(self, subjects: Sequence[bytes], bodies: Sequence[bytes]) -> None:
-        """Messages as one read of a socket would bring them, each to be acknowledged."""
-        self._route([(subject, b"_A.x", 0, body) for subject, body in zip(subjects, bodies, strict=True)])
+    def publish(self, subjects: Sequence[bytes], bodies: Sequence[bytes], header: bytes = b"") -> None:
+        """Messages as one read of a socket would bring them, each to be acknowledged. ``header`` has the place of a number, which
+        no two messages share."""
+        if not header:
+            self._route([(subject, b"_A.x", 0, body) for subject, body in zip(subjects, bodies, strict=True)])
+            return
+        ops = []
+        for subject, body in zip(subjects, bodies, strict=True):
+            self._sent += 1
+            head = header % self._sent
+            ops.append((subject, b"_A.x", len(head), head + body))
+        self._route(ops)
 
     def _route(self, ops: list[Msg]) -> None:
         self.router.route(ops, 0, len(ops), self, self.clock.now_ns())

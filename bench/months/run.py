@@ -51,8 +51,11 @@ LOADS = [
     LongLoad("1 stream, 1 message/s", 1, 1, 86_400, 43_200),
     LongLoad("1000 streams, a message a minute each, 250 ms", 1000, 1000 / 60, 14_400, 7200, commit_interval_s=0.25),
     LongLoad("1000 streams, 1 message/s each, 250 ms", 1000, 1000, 2400, 600, commit_interval_s=0.25),
-    LongLoad("the same, without compaction", 1000, 1000, 2400, 600, commit_interval_s=0.25, compaction=False),
-    LongLoad("1 stream, 50 000 messages/s", 1, 50_000, 180, 60),
+    LongLoad("1000 streams, 1 message/s each, 250 ms, without compaction", 1000, 1000, 2400, 600, commit_interval_s=0.25,
+             compaction=False),
+    LongLoad("1000 streams, 1 message/s each, 20 ms", 1000, 1000, 2400, 600),
+    LongLoad("1000 streams, 1 message/s each, 20 ms, without compaction", 1000, 1000, 2400, 600, compaction=False),
+    LongLoad("1 stream, 50 000 messages/s, 20 ms", 1, 50_000, 180, 60),
     LongLoad("1 stream, 50 000 messages/s, 250 ms", 1, 50_000, 180, 60, commit_interval_s=0.25),
 ]
 
@@ -101,6 +104,7 @@ async def _run(load: LongLoad, scale: float, clock: ManualClock, loop: SimLoop) 
                         **{name: stats.count for name, stats in broker.store.operations.items()},
                         "written": broker.store.operations["put"].bytes})
     worked_s = time.process_time() - made_s
+    await asyncio.sleep(1)
     assert broker.acked == sent, (broker.acked, sent)
     await broker.stop()
     again = VirtualBroker(clock, loop, commit_interval_s=load.commit_interval_s, compaction=load.compaction, memory=broker.memory)
@@ -137,7 +141,6 @@ class _Publisher:
             self._next += count
             self._broker.publish(subjects, [self._body() for _ in range(count)])
             sent += count
-        await asyncio.sleep(1)
         return sent
 
     def _body(self) -> bytes:

@@ -3,9 +3,13 @@
     present      1 1 1 1 … 1 1 1 | 0 1 0 0 S 0 …      before the end all are segments; at the end nothing, or a seal;
                                end                     less than W beyond it there may be orphans, and seals of takers
 
-The end is found by doubling steps, then by narrowing down, several headers at once: some ten round trips for a million
-segments. That is sound because no writer begins number n + W before n landed: a segment at p means that all up to
-p - W existed when its put began. The last W before the highest segment found are looked at one by one.
+The end is mostly near: the first numbers are looked at one by one, several headers at once. Then it is found by doubling
+steps, and by narrowing down: some ten round trips for a million segments. That is sound because no writer begins number
+n + W before n landed: a segment at p means that all up to p - W existed when its put began. The last W before the highest
+segment found are looked at one by one.
+
+A standby asks for as long as it runs, and finds one heartbeat of an idle owner each time: it asks ``gently``, for fewer
+headers in more round trips, since each is a paid request.
 
 A number may be missing because it was swept, not because it was never put; then there is a checkpoint beyond it. A
 caller that must know lists the checkpoints afterwards.
@@ -18,41 +22,51 @@ from collections.abc import Iterable
 
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
+from broker.storage.format.log_end import SAID_BYTES, proves
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Patience
 
-__all__ = ["BATCH", "end_of_segments", "entries", "expect_entry"]
+__all__ = ["BATCH", "end_of_segments", "entries", "expect_entry", "proof_of"]
 
 BATCH = 32
 """Headers asked for at once."""
 _PROBES = 16
 """The same while the end may still be far away."""
+_NEAR = (1, BATCH)
+"""How many numbers are looked at one by one, in one round trip after the other, before those far away."""
+_GENTLE_PROBES = 4
+_GENTLE_NEAR = (1, 1, 3, 9, 18)
 
 
-async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position, patience: Patience
-                          ) -> tuple[int, ObjectHeader | None]:
+async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position, patience: Patience, *,
+                          gently: bool = False) -> tuple[int, ObjectHeader | None]:
     """The lowest number from ``first`` on that has no segment, and the header of the seal there; None: there is no entry.
 
     Raises: Corrupt for an entry that cannot be read: it is never taken for a missing one.
     """
     epoch, number = first
-    [header] = await entries(store, paths, epoch, [number], patience)
-    if not _is_segment(header):
-        return number, header
+    for count in _GENTLE_NEAR if gently else _NEAR:
+        for header in await entries(store, paths, epoch, range(number, number + count), patience):
+            if not _is_segment(header):
+                return number, header
+            number += 1
     # low is a segment, high is not; 0: not known.
-    low, high, exponent = number, 0, 0
+    probes = _GENTLE_PROBES if gently else _PROBES
+    low, high, exponent = number - 1, 0, 0
     while not high:
-        steps = [number + (1 << (exponent + i)) for i in range(_PROBES)]
+        steps = [number + (1 << (exponent + i)) for i in range(probes)]
         low, high = await _narrowed(store, paths, epoch, low, high, steps, patience)
-        exponent += _PROBES
+        exponent += probes
     while high - low > BATCH:
-        step = -(-(high - low) // (_PROBES + 1))
+        step = -(-(high - low) // (probes + 1))
         low, high = await _narrowed(store, paths, epoch, low, high, range(low + step, high, step), patience)
-    number = max(number, low - PUTS_IN_FLIGHT_MAX) + 1
+    number = max(number, low - PUTS_IN_FLIGHT_MAX + 1)
     while True:
-        for header in await entries(store, paths, epoch, range(number, number + BATCH), patience):
+        # A live owner may have put the number that was missing by now.
+        beyond = number + BATCH if number > high else min(number + BATCH, high + 1)
+        for header in await entries(store, paths, epoch, range(number, beyond), patience):
             if not _is_segment(header):
                 return number, header
             number += 1
@@ -87,6 +101,22 @@ async def entries(store: ObjectStore, paths: ShardPaths, epoch: int, numbers: It
         return expect_entry(ObjectHeader.unpack(data, key), position, key)
 
     return list(await asyncio.gather(*[header(number) for number in numbers]))
+
+
+async def proof_of(store: ObjectStore, paths: ShardPaths, missing: Position, patience: Patience) -> str | None:
+    """The name of a later entry that proves that the one at ``missing`` had landed; None: there is none."""
+    async def proof(later: Position) -> str | None:
+        key = paths.log(later)
+        try:
+            data = await patience.ask(lambda: store.get(key, 0, SAID_BYTES), f"get {key}")
+        except NotFound:
+            return None
+        return key if proves(data, later, missing) else None
+
+    # Its opening lands before an epoch's owner begins another put.
+    last = missing.number + (PUTS_IN_FLIGHT_MAX if missing.number else 1)
+    found = await asyncio.gather(*[proof(Position(missing.epoch, number)) for number in range(missing.number + 1, last + 1)])
+    return next((key for key in found if key is not None), None)
 
 
 def expect_entry(header: ObjectHeader, position: Position, key: str) -> ObjectHeader:

@@ -7,11 +7,12 @@
     opening   log/<e>-0 names the owner of the epoch and the ends of the earlier ones, and makes the epoch part of the log
     replay    is the caller's (``storage.read.recovery``), and comes last: nothing in the earlier epochs can change then
 
-Sealing is a walk by puts: if a segment has the number, try the next; if a seal has it, use that. To save puts, the end is
-first looked for by headers (``entries``), in a few round trips however long the log is, and the put begins at the first
-missing number. At a number that was skipped the put would have been refused, so the outcome is the same. From claim to
-opening a standby has no other sign that the taker is alive, so nothing in between may take long: epochs are sealed
-concurrently.
+The ends of epochs before an opened one are in its opening (``openings``). Otherwise sealing is a walk by puts: if a segment
+has the number, try the next; if a seal has it, use that. To save puts, the end is first looked for by headers (``entries``),
+in a few round trips however long the log is, and the put begins at the first missing number. At a number that was skipped
+the put would have been refused, so the outcome is the same. A number that is missing because the store has lost its segment
+is not sealed, as far as later entries show that (``_expect_end``). From claim to opening a standby has no other sign that
+the taker is alive, so nothing in between may take long: epochs are sealed concurrently.
 
 A live, busy owner (two copies of one configuration) may win the race for the next number again and again, so after two
 losses a seal is placed some numbers ahead of it. Whatever it put beyond the epoch's end never existed, as always.
@@ -29,19 +30,21 @@ import random
 from typing import NamedTuple
 
 from broker.clock import Clock
-from broker.cluster.entries import BATCH, end_of_segments, expect_entry
+from broker.cluster.entries import BATCH, end_of_segments, entries, expect_entry, proof_of
 from broker.cluster.identity import Identity
+from broker.cluster.openings import known_ends
 from broker.storage.format.claim import Claim, Seal
-from broker.storage.format.errors import FormatError
-from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.header import EPOCH_MAX, HEADER_BYTES, ObjectKind, Position
+from broker.storage.format.log_end import is_being_copied
 from broker.storage.format.opening import encode_opening
 from broker.storage.format.records.opening import Opening
 from broker.storage.objectstore.base import NotFound, ObjectStore
-from broker.storage.paths import ShardPaths, parse
+from broker.storage.paths import COPYING, ShardPaths, parse
 from broker.storage.put import Fenced, Patience, describe, put_ours
 
-__all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claimant", "positions", "seal_at", "sealer_of",
-           "take"]
+__all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claim", "newest_claimant", "positions", "seal_at",
+           "sealer_of", "take"]
 
 _RACES_LOST = 2
 """Numbers lost to a live owner before a seal is placed ahead of it."""
@@ -126,7 +129,7 @@ async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, in
 
 async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, patience: Patience, watched: Watched | None) -> int:
     newest = await newest_checkpoint(store, paths, patience)
-    epoch = await _newest_claim(store, paths, newest, patience) + 1
+    epoch = await newest_claim(store, paths, newest, patience) + 1
     while True:
         if watched is not None and epoch != watched.epoch + 1:
             by = await _claimant(store, paths, epoch - 1, patience)
@@ -140,11 +143,15 @@ async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, patience: 
         epoch += 1
 
 
-async def _newest_claim(store: ObjectStore, paths: ShardPaths, newest: Position, patience: Patience) -> int:
+async def newest_claim(store: ObjectStore, paths: ShardPaths, newest: Position, patience: Patience) -> int:
     """The highest epoch claimed, 0: none. ``newest`` is a checkpoint's position."""
     # Claims are never deleted, so those from the checkpoint's epoch on are the last ones.
     after = paths.epoch(newest.epoch - 1) if newest.epoch else ""
-    return max([newest.epoch, *(claim.epoch for claim in await positions(store, paths.epochs, after, patience))])
+    epoch = max([newest.epoch, *(claim.epoch for claim in await positions(store, paths.epochs, after, patience))])
+    # If the store has lost the newest claim, its log tells. Claiming that epoch again would give it two writers.
+    while epoch < EPOCH_MAX and (await entries(store, paths, epoch + 1, [0], patience))[0] is not None:
+        epoch += 1
+    return epoch
 
 
 async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Identity, patience: Patience
@@ -157,10 +164,15 @@ async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Ide
                          await newest_claimant(store, paths, patience))
         firsts = [Position(e, newest.number + 1 if e == newest.epoch else 0)
                   for e in range(max(1, newest.epoch), epoch)]
+        known = await known_ends(store, paths, range(newest.epoch + 1, epoch), patience)
+        if (end := known.get(newest.epoch)) is not None and end <= newest.number:
+            # No owner puts such a root: it is of a number that landed, and an end is one that did not.
+            raise Corrupt(paths.checkpoint(newest), "header", 8, f"epoch {newest.epoch} ended at number {end}, before it")
         ends: dict[int, int] = {}
         for at in range(0, len(firsts), BATCH):
             batch = firsts[at:at + BATCH]
-            found = await asyncio.gather(*[_seal_epoch(store, paths, first, epoch, me, patience) for first in batch])
+            found = await asyncio.gather(*[_seal_epoch(store, paths, first, known.get(first.epoch), epoch, me, patience)
+                                           for first in batch])
             ends |= {first.epoch: end for first, end in zip(batch, found, strict=True)}
         again = await newest_checkpoint(store, paths, patience)
         if again.epoch < epoch and not (again.epoch in ends and again.number >= ends[again.epoch]):
@@ -168,37 +180,67 @@ async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Ide
         newest = again
 
 
-async def _seal_epoch(store: ObjectStore, paths: ShardPaths, first: Position, epoch: int, me: Identity,
+async def _seal_epoch(store: ObjectStore, paths: ShardPaths, first: Position, known: int | None, epoch: int, me: Identity,
                       patience: Patience) -> int:
-    """The number at which an epoch ends: that of a seal, which is ours unless there was one."""
+    """The number at which an epoch ends: ``known``, or that of a seal, which is ours unless there was one."""
+    if known is not None:
+        end = Position(first.epoch, known)
+        [header] = await entries(store, paths, end.epoch, [end.number], patience)
+        if header is None:  # the seal is lost
+            await _put_seal(store, paths, end, epoch, me, patience, known - 1)
+        return known
     lost = 0
     while True:
         number, header = await end_of_segments(store, paths, first, patience)
         if header is not None:
             return number
+        await _expect_end(store, paths, Position(first.epoch, number), patience)
         if lost >= _RACES_LOST:
             # A live owner can keep winning this race; placing a seal ahead of it ends the race, since it acknowledges in
             # order. The epoch still ends at the first number that the owner has not used by then.
-            await _put_seal(store, paths, Position(first.epoch, number + (1 << lost)), epoch, me, patience)
-        if await _put_seal(store, paths, Position(first.epoch, number), epoch, me, patience) == ObjectKind.SEAL:
+            await _put_seal(store, paths, Position(first.epoch, number + (1 << lost)), epoch, me, patience, number - 1)
+        if await _put_seal(store, paths, Position(first.epoch, number), epoch, me, patience, number - 1) == ObjectKind.SEAL:
             return number
         lost += 1
         first = Position(first.epoch, number)
+
+
+async def _expect_end(store: ObjectStore, paths: ShardPaths, end: Position, patience: Patience) -> None:
+    """Make sure that ``end``, a number without an entry, never had one: a seal there would be the end of all that follows.
+
+    If a later entry proves that it had landed, the store has lost it, unless it was swept. Raises: Corrupt.
+    """
+    later = await proof_of(store, paths, end, patience)
+    if later is None:
+        return
+    [landed] = await entries(store, paths, end.epoch, [end.number], patience)
+    if landed is None and await newest_checkpoint(store, paths, patience) < end and not await _is_being_copied(
+            store, end.epoch, patience):
+        raise Corrupt(paths.log(end), "entry", 0, f"it is missing, and {later} shows that it was there")
+
+
+async def _is_being_copied(store: ObjectStore, epoch: int, patience: Patience) -> bool:
+    try:
+        mark = await patience.ask(lambda: store.get(COPYING, 0, HEADER_BYTES), f"get {COPYING}")
+    except NotFound:
+        return False
+    return is_being_copied(mark, epoch)
 
 
 async def seal_at(store: ObjectStore, paths: ShardPaths, position: Position, epoch: int, me: Identity, clock: Clock,
                   rng: random.Random) -> ObjectKind:
     """Put a seal at ``position`` as the owner of ``epoch``; returns the kind of the entry there, SEAL or SEGMENT.
 
-    A clean stop does this at the first number of our own epoch that was never used.
+    A clean stop does this at the first number of our own epoch that was never used, once all before it have landed.
     """
-    return await _put_seal(store, paths, position, epoch, me, Patience(store, clock, rng))
+    return await _put_seal(store, paths, position, epoch, me, Patience(store, clock, rng), position.number - 1)
 
 
 async def _put_seal(store: ObjectStore, paths: ShardPaths, position: Position, epoch: int, me: Identity,
-                    patience: Patience) -> ObjectKind:
+                    patience: Patience, landed: int) -> ObjectKind:
+    """Args: landed is the number up to which all are known to have landed; below 0: none is."""
     key = paths.log(position)
-    seal = [Seal(position, me.name, epoch, me.nonce, patience.clock.now_ns()).encode()]
+    seal = [Seal(position, me.name, epoch, me.nonce, patience.clock.now_ns(), landed if landed >= 0 else None).encode()]
     holder = await patience.ask(lambda: put_ours(store, key, seal, me.nonce), f"put {key}")
     if holder is None:
         return ObjectKind.SEAL
@@ -213,7 +255,7 @@ async def newest_checkpoint(store: ObjectStore, paths: ShardPaths, patience: Pat
 
 async def newest_claimant(store: ObjectStore, paths: ShardPaths, patience: Patience) -> str:
     """The name of the broker that claimed the highest epoch; "" if there is none or it cannot be read."""
-    epoch = await _newest_claim(store, paths, await newest_checkpoint(store, paths, patience), patience)
+    epoch = await newest_claim(store, paths, await newest_checkpoint(store, paths, patience), patience)
     return await _claimant(store, paths, epoch, patience)
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from broker.clock import Clock
 from broker.cluster.entries import end_of_segments
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import Watched, newest_checkpoint, positions
+from broker.cluster.ownership import Watched, newest_checkpoint, newest_claim
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.header import HEADER_BYTES, Position
 from broker.storage.objectstore.base import NotFound, ObjectStore, StoreLock, Transient
@@ -113,10 +113,9 @@ class _Watch:
         store, paths, patience = self._store, self._paths, self._patience
         grew = False
         if self._next is None:
-            self._next = _after(await newest_checkpoint(store, paths, patience))
-            claims = await positions(store, paths.epochs, paths.epoch(self._next.epoch), patience)
-            if claims:
-                self._next = Position(claims[-1].epoch, 0)
+            newest = await newest_checkpoint(store, paths, patience)
+            epoch = await newest_claim(store, paths, newest, patience)
+            self._next = Position(epoch, 0) if epoch > newest.epoch else _after(newest)
             grew = True
         # Epochs have no gaps, so the next claim's key is known: a GET, while a listing costs as much as a put.
         while await self._claimed(self._next.epoch + 1):
@@ -130,7 +129,7 @@ class _Watch:
             if self.owner == self._me.name:
                 self.free = True
                 return True
-        number, seal = await end_of_segments(store, paths, self._next, patience)
+        number, seal = await end_of_segments(store, paths, self._next, patience, gently=True)
         if number > self._next.number:
             self._next = Position(self._next.epoch, number)
             grew = True
@@ -158,7 +157,10 @@ class _Watch:
         return True
 
     async def _claimant(self, epoch: int) -> str:
-        return Claim.decode(await self._get(self._paths.epoch(epoch)), epoch).owner
+        try:
+            return Claim.decode(await self._get(self._paths.epoch(epoch)), epoch).owner
+        except NotFound:
+            return ""  # the store has lost the claim
 
     async def _sealed_by_owner(self, position: Position) -> bool:
         """Whether the owner of the epoch put the seal there."""

@@ -256,11 +256,6 @@ class _Meaning:
     def websocket_authorization(self, value: Value) -> None:
         self.section("websocket.authorization", value)
 
-    def sync_interval(self, value: Value) -> None:
-        if str(value.value).lower() != "always":
-            self.wrong(value, "sync_interval can only be always: what is acknowledged is always synced first; a stream "
-                              f"that need not wait for it sets persist_mode async, not {shown(value)}")
-
     def name_bucket(self, value: Value) -> None:
         if not isinstance(value.value, str) or not value.value or "/" in value.value:
             self.wrong(value, f"bucket must be the name of a bucket, not {shown(value)}")
@@ -290,7 +285,6 @@ class _Meaning:
         "jetstream.disabled": disabled, "jetstream.disable": disabled,
         "store_dir": store_dir, "storedir": store_dir, "jetstream.store_dir": store_dir,
         "jetstream.storedir": store_dir, "jetstream.store": store_dir, "jetblock.store": store,
-        "jetstream.sync_interval": sync_interval, "jetstream.sync": sync_interval,
         "jetstream.object_store": object_store, "jetstream.object_store.bucket": name_bucket,
         "jetstream.object_store.path_prefix": name_prefix,
     }

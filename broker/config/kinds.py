@@ -13,9 +13,9 @@ from typing import Any
 
 from broker.gotime import format_duration, parse_duration
 
-__all__ = ["Kind", "boolean", "bound", "choice", "duration_ns", "fingerprints", "handshake_first", "header_fields",
-           "integer", "name", "names", "origins", "parse_duration_ns", "parse_size", "port", "size",
-           "text"]
+__all__ = ["SYNC_INTERVAL_NS", "Kind", "boolean", "bound", "choice", "duration_ns", "fingerprints", "handshake_first",
+           "header_fields", "integer", "name", "names", "origins", "parse_duration_ns", "parse_size", "port", "size",
+           "sync_interval", "text"]
 
 Kind = Callable[[Any], Any]
 """Converts a configured value to the setting's value; ValueError says what it must be."""
@@ -27,6 +27,8 @@ _FALSE = frozenset({"false", "no", "off", "0", "f", "disabled", "disable"})
 _INT64_MAX = (1 << 63) - 1
 _SHA256 = re.compile("[0-9a-f]{64}")
 _HANDSHAKE_FIRST_AUTO_NS = 50_000_000
+SYNC_INTERVAL_NS = 120_000_000_000
+"""nats-server's default."""
 _FIELD_NAME = re.compile("[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -98,6 +100,17 @@ def duration_ns(low_ns: int = 0, high_ns: int | None = None) -> Kind:
             raise ValueError("must be a duration such as 100ms, 2s or 1m")
         return _bounded(parse_duration_ns(value.strip()), low_ns, high_ns, format_duration)
     return parse
+
+
+def sync_interval(value: Any) -> int | None:
+    """``always``, which is None, or a duration; 0 is nats-server's default, as there."""
+    if isinstance(value, str) and value.strip().lower() == "always":
+        return None
+    try:
+        found: int = duration_ns(0)(value)
+    except ValueError:
+        raise ValueError("must be always, or a duration such as 2m or 500ms") from None
+    return found or SYNC_INTERVAL_NS
 
 
 def port(value: Any) -> int:

@@ -75,6 +75,8 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     if masked or any(user.password == MASK for user in values.get("auth.users", ())):
         file.notices.append(f"{' and '.join(masked) or 'a password in authorization.users'} is {MASK!r}, which stands "
                             f"for a secret in what --print-config shows; set the secret itself")
+    if values.get("storage.sync_interval_ns") is not None and not values["storage.url"].startswith("file:"):
+        file.notices.append(f"sync_interval has no effect on {values['storage.url']}: it is for directories")
     if values.get("accounts.default_domains"):
         file.notices.append("The option `default_js_domain` is a temporary backwards compatibility measure and will be removed")
     values["notices"], values["digest"] = tuple(file.notices), file.digest

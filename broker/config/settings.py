@@ -22,13 +22,13 @@ from typing import Any
 from broker.config import kinds
 from broker.config.access import SYSTEM_ACCOUNT, TIER, AccountLimits, AccountSettings, NkeyUser, User
 from broker.config.callout import CalloutSettings
-from broker.config.kinds import Kind
+from broker.config.kinds import SYNC_INTERVAL_NS, Kind
 from broker.config.operator import ResolverSettings
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
-__all__ = ["MASK", "SETTINGS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "CertificateFiles",
-           "ClientSettings", "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings", "NkeyUser",
-           "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits", "Setting", "Settings",
+__all__ = ["MASK", "SETTINGS", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings",
+           "CertificateFiles", "ClientSettings", "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings",
+           "NkeyUser", "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits", "Setting", "Settings",
            "StorageSettings", "TlsSettings", "User", "WebSocketSettings", "default_store_url", "make_settings"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -434,6 +434,9 @@ class StorageSettings:
         None, kinds.duration_ns(0, 10 * SECOND), "Least time between the beginnings of two puts of a log, full "
         "segments excepted; unset: 0 for a directory, 20ms for S3, where each put is paid for.",
         "jetblock.commit_interval")
+    sync_interval_ns: int | None = _setting(
+        None, kinds.sync_interval, "On a directory: how often what was acknowledged is synced to the disk, which is what a power "
+        "cut may take; unset, or always: before it is acknowledged.", "jetstream.sync_interval", "jetstream.sync")
     segment_bytes: int = _setting(
         4 * MIB, kinds.size(64 * KIB, 64 * MIB), "Raw bytes at which a segment is full and is put at once.",
         "jetblock.segment_bytes")
@@ -462,7 +465,7 @@ class StorageSettings:
         "least so long, from its plan, to read it. Costs the space of what is removed in that time.", "jetblock.reader_grace")
     inbox_interval_ns: int = _setting(
         60 * SECOND, kinds.duration_ns(0), "How often the broker looks for requests to let staged messages join a stream, one "
-        "listing each time; 0: only when it is asked to.", "jetblock.inbox_interval")
+        "listing each time; 0: only when it is asked to, and what nobody asks for stays.", "jetblock.inbox_interval")
     staged_grace_ns: int = _setting(
         24 * 60 * MINUTE, kinds.duration_ns(MINUTE), "How long staged messages stay in the store that no request names.",
         "jetblock.staged_grace")
@@ -477,6 +480,12 @@ class StorageSettings:
     compaction_bytes_per_second: int = _setting(
         16 * MIB, kinds.size(64 * KIB), "Bytes that compaction reads and writes in a second, at most.",
         "jetblock.compaction_bytes_per_second")
+    compaction_puts_per_minute: int = _setting(
+        3000, kinds.integer(1, 1_000_000), "Objects that compaction writes in a minute, at most; while nobody publishes, each "
+        "needs one commit more.", "jetblock.compaction_puts_per_minute")
+    compaction_memory: int = _setting(
+        32 * MIB, kinds.size(16 * MIB, 1024 * MIB), "Bytes of messages that one merge has in memory, at most; one goes on at a "
+        "time. Less means more merges, and smaller objects.", "jetblock.compaction_memory")
     compaction_cpu: int = _setting(
         20, kinds.integer(1, 100), "Share of one core that compaction takes, at most, in percent.",
         "jetblock.compaction_cpu")

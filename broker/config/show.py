@@ -43,6 +43,8 @@ def show(settings: Settings) -> str:
             _put(top, "authorization.auth_callout", _callout(settings.auth.callout))
         elif setting.path == "operator.preload" and settings.operator.preload:
             top["resolver_preload"] = {account: _text(token) for account, token in settings.operator.preload}
+        elif setting.path == "storage.sync_interval_ns" and value is None:
+            _put(top, setting.keys[0], _text("always"))
         elif setting.keys and value is not None and value not in ("", ()):
             _put(top, setting.keys[0], _written(setting, value))
     _put(top, "jetstream.enabled", _word(settings.jetstream.enabled))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
@@ -76,18 +75,10 @@ def main(arguments: Sequence[str]) -> int:
         options = parse_arguments(arguments)
     except SystemExit as ended:
         return int(ended.code or 0)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
     try:
-        status = asyncio.run(_main(options))
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return asyncio.run(_main(options))
     except KeyboardInterrupt:
         return 130
-    return status
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:

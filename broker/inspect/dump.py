@@ -23,12 +23,19 @@ from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.document import decode_document
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.frame import Chunk
-from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
+from broker.storage.format.header import (
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    SEGMENT_VERSION,
+    ObjectHeader,
+    ObjectKind,
+    Position,
+)
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.page import PageKind, decode_page, decode_pages_directory
 from broker.storage.format.record import Record
 from broker.storage.format.records.kinds import RecordKind
-from broker.storage.format.segment import DirectoryRow, SegmentHead, decode_head
+from broker.storage.format.segment import DirectoryRow, SegmentHead, decode_head, decode_landed
 from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.format.store import StoreFormat
 from broker.storage.paths import ROOT, Key, parse
@@ -77,6 +84,8 @@ class _Dump:
         if header is None:
             return said
         kind, position, object_id = header.kind, header.position, header.object_id
+        if kind == ObjectKind.SEGMENT:
+            said["landed"] = self._landed(position)
         if kind in (ObjectKind.SEGMENT, ObjectKind.RUN):
             said["blocks"] = self._blocks(header)
         elif kind == ObjectKind.PAGES:
@@ -120,7 +129,8 @@ class _Dump:
         kind = parsed.kind
         if kind == ObjectKind.SEGMENT and (fields[1] == ObjectKind.SEAL or self._is_document()):
             kind = ObjectKind.SEAL
-        made = ObjectHeader(kind, parsed.position or Position(0, 0), fields[6], len(data), parsed.object_id)
+        made = ObjectHeader(kind, parsed.position or Position(0, 0), fields[6], len(data), parsed.object_id,
+                            SEGMENT_VERSION if kind == ObjectKind.SEGMENT else FORMAT_VERSION)
         self.data = made.pack() + data[HEADER_BYTES:]
         said["header_taken_from"] = "the key"
         return made
@@ -174,6 +184,13 @@ class _Dump:
         return pages
 
     # Segments and runs.
+
+    def _landed(self, position: Position) -> int | None:
+        """The number up to which the log had landed before this entry of it; None: it does not say."""
+        try:
+            return decode_landed(self.data, position)
+        except FormatError:
+            return None  # what is wrong is noted with the blocks
 
     def _blocks(self, header: ObjectHeader) -> list[dict[str, Any]]:
         try:

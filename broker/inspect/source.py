@@ -18,8 +18,10 @@ from broker.inspect.problems import RESTORE, Problem, of_error
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import NotFound, ObjectInfo, ObjectStore, StoreError, open_store
+from broker.storage.objectstore.file import directory_of
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.paths import COPYING, FORMAT, ROOT
+from broker.storage.unsynced_tail import hide_torn
 
 __all__ = ["LARGE_BYTES", "CannotInspect", "Source", "Window", "each", "open_source", "read_format"]
 
@@ -152,7 +154,10 @@ def open_source(url: str) -> Source:
     if url.startswith("memory:"):
         raise CannotInspect("memory:// exists only inside its broker: there is nothing to inspect from outside")
     try:
-        return Source(open_store(url, read_only=True))
+        store = open_store(url, read_only=True)
+        if (directory := directory_of(store)) is not None:
+            hide_torn(directory)
+        return Source(store)
     except (ValueError, StoreError) as error:
         raise CannotInspect(str(error)) from None
 

@@ -20,6 +20,7 @@ from broker.storage.format.block import BlockPlace
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import NUMBER_BITS, NUMBER_MAX, ObjectKind, Position, key_position, position_key
+from broker.storage.format.opening import decode_opening
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.segment import HEAD_BYTES, PUTS_IN_FLIGHT_MAX, SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
@@ -275,10 +276,10 @@ def entries(view: ShardView) -> Iterator[tuple[StreamState, BlockEntry]]:
             yield stream, entry
 
 
-def cannot_be_read(stream: StreamState, first_seq: int, last_seq: int) -> str:
-    """The consequence if these messages are damaged or missing."""
+def cannot_be_read(stream: StreamState, first_seq: int, last_seq: int, *, perhaps: bool = False) -> str:
+    """The consequence if these messages are damaged or missing; or may be, as a whole object is damaged that has them."""
     which = f"message {first_seq}" if first_seq == last_seq else f"messages {first_seq} to {last_seq}"
-    return f"{which} of stream {stream.account}/{stream.name} cannot be read"
+    return f"{which} of stream {stream.account}/{stream.name} {'perhaps ' if perhaps else ''}cannot be read"
 
 
 async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: LogListing, view: ShardView,
@@ -349,11 +350,7 @@ async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | 
             head = decode_head(await source.find(paths.log(position), 0, head) or b"", position)
         if isinstance(head, int):
             return  # truncated
-        for i, row in enumerate(head.rows):
-            if row.stream_id == 0:
-                for record in head.core(i).records:
-                    if record.kind == Opening.KIND:
-                        epoch.opening = Opening.decode(record.body, paths.log(position))
+        epoch.opening = decode_opening(head, paths.log(position))
     except FormatError:
         pass  # where it matters, replay stops there and reports it; --verify reports it in any case
 
@@ -381,9 +378,11 @@ async def _seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing
                 break
             continue
         try:
-            found = Seal.decode(data, position)
+            seal = Seal.decode(data, position)
         except FormatError:
             continue
+        if seal.landed is None or seal.landed == position.number - 1:
+            found = seal  # else it was put ahead of an owner that went on, and perhaps the log ends before it
     return found
 
 

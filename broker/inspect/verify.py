@@ -41,6 +41,9 @@ _ROOTS_MAX = 16
 _CUT_NEW = f"let a broker run until it has cut new ones; or {RESTORE}"
 _SUBJECTS_LOST = "no message is: a broker finds the subjects of these in their blocks, which takes longer"
 _SUBJECTS_REMEDY = "none is needed: a broker makes it anew"
+_IDS_LOST = ("no message is: a broker finds the message ids of these in their blocks; those of messages that have left the stream "
+             "are no longer known as duplicates")
+_IDS_REMEDY = "none is needed: they leave with the duplicate window"
 _FOREIGN = "not a jetblock key: a broker neither reads nor deletes it"
 
 
@@ -170,6 +173,8 @@ class Judge:
         """Page objects that some root needs."""
         self.subjects = {page.place.position for stream in self.state.streams.values() for page in stream.subjects}
         """Page objects with subjects, which a start does not read."""
+        self.ids = {place.position for stream in self.state.streams.values() for place in stream.ids.places}
+        """The same with message ids."""
         self.unread_roots = False
         self.live: dict[str, list[tuple[StreamState, BlockEntry]]] = {}
         self.whole = shard.view.whole and snapshot is not None
@@ -207,6 +212,8 @@ class Judge:
                 return of_error(key, error, "no checkpoint needs it any more", DELETE)
             if position in self.subjects:
                 return of_error(key, error, _SUBJECTS_LOST, _SUBJECTS_REMEDY)
+            if position in self.ids:
+                return of_error(key, error, _IDS_LOST, _IDS_REMEDY)
             return of_error(key, error, "checkpoints that name this page cannot be used: a broker starts from an older "
                             "one, or replays the log", _CUT_NEW)
         if kind == ObjectKind.INBOX:
@@ -226,7 +233,8 @@ class Judge:
         for stream, entry in self.live.get(checked.info.key, ()):
             ref = entry.ref
             if row is None:
-                said.append(cannot_be_read(stream, max(ref.first_seq, stream.first_seq), ref.last_seq))
+                # Blocks are read by where they lie, so these may be sound: only a look at each of them tells.
+                said.append(cannot_be_read(stream, max(ref.first_seq, stream.first_seq), ref.last_seq, perhaps=True))
             elif row.core_offset == ref.core_offset and not fault.core:
                 shift = ref.first_seq - row.first_seq  # as in _live
                 first, last = max(fault.first_seq + shift, stream.first_seq), fault.last_seq + shift
@@ -394,7 +402,7 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
     if view.snapshot.root is not None:
         done.roots.append((paths.shard, view.snapshot.root.position))
         kept |= {Position(*at) for at, _ in view.snapshot.root.extra.get("roots", ())}
-        await _subjects(source, shard, view.snapshot.root.position, state, done)
+        await _unread(source, shard, view.snapshot.root.position, state, done)
     for root in roots:
         key = paths.checkpoint(root) if root is not None else paths.logs
         try:
@@ -423,7 +431,7 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
         if root is not None:
             done.roots.append((paths.shard, root))
             if root in kept:
-                await _subjects(source, shard, root, snapshot.state, done)
+                await _unread(source, shard, root, snapshot.state, done)
         for what in state_differences(snapshot.state, state)[:8]:
             done.problems.append(Problem(
                 key, f"replayed from here, the state differs from that of the newest checkpoint: {what}",
@@ -431,15 +439,17 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
                 "keep a copy of the store and report it"))
 
 
-async def _subjects(source: Source, shard: ShardSurvey, root: Position, state: ShardState, done: Verified) -> None:
-    """Pages of subjects that a root names and that are missing: a replay does not read them."""
+async def _unread(source: Source, shard: ShardSurvey, root: Position, state: ShardState, done: Verified) -> None:
+    """Pages of subjects and of ids that a root names and that are missing: a replay does not read them."""
     paths = shard.paths
-    named = {page.place.position for stream in state.streams.values() for page in stream.subjects}
-    for position in sorted(named - {position for position, _ in shard.pages}):
+    named = {page.place.position: (_SUBJECTS_LOST, _SUBJECTS_REMEDY) for stream in state.streams.values()
+             for page in stream.subjects}
+    named |= {place.position: (_IDS_LOST, _IDS_REMEDY) for stream in state.streams.values() for place in stream.ids.places}
+    for position in sorted(named.keys() - {position for position, _ in shard.pages}):
         key = paths.pages(position)
         if (all(problem.object != key for problem in done.problems) and await source.find(key, 0, 1) is None
                 and await source.find(paths.checkpoint(root), 0, 1) is not None):  # otherwise both were swept meanwhile
-            done.problems.append(Problem(key, "it is missing, and a checkpoint names it", _SUBJECTS_LOST, _SUBJECTS_REMEDY))
+            done.problems.append(Problem(key, "it is missing, and a checkpoint names it", *named[position]))
 
 
 def state_differences(one: ShardState, other: ShardState) -> list[str]:

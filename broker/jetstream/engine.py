@@ -299,7 +299,9 @@ class JetStream(LogListener):
         openings = [opening for account in self.accounts.values() for opening in self._restore(account)]
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
-        self.inbox = Inbox(self, log, self.clock, inbox or InboxSettings(poll_ns=0), let_go)
+        settings, writing = inbox or InboxSettings(poll_ns=0), self._inflight.writing
+        writing.aside, writing.let_go = settings.aside, let_go
+        self.inbox = Inbox(self, log, self.clock, settings, let_go, open_runs=writing.keys)
         self.inbox.start()
 
     async def close(self, *, tell: bool = False) -> None:
@@ -369,14 +371,17 @@ class JetStream(LogListener):
         if self._reader is None or self._memory_log is None:
             raise RuntimeError("JetStream is not open")
         memory = config.storage == "memory"
-        return Stream(
+        stream = Stream(
             config, state, account=account, stream_id=self._stream_id() if state is None else state.stream_id,
             created_ns=self.clock.now_ns() if state is None else state.created_ns,
             log=self._memory_log if memory else self.log, reader=self._reader, bus=bus, clock=self.clock,
             rng=self.rng, domain=self.settings.domain, usage=usage, inflight=self._inflight, listeners=listeners)
+        stream.on_loaded = self._budget.changed
+        return stream
 
     def segment_applied(self, segment: Segment) -> None:
         """Cache the segment if it is mostly small blocks, which are not worth cache entries of their own."""
+        self._budget.changed()
         if segment.whole is not None and self._reader is not None:
             self._reader.admit_segment(segment.position, segment.whole)
 

@@ -13,10 +13,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
+from broker.protocol.subject_shapes import SubjectShapes
+
 __all__ = ["ALL", "Filters"]
 
 # A cached result costs about 100 bytes; at this many the cache is cleared rather than growing with the stream.
 _REMEMBERED_MAX = 65_536
+
+_TRIED_MAX = 32
+"""Wildcard filters that are tried one after the other; more are looked up by their tokens, 0.5 µs for each shape."""
 
 
 class _Verdicts(dict[bytes, bool]):
@@ -39,8 +44,18 @@ def _always(subject: bytes) -> bool:
     return True
 
 
+def _any_of(wildcards: Sequence[bytes]) -> Callable[[bytes], object] | None:
+    """A function that returns whether any of these wildcard filters matches."""
+    if len(wildcards) > _TRIED_MAX:
+        shapes = SubjectShapes(wildcards)
+        if len(shapes) * _TRIED_MAX <= len(wildcards):
+            return shapes.match
+    return _pattern(wildcards)
+
+
 def _pattern(wildcards: Iterable[bytes]) -> Callable[[bytes], object] | None:
-    """A function that returns whether any of these wildcard filters matches, in one pass of the regex engine."""
+    """A function that returns whether any of these wildcard filters matches, in one pass of the regex engine, which tries one
+    after the other."""
     parts = []
     for wildcard in wildcards:
         tokens = [b"[^.]+" if token == b"*" else re.escape(token) for token in wildcard.split(b".")]
@@ -64,17 +79,18 @@ class Filters:
         spans: disjoint ranges [start, end), where what matches is; empty: it may be anywhere.
     """
 
-    __slots__ = ("_pattern", "_prefix", "all", "contiguous", "literal", "literals", "match", "spans", "subjects")
+    __slots__ = ("_prefix", "_wild", "all", "contiguous", "literal", "literals", "match", "spans", "subjects")
 
     match: Callable[[bytes], bool]
 
     def __init__(self, subjects: Iterable[bytes] = ()) -> None:
         self.subjects = tuple(subjects)
         self.all = not self.subjects or b">" in self.subjects
-        wild = [subject for subject in self.subjects if _has_wildcard(subject)]
-        self.literals = frozenset(self.subjects) - frozenset(wild)
+        text = b" ".join(self.subjects)
+        wild = [subject for subject in self.subjects if _has_wildcard(subject)] if b"*" in text or b">" in text else []
+        self.literals = frozenset(self.subjects).difference(wild)
         self.literal = bool(self.subjects) and not wild
-        self._pattern = _pattern(wild)
+        self._wild = _any_of(wild)
         self._prefix = _common_prefix(list(map(_lead, self.subjects))) if wild else b""
         self.spans = _spans(wild, self.literals)
         self.contiguous = self.all or (len(self.subjects) == 1 and self.subjects[0] == self._prefix + b">")
@@ -102,12 +118,12 @@ class Filters:
         if prefix:
             # In most passes most subjects differ here, and this costs a quarter of the pattern.
             subjects = [subject for subject in subjects if subject.startswith(prefix)]
-        if len(self.subjects) == 1 and self._pattern is not None:
-            return list(filter(self._pattern, subjects))
+        if len(self.subjects) == 1 and self._wild is not None:
+            return list(filter(self._wild, subjects))
         return list(filter(self._decide, subjects))
 
     def _decide(self, subject: bytes) -> bool:
-        return subject in self.literals or (self._pattern is not None and self._pattern(subject) is not None)
+        return subject in self.literals or (self._wild is not None and bool(self._wild(subject)))
 
     def any(self, subjects: Iterable[bytes]) -> bool:
         """Whether one of ``subjects`` matches."""

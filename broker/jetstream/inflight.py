@@ -1,17 +1,33 @@
-"""Limits on open batches: their number in one stream and in total, their duration, and their memory."""
+"""Limits on open batches: their number in one stream and in total, their duration, and their memory.
+
+Large atomic batches are written to the store while they arrive (``stream.publish.spill``). What all of them share is here: how
+many bytes are on their way, which publishers wait for that, and which runs are there that nothing names yet.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from broker.config.settings import ServerLimits
+    from broker.jetstream.bus import Source
 
-__all__ = ["BATCH_BYTES_MAX", "BatchLimits", "Inflight"]
+__all__ = ["BATCH_BYTES_MAX", "BatchLimits", "Inflight", "Writing"]
 
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Bytes of one atomic batch, which is stored in one block."""
+"""Bytes in memory of one atomic batch. One that cannot be spilled is stored in one block."""
+
+_WRITING_BYTES: Final = 48 << 20
+"""Publishers wait while more than this is being written."""
+
+_ENCODING_MAX: Final = 2
+"""Runs encoded at a time, each of which takes its size again or twice."""
+
+_HOLD_SECONDS: Final = 4.0
+"""They wait no longer: their connections carry more than a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +54,54 @@ class BatchLimits:
                    fast_per_stream=per_stream or usual.fast_per_stream, fast_total=total or usual.fast_total)
 
 
+class Writing:
+    """The bytes of atomic batches that are on their way to the store.
+
+    Attributes: ``aside``: how what takes milliseconds is called; ``let_go(keys)`` deletes runs that nothing will ever name;
+        ``keys``: the runs of open batches, which nothing names yet and nobody may sweep; ``encoding``: see ``_ENCODING_MAX``.
+    """
+
+    def __init__(self) -> None:
+        self.aside: Callable[..., Awaitable[Any]] = asyncio.to_thread
+        self.let_go: Callable[[Sequence[str]], object] = lambda keys: None
+        self.keys: set[str] = set()
+        self.encoding = asyncio.Semaphore(_ENCODING_MAX)
+        self.bytes = 0
+        self._held: list[Source] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def began(self, size: int, source: Source | None) -> None:
+        """``size`` bytes from ``source`` are to be written."""
+        self.bytes += size
+        if source is None or self.bytes <= _WRITING_BYTES:
+            return
+        source.hold()
+        self._held.append(source)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_HOLD_SECONDS, self._release)
+
+    def ended(self, size: int) -> None:
+        """They are written, or dropped."""
+        self.bytes -= size
+        if self._held and self.bytes <= _WRITING_BYTES:
+            self._release()
+
+    def _release(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, []
+        for source in held:
+            source.release()
+
+
 class Inflight:
     """Open batches of all streams together."""
 
-    __slots__ = ("atomic", "fast", "limits", "staged_bytes")
+    __slots__ = ("atomic", "fast", "limits", "staged_bytes", "writing")
 
     def __init__(self, limits: BatchLimits | None = None) -> None:
         self.limits = limits or BatchLimits()
         self.atomic = self.fast = 0
         self.staged_bytes = 0
+        self.writing = Writing()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from broker.gotime import ZERO_TIME, format_time
@@ -10,18 +10,38 @@ from broker.jetstream.account.account import Account
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.stream.stream import Stream
 
-__all__ = ["consumer_exists", "streams"]
+__all__ = ["consumer_count", "consumer_exists", "streams"]
 
 
-def streams(account: Account, consumers: bool) -> Iterator[dict[str, Any]]:
-    """Each stream as ``{name, created, cluster, config, state}`` in the API's own JSON, with ``consumer_detail`` if
-    ``consumers``.
+def streams(account: Account, stored_bytes: Mapping[int, int], consumers: bool) -> Iterator[dict[str, Any]]:
+    """Each stream as ``{name, created, cluster, config, state}`` in the API's own JSON, with iterators ``consumer_detail`` and
+    ``direct_consumer_detail`` if ``consumers``, and ``jetblock`` if it is known what the stream takes in the store.
 
     ``num_subjects`` is there if it can be known without reading the store, or counting for long.
     """
     for name in sorted(account.streams):
-        stream = account.streams[name]
-        yield _stream(account, stream, account.consumers(stream), consumers)
+        stream = account.streams.get(name)
+        if stream is None:
+            continue  # deleted since the caller began to walk
+        shown = _stream(account, stream, account.consumers(stream), consumers)
+        if stream.stream_id in stored_bytes:
+            shown["jetblock"] = {"stored_bytes": stored_bytes[stream.stream_id]}
+        yield shown
+
+
+def consumer_count(account: Account) -> int:
+    """The consumers of an account, less those that are for mirrors and sources."""
+    return sum(len(_public(account.consumers(stream))) for stream in account.streams.values())
+
+
+def _public(consumers: dict[str, Consumer]) -> list[Consumer]:
+    return [consumer for consumer in consumers.values() if not consumer.config.direct]
+
+
+def _infos(account: Account, stream: Stream, consumers: list[Consumer]) -> Iterator[dict[str, Any]]:
+    for consumer in consumers:
+        if account.consumers(stream).get(consumer.name) is consumer:  # not deleted meanwhile
+            yield consumer.info()
 
 
 def consumer_exists(account: Account, stream: str, consumer: str) -> bool:
@@ -41,8 +61,9 @@ def _stream(account: Account, stream: Stream, consumers: dict[str, Consumer], wi
     if deleted:
         state["num_deleted"] = deleted
     shown = {"name": stream.name, "created": format_time(stream.created_ns), "cluster": {"leader": account.server_name},
-             "config": stream.config.to_json(), "state": state | {"consumer_count": len(consumers)},
+             "config": stream.config.to_json(), "state": state | {"consumer_count": len(_public(consumers))},
              **account.upstreams.info(stream)}
     if with_consumers:
-        shown["consumer_detail"] = [consumer.info() for consumer in consumers.values()]
+        shown["consumer_detail"] = _infos(account, stream, _public(consumers))
+        shown["direct_consumer_detail"] = _infos(account, stream, [one for one in consumers.values() if one.config.direct])
     return shown

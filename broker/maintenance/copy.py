@@ -86,10 +86,12 @@ class Copier:
         numbers = await shards(source)
         begun = {number: (await read_shard(source, ShardPaths(number))).state.position for number in numbers}
         destination.lock(numbers)
-        await destination.begin(self._format)
         while True:
             done.passes += 1
-            gone = await self._copy(await self._lacking(numbers))
+            lacking = await self._lacking(numbers)
+            if lacking or not destination.finished:
+                await destination.begin(self._format, await self._newest_claim(numbers))
+            gone = await self._copy(lacking)
             surveys = [await read_shard_survey(destination.view, ShardPaths(number)) for number in numbers]
             problems = [problem for survey in surveys for problem in survey.problems]
             done.ends = {survey.paths.shard: survey.view.state.position for survey in surveys}
@@ -121,6 +123,16 @@ class Copier:
         self._done.store_id = stored.store_id
         await self._destination.open(source, self._format, stored.store_id, must_be_new=must_be_new)
         return stored
+
+    async def _newest_claim(self, numbers: list[int]) -> bytes:
+        """The claim of the highest epoch of all shards; b"" if there is none."""
+        found: list[Key] = []
+        for number in numbers:
+            found += [key async for info in self._source.folder(ShardPaths(number).epochs) if (key := parse(info.key)) is not None]
+        newest = max(found, key=lambda key: key.position or Position(0, 0), default=None)
+        if newest is None or newest.position is None:
+            return b""
+        return await self._source.find(ShardPaths(newest.shard or 0).epoch(newest.position.epoch)) or b""
 
     async def _in_source(self, problems: list[Problem], numbers: list[int]) -> bool:
         """Whether the source has these problems too, so that no other pass would mend them."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -100,9 +101,15 @@ def _open_destination(url: str, source: Source) -> Destination:
     if url.startswith("memory:"):
         raise CopyRefused("memory:// exists only inside its broker: there is nothing to copy to")
     store = open_store(url, put_timeout_ns=_PUT_TIMEOUT_NS)
-    if store.url == source.url:
+    if _place(store.url) == _place(source.url):
         raise CopyRefused(f"{url} is both source and destination")
     return Destination(store)
+
+
+def _place(url: str) -> str:
+    """The URL, of a directory without symbolic links."""
+    directory = url.removeprefix("file://")
+    return url if directory == url else os.path.realpath(directory)
 
 
 def _lines(done: Copied) -> list[str]:

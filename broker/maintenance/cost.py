@@ -2,9 +2,16 @@
 
     commits        one for each message, at most one for each commit_interval, and one for each full segment
     log            commits; an idle owner's heartbeats, every third of the lease
-    checkpoints    a round for 256 commits, or a minute after the first: a root, and pages in two objects; one listing
-    compaction     64 objects are read by a GET each and put as one; each byte is written again once a tier
-    deletion       each object's header is read once before it goes; deleting is free
+    checkpoints    a round for 256 commits, or a minute after the first: a root, and pages in two objects; one listing; where
+                   nothing is published, a root and a record after 20 heartbeats
+    ids            one object of pages more in each round, for streams whose message ids do not fit beside their entry; pages
+                   that are joined are read, one for each of those streams, 64 at most
+    subjects       of a stream whose blocks have more than 16 subjects each: an object of pages in each round with 128 new blocks,
+                   whose indexes are read
+    compaction     64 objects are put as one; small commits of this owner are in memory still, all else is read by a GET each;
+                   each byte is written again once a tier
+    expiry         a GET for each 256 KiB of indexes of runs, or for each block that holds more
+    deletion       free, without a request before it
     inbox          one listing each inbox_interval
     standbys       two GETs every sixth of the lease, each
 
@@ -14,10 +21,13 @@ A steady state is meant: as much is removed as comes in. ``tests/maintenance/tes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.subject_pages import BLOCKS_MIN
 from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.format.block import SUMMARY_SUBJECTS_MAX
+from broker.storage.state.pages import INLINE_IDS_BYTES_MAX
 
 __all__ = ["MONTH_SECONDS", "Bill", "Load", "Prices", "bill"]
 
@@ -31,6 +41,13 @@ _MESSAGE_BYTES = 9
 _TIERS_WRITTEN = 1.8
 """How often compaction writes a byte of small commits (docs/adr/0006)."""
 _PUTS_A_ROUND = 3
+_PUTS_AN_IDLE_ROUND = 2
+_ID_BYTES = 50
+"""What a message id takes in a page, and in the log."""
+_ID_PAGES_READ_MAX = 64
+_INDEX_BYTES = 160
+"""What the index of a block takes that holds few messages of one subject."""
+_NEIGHBOURS_BYTES = 256 << 10
 _CHECKPOINT = CheckpointSettings()
 _COMPACTION = CompactionSettings()
 
@@ -40,7 +57,7 @@ class Load:
     """messages a second, each of ``size`` bytes (headers, subject and payload), over ``streams``, kept for ``days``.
 
     stored: share of a message's bytes after compression. cold_gets: messages a second that are read one by one and are not in the
-    cache. The rest are the broker's settings.
+    cache. subjects: distinct ones in each stream; ids: messages have a Nats-Msg-Id. The rest are the broker's settings.
     """
 
     messages: float
@@ -55,6 +72,9 @@ class Load:
     lease_s: float = 15
     inbox_interval_s: float = 60
     compaction: bool = True
+    subjects: int = 1
+    ids: bool = False
+    duplicate_window_s: float = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +128,28 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
         commits = min(commits, 1 / load.commit_interval_s)
     commits = max(commits, raw / load.segment_bytes)
     heartbeats = max(0.0, 3 / load.lease_s - commits)
-    rounds = heartbeats / _CHECKPOINT.empty_segments
+    rounds, round_puts = heartbeats / _CHECKPOINT.empty_segments, _PUTS_AN_IDLE_ROUND
     if commits:
         interval_s = (_CHECKPOINT.interval_ns or 0) / 1e9
-        rounds = max(commits / _CHECKPOINT.segments, 1 / (interval_s + 0.5 / commits))
+        rounds = max(rounds, commits / _CHECKPOINT.segments, 1 / (interval_s + 0.5 / commits))
+        round_puts = _PUTS_A_ROUND
     merged = load.compaction and raw / commits < _COMPACTION.large_bytes if commits else False
     # 1/64 of the commits, of these again 1/64, and so on.
     runs = commits / (_COMPACTION.segments - 1) if merged else 0.0
-    puts = {"commits": commits, "heartbeats": heartbeats, "checkpoints": rounds * _PUTS_A_ROUND, "compaction": runs}
+    ids = _of_ids(load, rounds) if load.ids else _NOTHING
+    subjects = _of_subjects(load, commits, rounds, merged) if commits else _NOTHING
+    puts = {"commits": commits, "heartbeats": heartbeats, "checkpoints": rounds * round_puts + ids.puts + subjects.puts,
+            "compaction": runs}
     all_puts = sum(puts.values())
     lists = rounds + (1 / load.inbox_interval_s if load.inbox_interval_s else 0.0)
     standby_gets = load.standbys * 12 / load.lease_s
-    gets = runs * _COMPACTION.segments + commits + heartbeats + standby_gets + 2 * load.cold_gets
     blocks = min(commits * load.streams, load.messages)
     body = raw * load.stored + load.messages * _MESSAGE_BYTES
-    log_bytes = body + blocks * _BLOCK_BYTES + heartbeats * 104
+    log_bytes = body + blocks * _BLOCK_BYTES + heartbeats * 104 + ids.written
+    gets = standby_gets + 2 * load.cold_gets + ids.gets + subjects.gets
+    if merged:
+        in_memory = _COMPACTION.segments * log_bytes <= _COMPACTION.recent_bytes * commits
+        gets += runs * _COMPACTION.segments - (commits if in_memory else 0.0) + _of_expiry(load, raw, commits)
     kept = body if merged else body + blocks * _BLOCK_BYTES
     rewritten = body * _TIERS_WRITTEN if merged else 0.0
     seconds = MONTH_SECONDS
@@ -133,3 +160,44 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
         stored, {name: n * seconds for name, n in puts.items()},
         (all_puts + lists) * seconds / 1000 * prices.puts, gets * seconds / 1000 * prices.gets, stored / GB * prices.storage,
         read * seconds / GB * prices.egress)
+
+
+class _Part(NamedTuple):
+    """A second's worth."""
+
+    puts: float
+    gets: float
+    written: float
+
+
+_NOTHING = _Part(0, 0, 0)
+
+
+def _of_ids(load: Load, rounds: float) -> _Part:
+    """Pages of message ids: in each round for the streams with enough new ones; half of these join one that is there."""
+    of_stream = load.messages / load.streams * _ID_BYTES
+    if not rounds or of_stream * load.duplicate_window_s <= INLINE_IDS_BYTES_MAX:
+        return _Part(0, 0, load.messages * _ID_BYTES)
+    share = min(1.0, of_stream / rounds / INLINE_IDS_BYTES_MAX)
+    return _Part(min(rounds, share * load.streams * rounds), rounds * min(_ID_PAGES_READ_MAX, share * load.streams / 2),
+                 load.messages * _ID_BYTES * 2)
+
+
+def _of_subjects(load: Load, commits: float, rounds: float, merged: bool) -> _Part:
+    """Pages of subjects, for streams whose blocks have more than a reference lists."""
+    if min(load.messages / commits / load.streams, load.subjects) <= SUMMARY_SUBJECTS_MAX:
+        return _NOTHING
+    # Where rounds come often, half of the segments since the last one are not merged yet.
+    share = 1.0 if not merged else 0.5 if rounds >= commits / _CHECKPOINT.segments else 0.05
+    gets = min(load.streams * commits * share, rounds * _CHECKPOINT.segments)
+    return _Part(gets / BLOCKS_MIN, gets, 0)
+
+
+def _of_expiry(load: Load, raw: float, commits: float) -> float:
+    """GETs of the indexes of runs of which a part has expired: blocks of one run are due at about the same time."""
+    kept_s = load.days * 86_400
+    # Merged until it is large, or until what it holds is about to expire.
+    run_s = min(_COMPACTION.merge_bytes / raw, max(_COMPACTION.segments / commits, kept_s / _COMPACTION.segments))
+    messages = load.messages * run_s
+    blocks = max(min(load.streams, messages), raw * run_s / _COMPACTION.block_bytes)
+    return min(blocks, max(1.0, (blocks * _INDEX_BYTES + messages * _MESSAGE_BYTES) / _NEIGHBOURS_BYTES)) / run_s

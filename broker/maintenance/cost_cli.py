@@ -25,6 +25,7 @@ _LOAD: dict[str, tuple[str, str]] = {
     "messages": ("N", "messages a second"),
     "size": ("BYTES", "of a message: headers, subject, payload"),
     "streams": ("N", "that the messages go to"),
+    "subjects": ("N", "that the messages of each stream have"),
     "days": ("N", "for which messages are kept"),
     "stored": ("SHARE", "of the bytes that compression leaves"),
     "cold_gets": ("N", "single messages a second that are read and not in the broker's cache"),
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"jetblock cost: {printable(str(error))}", file=sys.stderr)
         return 2
     given = {name: value for name in _LOAD if (value := getattr(options, name)) is not None}
-    load = replace(load, compaction=not options.no_compaction, **given)
+    load = replace(load, compaction=not options.no_compaction, ids=options.ids, **given)
     prices = Prices(**{name: value for name in _PRICES if (value := getattr(options, f"price_{name}")) is not None})
     found = bill(load, prices)
     if options.json:
@@ -71,9 +72,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                                                              "since when, and how often its broker commits")
     defaults = {field.name: field.default for field in fields(Load)}
     for name, (metavar, text) in _LOAD.items():
-        kind = int if name in ("streams", "standbys", "segment_bytes") else float
+        kind = int if name in ("streams", "subjects", "standbys", "segment_bytes") else float
         said = f"{text} (default {defaults[name]:g})" if isinstance(defaults[name], (int, float)) else text
         parser.add_argument(f"--{name.removesuffix('_s').replace('_', '-')}", dest=name, type=kind, metavar=metavar, help=said)
+    parser.add_argument("--ids", action="store_true", help="messages have a Nats-Msg-Id")
     parser.add_argument("--no-compaction", action="store_true", help="as with compaction: false")
     for name, text in _PRICES.items():
         parser.add_argument(f"--price-{name}", type=float, metavar="DOLLARS", help=text)
@@ -83,7 +85,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("give a load, --messages N, or a --store to take it from")
     for name in (*_LOAD, *(f"price_{price}" for price in _PRICES)):
         value = getattr(options, name)
-        least = 1 if name in ("segment_bytes", "streams") else 0
+        least = 1 if name in ("segment_bytes", "streams", "subjects") else 0
         if value is not None and not least <= value < 1e15:
             parser.error(f"--{name.removesuffix('_s').replace('_', '-')} takes a number from {least} on")
     if options.lease_s == 0:

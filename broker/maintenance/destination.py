@@ -1,7 +1,7 @@
 """Where a copy goes: which destinations are refused, and how an unfinished copy is kept from being taken for a store.
 
     a new destination       COPYING is put first, ``format`` last: until then neither a broker nor a copy takes it for a store
-    an earlier copy         the same store id, and no history of its own since
+    an earlier copy         the same store id, and no history of its own since; COPYING says meanwhile that it is brought up to date
     anything else           is refused, before anything is written
 
 A destination has a history of its own once a broker has opened it: its newest claim is then not the source's. Claims are never
@@ -18,12 +18,14 @@ from broker.inspect.source import Source
 from broker.storage.format.errors import FormatError
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import ObjectStore, PreconditionFailed, StoreLock
+from broker.storage.objectstore.race import expect_one_winner
 from broker.storage.objectstore.retrying import RetryingStore
-from broker.storage.paths import COPYING, FORMAT, ROOT, ShardPaths, parse
+from broker.storage.paths import COPYING, FORMAT, PROBE, ROOT, ShardPaths, parse
 
 __all__ = ["CopyRefused", "Destination"]
 
 _GIVE_UP_NS = 120_000_000_000
+_PROBES_LEFT_MAX = 100
 
 
 class CopyRefused(Exception):
@@ -48,7 +50,8 @@ class Destination:
         """Check that this may become, or is, a copy of the source; writes nothing. Raises: CopyRefused; StoreError."""
         mine, unfinished = await self.view.find(FORMAT), await self.view.find(COPYING)
         if mine is None and unfinished is None:
-            if await self.view.list(ROOT, limit=1):
+            # A probe that was killed may have left a few objects.
+            if any(not info.key.startswith(PROBE) for info in await self.view.list(ROOT, limit=_PROBES_LEFT_MAX)):
                 raise CopyRefused(f"{self.url}: there are objects below {ROOT}, and no {FORMAT}: this is neither empty nor a "
                                   f"copy of a store; choose an empty directory or prefix")
             return
@@ -94,10 +97,17 @@ class Destination:
                                   f"another destination")
             self._locks.append(lock)
 
-    async def begin(self, format_bytes: bytes) -> None:
-        """Mark a new destination as unfinished."""
+    async def begin(self, format_bytes: bytes, newest_claim: bytes) -> None:
+        """Mark a new destination as unfinished; of an earlier copy, that entries of the log come in any order.
+
+        Those of one writer prove that earlier ones had landed (``format.log_end``), which for a while are missing here.
+        """
         if not self.finished:
+            if self._bare.puts_cost and await self.view.find(COPYING) is None:
+                await expect_one_winner(self._store, PROBE, random.Random(), SystemClock())
             await self.put(COPYING, format_bytes)
+        elif newest_claim:
+            await self._store.replace(COPYING, [newest_claim])
 
     async def put(self, key: str, data: bytes) -> bool:
         """Put one object; False if it was there already. Raises: CopyRefused if another one has its key; StoreError."""

@@ -29,10 +29,14 @@ from broker.maintenance.quarantine import Quarantine, finish_repair, unfinished_
 from broker.maintenance.substitute import Unrepairable
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import CutOff, FormatError
-from broker.storage.format.header import Position
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.objectstore import ObjectStore, StoreLock
+from broker.storage.objectstore.file import directory_of
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Fenced
+from broker.storage.unsynced_tail import hide_torn, tell_tail
+from broker.storage.unsynced_tail import settle as settle_tail
 
 __all__ = ["Checked", "Owned", "fsck"]
 
@@ -78,6 +82,13 @@ async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: 
     """
     locks = await _expect_no_owner(store, lease_ns, sleep) if repair else []
     try:
+        if (directory := directory_of(store)) is not None:
+            # What a power cut left of segments that were not synced is the log's end, not damage.
+            for shard in await shards(Source(store)):
+                if repair:
+                    tell_tail(settle_tail(directory, ShardPaths(shard)), store.url)
+                else:
+                    hide_torn(directory, shard)
         return await _checked(store, clock, rng, progress, repair=repair)
     except Fenced as fenced:
         raise Owned(f"{store.url}: {fenced}; a broker took the store meanwhile. Stop it, and run this again") from None
@@ -93,7 +104,9 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progres
     unfinished = await unfinished_repairs(store)
     if not problems and not unfinished.folders:
         return done
-    if any(problem.remedy == NEWER for problem in problems):
+    # A staged run that nobody has adopted may be anybody's, and keeps nothing from being repaired.
+    unadopted = {orphan.object for orphan in verified.orphans if _is_staged(orphan.object)}
+    if any(problem.remedy == NEWER and problem.object not in unadopted for problem in problems):
         done.repairable, done.refused = False, "not repaired: a newer jetblock wrote part of it; use that version"
         return done
     trial = Overlay(store)
@@ -134,6 +147,11 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progres
     survey, verified = await _examine(store, progress)
     done.repaired, done.remaining = True, [*survey.problems, *verified.problems]
     return done
+
+
+def _is_staged(object_: str) -> bool:
+    key = parse(object_)
+    return key is not None and key.kind == ObjectKind.RUN and key.position is not None and key.position.epoch == STAGED_EPOCH
 
 
 async def _examine(store: ObjectStore, progress: _Progress) -> tuple[Survey, Verified]:

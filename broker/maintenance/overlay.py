@@ -54,8 +54,8 @@ class Overlay(ObjectStore):
     async def close(self) -> None:
         pass
 
-    async def now_ns(self) -> int | None:
-        return await self._base.now_ns()
+    def now_ns(self) -> int | None:
+        return self._base.now_ns()
 
     async def _has(self, key: str) -> bool:
         try:

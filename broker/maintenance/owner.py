@@ -17,13 +17,17 @@ from broker.maintenance.substitute import SUBSTITUTE
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.format.block import Outcome, Removed
+from broker.storage.format.errors import FormatError
 from broker.storage.format.records.release import Release
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import SealedBlock
 from broker.storage.objectstore import ObjectStore
+from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths
 from broker.storage.shard import Shard, ShardSettings
+from broker.storage.state.ids import decode_ids
+from broker.storage.state.stream import StreamState
 
 __all__ = ["Correction", "settle"]
 
@@ -56,6 +60,7 @@ async def settle(store: ObjectStore, paths: ShardPaths, corrections: Sequence[Co
         # One that is damaged would be named for ever; a broker makes them anew.
         stream.dirty = stream.dirty or bool(stream.subjects)
         stream.subjects = ()
+        await _check_ids(store, paths, stream)
     try:
         for correction in corrections:
             block = shard.log.block(_Corrected(correction))
@@ -73,6 +78,17 @@ async def settle(store: ObjectStore, paths: ShardPaths, corrections: Sequence[Co
         raise
     await seal_at(store, paths, end, taken.epoch, me, clock, rng)
     return new
+
+
+async def _check_ids(store: ObjectStore, paths: ShardPaths, stream: StreamState) -> None:
+    """Name no page of message ids that cannot be read. Raises: StoreError."""
+    for part in stream.ids.parts():
+        if (ref := part.place) is None:
+            continue
+        try:
+            decode_ids(part, await store.get(paths.pages(ref.position), ref.offset, ref.offset + ref.size))
+        except (NotFound, FormatError):
+            stream.dirty = stream.ids.replace([part], part.lost()) or stream.dirty
 
 
 class _Corrected:

@@ -154,8 +154,8 @@ class _Planner:
             if row.messages:
                 self.dropped.setdefault(row.stream_id, []).append((key, row))
         if dropped is None or any(row.stream_id for row in dropped):
-            self.plan.notes.append(f"{key}: what its unreadable blocks said of consumers, configurations and message ids is lost: "
-                                   f"messages may be delivered again")
+            self.plan.notes.append(f"{key}: what its unreadable blocks said of consumers, configurations, message ids and removed "
+                                   f"messages is lost: messages may be delivered again, and removed ones be back")
 
     async def _claims(self, shard: ShardSurvey) -> None:
         newest = max((epoch.number for epoch in shard.epochs), default=0)
@@ -203,6 +203,9 @@ class _Planner:
         removed: list[Removed] = []
         msgs = size = first = first_time_ns = 0
         suspects = self.bad.keys() | self.substituted
+        substituted = self._substituted_entries()
+        hidden: list[int] = []
+        """Sequences that a run has and the state has not: removed ones, and those that a substituted entry was to bring."""
         for entry in stream.blocks:
             ref = entry.ref
             suspect = key_of(paths, stream, ref) in suspects
@@ -216,6 +219,9 @@ class _Planner:
                         lost.append(Lost(stream.account, stream.name, max(start, stream.first_seq), end, count,
                                          key_of(paths, stream, ref)))
                         removed.append(Removed(start, end, count, its_bytes))
+                if head is not None and ref.object_id and any(at < ref.position for at in substituted):
+                    seqs = (head.seq_of(at) for at in range(head.ordinal_of(stream.first_seq), head.count))
+                    hidden += [seq for seq in seqs if entry.is_dead(seq)]
                 live = [] if head is None else [
                     (1, head.size_of(at), seq, head.time_of(at)) for at, seq in _live_seqs(head, entry, stream.first_seq)
                     if not any(start <= seq <= end for start, end in gone)]
@@ -245,6 +251,8 @@ class _Planner:
                 removed.append(Removed(start, end, count, 0))
                 if count:
                     lost.append(Lost(stream.account, stream.name, start, end, count, ""))
+            if left and hidden:
+                lost.append(Lost(stream.account, stream.name, min(hidden), max(hidden), min(left, len(hidden)), ""))
         outcome = (Outcome(first, last_seq, msgs, size, first_time_ns) if msgs else
                    Outcome(last_seq + 1, last_seq, 0, 0, 0))
         if not removed and outcome == stream.outcome:
@@ -254,8 +262,7 @@ class _Planner:
 
     def _gaps(self, stream: StreamState) -> Iterator[tuple[int, int]]:
         """The sequences that may have been in substituted entries; some gaps, of a mirror, may have been there before."""
-        substituted = [parsed.position for key in self.substituted
-                       if (parsed := parse(key)) is not None and parsed.kind == ObjectKind.SEGMENT and parsed.position is not None]
+        substituted = self._substituted_entries()
         after, at = stream.first_seq, Position(0, 0)
         for entry in stream.blocks:
             ref = entry.ref
@@ -264,6 +271,10 @@ class _Planner:
             after, at = ref.last_seq + 1, ref.position
         if after <= stream.last_seq:
             yield after, stream.last_seq
+
+    def _substituted_entries(self) -> list[Position]:
+        return [parsed.position for key in self.substituted
+                if (parsed := parse(key)) is not None and parsed.kind == ObjectKind.SEGMENT and parsed.position is not None]
 
     async def _read(self, paths: ShardPaths, stream: StreamState, entry: BlockEntry, *, check: bool
                     ) -> tuple[Head | None, list[tuple[int, int]]]:

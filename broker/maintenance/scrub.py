@@ -24,10 +24,14 @@ from broker.clock import Clock
 from broker.inspect.objects import Checked, Fault, check_object
 from broker.inspect.problems import RESTORE, Problem, of_error
 from broker.inspect.source import Source
+from broker.storage.format.block import BlockPlace
 from broker.storage.format.header import ObjectKind, Position, key_position, position_key
+from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.objectstore import NotFound, ObjectInfo, ObjectStore, StoreError
-from broker.storage.paths import FORMAT, STREAMS, ShardPaths, parse, run_key
+from broker.storage.paths import FORMAT, STREAMS, Key, ShardPaths, parse, run_key
 from broker.storage.state.applied import ShardState
+from broker.storage.state.entry import as_entry
+from broker.storage.state.stream import StreamState
 from broker.storage.state.table import RunKey
 
 __all__ = ["Affected", "Finding", "ScrubSettings", "Scrubber"]
@@ -233,8 +237,8 @@ class Scrubber:
         if not checked.gone:
             self.objects += 1
             self.bytes += info.size
-        if checked.faults and not checked.gone:
-            self._tell(self._finding(checked))
+        if checked.faults and not checked.gone and not self._unadopted(key):
+            self._tell(await self._finding(checked))
         else:
             self._sound(info.key)
 
@@ -288,14 +292,30 @@ class Scrubber:
 
     # --- findings -----------------------------------------------------------------------------------------------------
 
-    def _finding(self, checked: Checked) -> Finding:
+    def _unadopted(self, key: Key) -> bool:
+        """Whether it is a staged run that no stream has: anybody may have put it, and it is swept."""
+        assert self._state is not None
+        return (key.kind == ObjectKind.RUN and key.position is not None and key.position.epoch == STAGED_EPOCH
+                and (*key.position, key.object_id, key.incarnation or 0) not in self._state().runs)
+
+    async def _finding(self, checked: Checked) -> Finding:
         assert self._state is not None
         fault: Fault = checked.faults[0]
+        position = checked.key.position
+        staged = checked.key.kind == ObjectKind.RUN and position is not None and position.epoch == STAGED_EPOCH
         affected = []
         for one in checked.faults:
             stream = self._state().streams.get(one.row.stream_id) if one.row is not None else None
-            if stream is not None and one.last_seq >= max(stream.first_seq, 1):
-                affected.append(Affected(stream.account, stream.name, max(one.first_seq, stream.first_seq), one.last_seq))
+            if stream is None or one.row is None:
+                continue
+            shift = 0
+            if staged:  # its blocks count from 1: the stream's table says where they have joined
+                if not (joined := await _joined_at(stream, checked.key, one.row.core_offset)):
+                    continue
+                shift = joined - one.row.first_seq
+            if one.last_seq + shift >= max(stream.first_seq, 1):
+                affected.append(Affected(stream.account, stream.name, max(one.first_seq + shift, stream.first_seq),
+                                         one.last_seq + shift))
         said = [f"stream {one.account}/{one.stream}: messages {one.first_seq} to {one.last_seq}, if it still reads them here, "
                 f"cannot be read" for one in dict.fromkeys(affected)]
         means = "; ".join(said[:10]) if said else _MEANS.get(checked.key.kind, "it cannot be used")
@@ -328,6 +348,19 @@ class Scrubber:
         begin_ns = max(self._due_ns, now_ns)
         self._due_ns = begin_ns + size * 1_000_000_000 // self.settings.bytes_per_second
         await asyncio.sleep((begin_ns - now_ns) / 1e9)
+
+
+async def _joined_at(stream: StreamState, key: Key, core_offset: int) -> int:
+    """The first sequence of a staged block in the stream; 0 where it is gone from it."""
+    for page in list(stream.blocks.pages):
+        if page.staged:
+            for entry in map(as_entry, page.entries):
+                ref = entry.ref
+                if (ref.place is BlockPlace.STAGED and (ref.position, ref.object_id) == (key.position, key.object_id)
+                        and ref.core_offset == core_offset):
+                    return ref.first_seq
+            await asyncio.sleep(0)
+    return 0
 
 
 class _Paced(Source):

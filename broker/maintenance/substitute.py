@@ -26,6 +26,7 @@ from broker.storage.format.segment import (
     SegmentHead,
     decode_head,
     encode_segment_front,
+    fixed_landed,
 )
 from broker.storage.format.store import StoreFormat
 
@@ -58,7 +59,7 @@ def log_entry_for(data: bytes, position: Position, shard: ShardSurvey, rng: rand
     rows = [row for row, _ in blocks]
     front, _ = encode_segment_front(ObjectKind.SEGMENT, position, 0, nonce, [
         (row.stream_id, row.first_seq, row.last_seq, row.messages, row.core_bytes, row.index_bytes, row.frames_bytes,
-         row.raw_bytes) for row in rows])
+         row.raw_bytes) for row in rows], _landed(data, position))
     parts = [front]
     parts += [data[row.core_offset:row.core_offset + row.core_bytes] for row in rows]
     parts += [data[row.index_offset:row.index_offset + row.index_bytes] for row in rows]
@@ -102,6 +103,14 @@ def _sound_blocks(data: bytes, position: Position
         else:
             dropped.append(row)
     return found, dropped
+
+
+def _landed(data: bytes, position: Position) -> int | None:
+    """What the damaged segment says had landed before it."""
+    try:
+        return fixed_landed(data, position, "")
+    except FormatError:
+        return None
 
 
 def _is_whole(row: DirectoryRow, data: bytes) -> bool:

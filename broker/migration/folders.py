@@ -48,9 +48,16 @@ class FolderSource:
         if not folders:
             raise CannotMigrate(f"{folder}: no backup: neither it nor a folder in it has a {_FACTS}, which `nats stream backup` "
                                 f"writes")
-        found = []
+        found: list[StreamToMove] = []
         for one in folders:
-            stream = _read(one)
+            try:
+                stream = _read(one)
+            except CannotMigrate as error:
+                if one == folder:
+                    raise
+                # `nats account backup` leaves such a folder for each stream in memory.
+                found.append(StreamToMove(one.name, {}, Numbers(), unreadable=str(error)))
+                continue
             if (other := self._of.setdefault(stream.name, one)) != one:
                 raise CannotMigrate(f"{one} and {other} are both backups of {stream.name}; move one of them away")
             found.append(stream)

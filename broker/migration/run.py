@@ -106,6 +106,8 @@ class _Move:
     async def run(self) -> None:
         """Raises: StreamFailed; CannotMigrate."""
         stream, done, choice = self._stream, self._done, self._choice
+        if stream.unreadable:
+            raise StreamFailed(stream.unreadable)
         if stream.config.get("storage") == "memory" and choice.lasting and not choice.memory_to_file:
             raise StreamFailed("it lives in memory, and nothing of it would be in the store; give --memory-to-file to store it")
         config = adapted_config(stream, memory_to_file=choice.memory_to_file)
@@ -130,6 +132,8 @@ class _Move:
         if not same and (found != stream.numbers or stream.first_ts != there["state"].get("first_ts")
                          or (not found.messages and not _as_wanted(there.get("config", {}), config))):
             raise StreamFailed(f"the target has another stream of this name, created {there.get('created')}; rename or delete it")
+        if _skipped_sequences(stream, found):
+            found = stream.numbers
         different = differences(stream.config, stream.numbers, found)
         if not different:
             return self._choice.consumers and await self._consumers_went_on()
@@ -231,6 +235,14 @@ class _Move:
             done.notes.append(f"{compared.missing} messages have expired or were acked since")
         if compared.added and not _copies(config):
             done.notes.append(f"{compared.added} messages are no longer at the source")
+
+
+def _skipped_sequences(stream: StreamToMove, found: Numbers) -> bool:
+    """Whether the target has the same messages, and has passed over sequences behind them: where a stream acknowledges before it
+    stores, the next owner does, in case the one before had given them."""
+    was = stream.numbers
+    return stream.config.get("persist_mode") == "async" and found.last_seq > was.last_seq and (
+        (found.messages, found.bytes) == (was.messages, was.bytes)) and (not was.messages or found.first_seq == was.first_seq)
 
 
 def _copies(config: dict[str, Any]) -> bool:

@@ -33,7 +33,7 @@ class Numbers:
 @dataclass(slots=True)
 class StreamToMove:
     """``created``, and ``first_ts`` of its first message: as the API shows them; "": not known. ``archive_bytes``: how large its
-    archive is; 0: not known."""
+    archive is; 0: not known. ``unreadable``: why nothing but its name is known; "" as a rule."""
 
     name: str
     config: dict[str, Any]
@@ -43,6 +43,7 @@ class StreamToMove:
     archive_bytes: int = 0
     consumers: int = 0
     notes: list[str] = field(default_factory=list)
+    unreadable: str = ""
 
 
 class Origin(Protocol):

@@ -7,14 +7,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, NamedTuple
 
 from broker.monitor.accountz import accountz, accstatz
 from broker.monitor.clusters import gatewayz, ipqueuesz, leafz, routez
 from broker.monitor.connz import connz
 from broker.monitor.healthz import healthz
-from broker.monitor.jsz import jsz
+from broker.monitor.jsz import jsz, jsz_in_steps
 from broker.monitor.options import (
     AccountzOptions,
     AccstatzOptions,
@@ -41,11 +41,13 @@ class Endpoint(NamedTuple):
     path: str
     options: type
     build: Callable[[Views, Any], dict[str, Any]]
+    in_steps: Callable[[Views, Any], Generator[None, None, dict[str, Any]]] | None = None
+    """The same as a generator that returns the page, for those that may be long."""
 
 
 ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "VARZ": Endpoint("/varz", NoOptions, varz),
-    "JSZ": Endpoint("/jsz", JszOptions, jsz),
+    "JSZ": Endpoint("/jsz", JszOptions, jsz, jsz_in_steps),
     "CONNZ": Endpoint("/connz", ConnzOptions, connz),
     "ACCOUNTZ": Endpoint("/accountz", AccountzOptions, accountz),
     "ACCSTATZ": Endpoint("/accstatz", AccstatzOptions, accstatz),

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 from broker.monitor.options import LIMIT, JszOptions
 from broker.monitor.views import JetStreamAccount, JetStreamView, Views
 
-__all__ = ["account_detail", "jetstream_stats", "jsz"]
+__all__ = ["jetstream_stats", "jsz", "jsz_in_steps"]
 
 _OFF = JetStreamView({"max_memory": 0, "max_storage": 0})
+_ROWS_A_STEP = 64
+"""Streams and consumers: about 2 ms."""
+
+Steps = Generator[None, None, dict[str, Any]]
 
 
 def jsz(views: Views, options: JszOptions) -> dict[str, Any]:
-    """The page."""
+    """The page, at once."""
+    steps = jsz_in_steps(views, options)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            page: dict[str, Any] = end.value
+            return page
+
+
+def jsz_in_steps(views: Views, options: JszOptions) -> Steps:
+    """The page, a few streams and consumers at each step: there may be ten thousand. Those that are deleted between two steps may
+    be missing, as may be those that are made."""
     view = views.jetstream()
     stats = jetstream_stats(view or _OFF)
     if view is None:
@@ -39,11 +56,14 @@ def jsz(views: Views, options: JszOptions) -> dict[str, Any]:
             offset = max(options.offset, 0)
             shown = shown[offset:offset + limit]
     if shown:
-        page["account_details"] = [account_detail(account, options) for account in shown]
+        page["account_details"] = details = []
+        for account in shown:
+            details.append((yield from _account_in_steps(account, options)))
+            yield
     return page | {"total": len(accounts)}
 
 
-def account_detail(account: JetStreamAccount, options: JszOptions) -> dict[str, Any]:
+def _account_in_steps(account: JetStreamAccount, options: JszOptions) -> Steps:
     """One account, with its streams and consumers if they are asked for."""
     detail: dict[str, Any] = {
         "name": account.name, "id": account.name, "memory": account.memory, "storage": account.storage,
@@ -52,20 +72,28 @@ def account_detail(account: JetStreamAccount, options: JszOptions) -> dict[str, 
         "accounts": 0, "ha_assets": 0, "api": {"level": 0, "total": account.api_total, "errors": account.api_errors}}
     if options.streams or options.consumers:
         hidden = frozenset() if options.config else frozenset({"config"})
-        streams = [_stream(row, hidden) for row in account.list_streams(options.consumers)]
+        if not options.direct_consumers:
+            hidden |= {"direct_consumer_detail"}
+        streams: list[dict[str, Any]] = []
+        rows = 0
+        for row in account.list_streams(options.consumers):
+            shown = {name: value for name, value in row.items() if name not in hidden}
+            for kind in ("consumer_detail", "direct_consumer_detail"):
+                consumers: list[dict[str, Any]] = []
+                for consumer in shown.pop(kind, ()):
+                    consumers.append({name: value for name, value in consumer.items() if name not in hidden})
+                    rows += 1
+                    if rows % _ROWS_A_STEP == 0:
+                        yield
+                if consumers:
+                    shown[kind] = consumers
+            streams.append(shown)
+            rows += 1
+            if rows % _ROWS_A_STEP == 0:
+                yield
         if streams:
             detail["stream_detail"] = streams
     return detail
-
-
-def _stream(row: dict[str, Any], hidden: frozenset[str]) -> dict[str, Any]:
-    shown = {name: value for name, value in row.items() if name not in hidden}
-    if consumers := row.get("consumer_detail"):
-        shown["consumer_detail"] = [{name: value for name, value in consumer.items() if name not in hidden}
-                                    for consumer in consumers]
-    else:
-        shown.pop("consumer_detail", None)
-    return shown
 
 
 def jetstream_stats(view: JetStreamView) -> dict[str, Any]:

@@ -113,8 +113,8 @@ class JetStreamAccount:
     consumers: int = 0
     messages: int = 0
     list_streams: Callable[[bool], Iterable[dict[str, Any]]] = lambda consumers: ()
-    """Each stream as ``{name, created, config, state}``, in the order of their names, with ``consumer_detail`` if the
-    argument is true; called only if shown."""
+    """Each stream as ``{name, created, config, state}``, in the order of their names, with iterables ``consumer_detail`` and
+    ``direct_consumer_detail`` if the argument is true; called only if shown."""
     stream_exists: Callable[[str], bool] = lambda stream: False
     consumer_exists: Callable[[str, str], bool] = lambda stream, consumer: False
 

@@ -10,7 +10,7 @@ import html
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -72,7 +72,11 @@ class _Pages:
         endpoint = self._json.get(path)
         if endpoint is not None:
             self._views.requests[endpoint.path] += 1
-            page = endpoint.build(self._views, from_query(endpoint.options, query))
+            options: Any = from_query(endpoint.options, query)
+            if endpoint.in_steps is not None:
+                page = await _in_turns(endpoint.in_steps(self._views, options))
+            else:
+                page = endpoint.build(self._views, options)
             return await _json_response(endpoint, page, query.get("callback", ""))
         match path:
             case "/":
@@ -88,6 +92,17 @@ class _Pages:
             case "/raftz":
                 return web.Response(status=404, text=NO_RAFT)
         return _not_found()
+
+
+async def _in_turns(steps: Generator[None, None, dict[str, Any]]) -> dict[str, Any]:
+    """What ``steps`` return, with a turn of the loop after each."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            page: dict[str, Any] = end.value
+            return page
+        await asyncio.sleep(0)
 
 
 def _metrics(samples: Sequence[Sample], accept: str) -> tuple[bytes, str]:

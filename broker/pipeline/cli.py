@@ -43,11 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         return int(ended.code or 0)
     try:
         status: int = options.run(options)
-        sys.stdout.flush()
         return status
-    except BrokenPipeError:  # e.g. `| head` has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         return 130
     except PipelineError as error:

@@ -41,8 +41,9 @@ _BARE = (b"PING", b"PONG", b"+OK")
 """Verbs without arguments; the rest of the line is ignored."""
 
 _ACK = b"PUB $JS.ACK."
-_ACK_TAILS = {b" 0\r\n\r\n": b"", b"  0\r\n\r\n": b"", b" 4\r\n+ACK\r\n": b"+ACK", b"  4\r\n+ACK\r\n": b"+ACK"}
-"""How clients end a plain ack: after the subject an empty reply or none, the size, the payload."""
+_ACK_TAILS = {b" 0\r\n\r\n": b"", b"  0\r\n\r\n": b"", b" 4\r\n+ACK\r\n": b"+ACK", b"  4\r\n+ACK\r\n": b"+ACK",
+              b" 4\r\n-NAK\r\n": b"-NAK", b"  4\r\n-NAK\r\n": b"-NAK"}
+"""How clients end a plain ack or negative ack: after the subject an empty reply or none, the size, the payload."""
 
 _LARGE_BYTES = 16 * 1024
 """A payload as large that comes in several reads is copied once."""

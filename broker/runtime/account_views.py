@@ -16,9 +16,10 @@ __all__ = ["account_view"]
 _RESPONSE_TYPES: Final = {"singleton": "Singleton", "stream": "Streamed", "chunked": "Chunked"}
 
 
-def account_view(account: Account, updated: str, with_jetstream: Collection[str],
+def account_view(account: Account, updated: str, with_jetstream: Collection[str], imports: Collection[Import],
                  claims: dict[str, Any] | None = None) -> AccountView:
-    """Args: ``with_jetstream``: names of the accounts that have it; ``claims``: what its token says, if it has one."""
+    """Args: ``with_jetstream``: names of the accounts that have it; ``imports``: those in use; ``claims``: what its token
+    says, if it has one."""
     settings: AccountSettings = account.settings
     traffic, figures = account.traffic(), routing_statistics(account.router)
     return AccountView(
@@ -27,7 +28,7 @@ def account_view(account: Account, updated: str, with_jetstream: Collection[str]
         sublist=SublistFigures(figures.subscriptions, figures.cached, figures.inserts, figures.removes, figures.lookups,
                                figures.family_hits, figures.fanout_max, figures.fanout_total),
         updated=updated, exports=[_export(export) for export in settings.exports],
-        imports=[_import(one) for one in settings.imports], mappings=_mappings(settings.mappings),
+        imports=[_import(one, invalid=one not in imports) for one in settings.imports], mappings=_mappings(settings.mappings),
         name_tag=settings.name_tag, claims=claims or {})
 
 
@@ -44,12 +45,12 @@ def _export(export: Export) -> dict[str, Any]:
     return shown
 
 
-def _import(one: Import) -> dict[str, Any]:
+def _import(one: Import, *, invalid: bool) -> dict[str, Any]:
     local = one.to or (f"{one.prefix}.{one.subject}" if one.prefix else one.subject)
     shown: dict[str, Any] = {"subject": one.subject, "account": one.account}
     if one.kind == "service":
         shown["to"] = local
-    return shown | {"local_subject": local, "type": one.kind, "invalid": False, "share": one.share, "tracking": False}
+    return shown | {"local_subject": local, "type": one.kind, "invalid": invalid, "share": one.share, "tracking": False}
 
 
 def _mappings(mappings: Iterable[SubjectMapping]) -> dict[str, list[dict[str, Any]]]:

@@ -49,7 +49,7 @@ async def adopt(settings: Settings) -> list[Carried]:
     host.on_standby = standby.set
     js = JetStream(clock, rng, settings.jetstream)
     try:
-        await host.check()
+        await host.check(must_exist=True)
         shard = await _acquire(host, settings, standby)
         _add_accounts(js, clock, rng, {one.name: one for one in wanted_accounts(settings.accounts).values()},
                       {stream.account for stream in shard.state.streams.values()})

@@ -28,6 +28,7 @@ from broker import NATS_SERVER_VERSION, __version__
 from broker.clock import Clock, GuardedClock
 from broker.config.settings import ConfigError, Settings
 from broker.errors import StartError
+from broker.gotime import format_duration
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_files import urls
 from broker.runtime.reload import Prepare, ReloadError, changed, lines, refuse_fixed
@@ -316,6 +317,9 @@ class App:
         log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
                  recovered.segments)
         log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, shard.log.store.puts_cost))
+        if shard.log.store.put_unsynced is not None:
+            log.info("Syncs: every %s; a power cut may take what was acknowledged since the last one",
+                     format_duration(self.settings.storage.sync_interval_ns or 0))
         if self.server.delegation.operator is not None:
             owners = {state.account for state in shard.state.streams.values()} - self.jetstream.apis.keys()
             await self._look_up_owners(sorted(owners))

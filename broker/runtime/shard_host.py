@@ -17,6 +17,8 @@ import os
 import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.clock import GuardedClock
@@ -25,23 +27,28 @@ from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_a
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.config.settings import StorageSettings, default_store_url
 from broker.errors import StartError
+from broker.gotime import format_duration
 from broker.histogram import Histogram
 from broker.storage.format.errors import CutOff, FormatError
-from broker.storage.format.header import NONCE_BYTES
+from broker.storage.format.header import NONCE_BYTES, Position
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.listener import LogListener
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore import StoreError, StoreLock, Transient, open_store
+from broker.storage.objectstore.file import directory_of
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.probe import probe
+from broker.storage.objectstore.race import expect_one_winner
 from broker.storage.objectstore.retrying import RetryingStore
-from broker.storage.paths import COPYING, FORMAT, ShardPaths
+from broker.storage.objectstore.unsynced import SyncFailed
+from broker.storage.paths import COPYING, FORMAT, PROBE, ROOT, ShardPaths
 from broker.storage.put import Backoff, Fenced, Patience
 from broker.storage.read.cache import Cache
 from broker.storage.read.damage import explain
 from broker.storage.read.disk_cache import DiskCache
 from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard, ShardSettings
+from broker.storage.unsynced_tail import settle, tell_tail
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -65,6 +72,10 @@ _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 1.0, 30.0
 """The pause between take-overs that a failing store ended, doubled each time, since each leaves a claim behind."""
 _FIRST_SCRUB_SECONDS = 600.0
 """A broker that is restarted over and over does not begin to scrub."""
+_CLOCK_SECONDS = 60.0
+"""How often the clock is compared with the store's for the log; whoever expires or deletes anything compares it itself."""
+_UNPACKING_THREADS = 2
+"""Threads that decompress what is read ahead."""
 _STOP_PATIENCE_SECONDS = 1.0
 """A clean stop gives up on a store that has completed no put for one request timeout plus this."""
 
@@ -92,7 +103,8 @@ class ShardHost(LogListener):
             os.environ["AWS_SECRET_ACCESS_KEY"] = settings.s3_secret_access_key
         try:
             bare = open_store(url, endpoint=settings.s3_endpoint, region=settings.s3_region,
-                              put_timeout_ns=settings.put_timeout_ns, get_timeout_ns=2 * settings.put_timeout_ns)
+                              put_timeout_ns=settings.put_timeout_ns, get_timeout_ns=2 * settings.put_timeout_ns,
+                              sync_interval_ns=settings.sync_interval_ns)
         except (ValueError, StoreError) as error:
             raise StartError(str(error)) from None
         self.store = InstrumentedStore(bare, clock=clock)
@@ -116,9 +128,12 @@ class ShardHost(LogListener):
         """None until the first pass begins."""
         self._scrubs = bool(settings.scrub_interval_ns) and not url.startswith("memory:")
         self._before_scrub: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._clock_believed = True
         self._waiting_told = False
         self._lock: StoreLock | None = None
         self._executor: ThreadPoolExecutor | None = None
+        self._unpacking = ThreadPoolExecutor(_UNPACKING_THREADS, thread_name_prefix="unpack")
 
     @property
     def reader(self) -> BlockReader:
@@ -126,8 +141,9 @@ class ShardHost(LogListener):
         if self.shard is None:
             raise RuntimeError("the shard is not ours")
         if self.disk_cache is None:
-            return BlockReader(self._patient, self.cache, self.shard.key_of, paths=self._paths)
-        return BlockReader(self.disk_cache, self.cache, self.shard.key_of, distrust=self.disk_cache.forget, paths=self._paths)
+            return BlockReader(self._patient, self.cache, self.shard.key_of, paths=self._paths, executor=self._unpacking)
+        return BlockReader(self.disk_cache, self.cache, self.shard.key_of, distrust=self.disk_cache.forget, paths=self._paths,
+                           executor=self._unpacking)
 
     def _make_disk_cache(self, url: str) -> DiskCache | None:
         """Raises: StartError."""
@@ -141,20 +157,47 @@ class ShardHost(LogListener):
         except OSError as error:
             raise StartError(f"jetblock.cache_directory: no file can be made in {folder}: {error}") from None
 
-    async def check(self) -> None:
-        """Probe the store. Raises: StartError."""
+    async def check(self, *, must_exist: bool = False) -> None:
+        """Probe the store, and make it if there is none, unless it ``must_exist``. Raises: StartError."""
         fresh = StoreFormat.make(self._rng.randbytes(NONCE_BYTES), self._clock.now_ns())
         waiting = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._tell_waiting)
         # A request that fails earlier is logged at once: the last attempt may end before the timer does.
         self._patient.on_trouble = self._tell_waiting
         try:
-            StoreFormat.decode(await probe(self._patient, FORMAT, [fresh.encode()], unfinished=COPYING))
-            self._clock.compare(await self.store.now_ns())
+            if must_exist and not await self._patient.list(ROOT, limit=1):
+                raise StartError(f"{self.store.url}: there is no jetblock store: check the path or prefix")
+            StoreFormat.decode(await probe(
+                self._patient, FORMAT, [fresh.encode()], unfinished=COPYING,
+                race=partial(expect_one_winner, self._patient, PROBE, random.Random(fresh.store_id), self._clock)
+                if self.store.puts_cost else None))
         except (StoreError, FormatError) as error:
             raise StartError(self._told(error)) from None
         finally:
             waiting.cancel()
             self._patient.on_trouble = None
+        self._clock.witness = self.store.now_ns
+        self._look_at_clock()
+        self._watching = asyncio.create_task(self._watch_clock(), name="watch the clock")
+
+    async def _watch_clock(self) -> None:
+        while True:
+            await asyncio.sleep(_CLOCK_SECONDS)
+            self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        """Say so when the clock is no longer believed, and when it is again."""
+        believed, self._clock_believed = self._clock_believed, self._clock.trusted
+        if believed and not self._clock_believed:
+            log.warning("This machine's clock is %s: no message expires and nothing is deleted until it is right",
+                        self._disagreement())
+        elif self._clock_believed and not believed:
+            log.info("This machine's clock is right again: messages expire, and what is not needed is deleted")
+
+    def _disagreement(self) -> str:
+        apart_ns = self._clock.apart_ns
+        other = "what it was plus the time since then" if self.store.now_ns() is None else "the store's"
+        whole_s = abs(apart_ns) // 1_000_000_000
+        return f"{format_duration(whole_s * 1_000_000_000)} {'ahead of' if apart_ns > 0 else 'behind'} {other}"
 
     def _tell_waiting(self) -> None:
         if self._waiting_told:
@@ -218,8 +261,14 @@ class ShardHost(LogListener):
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._settings.puts_in_flight, thread_name_prefix="encode")
         began_ns = clock.monotonic_ns()
+        directory = directory_of(store)
         try:
+            if directory is not None:
+                tell_tail(await asyncio.to_thread(settle, directory, paths), store.url)
             taken = await take(store, paths, self._identity, clock, rng, watched, self._settings.lease_ns)
+            if directory is not None:
+                directory.unsynced.on_failure = partial(self._sync_failed, asyncio.get_running_loop())
+                await asyncio.to_thread(directory.start_unsynced, paths.logs, paths.log(Position(taken.epoch, 1)))
             if (held_ns := taken.serve_from_ns - clock.monotonic_ns()) > 0:
                 log.info("The last owner of %s may answer for up to %.1f s yet; serving after that", store.url, held_ns / 1e9)
             shard = self.shard = await Shard.open(
@@ -275,6 +324,24 @@ class ShardHost(LogListener):
         if self.shard is not None:
             self._lost(error)
 
+    def _sync_failed(self, loop: asyncio.AbstractEventLoop, failure: SyncFailed) -> None:
+        """In a thread: what was acknowledged since the last sync may not be on the disk, so nothing more is."""
+        def end() -> None:
+            if self.shard is not None:
+                self.shard.log.fail(failure)
+
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(end)
+
+    async def _sync(self, end: bool) -> None:
+        """Sync what was put unsynced; ``end``: from then on, nothing more is."""
+        directory = directory_of(self.store)
+        if directory is not None:
+            try:
+                await asyncio.to_thread(directory.stop_unsynced if end else directory.unsynced.sync)
+            except StoreError as error:
+                log.error("not all that was acknowledged could be synced: %s", error)
+
     def _wait(self) -> None:
         self.standby = True
         self.on_standby()
@@ -297,6 +364,8 @@ class ShardHost(LogListener):
         await self._stop_scrub()
         shard = self.shard
         if shard is not None:
+            # It may take longer than a put, and every put of the stop would wait for it.
+            await self._sync(end=False)
             closing = asyncio.create_task(self._close(shard), name="close the log")
             while not closing.done():
                 done = self._puts_done
@@ -328,6 +397,7 @@ class ShardHost(LogListener):
         if self.shard is not None:
             shard, self.shard = self.shard, None
             await shard.abandon()
+        await self._sync(end=True)
         self.cache.clear()
         if self.disk_cache is not None:
             self.disk_cache.clear()
@@ -335,8 +405,12 @@ class ShardHost(LogListener):
 
     async def close(self) -> None:
         """Close the store."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._executor is not None:
             self._executor.shutdown(wait=False)
+        self._unpacking.shutdown(wait=False, cancel_futures=True)
         if self.disk_cache is not None:
             await self.disk_cache.close()
         await self.store.close()
@@ -346,6 +420,10 @@ class ShardHost(LogListener):
 
     def _release(self) -> None:
         if self._lock is not None:
+            # Its mark is ours only as long as the lock is. Nothing is left to sync, unless a start was cancelled.
+            if (directory := directory_of(self.store)) is not None:
+                with suppress(StoreError):
+                    directory.stop_unsynced()
             self._lock.release()
             self._lock = None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker import JETSTREAM_API_LEVEL, __version__
 from broker.clock import Clock
-from broker.config.settings import ServerLimits, Settings, WebSocketSettings
+from broker.config.settings import SYNC_INTERVAL_NS, ServerLimits, Settings, WebSocketSettings
 from broker.gotime import format_time
 from broker.monitor.views import AccountView, Health, JetStreamAccount, JetStreamView, Sample, Views
 from broker.runtime import samples
@@ -145,6 +145,7 @@ class Sources:
         updated = format_time(server.configured_at_ns)
         operator = server.delegation.operator
         return [account_view(account, updated, js.accounts.keys() if js is not None else (),
+                             server.accounts.exchange.in_use(account.name),
                              operator.shown(account.name) if operator is not None else None)
                 for account in server.accounts]
 
@@ -154,23 +155,31 @@ class Sources:
             return None
         from broker.jetstream import overview
 
+        compactor = shard_host.shard.compactor if shard_host.shard is not None else None
+        stored_bytes = compactor.stored_bytes if compactor is not None else {}
         accounts = []
         for account in js.accounts.values():
             used = account.info()
             accounts.append(JetStreamAccount(
                 account.name, used["memory"], used["storage"], used["reserved_memory"], used["reserved_storage"],
                 account.limits.max_memory, account.limits.max_storage, account.api_total, account.api_errors,
-                used["streams"], used["consumers"], sum(stream.msgs for stream in account.streams.values()),
-                partial(overview.streams, account), account.streams.__contains__,
+                used["streams"], overview.consumer_count(account), sum(stream.msgs for stream in account.streams.values()),
+                partial(overview.streams, account, stored_bytes), account.streams.__contains__,
                 partial(overview.consumer_exists, account)))
         told = js.settings
         stored = sum(account.storage for account in accounts)
         config = {"max_memory": told.server.max_memory if told.server.max_memory >= 0 else _UNBOUNDED,
                   "max_storage": _max_storage(told.server.max_storage, shard_host.store.url, stored),
                   "store_dir": shard_host.store.url.removeprefix("file://"),
+                  **_syncs(self._parts.settings.storage.sync_interval_ns),
                   **({"domain": told.domain} if told.domain else {}), "compress_ok": True, "strict": told.strict}
         return JetStreamView(config, _limits(told.server), JETSTREAM_API_LEVEL, accounts,
                              [(account.name, name) for account in js.accounts.values() for name in account.offline])
+
+
+def _syncs(interval_ns: int | None) -> dict[str, Any]:
+    """As nats-server shows them: where all is synced at once, the interval is its default."""
+    return {"sync_interval": SYNC_INTERVAL_NS, "sync_always": True} if interval_ns is None else {"sync_interval": interval_ns}
 
 
 def _max_storage(configured: int, url: str, stored: int) -> int:

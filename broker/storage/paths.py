@@ -27,15 +27,18 @@ from typing import Final
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
 
-__all__ = ["COPYING", "FORMAT", "ID_MAX", "NAME_BYTES_MAX", "ROOT", "STREAMS", "Key", "ShardPaths", "StreamPaths", "escape",
-           "object_key", "parse", "run_key", "unescape"]
+__all__ = ["COPYING", "FORMAT", "ID_MAX", "NAME_BYTES_MAX", "PROBE", "ROOT", "STREAMS", "Key", "ShardPaths", "StreamPaths",
+           "escape", "object_key", "parse", "run_key", "unescape"]
 
 ROOT: Final = "v1/"
 """All our keys begin with this."""
 FORMAT: Final = "v1/format"
 """The store's own object: format version and id; also the probe of put-if-absent."""
 COPYING: Final = "v1/copying"
-"""In an unfinished copy of a store: the bytes that ``format`` will have. Nobody serves what has this and no ``format``."""
+"""In an unfinished copy of a store: the bytes that ``format`` will have. Nobody serves what has this and no ``format``. In a copy
+that is being brought up to date: the newest claim of its source (see ``format.log_end``)."""
+PROBE: Final = "v1/probe/"
+"""Prefix of objects that a broker puts and deletes before there is a ``format``, to see whether the store serves."""
 STREAMS: Final = "v1/streams/"
 """Prefix of objects that belong to one stream alone."""
 ID_MAX: Final = (1 << 64) - 1

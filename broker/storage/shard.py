@@ -64,8 +64,11 @@ class ShardSettings:
             checkpoint=None if costly else CheckpointSettings(segments=4096), sweep_grace_ns=settings.reader_grace_ns,
             compaction=CompactionSettings(
                 segments=settings.compaction_segments, quiet_ns=settings.compaction_quiet_ns,
-                bytes_per_second=settings.compaction_bytes_per_second, cpu=settings.compaction_cpu / 100,
-                dead_share=settings.compaction_dead_share / 100) if settings.compaction else None)
+                bytes_per_second=settings.compaction_bytes_per_second,
+                puts_per_second=settings.compaction_puts_per_minute / 60, merge_bytes=settings.compaction_memory,
+                cpu=settings.compaction_cpu / 100, dead_share=settings.compaction_dead_share / 100,
+                # A directory is read from the page cache.
+                **({} if costly else {"recent_bytes": 0})) if settings.compaction else None)
 
 
 class Shard:
@@ -144,6 +147,8 @@ class Shard:
                 raise self.log.failure
             # A round may have ended meanwhile and released something.
             await self.log.drain()
+            while not self.log.idle:  # a heartbeat has begun since: the seal says that all before it has landed
+                await self.log.drain()
             return self.log.stop()
         finally:
             await self.abandon()

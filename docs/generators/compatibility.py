@@ -46,8 +46,9 @@ ERROR_CODES = """
 ## Error codes
 
 Of nats-server's {total} error codes of JetStream, {given} come in the scenarios beside it and {elsewhere} in other tests. {types}
-types of answers, advisories and metrics come in them too, with the fields that nats-server's have, and values of the same types
-(`tests/jetstream/differential/coverage.py` has both lists). These codes do not occur:
+types of answers, advisories and metrics come in them too, with the fields that nats-server's have
+(`tests/jetstream/differential/coverage.py` has both lists). Each message that comes is checked against its JSON schema, which is
+the one of the `nats` CLI (`tests/jetstream/schemas.py`). These codes do not occur:
 
 | codes | why not |
 |---|---|

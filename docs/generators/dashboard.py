@@ -76,7 +76,25 @@ _ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
             (f"{_rate('jetblock_cache_hits_total')} / ({_rate('jetblock_cache_hits_total')} + "
              f"{_rate('jetblock_cache_misses_total')})", "{{instance}}")]),
         ("Cache", "bytes", [(_now("jetblock_cache_bytes"), "{{instance}}"),
+                            (_now("jetblock_cache_main_bytes"), "used again {{instance}}"),
                             (_now("jetblock_max_cache_bytes"), "bound {{instance}}")]),
+        ("Parts that leave the cache, and come back soon", "ops", [
+            (_rate("jetblock_cache_evictions_total"), "evicted, {{queue}} {{instance}}"),
+            (_rate("jetblock_cache_ghost_hits_total"), "back soon {{instance}}")]),
+        ("Cache directory", "bytes", [(_now("jetblock_cache_directory_bytes"), "{{instance}}")]),
+        ("Cache directory, hit rate", "percentunit", [
+            (f"{_rate('jetblock_cache_directory_hits_total')} / ({_rate('jetblock_cache_directory_hits_total')} + "
+             f"{_rate('jetblock_cache_directory_misses_total')})", "{{instance}}")]),
+        ("Cache directory: damaged ranges, turned off", "none", [
+            (_now("jetblock_cache_directory_damaged_total"), "damaged {{instance}}"),
+            (_now("jetblock_cache_directory_off"), "off {{instance}}")]),
+    ]),
+    ("In the background", [
+        ("Merges of compaction", "ops", [(_rate("jetblock_compaction_merges_total"), "{{instance}}")]),
+        ("Bytes of compaction", "Bps", [(_rate("jetblock_compaction_read_bytes_total"), "read {{instance}}"),
+                                        (_rate("jetblock_compaction_written_bytes_total"), "written {{instance}}")]),
+        ("Bytes scrubbed", "Bps", [(_rate("jetblock_scrub_bytes_total"), "{{instance}}")]),
+        ("Damaged objects", "none", [(_now("jetblock_damaged_objects"), "{{instance}}")]),
     ]),
     ("Streams", [
         ("Stored, of the bound", "percentunit", [

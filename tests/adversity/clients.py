@@ -17,8 +17,8 @@ from nats.js.errors import APIError
 
 from tests.harness import BrokerProcess, fetch
 
-__all__ = ["FAILED", "Writer", "connect", "health", "raise_ended", "read_all", "resident_bytes", "running", "standby_health",
-           "unexpected", "until"]
+__all__ = ["FAILED", "Writer", "connect", "disconnect", "health", "raise_ended", "read_all", "resident_bytes", "running",
+           "standby_health", "unexpected", "until"]
 
 FAILED = (nats.errors.Error, APIError, asyncio.TimeoutError, ConnectionError)
 """What a stock client raises while its broker is unavailable or refuses."""
@@ -50,6 +50,12 @@ def raise_ended(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         if task.done():
             task.result()
+
+
+async def disconnect(client: Client) -> None:
+    """Close a client whose broker may have been killed, which nats-py passes on as an error of the connection."""
+    with suppress(ConnectionError):
+        await client.close()
 
 
 class Writer:
@@ -93,7 +99,7 @@ class Writer:
         tasks, self._tasks = self._tasks, []
         if tasks:
             await asyncio.gather(*tasks)
-            await self._disconnect()
+            await disconnect(self.client)
 
     async def abort(self) -> None:
         """Stop at once: what was not acknowledged by now may or may not be stored."""
@@ -102,11 +108,7 @@ class Writer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        await self._disconnect()
-
-    async def _disconnect(self) -> None:
-        with suppress(ConnectionError):  # nats-py raises it if the broker went first
-            await self.client.close()
+        await disconnect(self.client)
 
     async def acks(self, count: int, seconds: float = 30.0) -> None:
         """Wait until ``count`` more messages were acknowledged than there are now."""
@@ -180,7 +182,7 @@ async def read_all(client: Client, stream: str) -> dict[int, bytes]:
     return held
 
 
-async def until(check: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+async def until(check: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
     """Repeat ``check`` until it is true, for changes without an event to wait for."""
     for _ in range(int(seconds / 0.05)):
         if await check():

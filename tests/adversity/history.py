@@ -12,13 +12,19 @@ All records come from stock clients: publishes begun, PubAcks, deliveries, acks 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-__all__ = ["ACK_WAIT", "History", "Violation"]
+__all__ = ["ACK_WAIT", "PLAIN_ACK_GRACE", "History", "Violation", "worked"]
 
 PLAIN_ACK_GRACE = 1.5
-"""Seconds before a kill in which a plain ack may be lost: the contract's 1 s and half a second for the put."""
+"""Seconds of work before a kill in which a plain ack may be lost: the contract's 1 s and half a second for the put."""
+SILENCE = 0.3
+"""A broker that says nothing for longer has not worked meanwhile: the machine was busy with something else."""
+STANDSTILL_MAX = 30.0
 ACK_WAIT = 2.0
 """Seconds after which a consumer of the kill loop is sent again what it has not acknowledged."""
 
@@ -47,6 +53,8 @@ class History:
     plain_acked: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By sequence: when it had been delivered, at the earliest, and when its plain ack was sent."""
     kills: list[float] = field(default_factory=list)
+    heard: list[float] = field(default_factory=list)
+    """When PubAcks and deliveries came, in order."""
     redelivered: int = 0
 
     def begin(self, msg_id: bytes, payload: bytes) -> None:
@@ -55,10 +63,12 @@ class History:
 
     def ack(self, msg_id: bytes, seq: int) -> None:
         """A PubAck, duplicate or not."""
+        self.heard.append(time.monotonic())
         if self.acked.setdefault(msg_id, seq) != seq:
             raise Violation(f"message {msg_id!r} was acknowledged at {self.acked[msg_id]}, then at {seq}")
 
     def deliver(self, seq: int, msg_id: bytes, payload: bytes) -> None:
+        self.heard.append(time.monotonic())
         if self.begun.get(msg_id) != payload:
             raise Violation(f"sequence {seq} was delivered with bytes that nobody published under {msg_id!r}")
         if self.delivered.setdefault(seq, msg_id) != msg_id:
@@ -72,7 +82,8 @@ class History:
             since, at = self.plain_acked[seq]
             # A kill between delivery and ack makes the broker forget the delivery, and the next one may be on its way
             # when the ack for the first one comes; so may one that the broker makes after ACK_WAIT.
-            if self.strict and at - since < ACK_WAIT and not any(since <= kill <= at + PLAIN_ACK_GRACE for kill in self.kills):
+            if self.strict and at - since < ACK_WAIT and not any(
+                    since <= kill and worked(self.heard, at, kill) <= PLAIN_ACK_GRACE for kill in self.kills):
                 raise Violation(f"sequence {seq}, delivered {at - since:.2f} s before it was acked at most, acked "
                                 f"{time.monotonic() - at:.2f} s ago, came again; kills after the ack: "
                                 f"{[round(kill - at, 2) for kill in self.kills[-5:]]} s")
@@ -106,3 +117,11 @@ class History:
         gaps = set(range(1, last_seq + 1)) - stored.keys()
         if gaps:
             raise Violation(f"the stream has gaps at {sorted(gaps)[:5]}, {len(gaps)} in all, though nothing was deleted")
+
+
+def worked(heard: Sequence[float], start: float, end: float) -> float:
+    """For how many seconds a broker had the processor between two instants, by when it was heard of."""
+    if end - start > STANDSTILL_MAX:
+        return end - start
+    times = [start, *heard[bisect_left(heard, start):bisect_right(heard, end)], end]
+    return sum(min(later - earlier, SILENCE) for earlier, later in pairwise(times))

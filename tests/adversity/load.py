@@ -17,7 +17,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from tests.adversity.clients import FAILED, connect
+from tests.adversity.clients import FAILED, connect, disconnect
 from tests.adversity.history import ACK_WAIT, History, Violation
 
 __all__ = ["STREAM", "Load"]
@@ -87,7 +87,7 @@ class Load:
         nc = await connect(*self.urls)
         while not self.stop.is_set():
             await asyncio.gather(*(self.publish_one(nc, *self.next_message()) for _ in range(window)))
-        await nc.close()
+        await disconnect(nc)
 
     async def consumer(self, durable: str, history: History, double: bool) -> None:
         nc = await connect(*self.urls)
@@ -118,7 +118,7 @@ class Load:
                         history.plain_ack(seq, since)
                 except FAILED:
                     pass
-        await nc.close()
+        await disconnect(nc)
 
     async def bucket(self, key: str) -> None:
         """One writer of one key: a get returns the last acknowledged value, or a later one that was begun."""
@@ -142,7 +142,7 @@ class Load:
                 raise Violation(f"{key} reads {value} after {acked} was acknowledged and {began} begun")
             self.kv_puts = acked
             await asyncio.sleep(0.005)
-        await nc.close()
+        await disconnect(nc)
 
     async def ordered(self) -> None:
         """A push consumer that nats-py recreates at each gap: every sequence in turn, once, through all kills."""
@@ -168,7 +168,7 @@ class Load:
                         raise Violation(f"the ordered consumer got bytes at {seq} that nobody published")
             with suppress(*FAILED):
                 await sub.unsubscribe()
-        await nc.close()
+        await disconnect(nc)
 
     async def stored(self) -> tuple[dict[int, tuple[bytes, bytes]], int]:
         """Everything that the stream holds now, by a fresh ordered read."""
@@ -180,5 +180,5 @@ class Load:
         while len(held) < last:
             message = await sub.next_msg(timeout=10)
             held[message.metadata.sequence.stream] = message.headers["Nats-Msg-Id"].encode(), message.data
-        await nc.close()
+        await disconnect(nc)
         return held, last

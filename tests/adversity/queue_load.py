@@ -16,7 +16,7 @@ from typing import Any
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 
-from tests.adversity.clients import FAILED, connect
+from tests.adversity.clients import FAILED, connect, disconnect
 
 __all__ = ["QueueLoad"]
 
@@ -77,7 +77,7 @@ class QueueLoad:
             self.kept[name].update(kept)
             if kept:
                 self.moved.set()
-        await nc.close()
+        await disconnect(nc)
 
     async def consumer(self, name: str, who: str) -> None:
         nc = await connect(*self.urls)
@@ -106,4 +106,4 @@ class QueueLoad:
             acked |= answered
             queued = Counter(message.data for message in sub._sub._pending_queue._queue if message.data in answered)
             under_way.update(queued)
-        await nc.close()
+        await disconnect(nc)

@@ -15,7 +15,7 @@ from typing import Any
 from broker.storage.objectstore import ObjectStore
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.state.applied import ShardState
-from tests.adversity.clients import FAILED, connect
+from tests.adversity.clients import FAILED, connect, disconnect
 from tests.jetstream.inbox.staging import eventually, request, stage
 
 __all__ = ["STREAM", "StagingLoad"]
@@ -65,7 +65,7 @@ class StagingLoad:
                 assert answer["error"]["code"] == 503, answer
                 await asyncio.sleep(0.05)
             await asyncio.sleep(0.1)
-        await nc.close()
+        await disconnect(nc)
 
     async def publisher(self) -> None:
         nc, number = await connect(*self.urls), 0
@@ -76,7 +76,7 @@ class StagingLoad:
             except FAILED:
                 await asyncio.sleep(0.02)
             await asyncio.sleep(0.02)
-        await nc.close()
+        await disconnect(nc)
 
     async def settled(self) -> None:
         """Wait until nothing is asked for any more: each request has its answer."""

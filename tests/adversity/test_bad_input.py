@@ -233,7 +233,7 @@ async def test_names_cannot_leave_the_store(tmp_path: Path) -> None:
         # A subject without the name's own tokens: only the body has the name.
         for name in NAMES:
             config = json.dumps({"name": name, "subjects": ["p"]}).encode()
-            reply = await nc.request("$JS.API.STREAM.CREATE.plain", config, timeout=5)
+            reply = await nc.request("$JS.API.STREAM.CREATE.plain", config, timeout=30)
             assert "error" in json.loads(reply.data), name
             reply = await nc.request("$JS.API.CONSUMER.CREATE.S", json.dumps(
                 {"stream_name": "S", "config": {"durable_name": name, "ack_policy": "explicit"}}).encode(), timeout=5)
@@ -251,7 +251,7 @@ async def test_names_cannot_leave_the_store(tmp_path: Path) -> None:
         await broker.start()
         nc = await connect(broker.url)
         for name, i in made.items():
-            reply = await nc.request(f"$JS.API.STREAM.MSG.GET.{name}", b'{"seq":1}', timeout=5)
+            reply = await nc.request(f"$JS.API.STREAM.MSG.GET.{name}", b'{"seq":1}', timeout=30)
             assert json.loads(reply.data)["message"]["subject"] == f"n{i}.x", name
         await nc.close()
 
@@ -263,7 +263,7 @@ async def test_acks_of_any_form(tmp_path: Path) -> None:
         js = nc.jetstream()
         await js.publish("a.one", b"one")
         pull = await js.pull_subscribe("a.>", durable="mine", stream="S", config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
-        [message] = await pull.fetch(1, timeout=5)
+        [message] = await pull.fetch(1, timeout=30)
         reply = message.reply
         tokens = reply.split(".")
         forms = ["$JS.ACK", "$JS.ACK.", "$JS.ACK.S", "$JS.ACK.S.mine", "$JS.ACK.S.mine.1.1.1.1", reply + ".x",

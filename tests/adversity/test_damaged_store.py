@@ -6,6 +6,8 @@ Files of a directory store are damaged between two runs: one bit is flipped, or 
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,6 +167,36 @@ async def test_a_damaged_block_costs_its_own_reads_alone(tmp_path: Path, part: s
         assert not unexpected(broker), broker.tail()
         # A damaged block at which a consumer waits does not fill the disk with log lines.
         assert sum(path.name in line for line in broker.stderr) < 30, broker.tail()
+        await nc.close()
+
+
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+async def test_a_stream_with_a_damaged_block_can_be_seen(tmp_path: Path, how: str) -> None:
+    """A stream with limits of each subject, of whose blocks one cannot be read: its info is there, without the number of its
+    subjects, and so are its other messages."""
+    store = tmp_path / "store"
+    async with BrokerProcess("--store", f"file://{store}", environ={"JETBLOCK_COMPRESSION": "none"}) as broker:
+        nc = await connect(broker.url)
+        js = nc.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["S.>"], max_msgs_per_subject=2))
+        for i in range(5):
+            await asyncio.gather(*[js.publish(f"S.{n}", b"payload %d" % i) for n in range(3)])
+        await js.publish("S.0", b"the last")
+        await nc.close()
+        await broker.stop()
+    path, head = next((path, head) for path, head in segments_of(store)
+                      if any(row.count and row.first_seq <= 12 <= row.last_seq for row in head.rows))
+    if how == "gone":
+        path.unlink()
+    else:
+        change(path, flip(next(row.index_offset for row in head.rows if row.count) + 40))
+    async with BrokerProcess("--store", f"file://{store}") as broker:
+        nc = await connect(broker.url)
+        state = json.loads((await nc.request("$JS.API.STREAM.INFO.S")).data)["state"]
+        assert (state["messages"], state["last_seq"], state.get("num_subjects")) == (6, 16, None)
+        assert (await nc.jetstream().get_msg("S", 16)).data == b"the last"
+        await broker.wait_line(r"\[WRN\] .*stream S: its subjects cannot be counted: .*" + path.name)
+        assert not unexpected(broker), broker.tail()
         await nc.close()
 
 

@@ -119,7 +119,7 @@ class Asking:
 
     async def _request(self, subject: str, body: str, headers: dict[str, str] | None) -> Msg:
         try:
-            return await self.client.request(subject, body.encode(), timeout=5, headers=headers)
+            return await self.client.request(subject, body.encode(), timeout=30, headers=headers)
         except NatsError as error:
             raise AssertionError(f"no answer to {subject} {headers} {body[:100]}: {error!r}") from None
 
@@ -278,9 +278,9 @@ async def test_a_stream_ends_at_its_last_sequence(tmp_path: Path) -> None:
                                                 '"ack_policy": "explicit"}}')
         inbox = await client.subscribe(client.new_inbox())
         await client.publish("$JS.API.CONSUMER.MSG.NEXT.D.C", b"2", reply=inbox.subject)
-        delivered = [await inbox.next_msg(timeout=5) for _ in range(2)]
+        delivered = [await inbox.next_msg(timeout=30) for _ in range(2)]
         assert [msg.metadata.sequence.stream for msg in delivered] == [SEQ_MAX - 1, SEQ_MAX]
-        await client.request(delivered[1].reply, b"", timeout=5)
+        await client.request(delivered[1].reply, b"", timeout=30)
         await client.close()
 
         await broker.kill()

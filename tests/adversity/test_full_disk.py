@@ -66,7 +66,7 @@ async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Pa
             assert "free some" in line[1], line[1]
             # Stored messages are read and delivered all the while.
             assert (await js.get_msg("S", max(writer.acked.values()), direct=True)).data
-            assert len(await pull.fetch(50, timeout=5)) == 50
+            assert len(await pull.fetch(50, timeout=30)) == 50
             assert (await health(broker))[0] == 200
             (small_disk / "ballast").unlink()
             await broker.wait_line(r"segment \S+ is in the store")
@@ -116,7 +116,7 @@ async def test_a_clean_stop_on_a_full_disk_ends(small_disk: Path) -> None:
         await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
         async with Writer("s.x", broker.url, window=100, size=16 * 1024, timeout=60) as writer:
             await writer.refused(1)
-            status = await asyncio.wait_for(broker.stop(), 10)
+            status = await asyncio.wait_for(broker.stop(), 30)
             await writer.abort()
         assert status == 0, broker.tail()
         assert any("the log was not closed cleanly" in line and "disk is full" in line for line in broker.stderr)

@@ -133,7 +133,7 @@ class Run:
 
 
 async def _api(nc: Client, subject: str, body: Any = None) -> dict[str, Any]:
-    msg = await nc.request(f"$JS.API.{subject}", json.dumps(body).encode() if body else b"", timeout=5)
+    msg = await nc.request(f"$JS.API.{subject}", json.dumps(body).encode() if body else b"", timeout=30)
     answer: dict[str, Any] = json.loads(msg.data)
     assert "error" not in answer, answer
     return answer
@@ -208,8 +208,10 @@ async def _kill_rounds(directory: Path, rounds: int) -> None:
         async with running(run.stop, clients) as tasks:
             for _ in range(rounds):
                 run.moved.clear()
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     await run.moved.wait()  # it acknowledges again
+                    while not (run.revisions and run.increments and run.batches):  # noqa: ASYNC110 (three kinds of clients)
+                        await asyncio.sleep(0.02)
                 await asyncio.sleep(rng.random() * 0.5)
                 raise_ended(tasks)
                 await broker.kill()

@@ -21,11 +21,11 @@ from tests.harness import BrokerProcess
 from tests.stores import Store, make_store
 
 
-async def kill_rounds(store: Store, rounds: int) -> History:
+async def kill_rounds(store: Store, rounds: int, **environ: str) -> History:
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")
     rng = random.Random(seed)
-    async with BrokerProcess("--store", store.url, environ=store.environ) as broker:
+    async with BrokerProcess("--store", store.url, environ={**store.environ, **environ}) as broker:
         load = Load(rng, broker.url)
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name=STREAM, subjects=["kill.>"]))
@@ -50,6 +50,14 @@ async def kill_rounds(store: Store, rounds: int) -> History:
 @pytest.mark.timeout(300)
 async def test_25_kills_on_a_directory(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     await kill_rounds(make_store("directory", tmp_path, request), 25)
+
+
+@pytest.mark.shows("store.sync_interval")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("interval", ["2m", "50ms"])
+async def test_kills_of_a_broker_that_syncs_later(interval: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Killing a process takes nothing from the system's memory, whatever was synced by then."""
+    await kill_rounds(make_store("directory", tmp_path, request), 5, JETBLOCK_SYNC_INTERVAL=interval)
 
 
 @pytest.mark.soak

@@ -39,21 +39,20 @@ async def served(wire: Wire, count: int) -> None:
 
 async def test_connections_that_trickle() -> None:
     """A CONNECT that comes byte by byte does not extend the time to log in, nor delay others."""
-    async with running(user="u", password="p", timeout_ns=500_000_000) as server, Wire(server.port) as other, \
-            wires(server.port, 100) as slow:
+    async def trickle(wire: Wire) -> bytes:
+        with contextlib.suppress(ConnectionError):
+            for byte in CONNECT[:-2] * 1000:
+                if wire.writer.is_closing() or wire.reader.at_eof():
+                    break
+                wire.send(bytes([byte]))
+                await asyncio.sleep(0.02)
+            return await wire.end()
+        return b""
+
+    async with running(user="u", password="p", timeout_ns=500_000_000) as server, Wire(server.port) as other:
         other.send(CONNECT)
-
-        async def trickle(wire: Wire) -> bytes:
-            with contextlib.suppress(ConnectionError):
-                for byte in CONNECT[:-2] * 1000:
-                    if wire.writer.is_closing() or wire.reader.at_eof():
-                        break
-                    wire.send(bytes([byte]))
-                    await asyncio.sleep(0.02)
-                return await wire.end()
-            return b""
-
-        async with asyncio.timeout(30):
+        await served(other, 10)
+        async with wires(server.port, 100) as slow, asyncio.timeout(30):
             ended = asyncio.gather(*(trickle(wire) for wire in slow))
             while not ended.done():
                 await served(other, 10)
@@ -65,8 +64,8 @@ async def test_connections_that_trickle() -> None:
 
 async def test_peers_that_are_gone_without_a_word() -> None:
     """Who answers no PING is closed; who does stays."""
-    async with running(ping_interval_ns=200_000_000, ping_max=1) as server, wires(server.port, 100) as gone, \
-            Wire(server.port) as alive:
+    async with running(ping_interval_ns=200_000_000, ping_max=3) as server, wires(server.port, 100) as gone, \
+            Wire(server.port, pings=True) as alive:
         own = server.subscription_count
         alive.send(b'CONNECT {"verbose":false}\r\n')
         for wire in gone:

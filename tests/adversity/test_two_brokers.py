@@ -26,8 +26,8 @@ from tests.real.s3 import S3Server
 
 pytestmark = pytest.mark.shows("store.two_brokers")
 
-T = 1.5
-"""The lease in these tests, seconds."""
+T = 4.0
+"""The lease in these tests, seconds: on a busy machine an owner that is not stopped may be silent for three."""
 TAKING = 1.0
 """How long a take-over may take beyond T, on a machine with nothing else to do. The exact times are tested in
 tests/runtime/test_shard_host.py, on a virtual clock."""
@@ -130,7 +130,7 @@ async def test_take_over_on_s3_after_a_kill(minio: S3Server) -> None:
             await two.wait_ready()
             took = time.monotonic() - killed
             print(f"took over from a killed broker in {took:.2f} s, T is {T} s")
-            assert T * 0.8 < took < T + TAKING
+            assert T * 0.5 < took < T + TAKING
             await writer.acks(100)
 
             await one.start(ready=False)
@@ -159,7 +159,7 @@ async def test_a_paused_owner_on_s3_is_fenced(minio: S3Server) -> None:
                 await writer.acks(100)
                 before = len(faithful.answers)
                 one.send_signal(signal.SIGCONT)
-                await one.wait_line("two has taken the shard: .* is a seal; closing all clients")
+                await one.wait_line("(two|another broker) has taken the shard: .* is a seal; closing all clients")
                 await one.wait_line("standby: two owns")
                 await writer.acks(100)
                 assert len(faithful.answers) == before, "the fenced owner acknowledged"
@@ -286,7 +286,7 @@ async def test_a_stopped_owner_answers_nothing_from_before(minio: S3Server) -> N
         await nc.publish("s.x", b"y", reply=inbox, headers={"Nats-Expected-Last-Sequence": "7"})
         await asyncio.sleep(0.2)  # the client writes to its socket
         one.send_signal(signal.SIGCONT)
-        await one.wait_line("two has taken the shard: .* is a seal; closing all clients")
+        await one.wait_line("(two|another broker) has taken the shard: .* is a seal; closing all clients")
         await one.wait_line("standby: two owns")
         assert answers.pending_msgs == 0
         await nc.close()

@@ -44,9 +44,36 @@ def test_as_a_linear_scan(seed: int) -> None:
         ahead = [n for n in (end + 4, end + 8) if n not in orphans and rng.random() < 0.3]
         shared = log_of([*range(first, end), *orphans], [*([end] if sealed else []), *ahead])
         counting = Counting(shared)
-        number, header = await end_of_segments(counting, PATHS, Position(1, first), Patience(counting, clock, rng))
-        assert number == end
-        assert (header is not None) == sealed
+        patience = Patience(counting, clock, rng)
+        for gently in (False, True):
+            number, header = await end_of_segments(counting, PATHS, Position(1, first), patience, gently=gently)
+            assert number == end
+            assert (header is not None) == sealed
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("gently", [False, True])
+@pytest.mark.parametrize("segments", [33, 100, 1000])
+def test_an_owner_that_goes_on_is_followed(segments: int, gently: bool) -> None:
+    """Each header is put by the time the next ones are asked for: whatever number is answered, all before it are there."""
+    class Growing(MemoryStore):
+        async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+            try:
+                return await super().get(key, start, end)
+            finally:
+                if len(self.objects) < segments + 500:
+                    position = Position(1, len(self.objects))
+                    await self.put(PATHS.log(position), encode_segment(position, NONCE, []))
+
+    async def main(clock: ManualClock) -> None:
+        store = Growing()
+        for number in range(segments):
+            await store.put(PATHS.log(Position(1, number)), encode_segment(Position(1, number), NONCE, []))
+        patience = Patience(store, clock, random.Random(1))
+        number, header = await end_of_segments(store, PATHS, Position(1, 0), patience, gently=gently)
+        assert segments <= number <= segments + 500
+        assert header is None
+        assert all(PATHS.log(Position(1, n)) in store.objects for n in range(number))
     in_virtual_time(main)
 
 
@@ -59,6 +86,17 @@ def test_a_long_log_costs_a_few_round_trips_and_an_idle_one_a_get() -> None:
         counting.calls.clear()
         assert await end_of_segments(counting, PATHS, Position(1, 20_000), patience) == (20_000, None)
         assert len(counting.calls) == 1
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize(("grown", "gets"), [(0, 1), (1, 2), (2, 5), (10, 14), (200, 100)])
+def test_a_standby_pays_for_few_gets(grown: int, gets: int) -> None:
+    """An idle owner's log is one heartbeat longer each time; one that commits ten times between two looks costs about as much."""
+    async def main(clock: ManualClock) -> None:
+        counting = Counting(log_of(list(range(100 + grown)), []))
+        patience = Patience(counting, clock, random.Random(1))
+        assert await end_of_segments(counting, PATHS, Position(1, 100), patience, gently=True) == (100 + grown, None)
+        assert len(counting.calls) <= gets
     in_virtual_time(main)
 
 

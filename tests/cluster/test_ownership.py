@@ -10,13 +10,17 @@ import pytest
 
 from broker.clock import ManualClock
 from broker.cluster.entries import BATCH, entries
+from broker.cluster.openings import known_ends
 from broker.cluster.ownership import newest_checkpoint, seal_at, take
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
+from broker.storage.format.opening import encode_opening
+from broker.storage.format.records.opening import Opening
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.objectstore.wrapper import Wrapper
 from broker.storage.put import Fenced, Patience
 from broker.storage.read.recovery import recover
 from broker.storage.read.snapshot import read_snapshot
@@ -170,7 +174,7 @@ def test_a_seal_at_a_swept_number_is_not_the_end() -> None:
     in_virtual_time(main)
 
 
-@pytest.mark.parametrize("call", range(9))
+@pytest.mark.parametrize("call", range(56))  # a take-over has fewer
 @pytest.mark.parametrize("second", [0, 3])
 def test_three_takers_pause_at_each_call(call: int, second: int) -> None:
     """A claims and pauses, B claims the next epoch and pauses too, O continues, C takes the shard; then A and B wake.
@@ -426,4 +430,48 @@ def test_a_busy_owner_cannot_outrun_its_seal() -> None:
         new.store.before = None
         await Publisher(new, acked).publish_many(3)
         await compare(shared, acked)
+    in_virtual_time(main)
+
+
+def test_a_root_beyond_the_end_of_its_epoch() -> None:
+    """No owner puts one. Both the root and the opening cannot be right, so the take-over ends with an error that names it."""
+    async def main(clock: ManualClock) -> None:
+        shared, acked = MemoryStore(), {}
+        for seed, name in enumerate("ab"):
+            rig = await owner(shared, clock, name, seed, ShardSettings())
+            await Publisher(rig, acked).publish_many(3)
+        root = PATHS.checkpoint(Position(1, 50))
+        await shared.put(root, [b"whatever it holds"])
+        c = Rig(shared, clock, "c", 3)
+        with pytest.raises(Corrupt, match=root):
+            await take(c.store, PATHS, c.me, clock, c.rng)
+    in_virtual_time(main)
+
+
+def test_openings_are_read_in_batches() -> None:
+    """A broker that was restarted thousands of times without a checkpoint asks for no more at once than of an epoch's entries."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        now = most = 0
+
+        class Crowded(Wrapper):
+            async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+                nonlocal now, most
+                now += 1
+                most = max(most, now)
+                await asyncio.sleep(0.001)
+                try:
+                    return await super().get(key, start, end)
+                finally:
+                    now -= 1
+
+        epochs = 3 * BATCH
+        store = Crowded(shared)
+        for epoch in range(1, epochs):
+            at = Position(epoch, 0)
+            opening = Opening("a", (Position(epoch - 1, 7),), 1)
+            await shared.put(PATHS.log(at), [encode_opening(opening, at, bytes(16))])
+        found = await known_ends(store, PATHS, range(1, epochs + 1), Patience(store, clock, random.Random(1)))
+        assert found == dict.fromkeys(range(epochs - 1), 7)
+        assert most == BATCH
     in_virtual_time(main)

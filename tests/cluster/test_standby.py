@@ -15,7 +15,7 @@ from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
-from tests.storage.rig import PATHS, SECOND, Publisher, Rig, in_virtual_time
+from tests.storage.rig import PATHS, SECOND, Counting, Publisher, Rig, in_virtual_time
 
 T = 15 * SECOND
 LEASED = ShardSettings(log=LogSettings(lease_ns=T), checkpoint=CheckpointSettings(segments=4), sweep_grace_ns=0)
@@ -49,6 +49,26 @@ def test_a_live_owner_is_left_alone_and_a_dead_one_replaced_after_t() -> None:
         died_ns = clock.monotonic_ns()
         await waiting
         assert 10 <= (clock.monotonic_ns() - died_ns) / SECOND <= 15 + 5
+    in_virtual_time(main)
+
+
+def test_an_idle_owner_costs_its_standby_few_requests() -> None:
+    """Two looks for each heartbeat: each asks for the next claim and for what follows the log, and one of them for what follows
+    that."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = Rig(shared, clock, "a", 1, settings=LEASED)
+        await a.open()
+        b = Rig(shared, clock, "b", 2)
+        counting = Counting(b.store)
+        waiting = asyncio.ensure_future(wait_for_lease(counting, PATHS, b.me, clock, b.rng, T))
+        await asyncio.sleep(60)
+        counting.calls.clear()
+        await asyncio.sleep(600)
+        looks = 600 / (T / SECOND / 6)
+        assert 2 * looks - 10 <= len(counting.calls) <= 2.6 * looks
+        assert {operation for operation, _ in counting.calls} == {"get"}
+        waiting.cancel()
     in_virtual_time(main)
 
 
@@ -121,6 +141,6 @@ async def test_a_directory_is_waited_for_by_its_lock(tmp_path: Path) -> None:
     await asyncio.sleep(0.15)
     assert not waiting.done()
     lock.release()
-    (await asyncio.wait_for(waiting, 5)).release()
+    (await asyncio.wait_for(waiting, 30)).release()
     await first.close()
     await second.close()

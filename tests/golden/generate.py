@@ -216,6 +216,14 @@ def sound() -> Iterator[Golden]:
     sealed = [seal_block(block, AT, object_id=77) for block in (_one_message(), _many_subjects())]
     yield Golden("run", b"".join(encode_segment(AT, NONCE, sealed, kind=ObjectKind.RUN, object_id=77,
                                                 place=BlockPlace.RUN)), ObjectKind.RUN, object_id=77)
+    # Version 2 of a segment says what had landed before it.
+    for landed in (AT.number - 1, AT.number - 16):
+        yield Golden(f"segment-that-says-{landed}-had-landed", b"".join(encode_segment(
+            AT, NONCE, [seal_block(_one_message(), AT)], Codec.NONE, landed=landed)))
+    yield Golden("heartbeat", b"".join(encode_segment(AT, NONCE, [], landed=AT.number - 1)))
+    yield Golden("segment-of-version-2-that-says-nothing-landed", _sealed_anew(_changed(
+        encode(_one_message()), 10, b"\x02"), 0, HEADER_BYTES))
+    yield Golden("seal-that-says-what-had-landed", Seal(AT, "broker-b", 4, NONCE, T0, AT.number - 1).encode(), ObjectKind.SEAL)
     yield Golden("seal", Seal(AT, "broker-b", 4, NONCE, T0).encode(), ObjectKind.SEAL)
     yield Golden("claim", Claim(3, "broker-a", NONCE, T0).encode(), ObjectKind.CLAIM, Position(3, 0))
     yield Golden("format", StoreFormat.make(NONCE, T0).encode(), ObjectKind.FORMAT, Position(0, 0))
@@ -259,6 +267,12 @@ def _directory_with_summaries() -> Page:
     return directory_page(AT, 0, copies)
 
 
+def _landed(position: Position, before: int) -> bytes:
+    """A segment that says that all had landed up to ``before`` numbers before it."""
+    front = b"".join(encode_segment(position, NONCE, [], landed=position.number - 1))
+    return _sealed_anew(_changed(front, 68, bytes((before,))), 64, 104)
+
+
 def damaged() -> Iterator[Golden]:
     """Objects that must be refused."""
     good = encode(*_everything())
@@ -266,7 +280,13 @@ def damaged() -> Iterator[Golden]:
     yield Golden("empty-object", b"")
     yield Golden("not-an-object-of-ours", b"PAR1" + bytes(200))
     yield Golden("header-flipped", _changed(good, 16, b"\xff"))
-    yield Golden("header-of-a-newer-version", _sealed_anew(_changed(good, 10, b"\x02"), 0, HEADER_BYTES))
+    yield Golden("segment-header-of-a-newer-version", _sealed_anew(_changed(good, 10, b"\x03"), 0, HEADER_BYTES))
+    yield Golden("seal-header-of-a-newer-version", _sealed_anew(_changed(
+        Seal(AT, "broker-b", 4, NONCE, T0).encode(), 10, b"\x02"), 0, HEADER_BYTES), ObjectKind.SEAL)
+    yield Golden("landed-in-a-segment-of-version-1", _sealed_anew(_changed(good, 68, b"\x01"), 64, 104))
+    yield Golden("landed-before-the-epoch", _landed(Position(3, 4), 5), position=Position(3, 4))
+    yield Golden("landed-longer-ago-than-can-be", _landed(AT, 17))
+    yield Golden("seal-of-what-had-landed-beyond-it", Seal(AT, "broker-b", 4, NONCE, T0, AT.number).encode(), ObjectKind.SEAL)
     yield Golden("segment-of-another-key", encode(_one_message(), position=Position(3, 0x2B)))
     yield Golden("seal-instead-of-segment", Seal(AT, "broker-b", 4, NONCE, T0).encode())
     yield Golden("cut-in-directory", good[:150])

@@ -29,7 +29,12 @@ PAGED = "PAGED"
 """A stream of so many blocks that the checkpoint has its subjects; in stores of versions that did so."""
 
 
-async def expectation(client: Client, names: Iterable[str] = (*LASTING, PAGED)) -> dict[str, Any]:
+IDS = "IDS"
+"""A stream whose checkpoint has a page of message ids, and some inline; they stay duplicates for fifty years."""
+IDS_PAGED, IDS_LISTED = 150, 10
+
+
+async def expectation(client: Client, names: Iterable[str] = (*LASTING, PAGED, IDS)) -> dict[str, Any]:
     """What a client sees of them, less what time changes."""
     found = {}
     for name in names:
@@ -46,6 +51,18 @@ async def fill_paged(client: Client) -> None:
     await js.add_stream(name=PAGED, subjects=["paged.*"], max_msgs_per_subject=2)
     for i in range(130):
         await js.publish(f"paged.{i % 50}", b"%d" % i)
+
+
+async def fill_ids(client: Client, first: int, last: int) -> None:
+    """Messages first..last of the stream IDS, each with an id of its own."""
+    for seq in range(first, last + 1):
+        assert await publish_id(client, seq) == (seq, None)
+
+
+async def publish_id(client: Client, seq: int) -> tuple[int, bool | None]:
+    """The sequence that message ``seq`` gets, and whether it was a duplicate."""
+    ack = await client.jetstream().publish("ids", b"%d" % seq, headers={"Nats-Msg-Id": f"the id of message {seq}"})
+    return ack.seq, ack.duplicate
 
 
 async def write(name: str) -> None:
@@ -68,10 +85,13 @@ async def write(name: str) -> None:
         async with BrokerProcess("--store", f"file://{store}", environ={"JETBLOCK_COMPACTION": "false"}) as broker:
             client = await nats.connect(broker.url)
             await fill_paged(client)
+            await client.jetstream().add_stream(name=IDS, subjects=["ids"], duplicate_window=50 * 365 * 86_400)
+            await fill_ids(client, 1, IDS_PAGED)
             await client.close()
             await broker.stop()
             await broker.start()
             client = await nats.connect(broker.url)
+            await fill_ids(client, IDS_PAGED + 1, IDS_PAGED + IDS_LISTED)
             (Path(folder) / "expected.json").write_text(json.dumps(await expectation(client)))
             await client.close()
             await broker.kill()

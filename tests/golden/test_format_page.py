@@ -159,6 +159,9 @@ def test_segments_and_runs(name: str) -> None:
     rows = [fields("directory row", data, first + i * end_of("directory row")) for i in range(fixed["blocks"])]
     core_at = first + len(rows) * end_of("directory row")
     check(data, 64, first - 4, fixed["crc"])
+    header, values = fields("header", data), SOUND[name]["values"]
+    assert (header["number"] - fixed["landed"] if fixed["landed"] else None) == values.get("landed")
+    assert header["version"] == 2 if fixed["landed"] else header["version"] in (1, 2)
     check(data, first, core_at, fixed["directory_crc"])
     index_at = core_at + fixed["cores_bytes"]
     frames_at = index_at + fixed["indexes_bytes"]

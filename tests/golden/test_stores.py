@@ -13,7 +13,7 @@ import pytest
 from broker.clock import SystemClock
 from broker.maintenance.fsck import fsck
 from broker.storage.objectstore.file import FileStore
-from tests.golden.generate_store import STORES, expectation
+from tests.golden.generate_store import IDS, IDS_LISTED, IDS_PAGED, STORES, expectation, publish_id
 from tests.harness import BrokerProcess
 
 
@@ -28,6 +28,9 @@ async def test_an_upgrade(path: Path, tmp_path: Path) -> None:
         client = await nats.connect(broker.url)
         assert (await expectation(client, wanted)) == wanted
         assert (await client.jetstream().publish("holes", b"new")).seq == wanted["HOLES"]["state"]["last_seq"] + 1
+        if IDS in wanted:
+            for seq in range(1, IDS_PAGED + IDS_LISTED + 1):
+                assert await publish_id(client, seq) == (seq, True)
         await client.close()
         await broker.stop()
         checked = await fsck(FileStore(store), SystemClock(), random.Random(1))

@@ -122,7 +122,7 @@ async def test_a_hole_in_the_last_epoch_is_no_end() -> None:
     survey, _ = await look(store.objects, {PATHS.log(Position(1, 3)): None})
     [problem] = survey.problems
     assert problem.object == PATHS.log(Position(1, 3))
-    assert "acknowledged after it is not seen" in problem.means
+    assert "the log cannot be read past this" in problem.means
 
 
 async def test_damage_says_which_messages_are_lost(objects: Objects) -> None:

@@ -36,7 +36,7 @@ class Backup:
     status: str | None = None
 
 
-async def api(client: Client, subject: str, body: Any = None, *, seconds: float = 10) -> dict[str, Any]:
+async def api(client: Client, subject: str, body: Any = None, *, seconds: float = 30) -> dict[str, Any]:
     """The answer of an API request. Raises: Failed."""
     data = b"" if body is None else json.dumps(body).encode()
     while True:

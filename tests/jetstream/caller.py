@@ -57,7 +57,7 @@ class Caller:
 
     async def request(self, subject: str, body: bytes = b"") -> Any:
         """The answer, decoded. Raises: NoResponders; TimeoutError."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return json.loads(await self.send(subject, body))
 
     async def api(self, subject: str, body: Any = None) -> dict[str, Any]:

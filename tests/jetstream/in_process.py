@@ -86,7 +86,7 @@ class Inside:
         await self.log.close()
         await self.open(settings, began_ns=began_ns)
 
-    async def ask(self, subject: str, body: Any = b"", *, prefix: str = "$JS.API.", seconds: float = 2.0) -> Msg:
+    async def ask(self, subject: str, body: Any = b"", *, prefix: str = "$JS.API.", seconds: float = 30.0) -> Msg:
         """The raw answer of an API request."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await self.client.request(prefix + subject, data, timeout=seconds)
@@ -119,12 +119,12 @@ class Inside:
 
     async def publish(self, subject: str, payload: bytes = b"x") -> int:
         """A JetStream publish; returns its sequence."""
-        answer = await self.client.request(subject, payload, timeout=10)
+        answer = await self.client.request(subject, payload, timeout=30)
         return int(json.loads(answer.data)["seq"])
 
     async def refusal(self, subject: str, payload: bytes = b"x") -> dict[str, Any]:
         """The error of a JetStream publish that must fail."""
-        error: dict[str, Any] = json.loads((await self.client.request(subject, payload, timeout=10)).data)["error"]
+        error: dict[str, Any] = json.loads((await self.client.request(subject, payload, timeout=30)).data)["error"]
         return error
 
 

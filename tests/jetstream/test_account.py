@@ -258,6 +258,23 @@ async def test_no_direct_get_is_left_waiting() -> None:
             assert (await subscription.next_msg(timeout=30)).data == b"x"
 
 
+async def test_few_tasks_wait_for_requests_and_none_for_an_account_that_left() -> None:
+    """Requests about many streams are carried out side by side, again and again; a task that lost its wait is no loss."""
+    async with Inside() as broker:
+        names = [f"S{i}" for i in range(20)]
+        for _ in range(3):
+            answers = await asyncio.gather(*(broker.api(f"STREAM.CREATE.{name}", {"name": name}) for name in names))
+            assert [answer["config"]["name"] for answer in answers] == names
+            waiting = [task for task in asyncio.all_tasks() if task.get_name() == "api"]
+            assert 0 < len(waiting) <= 4
+        waiting[0].cancel()
+        answers = await asyncio.gather(*(broker.api(f"STREAM.INFO.{name}") for name in names))
+        assert [answer["config"]["name"] for answer in answers] == names
+        await broker.js.remove_account("$G")
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "api"]
+        await broker.js.add_account("$G", broker.server.router, broker.limits)
+
+
 async def test_requests_that_were_cut_off_leave_nothing_behind() -> None:
     """The shard is lost while requests of every kind wait; after it returns, their stream is served as before."""
     async with Inside() as broker:

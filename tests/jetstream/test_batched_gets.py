@@ -36,7 +36,7 @@ async def batch(broker: Inside, **asked: object) -> list[Msg]:
     subscription = await broker.client.subscribe(inbox)
     await broker.client.publish("$JS.API.DIRECT.GET.S", json.dumps(asked).encode(), reply=inbox)
     msgs: list[Msg] = []
-    while "Status" not in (msg := await subscription.next_msg(10)).headers:
+    while "Status" not in (msg := await subscription.next_msg()).headers:
         msgs.append(msg)
     await subscription.unsubscribe()
     return msgs

@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 
-SECONDS = 20.0
+SECONDS = 30.0
 NOT_GONE_YET = 10049
 """nats-server removes the directory of a deleted stream after answering."""
 STORAGES: dict[str, dict[str, Any]] = {"file": {}, "memory": {"storage": "memory"}, "async": {"persist_mode": "async"}}
@@ -180,7 +180,7 @@ async def test_a_stream_of_everything(client: Client) -> None:
 
     await client.subscribe("service", cb=answer)
     for _ in range(20):
-        assert (await client.request("service", b"ping", timeout=5)).data == b"pong"
+        assert (await client.request("service", b"ping", timeout=30)).data == b"pong"
     await api(client, "CONSUMER.CREATE.ALL.C", stream_name="ALL", config={
         "name": "C", "durable_name": "C", "ack_policy": "explicit", "filter_subject": "service"})
     # Each delivery is a message of the stream under the same subject, and so is delivered next.

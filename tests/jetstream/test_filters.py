@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.jetstream import filters as filters_module
 from broker.jetstream.filters import ALL, Filters
 
 CASES = [
@@ -75,6 +76,27 @@ def test_a_pass_over_many_subjects_selects_what_matches(patterns: list[tuple[lis
         assert within == matching
     ordered = sorted(filters.spans)
     assert all(end <= start for (_, end), (start, _) in pairwise(ordered))
+
+
+@given(st.lists(st.tuples(PATTERNS, st.booleans()), min_size=1, max_size=12, unique_by=repr), st.lists(TOKENS, max_size=20))
+def test_many_wildcards_match_by_their_tokens_as_one_by_one(patterns: list[tuple[list[bytes], bool]],
+                                                            many: list[list[bytes]]) -> None:
+    """Whatever the places of the wildcards, a set matches what one of its filters matches."""
+    wild = [b".".join([*tokens, b">"] if rest else tokens) for tokens, rest in patterns]
+    wild = [one for one in wild if one != b">" and (b"*" in one or b">" in one)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filters_module, "_TRIED_MAX", 0)
+        patch.setattr(filters_module, "_pattern", lambda _: None)
+        by_tokens = Filters(wild)
+    for subject in map(b".".join, many):
+        assert by_tokens.match(subject) == (any(Filters([one]).match(subject) for one in wild) if wild else by_tokens.all)
+
+
+def test_a_thousand_wildcards_are_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern of them takes 30 ms to compile, and tries all of them where they begin with a wildcard."""
+    monkeypatch.setattr(filters_module, "_pattern", lambda _: pytest.fail("a pattern of a thousand"))
+    filters = Filters([b"*.k%d.>" % i for i in range(1000)])
+    assert filters.select([b"a.k7.b", b"a.k7", b"a.k1000.b", b"a.b.k7", b"b.k999.c.d"]) == [b"a.k7.b", b"b.k999.c.d"]
 
 
 def test_a_prefix_is_no_match_of_what_is_below_it() -> None:

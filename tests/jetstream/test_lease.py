@@ -47,15 +47,15 @@ async def test_duplicates_and_failed_expectations_wait_for_a_proof() -> None:
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["S.>"]})
         headers = {"Nats-Msg-Id": "X"}
-        await broker.client.request("S.a", b"x", headers=headers, timeout=2)
+        await broker.client.request("S.a", b"x", headers=headers, timeout=30)
         await broker.restart(LogSettings(lease_ns=3600 * SECOND))
-        first = json.loads((await broker.client.request("S.a", b"x", headers=headers, timeout=2)).data)
+        first = json.loads((await broker.client.request("S.a", b"x", headers=headers, timeout=30)).data)
         assert first["duplicate"] is True
         position = broker.log.position
         broker.log._lease.proved_ns -= 7200 * SECOND  # as a process that was stopped for two hours
         assert broker.log.lease_expired
         for given in (headers, {"Nats-Expected-Last-Sequence": "7"}):
-            answer = json.loads((await broker.client.request("S.a", b"x", headers=given, timeout=2)).data)
+            answer = json.loads((await broker.client.request("S.a", b"x", headers=given, timeout=30)).data)
             assert answer.get("duplicate") or answer["error"]["err_code"] == 10071
             assert broker.log.position.number == position.number + 1, "one put, before the first answer"
 

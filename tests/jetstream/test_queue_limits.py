@@ -14,6 +14,7 @@ from broker.config.settings import JetStreamSettings
 from broker.jetstream.api.waiting import Waiting, only_asks
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.jetstream.in_process import Inside
+from tests.jetstream.schemas import broken
 from tests.server.raw_client import Wire
 from tests.sim.loop import SimLoop
 
@@ -28,7 +29,7 @@ async def test_requests_past_the_limits_are_dropped() -> None:
             b"PUB $JS.API.STREAM.CREATE.S%d answers.c 17\r\n" % i + json.dumps({"name": f"S{i}x"[:2]}).encode().ljust(17) + b"\r\n"
             for i in range(6)) + b"PUB $JS.API.STREAM.NAMES answers.n 0\r\n\r\n" * 5)
         answers = b""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while answers.count(b"MSG answers.c") < 3 or answers.count(b"MSG answers.n") < 2:
                 answers += await wire.until(b"\r\n")
         answers += await wire.settled()
@@ -98,6 +99,7 @@ async def test_the_system_account_is_told(process: type[ServerProcess], tmp_path
         while not advisory["dropped"]:  # nats-server also sends one where a request was taken up just before it would be dropped
             message = await advisories.next_msg(timeout=30)
             advisory = json.loads(message.data)
+        assert not broken(message.data)
         assert advisory.keys() == {"type", "id", "timestamp", "server", "domain", "dropped"}
         assert (advisory["type"], advisory["server"], advisory["domain"]) == (
             "io.nats.jetstream.advisory.v1.api_limit_reached", "limited", "here")

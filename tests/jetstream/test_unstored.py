@@ -20,7 +20,7 @@ from broker.storage.objectstore.memory import MemoryStore
 from tests.jetstream.in_process import Inside
 from tests.server.raw_client import Wire
 
-SECONDS = 20.0
+SECONDS = 30.0
 
 
 class SlowStore(MemoryStore):

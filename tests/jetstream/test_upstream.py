@@ -176,7 +176,7 @@ async def test_publishes_and_copies_share_a_stream() -> None:
         for n in range(200):
             await broker.client.publish("s", b"s%d" % n)
             await broker.client.publish("d", b"d%d" % n, reply=inbox)
-        seqs = [int(json.loads((await acks.next_msg(10)).data)["seq"]) for _ in range(200)]
+        seqs = [int(json.loads((await acks.next_msg()).data)["seq"]) for _ in range(200)]
         await grown(broker, "D", 400)
         bodies = [body for _, body in (await stored(broker, "D")).values()]
         assert [bodies[seq - 1] for seq in seqs] == [b"d%d" % n for n in range(200)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,12 +17,12 @@ from broker.maintenance.copy import Copied, Copier
 from broker.maintenance.copy_cli import main
 from broker.maintenance.destination import CopyRefused, Destination
 from broker.storage.format.store import StoreFormat
-from broker.storage.objectstore.base import Buffers, ObjectStore, StoreRefused
+from broker.storage.objectstore.base import Buffers, ObjectStore, PreconditionFailed, StoreRefused
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.probe import probe
 from broker.storage.objectstore.wrapper import Wrapper
-from broker.storage.paths import COPYING, FORMAT
+from broker.storage.paths import COPYING, FORMAT, PROBE
 from broker.storage.read.snapshot import read_snapshot
 from tests.inspect.stores import PATHS, STORE_ID, T0, Owner, filled
 from tests.real.s3 import S3Server
@@ -353,7 +354,9 @@ async def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert report["shards"] == [{"shard": 0, "position": str((await read_snapshot(store)).state.position)}]
     assert run("restore", backup, again, "--json") == 0
     assert json.loads(capsys.readouterr().out)["verified"]["objects"] > 20
+    (tmp_path / "link").symlink_to(Path(url.removeprefix("file://")))
     for arguments, words in (((backup, again), "there is a store already"), ((url, url), "both source and destination"),
+                             ((url, f"file://{tmp_path / 'link'}"), "both source and destination"),
                              ((f"file://{tmp_path / 'nothing'}", again), "no storage directory"),
                              ((url, "memory://"), "nothing to copy to"), ((url, "ftp://x"), "no store of the kind")):
         assert run("restore", *arguments) == 2
@@ -403,3 +406,30 @@ def test_between_a_directory_and_a_bucket(tmp_path: Path, minio: S3Server, monke
 
     original, copy = files(tmp_path / "store"), files(tmp_path / "back")
     assert {key: copy[key] for key in original} == original
+
+
+class Racy(MemoryStore):
+    """A bucket that looks whether a key exists, and puts it a moment later."""
+
+    puts_cost = True
+
+    async def put(self, key: str, data: Buffers) -> None:
+        if key in self.objects:
+            raise PreconditionFailed(key)
+        await asyncio.sleep(0.001)
+        await self.delete(key)
+        await super().put(key, data)
+
+
+async def test_a_destination_whose_puts_are_not_atomic() -> None:
+    """No broker would run on it: refused before anything is copied. What a killed probe has left keeps no copy from a right one."""
+    source = MemoryStore()
+    await (await filled(source)).kill()
+    racy = Racy()
+    with pytest.raises(StoreRefused, match="at the same moment"):
+        await Copier(Source(source), Destination(racy)).run()
+    assert racy.objects == {}
+    right = MemoryStore()
+    right.puts_cost = True
+    await right.put(f"{PROBE}{7:016x}", [b"left"])
+    assert (await Copier(Source(source), Destination(right)).run()).whole

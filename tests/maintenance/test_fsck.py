@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -25,6 +26,7 @@ from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.wrapper import Wrapper
 from broker.storage.paths import FORMAT, parse
 from broker.storage.read.snapshot import read_snapshot
+from broker.storage.staging.writer import RunWriter
 from tests.inspect.stores import PATHS, STORE_ID, T0, Owner, filled
 from tests.real.s3 import S3Server
 
@@ -283,6 +285,25 @@ async def test_another_writer_is_left_as_evidence(sound: dict[str, bytes]) -> No
     assert "two brokers wrote under one epoch" in done.problems[0].means
     assert (done.repaired, done.lost) == (False, [])
     assert await store.get(key) == header.pack() + sound[key][64:]
+
+
+async def test_a_staged_run_of_a_newer_version_that_nobody_adopted(sound: dict[str, bytes]) -> None:
+    """Shows that what anybody may have put beside a stream is listed, and keeps nothing from being repaired."""
+    store = await copy_of(sound)
+    await damaged_block(store, "frame", -1)
+    stream = (await read_snapshot(store)).state.stream("$G", "ORDERS")
+    assert stream is not None
+    writer = RunWriter("$G", "ORDERS", stream.stream_id, now_ns=T0)
+    writer.add(b"orders.x", b"staged")
+    for run in writer.finish():
+        header = bytearray(run.data[0])
+        header[10] = 9
+        header[60:64] = crc32(header[:60]).to_bytes(4, "little")
+        await store.put(run.key, [bytes(header), *run.data[1:]])
+        key = run.key
+    done = await checked(store, repair=True)
+    assert key in {problem.object for problem in done.problems}
+    assert done.repaired, done.refused
 
 
 async def test_a_lost_seal(sound: dict[str, bytes]) -> None:

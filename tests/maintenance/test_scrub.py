@@ -13,10 +13,11 @@ import pytest
 import pytest_asyncio
 
 from broker.clock import SystemClock
+from broker.embedded import Broker
 from broker.inspect.shardview import read_shard
 from broker.inspect.source import Source
 from broker.maintenance import scrub
-from broker.maintenance.scrub import Finding, Scrubber, ScrubSettings
+from broker.maintenance.scrub import Affected, Finding, Scrubber, ScrubSettings
 from broker.storage.format.header import Position
 from broker.storage.objectstore import ObjectInfo, ObjectStore
 from broker.storage.objectstore.base import StoreRefused, Transient
@@ -24,10 +25,14 @@ from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.wrapper import Wrapper
 from broker.storage.paths import ShardPaths, run_key
+from broker.storage.read.snapshot import read_snapshot
 from broker.storage.state.applied import ShardState
 from tests.adversity.clients import connect, read_all, until
 from tests.adversity.test_damaged_store import COUNT, change, filled, flip, segments_of
 from tests.harness import BrokerProcess
+from tests.jetstream.inbox.staging import stage
+from tests.runtime.test_adopt import SOON, asked, made
+from tests.runtime.test_adopt import until as broker_has
 
 pytestmark = pytest.mark.shows("operation.scrub")
 
@@ -97,6 +102,29 @@ async def test_damage_is_found_told_once_and_forgotten_when_it_is_mended(folder:
     await scrubbed.once()
     assert scrubbed.names == set()
     await scrubbed.scrubber.stop()
+
+
+async def test_staged_runs(tmp_path: Path) -> None:
+    """Shows the sequences that messages of a damaged run have in their stream; one that nobody adopted concerns nobody."""
+    directory = tmp_path / "store"
+    await made(directory, "S")
+    async with Broker(directory, settings=SOON) as broker:
+        client = await connect(broker.url)
+        for n in range(3):
+            await client.jetstream().publish("s.published", b"%d" % n)
+        await client.close()
+        await asked(directory, "S", "adopted", rows=[(b"s.staged", b"%d" % n) for n in range(5)])
+        await broker_has(broker, "S", 8)
+    store = FileStore(directory)
+    await stage(store, (await read_snapshot(store)).state, "S", [(b"s.staged", b"never asked for")])
+    runs = [path for path in (directory / "v1/streams").rglob("*") if path.is_file()]
+    assert len(runs) == 2
+    for path in runs:
+        change(path, flip(len(path.read_bytes()) - 1))
+    scrubbed = Scrubbed(store)
+    await scrubbed.once()
+    assert [finding.affected for finding in scrubbed.told] == [(Affected("$G", "S", 4, 8),)]
+    await store.close()
 
 
 async def test_damage_is_forgotten_when_nothing_is_there_any_more(folder: Path) -> None:
@@ -253,7 +281,7 @@ async def test_a_broker_scrubs_while_it_serves(folder: Path) -> None:
         path = next(path for path, head in segments_of(folder)
                     if any(row.first_seq == 5 for row in head.rows) and b"of A" in path.read_bytes())
         change(path, flip(len(path.read_bytes()) - 5))
-        advisory = json.loads((await told.next_msg(20)).data)
+        advisory = json.loads((await told.next_msg()).data)
         assert (advisory["stream"], advisory["first_seq"], advisory["last_seq"]) == ("A", 5, 5)
         assert advisory["object"].endswith(path.name)
         figures = (await broker.monitor("/varz"))["jetblock"]["scrub"]

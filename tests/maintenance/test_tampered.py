@@ -214,11 +214,11 @@ async def _started(store: MemoryStore, before: dict[str, tuple[dict[int, Message
 
 
 def _the_end(key: str, objects: Objects) -> bool:
-    """Whether the object is among the log's last entries, whose loss looks as a crash before they were written does."""
+    """Whether the object is the last entry of the log, whose loss looks as a crash before it was written does."""
     parsed = parse(key)
     if parsed is None or parsed.kind != ObjectKind.SEGMENT:
         return False
-    return key in sorted(one for one in objects if one.startswith(PATHS.logs))[-16:]
+    return key == max(one for one in objects if one.startswith(PATHS.logs))
 
 
 async def _try(objects: Objects, cases: list[Tampering]) -> dict[str, int]:

@@ -98,7 +98,7 @@ async def _consume(client: Client) -> None:
 
 async def until(client: Client, name: str, key: str, value: int) -> None:
     """Wait until a number of a stream's state is that large."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while True:
             if (await api(client, f"STREAM.INFO.{name}"))["state"][key] >= value:
                 return

@@ -38,7 +38,7 @@ VARIES_AT = (
     "varz.subscriptions", ".account_detail.subscriptions", ".api.total", ".api_total")
 OURS = frozenset({"jetblock"})
 THEIRS = frozenset({
-    "git_commit", "feature_flags", "sync_interval", "gomemlimit",
+    "git_commit", "feature_flags", "gomemlimit",
     "cluster_info",  # of a cluster of one
     "default_max_consumers", "imports"})
 
@@ -54,7 +54,8 @@ allow_non_tls: true
 websocket {{ listen: "127.0.0.1:-1", tls {{ cert_file: "{tls.cert}", key_file: "{tls.key}" }}
              compression: true, same_origin: true, allowed_origins: ["http://a.example"],
              handshake_timeout: "3s" }}
-jetstream {{ store_dir: "{store}", max_mem: 64MB, max_file: 1GB, limits {{ max_ack_pending: 500, duplicate_window: "1m" }} }}
+jetstream {{ store_dir: "{store}", max_mem: 64MB, max_file: 1GB, sync_interval: "90s",
+             limits {{ max_ack_pending: 500, duplicate_window: "1m" }} }}
 accounts {{
   A {{ users: [{{user: a, password: a}}], jetstream: {{ max_mem: 1MB, max_file: 2MB }} }}
   B {{ users: [{{user: b, password: b}}] }}
@@ -118,6 +119,8 @@ async def _use(stack: AsyncExitStack, server: ServerProcess) -> None:
     await js.add_consumer("S", durable_name="pull", ack_policy=nats.js.api.AckPolicy.EXPLICIT)
     await js.add_consumer("S", durable_name="push", deliver_subject="deliver", ack_policy=nats.js.api.AckPolicy.NONE,
                           deliver_policy=nats.js.api.DeliverPolicy.NEW)
+    direct = {"name": "D", "direct": True, "ack_policy": "none", "deliver_subject": "copies", "inactive_threshold": 3600 * 10**9}
+    await first.request("$JS.API.CONSUMER.CREATE.S.D", json.dumps({"stream_name": "S", "config": direct}).encode())
     subscription = await js.pull_subscribe_bind("pull", "S")
     for message in await subscription.fetch(2):
         await message.ack_sync()
@@ -151,6 +154,7 @@ PAGES = [
     "/jsz?consumers=1", "/jsz?acc=A&consumers=1&config=1", "/jsz?raft=1", "/jsz?accounts=1&offset=1", "/jsz?streams=1&limit=1",
     "/jsz?accounts=1&limit=-1", "/jsz?accounts=1&offset=-1", "/jsz?leader-only=1", "/jsz?acc=NOPE&streams=1",
     "/jsz?accounts=1&acc=NOPE", "/jsz?direct-consumers=1&streams=1&stream-leader-only=1",
+    "/jsz?acc=A&consumers=1&direct-consumers=1", "/jsz?acc=A&consumers=1&direct-consumers=1&config=1",
     "/healthz", "/healthz?details=1", "/healthz?js-enabled-only=1", "/healthz?js-enabled=true", "/healthz?js-server-only=1",
     "/healthz?js-meta-only=1", "/healthz?account=A&stream=S", "/healthz?account=A&stream=S&consumer=pull",
     "/healthz?account=A", "/healthz?account=NOPE", "/healthz?account=NOPE&details=1", "/healthz?account=A&stream=NO",
@@ -225,11 +229,11 @@ def _kind(value: Any) -> str:
 
 
 def _own(rows: list[Any]) -> list[Any]:
-    """Rows without those of the servers' own imports, in an order that both have."""
+    """Rows without those of the servers' own imports and mirrors, in an order that both have."""
     if rows and isinstance(rows[0], str):
         return sorted(row for row in rows if not row.startswith(("$SYS", "$G")))
     if rows and isinstance(rows[0], dict):
-        named = [row for row in rows if row.get("account") != "SYS"]
+        named = [row for row in rows if row.get("account") != "SYS" and not str(row.get("name")).startswith("JS_MIRROR_")]
         for name in ("acc", "subject", "name"):
             if named and name in named[0]:
                 return sorted(named, key=lambda row: str(row[name]))

@@ -143,7 +143,9 @@ async def test_dashboard(used: BrokerProcess) -> None:
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "dashboard.py"))
     text = made["PAGE"].read_text()
     assert text == made["page"](), "run: python docs/generators/dashboard.py"
-    samples = {name for name, _ in await scrape(used)} | {"jetblock_store_errors_total"}
+    samples = {name for name, _ in await scrape(used)} | {"jetblock_store_errors_total"} | {
+        family.name for family in FAMILIES if family.name.startswith(("jetblock_cache_directory_", "jetblock_scrub_"))
+        or family.name == "jetblock_damaged_objects"}  # of a cache directory, and after ten minutes
     labels = {name: set(family.labels) for family in FAMILIES for name in (family.name, family.name + "_bucket")}
     dashboard = json.loads(text)
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]

@@ -88,7 +88,7 @@ async def test_mappings_are_those_of_nats_server(tmp_path: Path) -> None:
         await client.subscribe(">", cb=note)
         for _, _, subject in wanted:
             await client.publish(subject, subject.encode())
-        await asyncio.wait_for(everything.wait(), 10)
+        await asyncio.wait_for(everything.wait(), 30)
         await client.close()
     assert {subject: transformed(src, dest, subject) for src, dest, subject in wanted} == arrived
 

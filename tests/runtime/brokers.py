@@ -32,7 +32,9 @@ class TrustedClock(ManualClock):
 
     trusted = True
 
-    def compare(self, witness: int | None) -> None: ...
+    def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
+        super().__init__(now_ns)
+        self.witness: Callable[[], int | None] = lambda: None
 
 
 class Inline(Executor):

@@ -23,7 +23,7 @@ def test_exports_imports_and_mappings() -> None:
         imports=(Import("service", "B", "remote", to="local"), Import("stream", "B", "data.>", prefix="from_b")),
         mappings=(SubjectMapping("from", (Destination("to"), Destination("other", 40, "C"))),))
     router = Router(ManualClock(), random.Random(1), lambda callback: None, "A")
-    view = account_view(Account(settings, router), "2026-01-01T00:00:00Z", {"A"})
+    view = account_view(Account(settings, router), "2026-01-01T00:00:00Z", {"A"}, settings.imports[:1])
     assert view.jetstream
     assert view.exports == [
         {"subject": "help", "type": "service", "response_type": "Streamed",
@@ -33,6 +33,6 @@ def test_exports_imports_and_mappings() -> None:
     assert view.imports == [
         {"subject": "remote", "account": "B", "to": "local", "local_subject": "local", "type": "service", "invalid": False,
          "share": False, "tracking": False},
-        {"subject": "data.>", "account": "B", "local_subject": "from_b.data.>", "type": "stream", "invalid": False,
+        {"subject": "data.>", "account": "B", "local_subject": "from_b.data.>", "type": "stream", "invalid": True,
          "share": False, "tracking": False}]
     assert view.mappings == {"from": [{"subject": "to", "weight": 100}, {"subject": "other", "weight": 40, "cluster": "C"}]}

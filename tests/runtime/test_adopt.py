@@ -147,6 +147,15 @@ def test_the_command_does_it_where_no_broker_runs(tmp_path: Path, capsys: pytest
     asyncio.run(found())
 
 
+def test_the_command_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped path or prefix is an error, and stays empty."""
+    assert adopt([f"file://{tmp_path}"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "there is no jetblock store: check the path or prefix" in said.err
+    assert not list(tmp_path.iterdir())
+
+
 async def test_the_command_leaves_a_store_with_a_broker_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Shows the reason and the remedy, status 2, and no harm to the broker; and the same for what is no store."""
     async with Broker(tmp_path, settings=QUIET) as broker:

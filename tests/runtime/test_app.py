@@ -41,7 +41,7 @@ async def test_an_unforeseen_error_on_the_way_to_standby_ends_the_process(
     with monkeypatch.context() as patch:
         patch.setattr(app.jetstream, "close", broken)
         app.shard_host.shard.log.fail(Fenced("another broker has taken the shard", "other"))
-        assert "nobody foresaw this" in await asyncio.wait_for(app.failed(), 10)
+        assert "nobody foresaw this" in await asyncio.wait_for(app.failed(), 30)
     await app.stop()
 
 
@@ -63,7 +63,7 @@ async def test_an_owner_that_is_fenced_comes_back_on_its_port(tmp_path: Path) ->
     await until(back)
     assert app.shard_host.shard is not None
     assert app.shard_host.shard.log.epoch == 2
-    assert (await nc.jetstream().publish("s", b"x", timeout=5)).seq == 1
+    assert (await nc.jetstream().publish("s", b"x", timeout=30)).seq == 1
     await nc.close()
     await app.stop()
 
@@ -83,7 +83,7 @@ async def test_a_shard_lost_before_clients_could_connect_is_taken_again(
 
     monkeypatch.setattr(JetStream, "open", lose_the_first)
     app = app_on(tmp_path)
-    await asyncio.wait_for(app.start(), 20)
+    await asyncio.wait_for(app.start(), 30)
     assert opened == [1, 2]
     nc = await nats.connect(f"nats://127.0.0.1:{app.server.port}")
     await nc.jetstream().add_stream(name="S", subjects=["s"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 
 import nats
@@ -20,6 +21,7 @@ from broker.storage.format.header import key_position
 from broker.storage.objectstore.file import FileStore
 from broker.storage.paths import ShardPaths
 from broker.storage.shard import Shard
+from tests.harness import BrokerProcess
 
 pytestmark = pytest.mark.shows("store.compaction")
 
@@ -181,6 +183,38 @@ async def test_a_work_queue(tmp_path: Path) -> None:
                 assert seq not in live
         await client.close()
     await verified(tmp_path)
+
+
+async def test_what_a_stream_takes_in_the_store(tmp_path: Path) -> None:
+    """``/jsz`` follows what is published, what is removed once it is rewritten, and what is purged."""
+    often = {"JETBLOCK_COMPACTION_SEGMENTS": "1000", "JETBLOCK_COMPACTION_QUIET": "300ms"}
+    async with BrokerProcess("--store", f"file://{tmp_path}", environ=often) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(name="S", subjects=["s"])
+
+        async def stored(least: int, most: int) -> None:
+            async with asyncio.timeout(60):
+                while True:
+                    [stream] = (await broker.monitor("/jsz?streams=1&acc=$G"))["account_details"][0]["stream_detail"]
+                    if least <= stream.get("jetblock", {"stored_bytes": -1})["stored_bytes"] <= most:
+                        return
+                    await asyncio.sleep(0.05)
+
+        await stored(0, 0)
+        rng = random.Random(1)
+        for _ in range(100):
+            await js.publish("s", rng.randbytes(1000))
+        await stored(100_000, 110_000)
+        for seq in range(1, 100):
+            if seq % 10:  # so few are left that they are merged with the next ones
+                await js.delete_msg("S", seq)
+        for _ in range(10):
+            await js.publish("s", rng.randbytes(1000))
+        await stored(20_000, 30_000)
+        await js.purge_stream("S")
+        await stored(0, 0)
+        await client.close()
 
 
 async def test_message_ids_after_a_restart(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ async def heard(client: Client, deliver: str, pull: bool) -> list[str]:
     if pull:
         await client.publish("$JS.API.CONSUMER.MSG.NEXT.S.C", b'{"batch": 6, "expires": 20000000000}', reply=deliver)
     while "open.3" not in found:
-        msg: Msg = await sub.next_msg(10)
+        msg: Msg = await sub.next_msg()
         found.append(msg.subject)
     await ask(client, "CONSUMER.DELETE.S.C", {})
     await sub.unsubscribe()

@@ -72,7 +72,7 @@ async def test_rotation_of_a_broker(process: type[ServerProcess], path: Path) ->
     path.with_suffix(".conf").write_text("log_max_num: 2")
     try:
         await server.start(ready=False)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while len(rotated(path)) != 1:  # noqa: ASYNC110 (a directory is what changes)
                 await asyncio.sleep(0.01)
         assert await server.stop() == 0

@@ -259,7 +259,7 @@ async def test_log_file(process: type[ServerProcess], tmp_path: Path) -> None:
         await server.close()
 
 
-async def until(condition: object, seconds: float = 10) -> None:
+async def until(condition: object, seconds: float = 30) -> None:
     """Wait for a condition on a file, which tells nobody that it changed."""
     assert callable(condition)
     async with asyncio.timeout(seconds):

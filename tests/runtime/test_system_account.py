@@ -25,7 +25,7 @@ FILE = """
 server_name: one
 server_tags: ["zone:a", ssd]
 server_metadata: { zone: a, "rack row": "7" }
-jetstream { domain: hub, max_mem: 64MB, max_file: 1GB }
+jetstream { domain: hub, max_mem: 64MB, max_file: 1GB, sync_interval: "2m" }
 accounts {
   A { users [ {user: a, password: p} ], jetstream: enabled }
   B { users [ {user: b, password: p} ] }
@@ -47,7 +47,7 @@ DEPENDS_ON_PROCESS = {
 
 ONLY_REAL = {
     "feature_flags": "no feature has a flag", "git_commit": "there is none", "imports": "built in, not imports",
-    "sync_interval": "no file is ever synced to disk", "compress_ok": "blocks are always compressed",
+    "compress_ok": "blocks are always compressed",
     "default_max_consumers": "a stream's consumers are not limited by default",
     "mappings": "the domain's own prefix is no mapping"}
 ONLY_OURS = {"jetblock": "figures of our own"}
@@ -193,7 +193,8 @@ def _without_null(answer: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in answer.items() if name != "data" or value is not None}
 
 
-@pytest.mark.shows("monitoring.requests", "monitoring.account_requests", "monitoring.statsz", "accounts.system")
+@pytest.mark.shows("monitoring.requests", "monitoring.account_requests", "monitoring.statsz", "accounts.system",
+                   "operation.metadata")
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("subject", "request_body"), REQUESTS, ids=_name)
 async def test_same_answers(brokers: tuple[Broker, Broker], subject: str, request_body: object) -> None:
@@ -239,15 +240,15 @@ async def test_requests_of_all_accounts_are_seen(brokers: tuple[Broker, Broker])
             for subject, body in (("STREAM.INFO.S", b""), ("STREAM.NAMES", b"{"), ("CONSUMER.INFO.S.NONE", b""),
                                   ("DIRECT.GET.S", b'{"seq": 1}')):
                 with suppress(NoRespondersError):
-                    await client.request(f"$JS.hub.API.{subject}", body, timeout=5)
+                    await client.request(f"$JS.hub.API.{subject}", body, timeout=30)
             await client.publish("$JS.hub.API.CONSUMER.MSG.NEXT.S.C", b'{"no_wait": true}', reply="anybody")
-            await client.request("$JS.API.INFO", b"", headers={"X": "y", "Nats-Request-Info": "forged"}, timeout=5)
+            await client.request("$JS.API.INFO", b"", headers={"X": "y", "Nats-Request-Info": "forged"}, timeout=30)
             await client.publish("$JS.API.NOBODY", b"knows")
             await client.flush()
-            await other.client.request("$JS.API.STREAM.DELETE.S", b"", timeout=5)
+            await other.client.request("$JS.API.STREAM.DELETE.S", b"", timeout=30)
             shown = []
             for _ in range(6):
-                msg = await asyncio.wait_for(watcher.heard.get(), 5)
+                msg = await asyncio.wait_for(watcher.heard.get(), 30)
                 info = json.loads(msg.header.pop("Nats-Request-Info"))
                 who = {name: info[name] for name in ("acc", "user", "lang", "ver", "server", "kind", "client_type")}
                 shown.append((msg.subject, msg.data, dict(msg.header), who, sorted(info)))

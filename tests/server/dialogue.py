@@ -31,10 +31,11 @@ BETWEEN: Step = ("", b"")
 Transcript = list[tuple[str, bytes]]
 
 
-async def play(port: int, steps: list[Step], between: Callable[[], Awaitable[object]] | None = None) -> Transcript:
+async def play(port: int, steps: list[Step], between: Callable[[], Awaitable[object]] | None = None, *,
+               pings: bool = False) -> Transcript:
     """The bytes received, step by step and connection by connection.
 
-    Args: ``between`` is called by the step ``BETWEEN``.
+    Args: ``between`` is called by the step ``BETWEEN``; ``pings``: with the server's PINGs.
     """
     transcript: Transcript = []
     wires: dict[str, Wire] = {}
@@ -47,7 +48,7 @@ async def play(port: int, steps: list[Step], between: Callable[[], Awaitable[obj
                 await between()
                 continue
             if name not in wires:
-                wires[name] = await stack.enter_async_context(Wire(port))
+                wires[name] = await stack.enter_async_context(Wire(port, pings=pings))
             wires[name].send(data)
             busy.discard(name)
             if how == [END]:

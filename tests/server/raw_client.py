@@ -8,14 +8,18 @@ from typing import Self
 
 __all__ = ["Wire"]
 
-SECONDS = 10.0
+SECONDS = 30.0
 
 
 class Wire:
-    """One TCP connection; ``info`` is the first INFO line as it came."""
+    """One TCP connection; ``info`` is the first INFO line as it came.
 
-    def __init__(self, port: int) -> None:
+    Args: ``pings``: return the server's PINGs, too. The first comes two seconds after CONNECT: on a busy machine anywhere.
+    """
+
+    def __init__(self, port: int, *, pings: bool = False) -> None:
         self.port = port
+        self.pings = pings
         self.info = b""
         self.closed = False
 
@@ -35,10 +39,12 @@ class Wire:
         """All up to and including ``mark``, or to the end of the connection."""
         async with asyncio.timeout(SECONDS):
             try:
-                return await self.reader.readuntil(mark)
+                while not (data := self._told(await self.reader.readuntil(mark))):
+                    pass
+                return data
             except asyncio.IncompleteReadError as error:
                 self.closed = True
-                return error.partial
+                return self._told(error.partial)
             except ConnectionResetError:
                 self.closed = True
                 return b""
@@ -51,12 +57,15 @@ class Wire:
             except ConnectionResetError:
                 data = b""
         self.closed = True
-        return data
+        return self._told(data)
 
     async def settled(self) -> bytes:
         """Everything the server has sent by the time it answers a PING; for a connection between two operations."""
         self.send(b"PING\r\n")
         return await self.until(b"PONG\r\n")
+
+    def _told(self, data: bytes) -> bytes:
+        return data if self.pings else re.sub(rb"^PING\r\n", b"", data, flags=re.MULTILINE)
 
     @staticmethod
     def plain(data: bytes) -> bytes:

@@ -17,9 +17,9 @@ from tests.server.protocol_dialogues import ANY_ORDER, CONFIGURED, DIALOGUES, GU
 from tests.server.raw_client import Wire
 
 
-async def play_ours(steps: list[Step], **fields: Any) -> Transcript:
+async def play_ours(steps: list[Step], *, pings: bool = False, **fields: Any) -> Transcript:
     async with running(**fields) as server:
-        return await play(server.port, steps)
+        return await play(server.port, steps, pings=pings)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -51,11 +51,12 @@ async def test_guarded_dialogue(name: str) -> None:
 async def test_configured_dialogue(name: str, tmp_path: Path) -> None:
     """The same with limits and time-outs set."""
     config, fields, steps = CONFIGURED[name]
-    ours = await play_ours(steps, **fields)
+    pings = "ping_interval" in config
+    ours = await play_ours(steps, pings=pings, **fields)
     path = tmp_path / "nats.conf"
     path.write_text(config + "\n")
     async with NatsServerProcess("-c", str(path), monitor=False) as process:
-        assert ours == await play(process.port, steps)
+        assert ours == await play(process.port, steps, pings=pings)
 
 
 @pytest.mark.shows("core.info")

@@ -27,7 +27,8 @@ async def transcripts(process: type[ServerProcess], group: Group, path: Path) ->
             server.send_signal(signal.SIGHUP)
             await server.wait_line("Reloaded server configuration")
 
-        return {text: await play(server.port, steps, reload) for text, steps in group.texts.items() if steps}
+        return {text: await play(server.port, steps, reload, pings="ping_interval" in group.config)
+                for text, steps in group.texts.items() if steps}
 
 
 ANY_ORDER = "permissions that shrink"

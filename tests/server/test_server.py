@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import nats
@@ -77,7 +77,7 @@ async def test_request() -> None:
         answers = await asyncio.gather(*(nc.request("double", b"%d" % i, timeout=30) for i in range(200)))
         assert [int(answer.data) for answer in answers] == [2 * i for i in range(200)]
         with pytest.raises(NoRespondersError):
-            await nc.request("half", b"", timeout=5)
+            await nc.request("half", b"", timeout=30)
 
 
 @pytest.mark.shows("core.queue_groups")
@@ -98,7 +98,7 @@ async def test_queue_group() -> None:
             await nc.subscribe("work", queue="q", cb=counter(worker))
         for i in range(300):
             await nc.publish("work", b"%d" % i)
-        await asyncio.wait_for(done.wait(), 10)
+        await asyncio.wait_for(done.wait(), 30)
         await nc.flush()
         assert sum(counts) == 300
         assert min(counts) > 50
@@ -156,7 +156,7 @@ async def test_reconnect() -> None:
             again = Server(Settings(clients=ClientSettings(host="127.0.0.1", port=port)))
             await again.start()
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     await back.wait()
                 await nc.publish("a", b"x")
                 assert (await sub.next_msg(timeout=30)).data == b"x"
@@ -184,7 +184,7 @@ async def deaf(server: Server, receive_bytes: int = 4096) -> AsyncIterator[socke
 
 async def until_gone(server: Server, count: int) -> None:
     """Wait until only ``count`` clients are left."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(server.clients) > count:  # noqa: ASYNC110 - a server tells nobody that a client left
             await asyncio.sleep(0.01)
 
@@ -219,38 +219,49 @@ async def test_slow_consumer_by_time() -> None:
 @pytest.mark.shows("core.write_timeout")
 async def test_write_timeout_retry() -> None:
     """With ``retry``, a client past its deadline stays, and is counted, as long as it takes something; then it is closed."""
-    async with running(write_deadline_ns=300_000_000, write_timeout="retry") as server, deaf(server, 1 << 20) as sock:
-        loop = asyncio.get_running_loop()
-        for _ in range(60):
-            server.router.publish(b"a", b"", 0, b"x" * 1_000_000)
-        async with asyncio.timeout(30):
-            while server.varz()["slow_consumers"] < 2:
-                assert await loop.sock_recv(sock, 1 << 18)
-                await asyncio.sleep(0.01)
-        assert not server.connections(closed=True)
-        await until_gone(server, 0)
-        assert [ended["reason"] for ended in server.connections(closed=True)] == ["Slow Consumer (Write Deadline)"]
+    for deadline_s in (0.3, 1, 3):  # a busy machine may keep the client from reading for longer than that
+        async with (running(write_deadline_ns=int(deadline_s * 1e9), write_timeout="retry") as server,
+                    deaf(server, 1 << 20) as sock):
+            loop = asyncio.get_running_loop()
+            for _ in range(60):
+                server.router.publish(b"a", b"", 0, b"x" * 1_000_000)
+            async with asyncio.timeout(30):
+                while server.varz()["slow_consumers"] < 2 and not server.connections(closed=True):
+                    with suppress(ConnectionError):
+                        await loop.sock_recv(sock, 1 << 18)
+                    await asyncio.sleep(0.01)
+            stayed = not server.connections(closed=True)
+            await until_gone(server, 0)
+            assert [ended["reason"] for ended in server.connections(closed=True)] == ["Slow Consumer (Write Deadline)"]
+        if stayed:
+            break
+    assert stayed
 
 
 async def test_a_reader_is_not_slow() -> None:
     """Steady reading keeps a connection whose buffer is not empty for many write deadlines."""
-    async with running(write_deadline_ns=400_000_000) as server, deaf(server, 1 << 20) as sock, Wire(
-            server.port) as publisher:
-        loop = asyncio.get_running_loop()
-        publisher.send(QUIET)
-        body = b"x" * 1_000_000
-        message = b"MSG a 1 %d\r\n%b\r\n" % (len(body), body)
-        await publisher.settled()
-        sent = have = 0
-        until = loop.time() + 1.5
-        while loop.time() < until:
-            # A few megabytes are always in flight.
+    for deadline_s in (0.4, 1.2, 3.6):  # a busy machine may keep the client from reading for longer than that
+        async with running(write_deadline_ns=int(deadline_s * 1e9)) as server, deaf(server, 1 << 20) as sock:
+            await read_steadily(server, sock, 4 * deadline_s)
+            if not (ended := server.connections(closed=True)):
+                assert server.connections()[0]["pending_bytes"] > 0
+                break
+    assert not ended
+
+
+async def read_steadily(server: Server, sock: socket.socket, seconds: float) -> None:
+    """Read what is published meanwhile, a few megabytes always in flight."""
+    loop = asyncio.get_running_loop()
+    body = b"x" * 1_000_000
+    message = b"MSG a 1 %d\r\n%b\r\n" % (len(body), body)
+    sent = have = 0
+    until = loop.time() + seconds
+    with suppress(ConnectionError):
+        while loop.time() < until and server.clients:
             while sent - have < 8 * len(message):
                 server.router.publish(b"a", b"", 0, body)
                 sent += len(message)
             have += len(await loop.sock_recv(sock, 1 << 20))
-        assert not server.connections(closed=True)
-        assert server.connections()[0]["pending_bytes"] > 0
 
 
 @pytest.mark.shows("core.stall")
@@ -381,9 +392,9 @@ async def test_half_closed_client() -> None:
 @pytest.mark.shows("core.ping")
 async def test_pings_keep_a_client() -> None:
     """A client that answers is never stale; its round trip is measured."""
-    async with running(ping_interval_ns=50_000_000, ping_max=1) as server, Wire(server.port) as wire:
+    async with running(ping_interval_ns=50_000_000, ping_max=3) as server, Wire(server.port, pings=True) as wire:
         wire.send(b'CONNECT {"verbose":false}\r\n')
-        for _ in range(4):
+        for _ in range(8):
             assert await wire.until(b"\r\n") == b"PING\r\n"
             wire.send(b"PONG\r\n")
         await wire.settled()

@@ -21,6 +21,7 @@ from broker.cluster.identity import Identity
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position, position_key
+from broker.storage.log.log import Log
 from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
@@ -68,10 +69,10 @@ def seal_all(patch: pytest.MonkeyPatch) -> None:
     """Only the epoch before one's own is sealed; of the others a look must do."""
     seal_epoch = ownership._seal_epoch
 
-    async def broken(store: ObjectStore, paths: ShardPaths, first: Position, epoch: int, me: Identity,
+    async def broken(store: ObjectStore, paths: ShardPaths, first: Position, known: int | None, epoch: int, me: Identity,
                      patience: Patience) -> int:
-        if first.epoch == epoch - 1:
-            return await seal_epoch(store, paths, first, epoch, me, patience)
+        if known is not None or first.epoch == epoch - 1:
+            return await seal_epoch(store, paths, first, known, epoch, me, patience)
         number = first.number
         while True:
             [header] = await entries(store, paths, first.epoch, [number], patience)
@@ -176,6 +177,8 @@ def own_runs_stay(patch: pytest.MonkeyPatch) -> None:
 def bounded_window(patch: pytest.MonkeyPatch) -> None:
     """Whoever seals takes the first number beyond the last segment that landed, as if no put before it could be missing."""
     patch.setattr(log_entries, "PUTS_IN_FLIGHT_MAX", 0)
+    patch.setattr(log_entries, "_NEAR", (1,))
+    patch.setattr(log_entries, "_GENTLE_NEAR", (1,))
 
 
 def end_is_the_end(patch: pytest.MonkeyPatch) -> None:
@@ -193,8 +196,19 @@ def end_is_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(snapshot._Chain, "_epoch", broken)
 
 
+def landed_is_a_fact(patch: pytest.MonkeyPatch) -> None:
+    """A segment says that all before it had landed, whatever is in flight: a crash looks like a loss."""
+    begin = Log._begin
+
+    def broken(self: Log, segment: Segment) -> None:
+        begin(self, segment)
+        segment.landed_before = segment.position.number - 1
+
+    patch.setattr(Log, "_begin", broken)
+
+
 RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     rule.__name__.replace("_", "-"): rule
     for rule in (ack_in_order, read_the_header, seal_all, relist, keep_seals, released, applied_only,
-                 dead_stays_dead, own_runs_stay, bounded_window, end_is_the_end)}
+                 dead_stays_dead, own_runs_stay, bounded_window, end_is_the_end, landed_is_a_fact)}
 

@@ -6,6 +6,10 @@ No selector, no threads, no randomness of its own: the same program with the sam
 from __future__ import annotations
 
 import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 from broker.clock import ManualClock
@@ -16,44 +20,104 @@ TURNS_MAX = 100_000
 """Turns of the loop that the clock may stand still for: whoever takes more asks the same question for ever."""
 ENDING_TURNS_MAX = 1000
 """Turns of the loop within which cancelled tasks end."""
+_RESOLUTION = 1e-9
+"""Seconds: a timer that is due by less is due."""
 
 
 class Stuck(AssertionError):
     """Nothing is ready, no timer is set, and the program has not ended; or it spins, and time does not pass."""
 
 
-class _Selector:
-    def __init__(self, clock: ManualClock) -> None:
-        self._clock = clock
-        self._turns = 0
+class _Call:
+    """What ``asyncio.Handle`` and ``asyncio.TimerHandle`` are to others."""
 
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise Stuck("nothing will ever happen again")
-        if timeout <= 0:
-            self._turns += 1
-            if self._turns > TURNS_MAX:
-                raise Stuck(f"{TURNS_MAX} turns, and no time has passed")
-        else:
-            self._turns = 0
-            self._clock.advance(int(timeout * 1e9) + 1)
-        return []
+    __slots__ = ("args", "at", "fn")
+
+    def __init__(self, fn: Callable[..., object], args: tuple[Any, ...], at: float = 0.0) -> None:
+        self.fn: Callable[..., object] | None = fn
+        self.args = args
+        self.at = at
+
+    def cancel(self) -> None:
+        self.fn, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.fn is None
+
+    def when(self) -> float:
+        return self.at
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """``asyncio`` with ``clock`` for time."""
+    """``asyncio`` with ``clock`` for time.
+
+    A turn is what it is in asyncio: the calls that were ready when it began. Timers of one instant go in the order in which they
+    were set. Calls do not run in a context of their own, since nothing here has context variables; this, and calls as light as
+    these, make a simulation a quarter cheaper.
+    """
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__()
         self.clock = clock
         self.errors: list[dict[str, Any]] = []
         """What the exception handler was told: a test fails when there is any."""
-        self._clock_resolution = 1e-9
-        self._selector = _Selector(clock)
+        self._calls: deque[_Call] = deque()
+        self._timers: list[tuple[float, int, _Call]] = []
+        self._timers_set = 0
+        self._still_turns = 0
         self.set_exception_handler(lambda loop, context: self._failed(context))
 
     def time(self) -> float:
         return self.clock.monotonic_ns() / 1e9
+
+    def call_soon(self, callback: Callable[..., object], *args: Any,  # type: ignore[override]
+                  context: contextvars.Context | None = None) -> _Call:
+        call = _Call(callback, args)
+        self._calls.append(call)
+        return call
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any,  # type: ignore[override]
+                   context: contextvars.Context | None = None) -> _Call:
+        return self.call_at(self.clock.monotonic_ns() / 1e9 + delay, callback, *args)
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any,  # type: ignore[override]
+                context: contextvars.Context | None = None) -> _Call:
+        call = _Call(callback, args, when)
+        self._timers_set = number = self._timers_set + 1
+        heappush(self._timers, (when, number, call))
+        return call
+
+    def _run_once(self) -> None:
+        """One turn, for ``run_forever``."""
+        calls, timers = self._calls, self._timers
+        while timers and timers[0][2].fn is None:
+            heappop(timers)
+        if calls or self._stopping:  # type: ignore[attr-defined]
+            self._still_turns += 1
+            if self._still_turns > TURNS_MAX:
+                raise Stuck(f"{TURNS_MAX} turns, and no time has passed")
+        elif timers:
+            wait = timers[0][0] - self.time()
+            if wait > 0:
+                self._still_turns = 0
+                self.clock.advance(int(wait * 1e9) + 1)
+        else:
+            raise Stuck("nothing will ever happen again")
+        if timers:
+            now = self.time() + _RESOLUTION
+            while timers and timers[0][0] < now:
+                calls.append(heappop(timers)[2])
+        for _ in range(len(calls)):
+            call = calls.popleft()
+            if (fn := call.fn) is not None:
+                try:
+                    fn(*call.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"Exception in callback {fn!r}", "exception": error})
 
     def end(self) -> None:
         """Cancel whatever runs until all of it has ended, and close.
@@ -68,6 +132,11 @@ class SimLoop(asyncio.BaseEventLoop):
             self.run_until_complete(asyncio.sleep(0))
         self.close()
 
+    def close(self) -> None:
+        super().close()
+        self._calls.clear()
+        self._timers.clear()
+
     def _failed(self, context: dict[str, Any]) -> None:
         # What a killed process was doing is never finished, and that is all this message says.
         if "was destroyed but it is pending" not in context["message"]:
@@ -75,6 +144,10 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
         # Called by the garbage collector, whenever that may be: only what a killed process was in the middle of gets here.
+        pass
+
+    def _asyncgen_firstiter_hook(self, agen: Any) -> None:
+        # asyncio keeps them all, to close them at its end.
         pass
 
     def _process_events(self, event_list: list[Any]) -> None:

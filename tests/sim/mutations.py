@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -26,6 +25,7 @@ import broker.storage.shard as shard
 import broker.storage.state.applied as applied
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
+from broker.clock import GuardedClock
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.bus import Msg
 from broker.jetstream.consumer.consumer import Consumer
@@ -34,9 +34,11 @@ from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
 from broker.jetstream.stream.publish.totals import Total, Totals
+from broker.jetstream.stream.requests import Requests
 from broker.jetstream.stream.retention.interest import Interest
 from broker.jetstream.stream.retention.ttl import MessageTtls
 from broker.jetstream.stream.scheduler import Scheduler
+from broker.jetstream.stream.stream import Stream
 from broker.jetstream.stream.upstream.mirror import Mirror
 from broker.jetstream.stream.upstream.positions import Positions
 from broker.storage.checkpoint.checkpointer import Checkpointer
@@ -55,23 +57,20 @@ from broker.storage.state.expiries import expires_at
 from broker.storage.state.packed import Packed
 from broker.storage.state.stream import StreamState
 
-__all__ = ["MUTATIONS", "RETENTION", "SPECIAL"]
+__all__ = ["MUTATIONS", "SPECIAL"]
 
 
 def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
     """What has nothing of its own to wait for waits for the oldest put in flight: a duplicate's PubAck comes too early."""
     wait = Log.wait
 
-    def broken(self: Log, fn: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        closed = self._closed
-        if self._in_flight and not self._open.has_content:
-            self._closed = deque()
-            in_flight, self._in_flight = self._in_flight, deque([self._in_flight[0]])
-            wait(self, fn, *args, **kwargs)
-            self._in_flight = in_flight
-            self._closed = closed
+    def broken(self: Log, fn: Callable[..., object], *args: Any, of: Any = None) -> None:
+        in_flight = self._segments.in_flight
+        if self._open.has_content or not in_flight:
+            wait(self, fn, *args, of=of)
         else:
-            wait(self, fn, *args, **kwargs)
+            in_flight[0].waiters.append((fn, args, of))
+            self._waiters.hold(args)
 
     patch.setattr(Log, "wait", broken)
 
@@ -326,6 +325,16 @@ def request_gone_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Inbox, "_grant", broken)
 
 
+def granted_again(patch: pytest.MonkeyPatch) -> None:
+    """A request that is found in the inbox again, since its owner died before it deleted it, is granted once more."""
+    patch.setattr(Requests, "of", lambda self, request_id: None)
+
+
+def delivered_before_stored(patch: pytest.MonkeyPatch) -> None:
+    """Consumers see messages that are not in the store yet."""
+    patch.setattr(Stream, "persisted_seq", property(lambda self: self.live.last_seq))
+
+
 def summaries_forget_a_segment(patch: pytest.MonkeyPatch) -> None:
     """A start counts one segment too few of each page of a block table that it does not unpack."""
     log_keys = Packed.log_keys
@@ -436,20 +445,65 @@ def pages_swept_to_newest_root(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sweeper, "after_round", broken)
 
 
+def clocks_believed(patch: pytest.MonkeyPatch) -> None:
+    """The wall clock is believed, wherever it leaps."""
+    patch.setattr(GuardedClock, "now_ns", lambda self: self._wall_ns())
+    patch.setattr(GuardedClock, "trusted", True)
+
+
+def leaps_stamped(patch: pytest.MonkeyPatch) -> None:
+    """While the wall clock is wrong nothing expires, and messages are given its time."""
+    patch.setattr(GuardedClock, "now_ns", lambda self: self._wall_ns())
+
+
+def swept_by_wrong_clocks(patch: pytest.MonkeyPatch) -> None:
+    """Time goes on as it should while the wall clock is wrong, and so does deleting."""
+    trusted = GuardedClock.trusted
+    patch.setattr(GuardedClock, "trusted", property(lambda self: trusted.fget(self) or True))  # type: ignore[attr-defined]
+
+
+def never_right_again(patch: pytest.MonkeyPatch) -> None:
+    """A clock that was wrong once is not believed any more."""
+    trusted = GuardedClock.trusted
+    wrong: set[int] = set()
+
+    def broken(self: GuardedClock) -> bool:
+        if not trusted.fget(self):  # type: ignore[attr-defined]
+            wrong.add(id(self))
+            kept.append(self)
+        return id(self) not in wrong
+
+    kept: list[GuardedClock] = []
+    patch.setattr(GuardedClock, "trusted", property(broken))
+
+
+def suspended_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A leap that the store's clock confirms is believed as little as any other."""
+    trust = GuardedClock._trust
+
+    def broken(self: GuardedClock, wall_ns: int, elapsed_ns: int) -> bool:
+        if self._confirmed and abs(wall_ns - elapsed_ns - self._base_ns) > self.APART_NS:
+            return False
+        return trust(self, wall_ns, elapsed_ns)
+
+    patch.setattr(GuardedClock, "_trust", broken)
+
+
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (wait_for_oldest, never_muted, lease_from_end, orphans_prove_the_lease, ours_by_nonce_alone,
                      sweep_to_newest_root, serve_though_sealed, drop_by_name, update_lost_in_pages, ceiling_lost_in_pages,
                      redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten, removals_forgotten,
                      double_ack_at_once, update_not_recorded, late_applied_pages, removals_come_back, streams_not_told,
-                     walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early,
+                     walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early, granted_again,
+                     delivered_before_stored,
                      summaries_forget_a_segment, served_too_early, pages_swept_to_newest_root, acks_held_back,
                      leavings_not_recorded, positions_forgotten, mirrors_miss_one,
                      expiries_not_stored, expires_early, markers_left_out, batches_in_two_segments, fast_acks_at_once,
-                     totals_forgotten, schedules_not_stored, schedules_twice)}
+                     totals_forgotten, schedules_not_stored, schedules_twice,
+                     clocks_believed, leaps_stamped, swept_by_wrong_clocks, never_right_again, suspended_for_ever)}
 
-RETENTION = frozenset(("acks-held-back",))
-"""Those that only worlds of work queues and interest streams detect."""
 SPECIAL = frozenset(("positions-forgotten", "mirrors-miss-one", "expiries-not-stored", "expires-early", "markers-left-out",
-                     "batches-in-two-segments", "fast-acks-at-once", "totals-forgotten", "schedules-not-stored"))
+                     "batches-in-two-segments", "fast-acks-at-once", "totals-forgotten", "schedules-not-stored",
+                     "never-right-again", "suspended-for-ever"))
 """Those that only worlds of special streams detect."""

@@ -12,23 +12,29 @@ from tests.cluster import test_ownership as ownership
 from tests.jetstream.stream import test_scheduler as scheduler
 from tests.jetstream.stream.retention import test_interest as interest
 from tests.runtime import test_shard_host as shard_host
-from tests.sim.mutations import MUTATIONS, RETENTION, SPECIAL
+from tests.sim import mutations
+from tests.sim.mutations import MUTATIONS, SPECIAL
+from tests.sim.planted import outdated
+from tests.sim.streams import judge as stream_judge
+from tests.sim.streams.record import Lost
 from tests.sim.streams.world import FEATURES, World
 from tests.storage.compaction import test_compactor as compactor
 from tests.storage.log import test_lease as lease
 from tests.storage.state import test_applied as applied
 
 KNOWN: dict[str, list[int]] = {
-    "acks-held-back": [21], "batches-in-two-segments": [17], "ceiling-lost-in-pages": [20], "double-ack-at-once": [6],
-    "expires-early": [6], "fast-acks-at-once": [7], "half-adopted": [9], "late-applied-pages": [99], "lease-from-end": [81],
-    "mirrors-miss-one": [14], "never-muted": [9], "pages-swept-to-newest-root": [20], "redelivered-lost-in-pages": [27],
-    "request-gone-early": [9], "schedules-not-stored": [3], "streams-not-told": [44], "totals-forgotten": [2],
-    "wait-for-oldest": [15], "walks-interrupted": [12],
+    "batches-in-two-segments": [87], "ceiling-lost-in-pages": [1], "clocks-believed": [7],
+    "double-ack-at-once": [5], "expires-early": [6], "fast-acks-at-once": [1], "granted-again": [19], "half-adopted": [14],
+    "late-applied-pages": [177], "leaps-stamped": [7], "lease-from-end": [36], "never-muted": [72],
+    "never-right-again": [10], "pages-swept-to-newest-root": [20], "redelivered-lost-in-pages": [27],
+    "request-gone-early": [4], "schedules-not-stored": [3], "streams-not-told": [170], "suspended-for-ever": [49],
+    "swept-by-wrong-clocks": [79], "totals-forgotten": [2], "wait-for-oldest": [3], "walks-interrupted": [23],
 }
 """Mistakes that most seeds do without, with a seed that needs them, to be looked at first."""
 
-RARE = {"lease-from-end", "never-muted"}
-"""Of these the ones that would cost a minute, were those seeds to take another course: for the soak."""
+RARE = {"ids-left-behind", "lease-from-end", "never-muted"}
+"""Those that would cost minutes where no seed is known, or were it to take another course: for the soak. Ids are looked for in
+blocks that compaction wrote only where a page of them is damaged, or what joined them was staged."""
 
 
 def _run(test: Callable[[pytest.MonkeyPatch], Coroutine[object, object, None]]) -> None:
@@ -37,6 +43,7 @@ def _run(test: Callable[[pytest.MonkeyPatch], Coroutine[object, object, None]]) 
 
 
 STEP_BY_STEP: dict[str, Callable[[], object]] = {
+    "acks-held-back": partial(_run, interest.test_an_answered_ack_is_stored_though_another_waits_for_a_read),
     "leavings-not-recorded": partial(_run, interest.test_an_answered_ack_is_stored_though_another_waits_for_a_read),
     "drop-by-name": applied.test_the_end_of_a_stream_leaves_its_name_to_the_newer_stream,
     "orphans-prove-the-lease": lease.test_what_lands_behind_a_put_that_did_not_proves_nothing,
@@ -44,7 +51,7 @@ STEP_BY_STEP: dict[str, Callable[[], object]] = {
     "rounds-across-adoptions": partial(compactor.test_a_round_has_all_of_an_adoption_or_nothing, 3),
     "served-too-early": shard_host.test_the_lease_of_an_owner_that_woke_after_the_last_look_is_waited_out,
     "schedules-twice": lambda: asyncio.run(scheduler.test_a_schedule_that_waits_for_others_fires_once(True)),
-    "serve-though-sealed": partial(ownership.test_three_takers_pause_at_each_call, 8, 0),
+    "serve-though-sealed": partial(ownership.test_three_takers_pause_at_each_call, 30, 3),
 }
 """Mistakes that hardly change a history of the worlds. The log has the end of a stream before what follows it, always; few
 puts land behind one that hangs, and soon after it; who owned an epoch seals it himself only when whoever took it from him
@@ -54,10 +61,12 @@ message is being loaded; and few publishes of a schedule wait for so long."""
 
 
 def noticed(mutation: str, seed: int) -> bool:
-    world = {"retention"} if mutation in RETENTION else {"special"} if mutation in SPECIAL else set()
+    world = {"special"} if mutation in SPECIAL else set()
     try:
         World(seed, features=FEATURES | world).run()
-    except AssertionError:
+    except AssertionError as error:
+        if outdated(error):
+            raise
         return True
     return False
 
@@ -80,3 +89,21 @@ def test_a_test_notices(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTATIONS[mutation](monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
         STEP_BY_STEP[mutation]()
+
+
+def test_a_bug_that_fails_by_itself_is_not_noticed() -> None:
+    """What a planted bug relies on may be gone from the engine: that is no verdict of the oracle, wherever it was caught."""
+    def raised(code: str, file: str) -> Lost:
+        try:
+            try:
+                eval(compile(code, file, "eval"))
+            except Exception as error:
+                raise Lost("caught by the oracle") from error
+        except Lost as lost:
+            return lost
+        raise AssertionError(f"{code} raised nothing")
+
+    assert outdated(raised("len.gone", mutations.__file__))
+    assert outdated(raised("len(1, 2)", mutations.__file__))
+    assert not outdated(raised("int('x')", mutations.__file__))
+    assert not outdated(raised("len.gone", stream_judge.__file__))

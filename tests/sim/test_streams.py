@@ -88,5 +88,8 @@ def test_the_seeds_cause_every_fault() -> None:
     assert counts["acked"] > 2000
     assert counts["delivered"] > 2000
     assert counts["epochs"] > 60
-    for what in ("duplicate", "refused", "read", "kill", "stop", "pause", "damaged", "days"):
+    for what in ("duplicate", "refused", "read", "kill", "stop", "pause", "damaged", "days", "adopted", "storm", "slow listing",
+                 "clock ahead", "clock behind", "clock right again", "clock small", "clock all", "clock store"):
         assert counts[what] >= 5, what
+    assert counts["pause past the lease"]
+    assert counts["adopted while blocks are compacted"]

@@ -24,6 +24,7 @@ from broker.clock import Clock
 from broker.config.settings import AccountLimits, JetStreamSettings
 from broker.jetstream.account.external import account_of
 from broker.jetstream.account.incoming import Incoming, Parts
+from broker.jetstream.account.neighbours import Neighbours
 from broker.jetstream.account.quota import Quota
 from broker.jetstream.account.restore import OfflineStream, Openings, stored_config, stored_consumers
 from broker.jetstream.account.subscriptions import Subscriptions
@@ -106,9 +107,11 @@ class Account:
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._quota = Quota(host, name, self.streams, limits, settings.server)
         self.upstreams = Upstreams(Around(self._origin, clock, bus, rng), host.external)
-        self.incoming = Incoming(self, Parts(self._configs, self._check_new, self._quota.check_consumer, self._make_stream,
-                                             self._forget_consumers, self._add, self._attach))
-        self._quota.incoming = self.incoming.streams
+        incoming: dict[str, Stream] = {}
+        self._neighbours = Neighbours(self.streams, incoming, self.offline)
+        self.incoming = Incoming(self, incoming, Parts(self._neighbours, self._check_new, self._quota.check_consumer,
+                                                       self._make_stream, self._forget_consumers, self._add, self._attach))
+        self._quota.incoming = incoming
         self._subscriptions = Subscriptions(bus, Overlaps() if settings.overlapping_streams else None)
 
     @property
@@ -219,7 +222,7 @@ class Account:
 
     def check(self, given: StreamConfig, *, pedantic: bool) -> None:
         """Check a configuration on its own. Raises: ApiError."""
-        check_stream(given, self._configs(), self.limits, self.settings.server, pedantic=pedantic)
+        check_stream(given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic)
 
     def create_stream(self, given: StreamConfig, *, pedantic: bool = False) -> Stream:
         """Create a stream, or return the existing one with the same configuration.
@@ -227,8 +230,7 @@ class Account:
         Raises: ApiError: 10058 when it differs, 10065, 10027, 10047, 10028, or the rule that the configuration breaks.
         """
         self._quota.check_create(given, max(given.max_bytes, 0))
-        configs = self._configs()
-        config = check_stream(given, configs, self.limits, self.settings.server, pedantic=pedantic)
+        config = check_stream(given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic)
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         if config.num_replicas > 1:
             raise ApiError(10074)
@@ -239,7 +241,7 @@ class Account:
             if same_config(config, existing.config):
                 return existing
             raise ApiError(10058)
-        self._check_new(config, configs)
+        self._check_new(config)
         stream = self._make_stream(config)
         self._record(stream, stream.enforcement.create_record())
         self._add(stream)
@@ -252,13 +254,11 @@ class Account:
         Raises: ApiError, and nothing has changed; StoreError, FormatError: the configuration applies, and what exceeds
             it is removed later.
         """
-        configs = self._configs()
-        config = check_update(stream.config, given, configs, self.limits, self.settings.server, pedantic=pedantic)
+        config = check_update(stream.config, given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic)
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         self._quota.check_update(stream, config)
         self._check_consumer_limits(stream, config)
-        del configs[stream.name]
-        self._check_overlap(config, configs)
+        self._check_overlap(config, stream)
         check_filter_subjects(config)
         check_supported(config)
         self._record(stream, stream.enforcement.update_record(config))
@@ -307,25 +307,22 @@ class Account:
         self.upstreams.leave(stream.name)
         self.upstreams.changed(stream.name)
 
-    def _configs(self) -> dict[str, StreamConfig]:
-        configs = {name: stream.config for name, stream in (self.streams | self.incoming.streams).items()}
-        for name, gone in self.offline.items():
-            # It keeps its subjects; the rest of its configuration does not matter.
-            configs[name] = StreamConfig(name=name, subjects=gone.subjects)
-        return configs
-
-    def _check_new(self, config: StreamConfig, others: dict[str, StreamConfig]) -> None:
+    def _check_new(self, config: StreamConfig) -> None:
         """Check a new stream beside the others. Raises: ApiError."""
         if config.name in self.incoming.names:
             raise ApiError(10058)
         # A stream without a limit still needs room for something.
         self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
-        self._check_overlap(config, others)
+        self._check_overlap(config, None)
         check_filter_subjects(config)
         check_supported(config)
 
-    def _check_overlap(self, config: StreamConfig, others: dict[str, StreamConfig]) -> None:
-        if not self.settings.overlapping_streams and subjects_overlap(config.subjects, others.values()):
+    def _check_overlap(self, config: StreamConfig, stream: Stream | None) -> None:
+        """Check the subjects of a configuration, which ``stream`` is to have. Raises: ApiError 10065."""
+        if self.settings.overlapping_streams:
+            return
+        hidden = (self._neighbours[name] for name in self._neighbours.hidden())
+        if self._subscriptions.overlap(config.subjects_bytes, stream) or subjects_overlap(config.subjects, hidden):
             raise ApiError(10065)
 
     def _check_consumer_limits(self, stream: Stream, config: StreamConfig) -> None:
@@ -407,7 +404,8 @@ class Account:
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
         """Create a consumer, open and in the log. A store error leaves nothing behind."""
         start = await starting_state(stream, name, config)
-        created = ConsumerCreate(name, config.to_json(), self.clock.now_ns(), start.record)
+        # A consumer in memory has no record, so nobody reads its configuration there.
+        created = ConsumerCreate(name, config.to_json() if config.stored else {}, self.clock.now_ns(), start.record)
         consumer = self._consumer(stream, config, ConsumerState.created(created))
         # Register it before it counts what is pending, so that it is notified of removals meanwhile.
         consumers = self.consumers(stream)

@@ -60,8 +60,8 @@ class Owner(Protocol):
 class Parts(NamedTuple):
     """What the account does for a stream of its own."""
 
-    configs: Callable[[], dict[str, StreamConfig]]
-    check_new: Callable[[StreamConfig, dict[str, StreamConfig]], None]
+    neighbours: Mapping[str, StreamConfig]
+    check_new: Callable[[StreamConfig], None]
     check_consumer: Callable[[ConsumerConfig, StreamConfig, Collection[ConsumerConfig]], None]
     make: Callable[[StreamConfig], Stream]
     forget: Callable[[Stream], None]
@@ -87,11 +87,11 @@ class Incoming:
     Attributes: ``names``: those that are taken by them; ``streams``: those that have begun, by name.
     """
 
-    def __init__(self, account: Owner, parts: Parts) -> None:
+    def __init__(self, account: Owner, streams: dict[str, Stream], parts: Parts) -> None:
         self._account = account
         self._parts = parts
         self.names: set[str] = set()
-        self.streams: dict[str, Stream] = {}
+        self.streams = streams
 
     def reserve(self, given: StreamConfig) -> StreamConfig:
         """Check a configuration and take its name until ``drop`` or ``complete``.
@@ -99,7 +99,7 @@ class Incoming:
         Returns: the configuration with its defaults. Raises: ApiError 10130, or the rule that it breaks.
         """
         account = self._account
-        config = check_stream(given, self._parts.configs(), account.limits, account.settings.server, pedantic=False)
+        config = check_stream(given, self._parts.neighbours, account.limits, account.settings.server, pedantic=False)
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         if config.name in account.offline:
             raise ApiError(STREAM_OFFLINE, err=account.offline[config.name].reason)
@@ -115,7 +115,7 @@ class Incoming:
             raise ApiError(10074)
         self.names.discard(name)
         try:
-            self._parts.check_new(config, self._parts.configs())
+            self._parts.check_new(config)
         finally:
             self.names.add(name)
         stream = self.streams[name] = self._parts.make(config)

@@ -8,7 +8,7 @@ Source: nats-server, server/jetstream.go checkBytesLimits, server/stream.go conf
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker.config.settings import TIER, AccountLimits, ServerLimits
@@ -97,8 +97,8 @@ class Quota:
             raise ApiError(10027)
         self._check_max_consumers(config)
         storage = config.storage
-        self._check_bytes(storage, self._reserved(storage, existing) + add_bytes,
-                          self._host.reserved(storage, except_stream=existing) + add_bytes)
+        self._check_bytes(storage, lambda: self._reserved(storage, existing) + add_bytes,
+                          lambda: self._host.reserved(storage, except_stream=existing) + add_bytes)
 
     def check_update(self, stream: Stream, config: StreamConfig) -> None:
         """Check that the stream's new configuration fits. Lowering ``max_bytes`` always fits the server.
@@ -108,8 +108,8 @@ class Quota:
         self._check_max_consumers(config)
         storage, wanted = config.storage, max(config.max_bytes, 0)
         more = max(wanted - max(stream.config.max_bytes, 0), 0)
-        self._check_bytes(storage, self._reserved(storage, stream) + wanted,
-                          self._host.reserved(storage) + more)
+        self._check_bytes(storage, lambda: self._reserved(storage, stream) + wanted,
+                          lambda: self._host.reserved(storage) + more)
 
     def _reserved(self, storage: str, except_stream: Stream | None) -> int:
         return reserved(self._streams, storage, except_stream=except_stream) + reserved(self.incoming, storage)
@@ -118,10 +118,13 @@ class Quota:
         if config.max_consumers > 0 and 0 < self.limits.max_consumers < config.max_consumers:
             raise ApiError(10026)
 
-    def _check_bytes(self, storage: str, account_bytes: int, server_bytes: int) -> None:
-        """Raises: ApiError 10028 or 10047 if the account or the server would exceed its reservation limit."""
+    def _check_bytes(self, storage: str, account_bytes: Callable[[], int], server_bytes: Callable[[], int]) -> None:
+        """Add up only what has a limit: there may be very many streams.
+
+        Raises: ApiError 10028 or 10047 if the account or the server would exceed its reservation limit.
+        """
         account_max, server_max = self.limits.bytes_max(storage), self._server.bytes_max(storage)
-        if 0 <= account_max < account_bytes or 0 <= server_max < server_bytes:
+        if 0 <= account_max < account_bytes() or 0 <= server_max < server_bytes():
             raise ApiError(NO_ROOM[storage])
 
     def check_consumer(self, config: ConsumerConfig, stream: StreamConfig, others: Collection[ConsumerConfig]) -> None:

@@ -2,15 +2,19 @@
 
     stream      the subjects of its configuration
     consumer    its acks, in both forms; pull requests arrive at the API, which calls ``pulled_from``
+
+Also which streams have subjects in common with another's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.stream.overlaps import Overlaps
 from broker.jetstream.stream.stream import Stream
+from broker.protocol.subject_tree import SubjectTree
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import BatchHandler, Bus, Subscription
@@ -25,6 +29,7 @@ class Subscriptions:
         self._bus = bus
         self._overlaps = overlaps
         self._subjects: dict[Stream, dict[str, Subscription]] = {}
+        self._tree: SubjectTree[Stream] = SubjectTree()
         self._acks: dict[Consumer, list[Subscription]] = {}
         self._pulled: dict[bytes, Consumer] = {}
 
@@ -33,6 +38,7 @@ class Subscriptions:
         subscriptions, wanted = self._subjects.setdefault(stream, {}), set(stream.config.subjects)
         for subject in [subject for subject in subscriptions if subject not in wanted]:
             self._bus.unsubscribe(subscriptions.pop(subject))
+            self._tree.discard(subject.encode(), stream)
         handler: BatchHandler = stream.publish
         if self._overlaps is not None:
             self._overlaps.changed(stream)
@@ -40,13 +46,19 @@ class Subscriptions:
         for subject in stream.config.subjects:
             if subject not in subscriptions:
                 subscriptions[subject] = self._bus.subscribe(subject.encode(), handler, stream=stream.name)
+                self._tree.add(subject.encode(), stream)
 
     def unsubscribe(self, stream: Stream) -> None:
         """Stop routing publishes to the stream."""
-        for subscription in self._subjects.pop(stream, {}).values():
+        for subject, subscription in self._subjects.pop(stream, {}).items():
             self._bus.unsubscribe(subscription)
+            self._tree.discard(subject.encode(), stream)
         if self._overlaps is not None:
             self._overlaps.removed(stream)
+
+    def overlap(self, subjects: Iterable[bytes], stream: Stream | None) -> bool:
+        """Whether a stream other than ``stream`` has a subject that overlaps one of these."""
+        return any(other is not stream for subject in subjects for other in self._tree.overlapping(subject))
 
     def subscribe_acks(self, consumer: Consumer) -> None:
         """Route clients' messages to the consumer: acks in both forms, and pull requests."""

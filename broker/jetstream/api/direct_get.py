@@ -223,19 +223,19 @@ class DirectGets:
         while at < len(seqs) and left > 0 and room > 0:
             if at:
                 await asyncio.sleep(0)
-            some = stream.peek_some(seqs[at:at + min(left, _MESSAGES_AT_ONCE)], _AT_ONCE_BYTES)
-            if not some:
-                some = [await stream.get(seqs[at])]
             # What was removed meanwhile is left out, and counts neither as sent nor as pending.
-            there = [i for i, msg in enumerate(some) if msg is not None]
-            msgs = StoredMsgs.of([msg for msg in some if msg is not None])
+            msgs, there, looked_at = stream.peek_some(seqs[at:at + min(left, _MESSAGES_AT_ONCE)], _AT_ONCE_BYTES)
+            if not looked_at:
+                msg, looked_at = await stream.get(seqs[at]), 1
+                there, msgs = ((), StoredMsgs.of(())) if msg is None else ((0,), StoredMsgs.of((msg,)))
             count, size = raw_answers.fitting(msgs, room)
             if count:
-                pendings = [len(seqs) - at - 1 - i for i in there[:count]]
+                follow = len(seqs) - at - 1
+                pendings = [follow - i for i in there[:count]]
                 msgs = msgs.first(count)
                 self._account.bus.publish_all(raw_answers.messages(stream.name, reply, msgs, False, pendings, last_seq))
                 last_seq = msgs.seqs[-1]
-            at += len(some) if count == len(there) else there[count - 1] + 1
+            at += looked_at if count == len(there) else there[count - 1] + 1
             left -= count
             room -= size
         self._end(reply, len(seqs) - at, last_seq, up_to_seq)

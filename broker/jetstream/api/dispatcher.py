@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.api.direct_get import DirectGets
+from broker.jetstream.api.pace import Pace
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.api.routes import (
     API_PREFIX,
@@ -38,6 +39,7 @@ from broker.jetstream.api.waiting import Waiting, only_asks
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.long_answers import dump_in_turns, is_long
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
 __all__ = ["Api"]
 
 _log = logging.getLogger(__name__)
+
+_IDLE_MAX = 4
+"""Tasks that wait for requests."""
 
 _DIRECT_GETS = API_PREFIX + DIRECT_GET
 
@@ -69,7 +74,10 @@ class Api:
         self._transfers: Transfers | None = None
         self._lanes: dict[str, deque[Request]] = {}
         self._waiting = waiting
+        self._pace = Pace()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: list[asyncio.Future[tuple[str, deque[Request]]]] = []
+        """What tasks without a lane wait for: starting a task for each request would cost more than a small request."""
         self._subscriptions: list[Subscription] = []
 
     def start(self) -> None:
@@ -93,6 +101,7 @@ class Api:
             for request in lane:
                 self._waiting.done(only_asks(request.tokens))
         self._lanes.clear()
+        self._idle.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -166,13 +175,29 @@ class Api:
             lane.append(request)
             return
         self._lanes[key] = lane = deque([request])
-        task = asyncio.get_running_loop().create_task(self._serve(key, lane), name=f"api {key or 'account'}")
+        while self._idle:
+            following = self._idle.pop()
+            if not following.done():  # as when its task was cancelled
+                following.set_result((key, lane))
+                return
+        task = asyncio.get_running_loop().create_task(self._work(key, lane), name="api")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, key: str, lane: deque[Request]) -> None:
+        """Serve one lane after another, unless enough tasks wait for one."""
+        while True:
+            await self._serve(key, lane)
+            if len(self._idle) == _IDLE_MAX:
+                return
+            following: asyncio.Future[tuple[str, deque[Request]]] = asyncio.get_running_loop().create_future()
+            self._idle.append(following)
+            key, lane = await following
 
     async def _serve(self, key: str, lane: deque[Request]) -> None:
         try:
             while lane:
+                await self._pace.begin()
                 request = lane.popleft()
                 try:
                     await self._serve_one(request)
@@ -191,7 +216,8 @@ class Api:
             if request.about is not None and (reason := request.about.offline) is not None:
                 raise ApiError(STREAM_OFFLINE, err=reason)
             tracked = route.tracked is Tracked.ALL
-            self._answer(request, {"type": TYPE_PREFIX + route.type, **members}, audited=tracked)
+            answer = {"type": TYPE_PREFIX + route.type, **members}
+            self._answer(request, answer, audited=tracked, data=await dump_in_turns(answer) if is_long(answer) else None)
             self.account.api_total += tracked
         except ApiError as error:
             self._refuse(request, route, error)
@@ -221,12 +247,14 @@ class Api:
         # NOT_AVAILABLE shows no state, and the log itself may be what is unavailable.
         self._answer(request, answer, audited=tracked, at_once=error.err_code == NOT_AVAILABLE)
 
-    def _answer(self, request: Request, answer: dict[str, Any], *, audited: bool, at_once: bool = False) -> None:
+    def _answer(self, request: Request, answer: dict[str, Any], *, audited: bool, at_once: bool = False,
+                data: bytes | None = None) -> None:
+        """``data``: the answer as JSON, if it is known."""
         account = self.account
         audited = audited and account.events.audited()
         if not request.reply and not audited:
             return
-        data = wire.dump(answer)
+        data = wire.dump(answer) if data is None else data
         block = b"" if "error" in answer else request.answer_headers
         calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         if request.reply:

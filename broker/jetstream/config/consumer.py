@@ -9,7 +9,8 @@ consumer_rules.py.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from broker.jetstream.wire import fields as wire
@@ -73,7 +74,10 @@ class ConsumerConfig:
 
     def copy(self) -> ConsumerConfig:
         """A copy that shares nothing that can change."""
-        return replace(self, **{name: getattr(self, name).copy() for name in _MUTABLE})
+        twin = ConsumerConfig(*_VALUES(self))
+        for name in _MUTABLE:
+            setattr(twin, name, getattr(self, name).copy())
+        return twin
 
     @property
     def durable(self) -> bool:
@@ -101,6 +105,7 @@ class ConsumerConfig:
         return [self.filter_subject] if self.filter_subject else list(self.filter_subjects)
 
 
+_VALUES = attrgetter(*(field.name for field in fields(ConsumerConfig)))
 _MUTABLE = tuple(field.name for field in fields(ConsumerConfig) if field.default_factory is not MISSING)
 
 

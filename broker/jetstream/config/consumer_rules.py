@@ -19,6 +19,7 @@ from broker.jetstream.config.stream_rules import DESCRIPTION_MAX, METADATA_MAX, 
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import signed_decimal
 from broker.protocol.subject import collide, is_literal, is_valid, subset
+from broker.protocol.subject_shapes import first_subset
 
 __all__ = ["check_consumer", "check_consumer_update", "check_work_queue", "check_work_queue_filters", "consumer_level",
            "fill_inactive_threshold", "fit_to_copy", "is_group_name", "same_consumer"]
@@ -281,11 +282,12 @@ def _check_filters(config: ConsumerConfig) -> None:
         raise invalid_config("invalid subject")
     _first_broken(("" in config.filter_subjects, 10139))
     filters = [one.encode() for one in config.filters]
-    for i, outer in enumerate(filters):
-        if not is_valid(outer):
-            raise invalid_config("invalid subject")
-        if any(i != j and subset(outer, inner) for j, inner in enumerate(filters)):
-            raise ApiError(10138)
+    invalid = next((i for i, subject in enumerate(filters) if not is_valid(subject)), len(filters))
+    contained = first_subset(filters)
+    if invalid <= contained and invalid < len(filters):
+        raise invalid_config("invalid subject")
+    if contained < len(filters):
+        raise ApiError(10138)
 
 
 _START_RULES = {

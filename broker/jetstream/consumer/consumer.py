@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer"]
 
+_UNSTORED_MAX = 65_536
+"""Messages pending and not stored as such that are not kept back for a second: the loop takes 5 ms to write down so many, and
+another 5 to apply them."""
+
 _COUNT_LAG = 16_384
 """Uncounted messages at which an idle consumer counts them, while their chunks are still cached."""
 
@@ -134,10 +138,10 @@ class Consumer:
         await cursor.recount()
         if self._ended:
             return
-        self._closed = False
         self._prefetcher.open()
         if self._push is not None:
             self._push.open()
+        self._closed = False
         mono_ns = self._clock.monotonic_ns()
         self._used(mono_ns)
         if self._acks.changed:
@@ -367,13 +371,13 @@ class Consumer:
 
     def _kick(self) -> None:
         """Schedule a run of the delivery on the loop."""
-        if not self._scheduled and not self._closed:
+        if not self._scheduled and not self._closed and not self._withheld:
             self._scheduled = True
             self._loop.call_soon(self._run)
 
     def _run(self) -> None:
         self._scheduled = False
-        if self._closed or self._prefetcher.loading or self._withheld:
+        if self._closed or self._prefetcher.loading:
             return
         mono_ns = self._clock.monotonic_ns()
         self._blocked = False
@@ -398,6 +402,8 @@ class Consumer:
         if acks.changed:
             self._inactivity.used_ns = mono_ns
             self._changed()
+            if acks.unstored >= _UNSTORED_MAX:
+                self.stream.log.barrier(self.stream)
             self._timer.set(acks.next_due_ns)
         match step.verdict:
             case Verdict.MORE:

@@ -28,7 +28,6 @@ class Start(NamedTuple):
 
 async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) -> Start:
     """Where a new consumer of ``config`` starts."""
-    filters = Filters([f.encode() for f in config.filters])
     first, last = max(stream.first_seq, 1), stream.last_seq
     extra: dict[str, Any] = {}
     listed: list[int] | None = None
@@ -36,10 +35,11 @@ async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) 
         case "new":
             seq = last + 1
         case "last":
+            filters = _filters(config)
             found = await stream.last_seqs(None if filters.all else filters)
             seq = found[-1] if found else last + 1
         case "last_per_subject" if stream.config.max_msgs_per_subject != 1:
-            listed = await stream.last_seqs_by_subject(filters, last)
+            listed = await stream.last_seqs_by_subject(_filters(config), last)
             seq = listed[0] if listed else last + 1
             extra[RESUME] = last
         case "by_start_sequence":
@@ -49,6 +49,10 @@ async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) 
         case _:
             seq = first
     return Start(ConsumerDelta(name, delivered=[0, seq - 1, 0], ack_floor=[0, seq - 1], extra=extra), listed)
+
+
+def _filters(config: ConsumerConfig) -> Filters:
+    return Filters([f.encode() for f in config.filters])
 
 
 async def check_reset(stream: StreamView, config: ConsumerConfig, seq: int) -> None:

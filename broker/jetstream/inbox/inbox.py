@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from broker.jetstream.stream.state.decision import Stuck
@@ -100,10 +100,11 @@ class _Errand:
 
 
 class Inbox:
-    """Args: ``let_go(keys)`` deletes runs that nothing will ever name."""
+    """Args: ``let_go(keys)`` deletes runs that nothing will ever name; ``open_runs`` are the keys of those that batches under way
+    have staged."""
 
     def __init__(self, host: Host, log: Log, clock: Clock, settings: InboxSettings, let_go: Callable[[Sequence[str]], object],
-                 paths: ShardPaths | None = None) -> None:
+                 paths: ShardPaths | None = None, open_runs: Container[str] = ()) -> None:
         self.settings = settings
         self._host = host
         self._log = log
@@ -111,6 +112,7 @@ class Inbox:
         self._clock = clock
         self._let_go = let_go
         self._paths = paths or ShardPaths()
+        self._open_runs = open_runs
         self._under_way: dict[int, _Errand] = {}
         self._gone = {key: 0 for released in log.state.released.values() for key in released.runs if key.startswith(STREAMS)}
         """Runs that are deleted, or will be: nothing may name them any more. With the search that no longer found them, 0: none.
@@ -163,7 +165,7 @@ class Inbox:
             task.exception()  # whoever asked gets it, if anybody does
 
     async def carry_out_all(self) -> list[Carried]:
-        """Carry out all requests that are there. Raises: StoreError."""
+        """Carry out all requests that are there. Raises: StoreError if they cannot be listed."""
         done: list[Carried] = []
         after = self._paths.requests
         while True:
@@ -187,12 +189,15 @@ class Inbox:
         except (FormatError, Stuck) as error:
             stays, why = True, str(error)
             self._leave(request_id, why)
-        except StoreError:
-            raise
+        except StoreError as error:
+            if self._log.failure is not None:
+                raise
+            # Perhaps the one object alone cannot be had: the other requests are carried out all the same.
+            _log.debug("request %016x is looked at later: %s", request_id, error)
+            stays, why = True, str(error)
         except Exception as error:
             if self._log.failure is not None:
                 raise
-            # The other requests are carried out all the same.
             _log.error("request %016x failed", request_id, exc_info=error)
             stays, why = True, repr(error)
         asked = errand.request
@@ -386,7 +391,8 @@ class Inbox:
                     there.add(info.key)
                     continue
                 epoch, number, _, stream_id = run = _run_of(info.key)
-                if stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < before_ns and not self._named(run):
+                if (stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < before_ns and not self._named(run)
+                        and info.key not in self._open_runs):
                     old.add(info.key)
             if len(old) >= _SWEPT_AT_ONCE:
                 self._sweep_after = after

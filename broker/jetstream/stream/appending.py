@@ -1,4 +1,4 @@
-"""Lets staged messages join the end of a stream: all of a request or none, once.
+"""Lets staged messages join the end of a stream: all of a request, or of an atomic batch, or none, once.
 
     turn of the publish queue ──> checks ──> what was sequenced before is persisted ──> one record, in the stream's block
          └── publishes wait                                                                   │ persisted: ``joined``
@@ -24,15 +24,20 @@ from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYT
 from broker.jetstream.stream.requests import Requests, refusal
 from broker.jetstream.stream.staged_ids import Dropped, StagedIds
 from broker.jetstream.stream.state.block import LiveBlock
+from broker.jetstream.stream.state.decision import WAIT_SECONDS, Stuck, decide
 from broker.jetstream.stream.state.joining import Joining
 from broker.jetstream.wire.errors import STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
+from broker.storage.format.errors import FormatError
 from broker.storage.format.records.append import Append
+from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.format.staged import placed
 from broker.storage.log.owner import BlockOwner
+from broker.storage.objectstore.base import StoreError
 from broker.storage.staging.answers import GRANTED, Answer
 from broker.storage.staging.check import Ids, Staged
+from broker.storage.state.expiries import expires_at
 from broker.storage.state.table import BlockEntry
 
 if TYPE_CHECKING:
@@ -40,14 +45,19 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.dedupe import Dedupe
     from broker.jetstream.stream.publish.msg_ids import MsgIds
+    from broker.jetstream.stream.publish.sequencer import Sequencer
+    from broker.jetstream.stream.publish.spilled import Arrival
     from broker.jetstream.stream.queue import PublishQueue
     from broker.jetstream.stream.retention.enforcement import Enforcement
     from broker.jetstream.stream.retention.interest import Interest
     from broker.jetstream.stream.retention.retention import Retention
     from broker.jetstream.stream.retention.rollup import Rollups
+    from broker.jetstream.stream.retention.ttl import MessageTtls
+    from broker.jetstream.stream.state.heads import Heads
     from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.subject_state import SubjectState
     from broker.jetstream.stream.state.tasks import Tasks
+    from broker.storage.format.block import BlockRef
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
     from broker.storage.log.writer import SealedBlock
@@ -94,6 +104,12 @@ class Owner(BlockOwner, Protocol):
     def interest(self) -> Interest: ...
     @property
     def offline(self) -> str | None: ...
+    @property
+    def heads(self) -> Heads: ...
+    @property
+    def ttls(self) -> MessageTtls: ...
+    @property
+    def sequencer(self) -> Sequencer: ...
 
 
 class Appending:
@@ -104,6 +120,8 @@ class Appending:
         self.requests = Requests(stored)
         self._stream = stream
         self._tasks = tasks
+        self._leaving: asyncio.Task[None] | None = None
+        """Removes those of the last ones that joined which no consumer waits for."""
 
     def append(self, request_id: int, staged: Staged, may: Callable[[], object] = lambda: None) -> asyncio.Task[Answer]:
         """Let them join, as a task of the stream; its result is what ``_append`` returns. ``may`` raises ApiError if they may
@@ -140,18 +158,50 @@ class Appending:
             answer = self._record(request_id, staged, ids)
             joining = stream.live.joining
             assert joining is not None
-            self._log.urgent()
-            try:
-                await self._log.persisted()
-                if stream.live.joining is not None:
-                    raise ApiError(STREAM_OFFLINE, err=stream.offline or "its record could not be stored")
-                if joining.msgs:
+            await self._joined()
+            if joining.msgs:
+                try:
                     await self._remember(joining, staged, ids.dropped)
-            except asyncio.CancelledError:
-                # The broker stops, or the stream is closed. A publish that waits would get the sequences of those that join.
-                stream.queue.shut()
-                raise
+                except asyncio.CancelledError:
+                    stream.queue.shut()
+                    raise
+                await self._enforce()
         return answer
+
+    async def join(self, blocks: Sequence[BlockRef], check: Callable[[], Arrival], recorded: Callable[[], object]) -> None:
+        """Let the messages of an atomic batch join: ``blocks``, in their order. The stream's queue is busy with that.
+
+        Args: ``check`` raises ApiError if they may not, NotLoaded if it has to be asked again; ``recorded`` is called when the
+            record is on its way.
+        Returns once that is persisted. Raises: as ``_append``.
+        """
+        stream = self._stream
+        await stream.live.look()
+        while True:
+            # No block of the stream has messages that are not persisted, so those that join come after all of them.
+            await self._log.persisted()
+            arrival = await decide(stream.live, stream.heads, check)
+            if stream.live.open is None:
+                break
+        live, first_seq, time_ns = stream.live, stream.live.last_seq + 1, arrival.time_ns
+        joining = Joining(first_seq)
+        for number, block in enumerate(blocks):
+            joining.add(number, LiveBlock.of_entry(BlockEntry(placed(block, joining.last_seq + 1, time_ns, time_ns))))
+        joining.ttls = arrival.ttls
+        record = Append([one.ref.pack() for one in joining.blocks if one.ref is not None], [], self._joining_extra(joining))
+        expiry = Expiry([seq for seq, _ in arrival.ttls], [expires_at(time_ns, ttl) for _, ttl in arrival.ttls])
+        recorded()
+        open_block = self._log.block(stream)
+        open_block.add(record)
+        if arrival.ttls:
+            open_block.add(expiry)
+        live.expect(joining)
+        for after in arrival.afters:
+            stream.sequencer.follow_up(after)
+        await self._joined()
+        stream.dedupe.add(arrival.ids, arrival.last_id, time_ns, stored=False)
+        stream.msg_ids.expire_later()
+        await self._enforce()  # nobody is to see more than the limits allow, who waits for the commit
 
     async def refuse(self, request_id: int, nonce: bytes, error: ApiError) -> None:
         """Record the refusal, and return once that is persisted."""
@@ -160,6 +210,33 @@ class Appending:
         self._log.block(stream).add(StreamUpdate(stream.config.to_json(), changes))
         self._log.urgent()
         await self._log.persisted()
+
+    async def _joined(self) -> None:
+        """Return once the record is persisted, and the messages have joined. Raises: ApiError; whatever stopped the log."""
+        stream = self._stream
+        self._log.urgent()
+        try:
+            await self._log.persisted()
+        except asyncio.CancelledError:
+            # The broker stops, or the stream is closed. A publish that waits would get the sequences of those that join.
+            stream.queue.shut()
+            raise
+        if stream.live.joining is not None:
+            raise ApiError(STREAM_OFFLINE, err=stream.offline or "its record could not be stored")
+
+    async def _enforce(self) -> None:
+        """Bring the stream within its limits, now that they have joined. As after a publish, what no consumer waits for and what
+        subjects may not keep is gone before max_msgs and max_bytes take out other messages."""
+        stream = self._stream
+        leaving, self._leaving = self._leaving, None
+        if stream.retention.over:
+            first = [task for task in (leaving, stream.enforcement.sweep()) if task is not None]
+            if first:
+                await asyncio.wait(first, timeout=WAIT_SECONDS)  # publishes wait
+        try:
+            await stream.enforcement.trim()
+        except (StoreError, FormatError, Stuck, TimeoutError):
+            stream.enforcement.soon()
 
     @property
     def _log(self) -> Log:
@@ -280,11 +357,14 @@ class Appending:
         answer = Answer(request_id, GRANTED, now_ns, joining.first_seq, joining.last_seq, staged.messages - duplicates, duplicates)
         extra = self.requests.answer(answer)
         if joining.msgs:
-            extra |= stream.enforcement.doubt_record()
-            extra |= stream.interest.joining_record(joining.first_seq)
+            extra |= self._joining_extra(joining)
         self._log.block(stream).add(Append(packed, dead, extra))
         live.expect(joining)
         return answer
+
+    def _joining_extra(self, joining: Joining) -> dict[str, Any]:
+        """What the record says of the work that is left when they have joined."""
+        return self._stream.enforcement.doubt_record() | self._stream.interest.joining_record(joining.first_seq)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         """A block of the stream is persisted: if it has the record, the messages are the stream's. The consumers are told
@@ -297,12 +377,12 @@ class Appending:
         if not joining.msgs:
             return
         stream.rollups.forget()
+        if joining.ttls:
+            stream.ttls.added(joining.ttls, joining.blocks[-1].last_time_ns)
         if stream.enforcement.doubted:
             stream.enforcement.begin()
-        else:
-            stream.retention.enforce()
         stream.retention.arm()
-        stream.interest.joined(joining.first_seq)
+        self._leaving = stream.interest.joined(joining.first_seq)
 
     async def _remember(self, joining: Joining, staged: Staged, dropped: Mapping[int, Dropped]) -> None:
         """Take the ids into the duplicate window. Publishes wait until all are there."""

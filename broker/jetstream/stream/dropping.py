@@ -51,7 +51,11 @@ def drop_blocks(stream: Stream) -> int:
 
 
 class BlockBudget:
-    """Drops blocks of idle ``streams``, while it runs, if there are more than ``most`` in all."""
+    """Drops blocks of idle ``streams``, while it runs, if there are more than ``most`` in all.
+
+    It asks all streams, at most once a second, after ``changed``, and for as long as there are too many: where nothing happens
+    it costs nothing, however many streams there are.
+    """
 
     def __init__(self, streams: Callable[[], Iterable[Stream]], clock: Clock, most: int | None = None) -> None:
         self.most = _BLOCKS_MAX if most is None else most
@@ -59,10 +63,16 @@ class BlockBudget:
         self._clock = clock
         self._dropped_ns: dict[int, int] = {}
         """When the blocks of a stream were last dropped, by its id; for a minute at least, and until they are loaded again."""
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    def changed(self) -> None:
+        """There are more blocks, or may be: some were stored, or loaded."""
+        self._changed.set()
 
     def start(self) -> None:
         """Watch from now on."""
+        self.changed()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="blocks in memory")
 
     async def stop(self) -> None:
@@ -98,6 +108,8 @@ class BlockBudget:
             if turn >= _DROPPED_AT_ONCE:
                 turn = 0
                 await asyncio.sleep(0)
+        if held - dropped > self.most:
+            self.changed()  # some may be idle in a while
         return dropped
 
     async def load_many(self) -> None:
@@ -128,7 +140,9 @@ class BlockBudget:
 
     async def _run(self) -> None:
         while True:
+            await self._changed.wait()
             await asyncio.sleep(_INTERVAL_SECONDS)
+            self._changed.clear()
             await self.trim()
             if self._dropped_ns:
                 await self.load_many()

@@ -6,6 +6,7 @@ Source: nats-server, server/store.go, StreamState.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import aclosing
 from typing import Any
 
@@ -17,10 +18,14 @@ from broker.jetstream.stream.state.heads import Heads, blocks_from
 from broker.jetstream.stream.state.live import Live
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.stream.state.subject_state import SubjectState
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import NotFound
 
 __all__ = ["StreamInfo", "SubjectCounts"]
 
 _COUNTED_AT_ONCE = 4096
+
+_log = logging.getLogger(__name__)
 
 
 class SubjectCounts(dict[str, int]):
@@ -34,16 +39,25 @@ class SubjectCounts(dict[str, int]):
 class StreamInfo:
     """Reads the live state, whose blocks the caller has loaded, and loads what an answer needs from the store."""
 
-    def __init__(self, live: Live, heads: Heads, subjects: SubjectState) -> None:
+    def __init__(self, name: str, live: Live, heads: Heads, subjects: SubjectState) -> None:
+        self._name = name
         self._live = live
         self._heads = heads
         self._subjects = subjects
 
     async def state(self, deleted_details: bool, subjects_filter: bytes, subjects_offset: int) -> dict[str, Any]:
-        """StreamState as JSON values, less ``consumer_count``. Raises: StoreError; FormatError."""
+        """StreamState as JSON values, less ``consumer_count``. Raises: StoreError; FormatError.
+
+        What only a damaged or lost object knows is left out, or estimated, so that the stream can be seen all the same; details
+        that were asked for raise.
+        """
         live = self._live
-        subjects = await self._subjects.distinct()
-        first_time_ns = await decide(live, self._heads, self._first_time)
+        subjects, first_time_ns = 0, live.first_time[0]
+        try:
+            first_time_ns = await decide(live, self._heads, self._first_time)
+            subjects = await self._subjects.distinct()
+        except (FormatError, NotFound) as error:
+            _log.warning("stream %s: its subjects cannot be counted: %s", self._name, error)
         shown: dict[str, Any] = {
             "messages": live.msgs, "bytes": live.size_bytes,
             "first_seq": live.first_seq, "first_ts": format_time(first_time_ns) if live.msgs else ZERO_TIME,

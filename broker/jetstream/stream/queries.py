@@ -36,7 +36,15 @@ from broker.jetstream.stream.state.matching import (
     may_match,
 )
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
-from broker.jetstream.stream.state.stored import NO_MSGS, StoredMsg, StoredMsgs, columns_of, from_chunk, from_open
+from broker.jetstream.stream.state.stored import (
+    NO_MSGS,
+    Gathering,
+    StoredMsg,
+    StoredMsgs,
+    columns_of,
+    from_chunk,
+    from_open,
+)
 from broker.jetstream.stream.state.subject_index import UNKNOWN
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, ApiError
 from broker.protocol.subject import is_literal
@@ -255,32 +263,33 @@ class Queries:
             raise NotLoaded("a message")
         return chunk, ordinal
 
-    def peek_some(self, seqs: Sequence[int], bytes_max: int) -> list[StoredMsg | None]:
-        """``peek`` of the first of ``seqs``, up to ``bytes_max`` bytes of bodies or the first one that is not in memory."""
-        found: list[StoredMsg | None] = []
-        find, place = self._live.find, self._place
-        chunk: Chunk | None = None
-        for seq in seqs:
-            if chunk is not None and chunk.first_seq <= seq <= chunk.last_seq:
-                msg: StoredMsg | None = from_chunk(chunk, chunk.start + seq - chunk.first_seq)
-            elif (block := find(seq)) is None or block.open is not None:
-                msg = None if block is None or block.open is None else from_open(block.open, seq)
-            else:
+    def peek_some(self, seqs: Sequence[int], bytes_max: int) -> tuple[StoredMsgs, Sequence[int], int]:
+        """The live messages among the first of ``seqs``, ascending, up to about ``bytes_max`` bytes of bodies or the first one
+        that is not in memory.
+
+        Returns: them, the place of each in ``seqs``, and how many of ``seqs`` were looked at.
+        """
+        live, found, places, at = self._live, Gathering(), list[int](), 0
+        while at < len(seqs) and found.body_bytes < bytes_max:
+            seq, end, before = seqs[at], at + 1, len(found)
+            block = live.find(seq)
+            if block is not None and block.open is not None:
+                if (msg := from_open(block.open, seq)) is not None:
+                    found.add(msg)
+            elif block is not None:
                 try:
-                    there = place(block, seq)
+                    there = self._place(block, seq)
                 except NotLoaded:
                     break
-                msg = None if there is None else from_chunk(*there)
-                # The next ones may be in the same chunk, and need no look-up where nothing of it is gone.
-                chunk = None
-                if there is not None and block.gapless and block.dead is None and block.first_seq >= self._live.first_seq:
-                    chunk = there[0]
-            found.append(msg)
-            if msg is not None:
-                bytes_max -= len(msg.body)
-                if bytes_max <= 0:
-                    break
-        return found
+                if there is not None:
+                    chunk, ordinal = there
+                    if block.gapless and block.dead is None and block.first_seq >= live.first_seq:
+                        end = bisect_right(seqs, chunk.last_seq, at)  # nothing of the chunk is gone
+                    first = seq - (ordinal - chunk.start)
+                    found.extend(chunk, seqs[at:end], [one - first for one in seqs[at:end]])
+            places += range(at, at + len(found) - before)
+            at = end
+        return found.msgs(), places, at
 
     def peek_last(self, subject: bytes) -> StoredMsg | None:
         """The last live message of a literal ``subject``, from memory alone. Raises: NotLoaded."""

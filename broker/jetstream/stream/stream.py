@@ -123,6 +123,8 @@ class Stream:
         self.listeners = Listeners(self.name, {} if listeners is None else listeners)
         self.on_failed: Callable[[Stream], object] = lambda stream: stream.close()
         """Called when the stream can no longer store anything; ``offline`` says why."""
+        self.on_loaded: Callable[[], object] = lambda: None
+        """Called when blocks have been loaded into memory."""
         self.stored = config.storage != "memory"
         self.ceiling = SequenceCeiling(self, log, state.ceiling if state is not None else 0)
         self.live = Live(self._cached_head, self.applied if self.stored else None, self._looked, usage)
@@ -133,14 +135,14 @@ class Stream:
         self._shrunk: dict[int, LiveBlock] = {}
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._tidy_timer: asyncio.TimerHandle | None = None
-        self.msg_ids = MsgIds(self.dedupe, self.live, reader, clock)
+        self.msg_ids = MsgIds(self.dedupe, self.live, reader, clock, self.applied, state.last_seq if state is not None else 0)
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0,
                                      SubjectPages(self.applied, reader) if self.stored else None)
         self.queries = Queries(self.live, self.heads, self.subjects, reader, self.tasks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
                                    self.tasks, clock)
         self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self.tasks)
-        self._info = StreamInfo(self.live, self.heads, self.subjects)
+        self._info = StreamInfo(self.name, self.live, self.heads, self.subjects)
         self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
                                        self.tasks, empty=state is None)
         self.ttls = MessageTtls(self.live, self.heads, self.subjects, self.queries, self.retention, log, self.tasks, clock,
@@ -154,7 +156,7 @@ class Stream:
             self.retention, self.rollups,
             Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim,
             self._publish_when_stored, self.interest, self.ttls)
-        self._batching = Batching(log, context, replies, inflight,
+        self._batching = Batching(self, log, context, replies, inflight,
                                   partial(StreamEvents, bus, clock, rng, domain, self.name), clock)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
                                    BlockedPublish(self, self.live, self.heads, self.tasks, replies, clock), self._batching,
@@ -206,6 +208,7 @@ class Stream:
 
     def _looked(self, blocks: Sequence[LiveBlock]) -> None:
         self.msg_ids.looked(blocks)
+        self.on_loaded()
 
     async def look(self) -> None:
         """Load the blocks into ``live``: await this before anything but a publish. See ``Live.look``."""
@@ -268,8 +271,7 @@ class Stream:
         live = self.live
         recorded = self.dedupe.take_recorded()
         if recorded:
-            rows = OpenRows(block)
-            block.add(MessageIds([rows.ordinal_of(seq) for seq, _ in recorded], [msg_id for _, msg_id in recorded]))
+            block.add(MessageIds(OpenRows(block).ordinals_of([seq for seq, _ in recorded]), [msg_id for _, msg_id in recorded]))
             self.msg_ids.expire_later()
         if self.stored and self.ttls.expiries and (expiry := self.ttls.record(block)) is not None:
             block.add(expiry)
@@ -382,7 +384,7 @@ class Stream:
         self._readable()
         return self.queries.peek(seq)
 
-    def peek_some(self, seqs: Sequence[int], bytes_max: int) -> list[StoredMsg | None]:
+    def peek_some(self, seqs: Sequence[int], bytes_max: int) -> tuple[StoredMsgs, Sequence[int], int]:
         """``peek`` of the first of ``seqs``: see ``Queries.peek_some``. Raises: ApiError 10008 past the lease."""
         self._readable()
         return self.queries.peek_some(seqs, bytes_max)
@@ -452,13 +454,18 @@ class Stream:
         if seq == 1:
             return 0
         if filters.all:
-            async with self.queue.turn():
-                try:
-                    async with asyncio.timeout(WAIT_SECONDS):
-                        return await self.retention.purge_front(seq, keep)
-                except TimeoutError:
-                    # Publishes wait meanwhile, and must not wait as long as a store may take.
-                    raise ApiError(NOT_AVAILABLE) from None
+            purged, more = 0, True
+            while more:
+                async with self.queue.turn():
+                    try:
+                        async with asyncio.timeout(WAIT_SECONDS):
+                            count, seq, more = await self.retention.purge_front(seq, keep)
+                    except TimeoutError:
+                        # Publishes wait for a slice, and must not wait as long as a store may take.
+                        raise ApiError(NOT_AVAILABLE) from None
+                purged, keep = purged + count, 0
+                await asyncio.sleep(0)
+            return purged
         await self.queue.quiet()
         return await self.retention.purge_matching(filters, seq, keep)
 

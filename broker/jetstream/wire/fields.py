@@ -22,6 +22,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from broker.gojson import syntax_error, unmarshal_error
@@ -54,6 +55,7 @@ def _refuse_constant(literal: str) -> object:
     raise ValueError(literal)  # Python accepts NaN and Infinity; JSON does not
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _DECODER = json.JSONDecoder(parse_float=_Number, parse_int=_parse_int, parse_constant=_refuse_constant)
 
 
@@ -98,22 +100,30 @@ def _blank(source: str, at: int) -> int:
 
 def dump(value: object) -> bytes:
     """Compact JSON as UTF-8."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")
 
 
 # --- field kinds ------------------------------------------------------------------------------------------------------
 
-class _Where(NamedTuple):
-    """A position in the request, named as in Go's messages."""
+class _Where:
+    """A position in the request, named as in Go's messages; put into words for an error only."""
 
-    path: str
-    kind: str = "Go struct field "
+    __slots__ = ("_name", "_outer", "kind")
+
+    def __init__(self, name: str | int, kind: str = "Go struct field ", outer: _Where | None = None) -> None:
+        self.kind = kind
+        self._name = name
+        self._outer = outer
+
+    @property
+    def path(self) -> str:
+        return str(self._name) if self._outer is None else f"{self._outer.path}.{self._name}"
 
     def field(self, name: str) -> _Where:
-        return _Where(f"{self.path}.{name}")
+        return _Where(name, outer=self)
 
     def element(self, index: int) -> _Where:
-        return _Where(f"{self.path}.{index}", "")
+        return _Where(index, "", self)
 
 
 Reader = Callable[[Any, _Where], Any]
@@ -312,13 +322,17 @@ def _record_reader(of: type[Any], go_type: str) -> Reader:
 # --- dataclasses ------------------------------------------------------------------------------------------------------
 
 class _Shape:
-    """The wire fields of one dataclass, in order, and their case-folded names."""
+    """The wire fields of one dataclass, in order, their case-folded names, and what gives an object's values of them."""
 
-    __slots__ = ("fields", "folded")
+    __slots__ = ("fields", "folded", "values")
 
     def __init__(self, of: type[Any]) -> None:
         self.fields: dict[str, _Field] = {field.name: field.metadata["wire"] for field in dataclasses.fields(of)}
         self.folded = {name.casefold(): name for name in self.fields}
+        self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*self.fields)
+        if len(self.fields) == 1:
+            (name,) = self.fields
+            self.values = lambda value: (getattr(value, name),)
 
 
 _SHAPES: dict[type[Any], _Shape] = {}
@@ -365,8 +379,8 @@ def _read_record(of: type[Any], value: Any, where: _Where, go_type: str, *, root
 def write(value: Any) -> dict[str, Any]:
     """The JSON object of a wire dataclass: Go's field order, Go's omissions."""
     result: dict[str, Any] = {}
-    for name, field in _shape(type(value)).fields.items():
-        given = getattr(value, name)
+    shape = _shape(type(value))
+    for (name, field), given in zip(shape.fields.items(), shape.values(value), strict=True):
         if not given and not field.always and (given is None or field.read is not _read_time):
             continue
         if field.write is not None:

@@ -287,6 +287,8 @@ class Router:
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
         """Whether the literal ``subject`` has a subscription (in that queue group, when given)."""
         route = self.routes.of(subject)
+        if not route.receivers:
+            return False
         if not queue:
             return len(route.receivers) > len(route.relays) or any(relay.interested(subject) for relay in route.relays)
         return any(group[0].queue == queue for group in route.groups)

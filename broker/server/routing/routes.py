@@ -30,9 +30,10 @@ ROUTES_KEPT: Final = 8192
 _SCAN_MAX: Final = 2048
 """Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
 
-_INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.")
+_INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.", b"$JS.API.CONSUMER.CREATE.", b"$JS.API.CONSUMER.DELETE.",
+                   b"$JS.EVENT.ADVISORY.CONSUMER.")
 """Beginnings of subjects that rarely repeat, and share a route with those that differ in the last token: replies to clients
-and through service imports, and gets of keys."""
+and through service imports, gets of keys, the coming and going of consumers."""
 
 _WILDCARD: Final = re.compile(rb"(?:\A|\.)[*>](?=\.|\Z)")
 _DOT: Final = ord(".")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -121,6 +121,10 @@ class Exchange:
             self._importers.get(one.account, set()).discard(name)
         for other in sorted(self._importers.get(name, ())):
             self._connect(self._members[other])
+
+    def in_use(self, name: str) -> Collection[Import]:
+        """The imports of the account of that name, less those that are left out."""
+        return tuple(self._used.get(name, ()))
 
     def imports_service(self, name: str, subject: bytes) -> bool:
         """Whether the account of that name has a service import for the literal ``subject``."""

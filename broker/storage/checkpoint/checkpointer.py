@@ -1,7 +1,7 @@
 """Rounds: copy what changed of the applied state into pages, then put a root that names all pages.
 
     round     pages of subjects, for a few streams (an object each) -> pages of big streams (one object)
-              -> directory pages (another, which names the others) -> root
+              -> pages of message ids (usually one object) -> directory pages (another, which names the others) -> root
     then      a record in the log releases what the kept roots no longer need; the sweeper deletes it
 
 A checkpoint is a snapshot, never the truth: it contains only persisted state, copied one part at a time with turns of the
@@ -26,6 +26,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
+from broker.storage.checkpoint.id_pages import IdPager
 from broker.storage.checkpoint.subject_pages import SubjectPager, SubjectSettings
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.header import Position
@@ -55,6 +56,9 @@ _PART_WEIGHT = 1_000
 """Of a part of a stream that has a page of its own: at most 1024 blocks, or 4096 times."""
 _STREAMS_AT_ONCE = 4096
 """Streams looked at, but not copied, between two turns."""
+_PLACED_IDS_AT_ONCE = 256
+_IDS_BYTES_MAX = 16 << 20
+"""Of message ids in one object of pages."""
 _PLACED_AT_ONCE = 4
 """Pages of which the blocks are let go, now that they are packed, between two turns: about a millisecond."""
 
@@ -63,13 +67,14 @@ class CheckpointSettings:
     """When a round starts: after this many ``segments`` with blocks of streams since the last one began, or ``head_bytes``
     of them, or ``interval_ns`` after the first of them, or after this many ``empty_segments``."""
 
-    def __init__(self, *, segments: int = 256, head_bytes: int = 64 << 20, empty_segments: int = 64,
+    def __init__(self, *, segments: int = 256, head_bytes: int = 64 << 20, empty_segments: int = 20,
                  interval_ns: int | None = 60_000_000_000, hold_factor: int = 4, roots_kept: int = 3,
                  replayed_segments: int = 64, replayed_epochs: int = 8, subjects: SubjectSettings | None = None) -> None:
         self.segments = segments
         self.head_bytes = head_bytes
         self.empty_segments = empty_segments
-        """Heartbeats, and segments with only the shard's own records: what rounds themselves write starts none soon."""
+        """Heartbeats, and segments with only the shard's own records: what rounds themselves write starts none soon. An idle
+        log holds up to (``roots_kept`` + 1) times as many; each round costs two puts and a listing."""
         self.interval_ns = interval_ns
         """Also from an owner's start to its first round. None: time alone starts no round."""
         self.hold_factor = hold_factor
@@ -103,6 +108,7 @@ class Checkpointer(LogListener):
         self._rng = rng
         self._executor = executor
         self._pager = SubjectPager(log, paths, self.settings.subjects, self._put_pages, threads=executor is not None)
+        self._id_pager = IdPager(log, paths, threads=executor is not None)
         self._pages_number = 0
         self._put_since: set[Position] = set()
         """Page objects that were begun to be put since the last root, and may be in the store whether or not that ended."""
@@ -203,6 +209,7 @@ class Checkpointer(LogListener):
             self._segments = self._head_bytes = self._empty = 0
             try:
                 await self._pager.update(segments)
+                await self._id_pager.update()
                 await self._round(start)
             except BaseException:
                 # No root contains what was copied, so it still counts as changed.
@@ -266,7 +273,7 @@ class Checkpointer(LogListener):
     async def _round(self, start: Position) -> None:
         state = self._log.state
         extra = await _in_turns(shard_extra(state))
-        moved = self._moving()
+        moved = await self._moving()
         pages, members, needed = await self._dirty_pages(state, moved)
         bodies: dict[int, tuple[Position, list[StreamCopy]]] = {}
         parts: list[Page] = []
@@ -299,6 +306,7 @@ class Checkpointer(LogListener):
                 placed(ref)
                 if i % _PLACED_AT_ONCE == 0:
                     await asyncio.sleep(0)
+        await self._put_ids(start.epoch, [copy for _, copies in bodies.values() for copy in copies])
         directory = {n: ref for n, ref in self._directory.items() if n in members}
         if bodies:
             written: list[Page] = []
@@ -368,14 +376,44 @@ class Checkpointer(LogListener):
                 members[number] = ids
                 needed.update(place.position for place in places)
                 needed.update(page.place.position for stream in inside for page in stream.subjects)
+                needed.update(place.position for stream in inside for place in stream.ids.places)
         return dirty, members, needed
 
-    def _moving(self) -> Callable[[PageRef], bool]:
+    async def _put_ids(self, epoch: int, copies: list[StreamCopy]) -> None:
+        """Put the pages of message ids: in objects of their own, since they leave with the duplicate window."""
+        some: list[tuple[Page, Callable[[PageRef], None]]] = []
+        size = 0
+        for at, copy in enumerate(copies, 1):
+            for page_size, page, placed in copy.ids(self._log.state.position):
+                if some and size + page_size > _IDS_BYTES_MAX:
+                    await self._put_and_place(epoch, some)
+                    some, size = [], 0
+                some.append((page, placed))
+                size += page_size
+            if at % _STREAMS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        if some:
+            await self._put_and_place(epoch, some)
+
+    async def _put_and_place(self, epoch: int, some: list[tuple[Page, Callable[[PageRef], None]]]) -> None:
+        refs = await self._put_pages(epoch, [page for page, _ in some])
+        for at, ((_, placed), ref) in enumerate(zip(some, refs, strict=True), 1):
+            placed(ref)
+            if at % _PLACED_IDS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _moving(self) -> Callable[[PageRef], bool]:
         """Which pages to rewrite though unchanged, so that no old object is kept for the sake of one page. Those with subjects
-        are left out: they have objects of their own, which leave with the messages."""
+        and ids are left out: they have objects of their own, which leave with the messages, or with the duplicate window."""
         objects = self.roots[-1].objects if self.roots else frozenset()
         if len(objects) > _PAGE_OBJECTS_MAX:
-            objects -= {page.place.position for stream in self._log.state.streams.values() for page in stream.subjects}
+            own: set[Position] = set()
+            for at, stream in enumerate(list(self._log.state.streams.values()), 1):
+                own.update(page.place.position for page in stream.subjects)
+                own.update(place.position for place in stream.ids.places)
+                if at % _STREAMS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            objects -= own
         if len(objects) <= _PAGE_OBJECTS_MAX:
             return lambda ref: False
         old = frozenset(sorted(objects)[:len(objects) - _PAGE_OBJECTS_MAX])

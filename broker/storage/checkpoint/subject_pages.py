@@ -23,8 +23,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from broker.storage.checkpoint.threads import in_thread
 from broker.storage.format.errors import FormatError
 from broker.storage.format.index import decode_index
 from broker.storage.format.page import Page, PageKind, PageRef
@@ -44,11 +45,10 @@ __all__ = ["SubjectPager", "SubjectSettings"]
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _Index = tuple["BlockRef", str, bytes]
 """A block, the key of its object, and its index."""
 
-BLOCKS_MIN = 64
+BLOCKS_MIN = 128
 ROWS_MAX = 1 << 18
 
 _SECONDS = 5
@@ -59,6 +59,8 @@ _BYTES_AT_ONCE = 8 << 20
 _ROWS_AT_ONCE = 8192
 """Messages of blocks that are decoded in one call of a thread, or one turn of the loop: about 3 ms."""
 _BLOCKS_AT_ONCE = 1024
+_STREAMS_AT_ONCE = 2048
+"""Looked at between two turns of the loop: about a millisecond."""
 _SPANS_AT_ONCE = 4096
 """Of blocks, and of ranges of dead messages, that are looked at in one turn of the loop: about 3 ms."""
 _NAMES_BYTES_MAX = 8 << 20
@@ -99,8 +101,13 @@ class SubjectPager:
         state = self._log.state
         self._rounds += 1
         left = max(_GETS_MIN, segments)
-        streams = [stream for stream in state.streams.values() if stream.dirty and not stream.restoring
-                   and (stream.subjects or len(stream.blocks) >= blocks_min) and stream.stream_id not in self._unreadable]
+        streams: list[StreamState] = []
+        for at, stream in enumerate(list(state.streams.values()), 1):
+            if (stream.dirty and not stream.restoring and (stream.subjects or len(stream.blocks) >= blocks_min)
+                    and stream.stream_id not in self._unreadable):
+                streams.append(stream)
+            if at % _STREAMS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         behind: list[tuple[int, StreamState]] = []
         try:
             async with asyncio.timeout(_SECONDS):
@@ -134,13 +141,18 @@ class SubjectPager:
                    for entry in islice(stream.blocks.since(_next(stream)), most))
 
     async def _extend(self, stream: StreamState, gets: int) -> int:
-        """Give pages to the messages after the last page, those of ``gets`` blocks; returns how many objects were read."""
-        read, rows_max = 0, self._settings.rows_max
+        """Give pages to the messages after the last page, those of ``gets`` blocks; returns how many objects were read.
+
+        What comes meanwhile is left for a later round: following a busy stream block by block would put a page for each few.
+        """
+        read, rows_max, last_seq = 0, self._settings.rows_max, stream.last_seq
         while read < gets:
             pages, begin = stream.subjects, _next(stream)
             entries: list[BlockEntry] = []
             count = 0
             for entry in islice(stream.blocks.since(begin), gets - read):
+                if entry.first_seq > last_seq:
+                    break
                 if entries and count + entry.live_msgs > rows_max:
                     break  # a page is put now and then: what there is when time runs out stays
                 entries.append(entry)
@@ -191,12 +203,12 @@ class SubjectPager:
                 if rows is None:
                     return read
                 read += 1
-                await self._in_thread(making.add_rows, rows, await _dead(stream, page.first_seq, page.last_seq))
+                await in_thread(making.add_rows, rows, await _dead(stream, page.first_seq, page.last_seq), threads=self._threads)
             async with aclosing(self._indexes(stream, entries)) as indexes:
                 async for some in indexes:
                     read += len(some)
                     first, last = max(making.last_seq + 1, some[0][0].first_seq), some[-1][0].last_seq
-                    await self._in_thread(making.add_indexes, some, await _dead(stream, first, last))
+                    await in_thread(making.add_indexes, some, await _dead(stream, first, last), threads=self._threads)
         except NotFound:
             return read  # it left the stream meanwhile, and its object the store
         except FormatError as error:
@@ -211,10 +223,10 @@ class SubjectPager:
             self._unreadable.add(stream.stream_id)
             return read
         made: list[SubjectPage] = []
-        rows_of = await self._in_thread(making.end)
+        rows_of = await in_thread(making.end, threads=self._threads)
         if rows_of:
             state = self._log.state
-            bodies = await self._in_thread(lambda: [rows.pack() for rows in rows_of])
+            bodies = await in_thread(lambda: [rows.pack() for rows in rows_of], threads=self._threads)
             refs = await self._put(self._log.epoch, [Page(PageKind.SUBJECTS, state.position, stream.stream_id, body)
                                                      for body in bodies])
             made = [SubjectPage(rows.first_seq, rows.last_seq, rows.count, ref) for rows, ref in zip(rows_of, refs, strict=True)]
@@ -228,7 +240,7 @@ class SubjectPager:
         ref, pages = page.place, stream.subjects
         try:
             data = await self._store.get(self._paths.pages(ref.position), ref.offset, ref.offset + ref.size)
-            return await self._in_thread(decode_subjects, data, page)
+            return await in_thread(decode_subjects, data, page, threads=self._threads)
         except (NotFound, FormatError) as error:
             _log.warning("a page with the subjects of stream %s/%s cannot be used, and is made anew: %s",
                          stream.account, stream.name, error)
@@ -252,13 +264,6 @@ class SubjectPager:
                                            for key, ref in zip(keys, refs, strict=True)])
             yield list(zip(refs, keys, found, strict=True))
             at = end
-
-    async def _in_thread(self, fn: Callable[..., T], *args: object) -> T:
-        """``fn(*args)``, in a thread that is not one of the commits'."""
-        if self._threads:
-            return await asyncio.to_thread(fn, *args)
-        await asyncio.sleep(0)
-        return fn(*args)
 
 
 class _Making:

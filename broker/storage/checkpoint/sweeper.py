@@ -223,9 +223,10 @@ class Sweeper:
     # --- rounds to free objects ---------------------------------------------------------------------------------------
 
     def _blocks_left(self) -> None:
-        """Blocks left their streams: update the counts, in slices, and check whether a segment is free."""
+        """Blocks left their streams: update the counts and check whether a segment is free, in slices and in turns of their own:
+        one segment may remove blocks in a thousand places."""
         if self._tidying is None:
-            self._tidy()
+            self._tidying = asyncio.get_running_loop().call_soon(self._tidy)
 
     def _tidy(self) -> None:
         state = self._log.state
@@ -289,7 +290,10 @@ class Sweeper:
         paths = self._paths
         await self._delete_all([paths.checkpoint(p) for p in released.roots])
         await self._delete_all([paths.pages(p) for p in released.pages])
-        await self._delete_all([paths.log(p) for p in released.segments], spare_seals=True)
+        # Our own were put by this process: none of them is a seal, and a GET for each would cost as much as all other GETs.
+        ours = self._log.epoch
+        await self._delete_all([paths.log(p) for p in released.segments if p.epoch != ours], spare_seals=True)
+        await self._delete_all([paths.log(p) for p in released.segments if p.epoch == ours])
         await self._delete_all([key for key in released.runs if (parsed := parse(key)) is not None
                                 and parsed.kind is ObjectKind.RUN and parsed.shard in (None, paths.shard)])
 

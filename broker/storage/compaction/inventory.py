@@ -12,7 +12,15 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import BYTES, FIRST_SEQ, LAST_TIME_NS, BlockPlace
+from broker.storage.format.block import (
+    BYTES,
+    CORE_BYTES,
+    FIRST_SEQ,
+    FRAMES_BYTES,
+    INDEX_BYTES,
+    LAST_TIME_NS,
+    BlockPlace,
+)
 from broker.storage.format.errors import Corrupt
 from broker.storage.state.applied import ShardState
 from broker.storage.state.table import BlockEntry, Kept
@@ -32,12 +40,13 @@ _STREAM_RUN = int(BlockPlace.STREAM_RUN)
 class StoredObject:
     """The blocks of one object that may be moved: small ones, and large ones of which much is dead.
 
-    ``live_bytes`` and ``dead_bytes`` are theirs, as messages count; ``large_dead_bytes`` those of the large ones alone.
-    There may be very many blocks, so ``blocks`` has two numbers of each: stream and first sequence.
+    ``live_bytes`` and ``dead_bytes`` are theirs, as messages count; ``large_dead_bytes`` those of the large ones alone;
+    ``spare_bytes`` are dead and would be gone if these blocks were moved, as far as is known. ``stored_bytes`` is what they
+    take in the object. There may be very many blocks, so ``blocks`` has two numbers of each: stream and first sequence.
     ``last_time_ns`` is the newest message's.
     """
 
-    __slots__ = ("blocks", "dead_bytes", "key", "large_dead_bytes", "last_time_ns", "live_bytes")
+    __slots__ = ("blocks", "dead_bytes", "key", "large_dead_bytes", "last_time_ns", "live_bytes", "spare_bytes", "stored_bytes")
 
     def __init__(self, key: ObjectKey) -> None:
         self.key = key
@@ -45,6 +54,8 @@ class StoredObject:
         self.live_bytes = 0
         self.dead_bytes = 0
         self.large_dead_bytes = 0
+        self.spare_bytes = 0
+        self.stored_bytes = 0
         self.last_time_ns = 0
 
     @property
@@ -52,31 +63,46 @@ class StoredObject:
         """How many blocks those are."""
         return len(self.blocks) // 2
 
+    @property
+    def mostly_dead(self) -> bool:
+        """Whether moving its blocks frees at least as much as it writes."""
+        return self.spare_bytes >= self.live_bytes > 0
+
+    def gone(self, size: int) -> None:
+        """All live blocks of the object are here, and it has ``size`` bytes: what the others took is spare as well."""
+        others = size - self.stored_bytes
+        if others > 0 and self.stored_bytes:
+            self.spare_bytes += others * (self.live_bytes + self.dead_bytes) // self.stored_bytes
+
     def __repr__(self) -> str:
         return f"<StoredObject {self.key}: {self.count} blocks, {self.live_bytes} bytes live, {self.dead_bytes} dead>"
 
 
-async def take_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = ()
-                         ) -> list[StoredObject]:
+async def take_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = (),
+                         kept: Collection[tuple[int, int]] = (), stored_bytes: dict[int, int] | None = None) -> list[StoredObject]:
     """The objects with blocks that may be moved, the oldest messages first; a page of a table in each turn of the loop. Of very
     many it takes the first that it finds: those are to be merged before the others are looked at.
 
-    Args: ``leave``: blocks not to be moved, by stream and first sequence.
+    Args: ``leave``: blocks not to be moved, by stream and first sequence; ``kept``: those whose dead messages would be kept.
+        ``stored_bytes`` gets what the blocks of each stream take in the store, or nothing where it does not look at all of them.
     """
+    sizes = {} if stored_bytes is None else stored_bytes
     objects: dict[ObjectKey, StoredObject] = {}
     turn = 0
     for stream_id in list(state.streams):
         stream = state.streams.get(stream_id)
+        sizes[stream_id] = 0
         for page in list(stream.blocks.pages) if stream is not None else ():
             try:
                 entries = page.entries
             except Corrupt as error:
                 _log.warning("compaction leaves a part of a stream where it is: %s", error)
                 continue
-            _count(objects, stream_id, entries, settings, leave)
+            sizes[stream_id] += _count(objects, stream_id, entries, settings, leave, kept)
             if len(objects) > _OBJECTS_MAX:
                 objects = {key: one for key, one in objects.items() if one.live_bytes < settings.object_bytes}
                 if len(objects) > _OBJECTS_MAX // 2:
+                    sizes.clear()
                     return _in_order(objects)
             turn += len(page)
             if turn >= 1024:
@@ -90,14 +116,21 @@ def _in_order(objects: dict[ObjectKey, StoredObject]) -> list[StoredObject]:
 
 
 def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequence[Kept], settings: CompactionSettings,
-           leave: Collection[tuple[int, int]]) -> None:
+           leave: Collection[tuple[int, int]], kept: Collection[tuple[int, int]]) -> int:
+    """Add the blocks that may be moved to ``objects``. Returns: the bytes of all in the store."""
     large, share = settings.large_bytes, settings.dead_share
+    stored_bytes = 0
     for packed, dead_bytes in _facts(entries):
+        size = packed[CORE_BYTES] + packed[INDEX_BYTES] + packed[FRAMES_BYTES]
+        stored_bytes += size
         live_bytes = packed[BYTES] - dead_bytes
         rewritten = live_bytes >= large
         if rewritten and dead_bytes < share * packed[BYTES]:
             continue
         if leave and (stream_id, packed[FIRST_SEQ]) in leave:
+            continue
+        is_kept = bool(kept) and (stream_id, packed[FIRST_SEQ]) in kept
+        if rewritten and is_kept:
             continue
         key = (packed[0], packed[1], packed[2], packed[3], stream_id if packed[0] >= _STREAM_RUN else 0)
         found = objects.get(key)
@@ -106,10 +139,14 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
         found.blocks.extend((stream_id, packed[FIRST_SEQ]))
         found.live_bytes += live_bytes
         found.dead_bytes += dead_bytes
+        found.stored_bytes += size
+        if not is_kept:
+            found.spare_bytes += dead_bytes
         if rewritten:
             found.large_dead_bytes += dead_bytes
         if packed[LAST_TIME_NS] > found.last_time_ns:
             found.last_time_ns = packed[LAST_TIME_NS]
+    return stored_bytes
 
 
 def _facts(entries: Sequence[Kept]) -> Iterator[tuple[tuple[int, ...], int]]:

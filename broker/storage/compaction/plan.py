@@ -6,8 +6,10 @@
     quiet    while nothing is written, ``few`` objects are enough: the newest, and each older one that is at most
              eight times as large as all newer ones together, so that the old are not written again for the sake of a few;
              else those of one tier, to the base of ``few``
-    dead     large blocks of which much is dead are rewritten once there is enough of that, or while it is quiet
+    dead     large blocks of which much is dead are rewritten once there is enough of that, or while it is quiet; and what lives
+             of objects that are mostly dead: while the shard is busy only of old ones, since of others more dies soon
 
+What is written for the sake of dead bytes is at most as much as they are, so over all times at most what was removed.
 The number of objects with small blocks is thus at most (segments - 1) for each tier, of which there are four.
 """
 
@@ -23,7 +25,11 @@ from broker.storage.compaction.settings import CompactionSettings
 __all__ = ["groups"]
 
 _DEAD_BYTES_MIN = 4 << 20
-"""Dead bytes of large blocks that are worth a rewrite while the shard is busy; a large block's worth when it is quiet."""
+"""Dead bytes that are worth a rewrite while the shard is busy."""
+_DEAD_BYTES_QUIET = 64 << 10
+"""While it is quiet: so many take about as long to read as a request."""
+_DEAD_AGE_NS = 300_000_000_000
+"""How much older than the newest objects are those whose live messages are left over, not on their way out."""
 _GROWTH = 8
 _BLOCKS_MAX = 16_384
 """In one merge: a block costs a kilobyte of memory meanwhile, and a tenth of a millisecond."""
@@ -32,8 +38,10 @@ _BLOCKS_MAX = 16_384
 def groups(objects: Sequence[StoredObject], settings: CompactionSettings, quiet: bool) -> list[list[StoredObject]]:
     """Objects to merge, each group into one object or a few; none is in two groups. ``objects`` are in order of age."""
     found: list[list[StoredObject]] = []
-    rewritten = [one for one in objects if one.large_dead_bytes]
-    if sum(one.large_dead_bytes for one in rewritten) >= (settings.large_bytes if quiet else _DEAD_BYTES_MIN):
+    old_ns = objects[-1].last_time_ns - _DEAD_AGE_NS if objects else 0
+    rewritten = [one for one in objects
+                 if one.large_dead_bytes or (one.mostly_dead and (quiet or one.last_time_ns <= old_ns))]
+    if sum(one.spare_bytes for one in rewritten) >= (_DEAD_BYTES_QUIET if quiet else _DEAD_BYTES_MIN):
         found += _cut(rewritten, settings.merge_bytes)
     taken = {one.key for group in found for one in group}
     small = [one for one in objects if one.key not in taken and one.live_bytes < settings.object_bytes]
@@ -46,7 +54,7 @@ def groups(objects: Sequence[StoredObject], settings: CompactionSettings, quiet:
         newest = _newest(small, settings)
         enough = [members for members in (newest, *_tiers(small, settings.few)) if len(members) >= settings.few]
         found += [_first(members, settings.merge_bytes) for members in enough[:1]]
-    return [group for group in found if len(group) > 1 or group[0].large_dead_bytes]
+    return [group for group in found if len(group) > 1 or group[0].large_dead_bytes or group[0].mostly_dead]
 
 
 def _tiers(small: Sequence[StoredObject], base: int) -> list[list[StoredObject]]:

@@ -57,9 +57,10 @@ from broker.storage.format.header import NUMBER_MAX, Position
 from broker.storage.format.record import Record, decode_records, encode_records
 from broker.storage.format.subject_filter import check_filter
 
-__all__ = ["BYTES", "CORE_BYTES_MIN", "COUNT", "FIRST_SEQ", "FIRST_TIME_NS", "LAST_SEQ", "LAST_TIME_NS", "STREAM_ID",
-           "SUMMARY_BYTES_MAX", "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef", "Outcome", "PackedRef", "Removed",
-           "SubjectSummary", "core_prefix", "decode_core", "encode_core", "unpack_summary"]
+__all__ = ["BYTES", "CORE_BYTES", "CORE_BYTES_MIN", "COUNT", "FIRST_SEQ", "FIRST_TIME_NS", "FRAMES_BYTES", "INDEX_BYTES",
+           "LAST_SEQ", "LAST_TIME_NS", "STREAM_ID", "SUMMARY_BYTES_MAX", "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace",
+           "BlockRef", "Outcome", "PackedRef", "Removed", "SubjectSummary", "core_prefix", "decode_core", "encode_core",
+           "unpack_summary"]
 
 BLOCK_VERSION: Final = 1
 SUMMARY_SUBJECTS_MAX: Final = 16
@@ -167,6 +168,9 @@ PackedRef = tuple[Any, ...]
 neither the garbage collector nor msgpack need more than a look."""
 
 STREAM_ID: Final = 4
+CORE_BYTES: Final = 6
+INDEX_BYTES: Final = 8
+FRAMES_BYTES: Final = 10
 FIRST_SEQ: Final = 11
 LAST_SEQ: Final = 12
 COUNT: Final = 13

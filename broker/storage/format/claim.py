@@ -5,9 +5,10 @@ A claim and a seal hold the same facts about their writer; a seal's header has t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker.storage.format.document import decode_document, encode_document, field
+from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectKind, Position
 
 __all__ = ["Claim", "Seal"]
@@ -38,6 +39,7 @@ class Seal(NamedTuple):
     """The end of ``position.epoch``: its log has no entry at ``position`` or beyond.
 
     sealer and sealer_epoch: its writer, and the writer's epoch (the same one where an owner ends its own at a clean stop).
+    landed: the number up to which all entries of the sealed epoch had landed by then; None: it does not say.
     """
 
     position: Position
@@ -45,15 +47,21 @@ class Seal(NamedTuple):
     sealer_epoch: int
     nonce: bytes
     at_ns: int
+    landed: int | None = None
 
     def encode(self) -> bytes:
         """The whole object."""
-        body = {"sealer": self.sealer, "epoch": self.sealer_epoch, "at_ns": self.at_ns}
+        body: dict[str, Any] = {"sealer": self.sealer, "epoch": self.sealer_epoch, "at_ns": self.at_ns}
+        if self.landed is not None:
+            body["landed"] = self.landed
         return encode_document(ObjectKind.SEAL, self.position, self.nonce, body)
 
     @classmethod
     def decode(cls, data: bytes, position: Position) -> Seal:
         """Raises: Corrupt; VersionUnknown."""
         header, body = decode_document(data, ObjectKind.SEAL, position)
+        landed = field(body, "landed", int, header.name) if "landed" in body else None
+        if landed is not None and not 0 <= landed < position.number:
+            raise Corrupt(header.name, "landed", 72, "it is not before the seal")
         return cls(position, field(body, "sealer", str, header.name), field(body, "epoch", int, header.name),
-                   header.nonce, field(body, "at_ns", int, header.name))
+                   header.nonce, field(body, "at_ns", int, header.name), landed)

@@ -16,7 +16,7 @@ import msgpack
 import zstandard
 
 __all__ = ["SECTION_BYTES_MAX", "Codec", "Stored", "Undecodable", "Unpackable", "checksum", "compress",
-           "compress_all", "decompress", "join_rows", "pack_value", "unpack_tuples", "unpack_value"]
+           "compress_all", "decompress", "join_rows", "pack_value", "says_size", "unpack_tuples", "unpack_value"]
 
 SECTION_BYTES_MAX: Final = 1 << 28
 """No section is larger before compression: indexes, records, pages and frames stay far below, and a decoder allocates
@@ -24,6 +24,9 @@ no more because a length field asks for it."""
 
 _LEVEL: Final = 1
 """On 128 KiB frames of text or JSON level 3 is half as fast and no smaller."""
+
+_DENSE_LEVEL: Final = 3
+"""For columns: the times of messages that came one by one take 4.2 bytes each instead of 6.0; higher levels save no more."""
 
 _SMALL: Final = 128
 """Below this, zstd's own header outweighs what it saves."""
@@ -59,6 +62,7 @@ class Unpackable(ValueError):
 class _PerThread(threading.local):
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        self.dense = zstandard.ZstdCompressor(level=_DENSE_LEVEL)
         self.decompressor = zstandard.ZstdDecompressor()
         self.packer = msgpack.Packer(use_bin_type=True, unicode_errors="surrogatepass")
 
@@ -66,11 +70,12 @@ class _PerThread(threading.local):
 _per_thread = _PerThread()
 
 
-def compress(raw: bytes) -> bytes:
-    """``raw`` by zstd, or ``raw`` itself where that saves less than a sixteenth: equal lengths mean uncompressed."""
+def compress(raw: bytes, *, dense: bool = False) -> bytes:
+    """``raw`` by zstd, or ``raw`` itself where that saves less than a sixteenth: equal lengths mean uncompressed. ``dense``: of
+    columns that stay for long."""
     if len(raw) < _SMALL:
         return raw
-    packed: bytes = _per_thread.compressor.compress(raw)
+    packed: bytes = (_per_thread.dense if dense else _per_thread.compressor).compress(raw)
     return packed if len(packed) <= len(raw) - (len(raw) >> 4) else raw
 
 
@@ -101,6 +106,14 @@ def compress_all(frames: Sequence[bytes]) -> list[bytes]:
         if len(segment) <= len(raw) - (len(raw) >> 4):
             out[i] = segment.tobytes()
     return out
+
+
+def says_size(stored: Stored, raw_bytes: int) -> bool:
+    """Whether compressed bytes say that so many come out, without which ``decompress`` does not begin."""
+    try:
+        return int(zstandard.frame_content_size(stored)) == raw_bytes
+    except zstandard.ZstdError:
+        return False
 
 
 def decompress(stored: Stored, raw_bytes: int) -> bytes | Stored:

@@ -12,7 +12,11 @@ __all__ = ["Corrupt", "CutOff", "FormatError", "RecordUnknown", "VersionUnknown"
 
 
 class CutOff(Exception):
-    """The log moved on while it was read, and something the reader relied on is gone."""
+    """The log moved on while it was read, and something the reader relied on is gone: the object ``key``, "" for no single one."""
+
+    def __init__(self, why: str, key: str = "") -> None:
+        super().__init__(why)
+        self.key = key
 
 
 class FormatError(Exception):

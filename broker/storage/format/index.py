@@ -35,7 +35,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate, repeat
 from operator import sub
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from broker.storage.format.block import BlockPlace, BlockRef
@@ -47,8 +47,10 @@ from broker.storage.format.header import Position
 from broker.storage.format.lazy_columns import KNOWN, Names, Shifted
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 
-__all__ = ["INDEX_BYTES_MIN", "Head", "corrupt_frame", "decode_frame", "decode_index", "decode_known_index", "encode_index",
-           "frame_body"]
+__all__ = ["INDEX_BYTES_MIN", "Head", "corrupt_frame", "cut_frame", "decode_frame", "decode_index", "decode_known_index",
+           "encode_index", "frame_body"]
+
+T = TypeVar("T")
 
 INDEX_VERSION: Final = 1
 _MAGIC: Final = b"JIDX"
@@ -107,10 +109,10 @@ class Head:
         self.hlens = hlens
         self.body_len = body_len
         self.body_lens = body_lens
-        self.subjects = subjects
-        self.subject_counts = subject_counts
-        self.subject_firsts = subject_firsts
-        self.subject_lasts = subject_lasts
+        self.subjects = _untracked(subjects)
+        self.subject_counts = _untracked(subject_counts)
+        self.subject_firsts = _untracked(subject_firsts)
+        self.subject_lasts = _untracked(subject_lasts)
         self.place_frames(frames, frames_offset)
 
     def place_frames(self, frames: Sequence[Frame], frames_offset: int = 0) -> None:
@@ -189,6 +191,12 @@ class Head:
                 f"{len(self.subjects)} subjects, {len(self.frames)} frames>")
 
 
+def _untracked(column: Sequence[T]) -> Sequence[T]:
+    """A column that the garbage collector looks at once only. The lists of new blocks with thousands of subjects each,
+    together a million values, once held it up for 15 ms."""
+    return tuple(column) if type(column) is list else column
+
+
 def encode_index(head: Head, *, staged: bool = False) -> bytes:
     """The bytes of one index. ``head`` has at least one message, and its frames their stored lengths and CRCs; ``staged``: of a
     block whose sequences count from 1."""
@@ -233,7 +241,7 @@ def encode_index(head: Head, *, staged: bool = False) -> bytes:
     body = b"".join((
         *[_FRAME.pack(start, stored_bytes, raw_bytes, crc) for start, _, _, stored_bytes, raw_bytes, crc in head.frames],
         _DESCRIPTIONS.pack(*described), *cells, names))
-    stored = compress(body)
+    stored = compress(body, dense=head.object_id != 0 and not staged)  # compaction's: nobody waits for it
     epoch, number = head.position
     fixed = _LAYOUT_CHECKED.pack(
         _MAGIC, INDEX_VERSION, (_COMPRESSED if len(stored) != len(body) else 0) | (_STAGED if staged else 0), 0, head.stream_id,
@@ -369,13 +377,18 @@ def frame_body(head: Head, frame_no: int, stored: Stored, name: str | None = Non
         that is not compressed they are what is returned, so a memoryview saves a copy.
     Raises: Corrupt.
     """
+    check_frame(head, frame_no, stored, name)
+    try:
+        return decompress(stored, head.frames[frame_no].raw_bytes)
+    except Undecodable as error:
+        raise corrupt_frame(head, frame_no, name, str(error)) from None
+
+
+def check_frame(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> None:
+    """Compare a frame as it is stored with its checksum and length. Args and errors: as of ``frame_body``."""
     frame = head.frames[frame_no]
     if len(stored) != frame.stored_bytes or crc32(stored) != frame.crc:
         raise corrupt_frame(head, frame_no, name, "its checksum or length does not match")
-    try:
-        return decompress(stored, frame.raw_bytes)
-    except Undecodable as error:
-        raise corrupt_frame(head, frame_no, name, str(error)) from None
 
 
 def corrupt_frame(head: Head, frame_no: int, name: str | None, why: str) -> Corrupt:
@@ -384,14 +397,18 @@ def corrupt_frame(head: Head, frame_no: int, name: str | None, why: str) -> Corr
                    head.frames_offset + head.frames[frame_no].offset, why)
 
 
-def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = None) -> Chunk:
+def decode_frame(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> Chunk:
     """Decode one frame into its messages.
 
     Args: as of ``frame_body``.
     Returns: a Chunk whose bodies are copies.
     Raises: Corrupt.
     """
-    raw = frame_body(head, frame_no, stored, name)
+    return cut_frame(head, frame_no, frame_body(head, frame_no, stored, name), name)
+
+
+def cut_frame(head: Head, frame_no: int, raw: bytes | memoryview, name: str | None = None) -> Chunk:
+    """As ``decode_frame``, of what ``frame_body`` returned."""
     frame = head.frames[frame_no]
     start, count, end = frame.start, frame.messages, frame.start + frame.messages
     lens = head.body_lens[start:end] if head.body_lens is not None else None
@@ -423,15 +440,16 @@ def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = No
     return Chunk(start, first_seq, seqs, names, hlens, bodies, times, len(raw) + names_bytes)
 
 
-def _bodies(raw: bytes, lens: Sequence[int] | None, body_len: int, count: int) -> list[bytes] | None:
+def _bodies(raw: bytes | memoryview, lens: Sequence[int] | None, body_len: int, count: int) -> list[bytes] | None:
     """``raw`` cut at each message; None when the lengths (None: all are ``body_len``) do not add up to it."""
     if lens is None:
         return list(_equal_bodies(body_len, count).unpack(raw)) if body_len * count == len(raw) else None
     ends = list(accumulate(lens))
     if ends[-1] != len(raw):
         return None
+    whole = bytes(raw)
     at = 0
-    return [raw[at:(at := end)] for end in ends]
+    return [whole[at:(at := end)] for end in ends]
 
 
 @lru_cache(maxsize=16)

@@ -19,7 +19,8 @@
          5     1  kind
          6     1  flags: 1 the body is compressed, 2 block references in it may have a subject filter,
                    4 streams in it may have expiries, 8 pages of block tables have summaries in it,
-                   16 block references in it may be of staged blocks, 32 streams in it may have pages of subjects
+                   16 block references in it may be of staged blocks, 32 streams in it may have pages of subjects,
+                   64 streams in it may have message ids
          7     1  0
          8    12  epoch, number: the last position that this page includes
         20    12  epoch, number of the object it was written in
@@ -73,7 +74,8 @@ _EXPIRIES: Final = 4
 _SUMMARIES: Final = 8
 _STAGED: Final = 16
 _SUBJECTS: Final = 32
-_FLAGS: Final = _COMPRESSED | _FILTERS | _EXPIRIES | _SUMMARIES | _STAGED | _SUBJECTS
+_IDS: Final = 64
+_FLAGS: Final = _COMPRESSED | _FILTERS | _EXPIRIES | _SUMMARIES | _STAGED | _SUBJECTS | _IDS
 _FIXED: Final = struct.Struct("<IIII")
 _ROW: Final = struct.Struct("<QIB3sQ")
 _PAGE: Final = struct.Struct("<4sBBBBIQIQQIIII")
@@ -93,7 +95,7 @@ class PageKind(IntEnum):
     CONSUMERS = 4
     """consumers of one stream"""
     DEDUPE = 5
-    """a slice of one stream's message ids, by time"""
+    """the message ids of neighbouring messages of one stream"""
     SUBJECTS = 6
     """the subjects of neighbouring messages of one stream"""
     EXPIRY = 7
@@ -135,8 +137,8 @@ class Page(NamedTuple):
     """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is. ``body`` is a value, or
     a PageBody. ``filters`` is whether block references in it may have subject filters, ``expiries`` whether streams in it
     may have expiries, ``summaries`` whether pages of block tables have summaries in it, ``staged`` whether block references
-    in it may be of staged blocks, ``subjects`` whether streams in it may have pages of subjects: these show older readers that
-    the page is newer."""
+    in it may be of staged blocks, ``subjects`` whether streams in it may have pages of subjects, ``ids`` whether they may have
+    message ids: these show older readers that the page is newer."""
 
     kind: int
     position: Position
@@ -147,6 +149,7 @@ class Page(NamedTuple):
     summaries: bool = False
     staged: bool = False
     subjects: bool = False
+    ids: bool = False
 
 
 class PageRef(NamedTuple):
@@ -200,7 +203,8 @@ def _encode_page(page: Page, object_position: Position) -> bytes:
     stored = body.stored
     flags = ((_COMPRESSED if len(stored) != body.raw_bytes else 0) | (_FILTERS if page.filters else 0)
              | (_EXPIRIES if page.expiries else 0) | (_SUMMARIES if page.summaries else 0)
-             | (_STAGED if page.staged else 0) | (_SUBJECTS if page.subjects else 0))
+             | (_STAGED if page.staged else 0) | (_SUBJECTS if page.subjects else 0)
+             | (_IDS if page.ids else 0))
     fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
                        body.raw_bytes, len(stored), checksum(stored), 0)[:-4]
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
@@ -234,7 +238,7 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] | None
     except (Undecodable, Unpackable) as error:
         raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
     return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES),
-                bool(flags & _SUMMARIES), bool(flags & _STAGED), bool(flags & _SUBJECTS))
+                bool(flags & _SUMMARIES), bool(flags & _STAGED), bool(flags & _SUBJECTS), bool(flags & _IDS))
 
 
 def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:

@@ -4,7 +4,8 @@
 
     fixed part, 40 bytes
         64     4  block count
-        68     4  0
+        68     4  landed: how far before this entry of the log the newest one is up to which all had landed when the put of
+                  this one began; 0: not known (runs, openings, version 1)
         72    24  bytes of the cores, of the indexes, of the frames, each of all blocks together
         96     4  crc32 of the directory
        100     4  crc32 of bytes 64 to 100
@@ -16,6 +17,8 @@
         32     8  bytes of its index
         40     8  bytes of its frames
         48     8  raw bytes (headers + payloads)
+
+What had landed lets a reader tell the end of the log from an entry that the store has lost (``log_end``).
 
 A block's core, index and frames follow in the order of the directory, so their offsets are sums of the rows before.
 A segment may hold no block at all: a heartbeat. Cores, indexes and frames carry checksums of their own.
@@ -31,7 +34,15 @@ from zlib import crc32
 
 from broker.storage.format.block import CORE_BYTES_MIN, BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.errors import Corrupt
-from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
+from broker.storage.format.header import (
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    SEGMENT_VERSION,
+    ObjectHeader,
+    ObjectKind,
+    Position,
+    object_name,
+)
 
 __all__ = [
     "HEAD_BYTES",
@@ -42,7 +53,9 @@ __all__ = [
     "RowValues",
     "SegmentHead",
     "decode_head",
+    "decode_landed",
     "encode_segment_front",
+    "fixed_landed",
 ]
 
 _FIXED: Final = struct.Struct("<IIQQQII")
@@ -58,7 +71,6 @@ HEAD_BYTES: Final = 64 * 1024
 """What a first get asks for: it holds the head of nearly every segment, or of an object of pages."""
 
 BLOCKS_MAX: Final = 1 << 20
-
 PUTS_IN_FLIGHT_MAX: Final = 16
 """No writer has more puts in flight, so orphans are stored at most this far beyond an epoch's end."""
 
@@ -92,13 +104,15 @@ class DirectoryRow(NamedTuple):
 class SegmentHead:
     """The head of a segment or run: header, directory and cores, all there; cores are decoded one by one."""
 
-    __slots__ = ("_data", "header", "rows", "size")
+    __slots__ = ("_data", "header", "landed", "rows", "size")
 
-    def __init__(self, header: ObjectHeader, rows: list[DirectoryRow], data: bytes, size: int) -> None:
+    def __init__(self, header: ObjectHeader, rows: list[DirectoryRow], data: bytes, size: int, landed: int | None) -> None:
         self.header = header
         self.rows = rows
         self.size = size
         """Bytes from the object's beginning to the end of the cores."""
+        self.landed = landed
+        """The number of its epoch up to which all entries had landed when its put began; None: it does not say."""
         self._data = data
 
     def __len__(self) -> int:
@@ -141,13 +155,13 @@ def decode_head(prefix: bytes, position: Position, *, kind: ObjectKind = ObjectK
         raise Corrupt(name, "header", 40, f"the object has more than its {header.size} bytes")
     if len(prefix) < HEAD_BYTES_MIN:
         return _more(name, HEAD_BYTES_MIN, header.size)
-    blocks, spare, cores, indexes, frames, directory_crc, crc = _FIXED.unpack_from(prefix, HEADER_BYTES)
-    if crc32(prefix[HEADER_BYTES:HEAD_BYTES_MIN - 4]) != crc:
-        raise Corrupt(name, "fixed part", HEAD_BYTES_MIN - 4, "the checksum does not match")
+    blocks, behind, cores, indexes, frames, directory_crc = _fixed_part(prefix, name)
     cores_at = HEAD_BYTES_MIN + blocks * _ROW.size
     size = cores_at + cores
-    if spare or blocks > BLOCKS_MAX or size + indexes + frames != header.size:
+    if blocks > BLOCKS_MAX or size + indexes + frames != header.size:
         raise Corrupt(name, "fixed part", HEADER_BYTES, "its parts do not add up to the object's size")
+    if behind and (header.version < SEGMENT_VERSION or behind > min(PUTS_IN_FLIGHT_MAX, position.number)):
+        raise Corrupt(name, "fixed part", HEADER_BYTES + 4, "what had landed before it is out of bounds")
     if len(prefix) < size:
         return _more(name, size, header.size)
     directory = prefix[HEAD_BYTES_MIN:cores_at]
@@ -164,7 +178,32 @@ def decode_head(prefix: bytes, position: Position, *, kind: ObjectKind = ObjectK
         core_at, index_at, frames_at = core_at + core_bytes, index_at + index_bytes, frames_at + frames_bytes
     if (core_at, index_at, frames_at) != (size, size + indexes, header.size):
         raise Corrupt(name, "directory", HEAD_BYTES_MIN, "its rows do not add up to the object's parts")
-    return SegmentHead(header, rows, prefix, size)
+    return SegmentHead(header, rows, prefix, size, position.number - behind if behind else None)
+
+
+def decode_landed(prefix: bytes, position: Position) -> int | None:
+    """What the entry of the log at ``position`` says had landed; ``prefix`` has ``HEAD_BYTES_MIN`` bytes of it, or more.
+
+    Raises: Corrupt; VersionUnknown.
+    """
+    ObjectHeader.unpack(prefix, name := object_name(ObjectKind.SEGMENT, position)).expect(ObjectKind.SEGMENT, position)
+    return fixed_landed(prefix, position, name)
+
+
+def fixed_landed(prefix: bytes, position: Position, name: str) -> int | None:
+    """``decode_landed`` of a segment whatever its header is. Raises: Corrupt."""
+    if len(prefix) < HEAD_BYTES_MIN:
+        raise Corrupt(name, "fixed part", len(prefix), "cut short")
+    behind: int = _fixed_part(prefix, name)[1]
+    return position.number - behind if 0 < behind <= min(PUTS_IN_FLIGHT_MAX, position.number) else None
+
+
+def _fixed_part(prefix: bytes, name: str) -> tuple[int, ...]:
+    """Its fields, but for the checksum. Raises: Corrupt."""
+    *fields, crc = _FIXED.unpack_from(prefix, HEADER_BYTES)
+    if crc32(prefix[HEADER_BYTES:HEAD_BYTES_MIN - 4]) != crc:
+        raise Corrupt(name, "fixed part", HEAD_BYTES_MIN - 4, "the checksum does not match")
+    return tuple(fields)
 
 
 def _more(name: str, needed: int, size: int) -> int:
@@ -174,9 +213,11 @@ def _more(name: str, needed: int, size: int) -> int:
 
 
 def encode_segment_front(kind: ObjectKind, position: Position, object_id: int, nonce: bytes,
-                         rows: Sequence[RowValues]) -> tuple[bytes, Iterable[tuple[int, int, int]]]:
+                         rows: Sequence[RowValues], landed: int | None = None
+                         ) -> tuple[bytes, Iterable[tuple[int, int, int]]]:
     """Header, fixed part and directory of an object; cores, indexes and frames follow in the order of ``rows``.
 
+    Args: landed is what an entry of the log says of those before it; None: nothing.
     Returns: the bytes, and where in the object each block's core, index and frames begin.
     """
     core_bytes, index_bytes, frames_bytes = ([row[at] for row in rows] for at in (4, 5, 6))
@@ -185,8 +226,10 @@ def encode_segment_front(kind: ObjectKind, position: Position, object_id: int, n
     index_at = core_at + cores
     frames_at = index_at + indexes
     directory = b"".join(starmap(_ROW.pack, rows))
-    fixed = _FIXED.pack(len(rows), 0, cores, indexes, frames, crc32(directory), 0)[:-4]
-    header = ObjectHeader(kind, position, nonce, frames_at + frames, object_id).pack()
+    behind = 0 if landed is None else position.number - landed
+    fixed = _FIXED.pack(len(rows), behind, cores, indexes, frames, crc32(directory), 0)[:-4]
+    header = ObjectHeader(kind, position, nonce, frames_at + frames, object_id,
+                          SEGMENT_VERSION if behind else FORMAT_VERSION).pack()
     places = zip(accumulate(core_bytes, initial=core_at), accumulate(index_bytes, initial=index_at),
                  accumulate(frames_bytes, initial=frames_at), strict=True)
     return b"".join((header, fixed, crc32(fixed).to_bytes(4, "little"), directory)), places

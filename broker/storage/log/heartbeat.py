@@ -83,6 +83,7 @@ class Pulse:
     async def _put(self) -> None:
         segment = Segment(Position(self.position.epoch, self.position.number + 1), [], [], 0)
         segment.began_ns = self._clock.monotonic_ns()
+        segment.landed_before = self.position.number
         self.proved_ns = await self._putter.put(segment)
         self.position = segment.position
 

@@ -222,6 +222,11 @@ class Log:
         return self.state.position
 
     @property
+    def idle(self) -> bool:
+        """Whether all segments have landed."""
+        return self._segments.newest is None
+
+    @property
     def store_error(self) -> StoreError | None:
         """Why the oldest put has not landed yet; None when the store is well."""
         return self._putter.error
@@ -361,6 +366,7 @@ class Log:
     # Putting.
 
     def _begin(self, segment: Segment) -> None:
+        segment.landed_before = self.state.position.number
         task = self._loop.create_task(self._write(segment), name=f"commit {segment.position}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -424,6 +430,7 @@ class Log:
                 wake()
         for listener in self._listeners:
             listener.segment_persisted(segment)
+        segment.data = None
 
     def _lease_renewed(self) -> None:
         for listener in self._listeners:

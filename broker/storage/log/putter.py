@@ -38,8 +38,8 @@ _BLOCK_BYTES = 4096
 class Segment:
     """A closed segment: its contents are fixed, and so are its bytes once ``data`` is set."""
 
-    __slots__ = ("before", "began_ns", "blocks", "data", "encoded", "failures", "landed", "on_encoded", "position",
-                 "proved_ns", "raw_bytes", "sealed", "urgent_ns", "waiters", "whole")
+    __slots__ = ("before", "began_ns", "blocks", "data", "encoded", "failures", "landed", "landed_before", "on_encoded",
+                 "position", "proved_ns", "raw_bytes", "sealed", "urgent_ns", "waiters", "whole")
 
     def __init__(self, position: Position, blocks: list[OpenBlock[Any]], waiters: list[Waiter], raw_bytes: int) -> None:
         self.position = position
@@ -58,6 +58,8 @@ class Segment:
         self.before: Segment | None = None
         """The segment before it, while that may not be encoded yet."""
         self.landed = False
+        self.landed_before: int | None = None
+        """Once it is in flight: the number up to which all had landed when its put began."""
         self.urgent_ns = 0
         """Since when something waits for it, by the monotonic clock; 0: nothing does."""
         self.began_ns = 0
@@ -78,7 +80,8 @@ class Segment:
             if block.opened is not None and block.packed is not None:
                 state.apply_small(block.packed, block.opened.outcome)
             else:
-                state.apply_block(block.core, block.ref)
+                state.apply_block(block.core, block.ref, block.head, block.ids)
+                block.ids = None
 
 
 class Putter:
@@ -153,7 +156,7 @@ class Putter:
             later: a later try may land after an earlier one did, the shard was taken, and the segment swept.
         """
         store, key, settings = self._store, self._key_of(segment.position), self._settings
-        put_sync = store.put_sync if self._executor is not None else None
+        put_sync = self._blocking_put(segment.position)
         timeout = settings.put_timeout_ns
         if self._executor is None or segment.raw_bytes + _BLOCK_BYTES * len(segment.sealed) < settings.inline_bytes_max:
             segment.data = self._encode(segment)
@@ -172,6 +175,8 @@ class Putter:
                     if header.nonce != self._nonce or header.kind != ObjectKind.SEGMENT:
                         raise describe(header, key) if header.kind != ObjectKind.SEAL else await self._fenced(
                             segment.position, key)
+                elif put_sync is not None and self._executor is None:
+                    self._encode_and_put(segment, put_sync, key)
                 elif put_sync is not None:
                     await self._loop.run_in_executor(self._executor, self._encode_and_put, segment, put_sync, key)
                 else:
@@ -202,7 +207,6 @@ class Putter:
         self.count += 1
         assert segment.data is not None
         self.bytes += sum(map(len, segment.data))
-        segment.data = None
         return began_ns
 
     def _encode(self, segment: Segment) -> list[bytes]:
@@ -210,13 +214,15 @@ class Putter:
         if self.broken:
             segment.sealed = [block for block in segment.sealed if number < self.broken.get(block.stream_id, number + 1)]
         data = encode_segment(segment.position, self._nonce, segment.sealed, self._settings.codec,
-                              failures=segment.failures)
+                              failures=segment.failures, landed=segment.landed_before)
         if segment.failures:
             for block, error in segment.failures:
                 if not block.stream_id:
                     raise error  # the shard's own: nothing can go on without it
                 self.leave_out(block.stream_id, number)
             segment.sealed = [block for block in segment.sealed if block.stream_id not in self.broken]
+        for block in segment.sealed:
+            block.pack_ids()
         segment.encoded = True
         if segment.on_encoded is not None:
             segment.on_encoded()
@@ -228,6 +234,16 @@ class Putter:
             for block in small:
                 block.kept = True
         return data
+
+    def _blocking_put(self, position: Position) -> Callable[[str, Any], None] | None:
+        """The store's put of this segment for threads that may wait; None: there is none, or no threads."""
+        put_unsynced = self._store.put_unsynced
+        if put_unsynced is None:
+            return self._store.put_sync if self._executor is not None else None
+        # Number n is not begun before n - W landed.
+        first = Position(position.epoch, max(1, position.number - self._settings.puts_in_flight + 1))
+        first_key = self._key_of(first)
+        return lambda key, data: put_unsynced(key, data, first_key)
 
     def _encode_and_put(self, segment: Segment, put_sync: Callable[[str, Any], None], key: str) -> None:
         """In a thread: one hop for both."""

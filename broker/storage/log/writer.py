@@ -35,10 +35,12 @@ from broker.storage.format.frame import FRAME_BYTES, FRAME_MESSAGES_MAX, Chunk, 
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head, encode_index
 from broker.storage.format.message_size import messages_size
+from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.segment import RowValues, encode_segment_front
 from broker.storage.format.small import NAME_BYTES_MAX, SmallEncoder
 from broker.storage.format.subject_filter import encode_filter
 from broker.storage.log.open_block import BODY_BYTES_MAX, OpenBlock, Owner, Tally
+from broker.storage.state.ids import BlockIds
 
 __all__ = ["BODY_BYTES_MAX", "Failure", "OpenBlock", "SealedBlock", "Tally", "encode_segment",
            "is_small", "seal_block"]
@@ -60,7 +62,8 @@ class SealedBlock(Generic[Owner]):
     block all three are made on first use: when a thousand streams share a segment, most are never used.
     """
 
-    __slots__ = ("_chunks", "_core", "_head", "_ref", "codec", "crc", "frames", "kept", "opened", "owner", "packed", "position")
+    __slots__ = ("_chunks", "_core", "_head", "_ref", "codec", "crc", "frames", "ids", "kept", "opened", "owner", "packed",
+                 "position")
 
     def __init__(self, owner: Owner, core: BlockCore | None, head: Head | None, chunks: Sequence[Chunk],
                  frames: list[bytes], position: Position) -> None:
@@ -72,6 +75,8 @@ class SealedBlock(Generic[Owner]):
         """Where it is stored: None until ``encode_segment`` has placed the block, and for a block without messages."""
         self.opened: OpenBlock[Owner] | None = None
         """The open block that a small one is made of."""
+        self.ids: BlockIds | None = None
+        """The message ids of its record, packed; None: it has none, or they are not packed yet."""
         self.kept = False
         """Whether its segment is kept in memory as a whole."""
         self.codec = Codec.ZSTD
@@ -133,6 +138,17 @@ class SealedBlock(Generic[Owner]):
         if self._ref is None and self.packed is not None:
             self._ref = BlockRef.of(self.packed)
         return self._ref
+
+    def pack_ids(self) -> None:
+        """Set ``ids``, so that the loop need not pack them when the segment is applied."""
+        if self.opened is not None:
+            return
+        for record in self.core.records:
+            if record.kind == MessageIds.KIND:
+                try:
+                    self.ids = BlockIds.of(self.core, record, self.head)
+                except (ValueError, TypeError, LookupError, OverflowError):
+                    self.ids = None  # applying the block finds the same, and concerns this stream alone
 
     def _unfold(self) -> None:
         assert self.opened is not None
@@ -304,11 +320,13 @@ def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
 
 def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBlock[Any]], codec: Codec = Codec.ZSTD, *,
                    kind: ObjectKind = ObjectKind.SEGMENT, object_id: int = 0,
-                   place: BlockPlace = BlockPlace.LOG, failures: list[Failure] | None = None) -> list[bytes]:
+                   place: BlockPlace = BlockPlace.LOG, failures: list[Failure] | None = None,
+                   landed: int | None = None) -> list[bytes]:
     """Compress, checksum and put together the object of ``blocks``, in their order; runs too.
 
     Called once for each object, in any thread; nothing else touches ``blocks`` meanwhile. Sets ``packed`` of each block.
-    Args: ``failures`` takes the blocks that cannot be encoded, which are left out; None: the first one raises.
+    Args: ``failures`` takes the blocks that cannot be encoded, which are left out; None: the first one raises. ``landed``
+        is the number up to which the log had landed when the put of this entry began; None: it is not said.
     Returns: the object's bytes as buffers, in order.
     """
     for block in blocks:
@@ -343,7 +361,7 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
         indexes.append(index)
         rows.append(row)
         facts.append(fact)
-    front, places = encode_segment_front(kind, position, object_id, nonce, rows)
+    front, places = encode_segment_front(kind, position, object_id, nonce, rows, landed)
     before = (int(place), *position, object_id)
     for block, row, fact, (core_at, index_at, frames_at) in zip(encoded, rows, facts, places, strict=False):
         if row[3]:

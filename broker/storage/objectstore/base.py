@@ -82,6 +82,10 @@ class ObjectStore(ABC):
     put_sync: Callable[[str, Buffers], None] | None = None
     """``put`` for worker threads: one try, same errors; None if there is only the asynchronous one."""
 
+    put_unsynced: Callable[[str, Buffers, str], None] | None = None
+    """``put_unsynced(key, data, first_key)``: as ``put_sync``, but the object is durable only once it is synced, later; None if
+    every put is durable at once. ``first_key`` says that all objects of the key's folder before it had been put already."""
+
     try_lock: Callable[[str], StoreLock | None] | None = None
     """``try_lock(folder)`` takes the one lock of a folder of keys, without waiting, for as long as this process lives.
     Returns None while another process holds it; raises StoreRefused if locks do not work here. None: there are no locks."""
@@ -134,7 +138,7 @@ class ObjectStore(ABC):
     async def close(self) -> None:
         """Release connections and threads. Calls in progress finish or raise Transient; later ones raise Transient."""
 
-    async def now_ns(self) -> int | None:
+    def now_ns(self) -> int | None:
         """The store's wall clock (Unix UTC), extrapolated from its last answer by a clock that does not leap; accurate to
         about a second. None if the store has no clock, or has not answered yet."""
         return None

@@ -13,19 +13,17 @@ A key is a path below the directory. Files that are not objects have names that 
 An object is visible from the link on and durable from the directory's fsync on. A put that finds the name taken also syncs
 the directory before it says so, since its caller will rely on that object. A new directory is synced into its parent
 before anything is linked into it.
+
+With ``sync_interval_ns`` there is ``put_unsynced`` too, which answers from the link on (``unsynced``). Then every other put,
+and every delete, first has all of those synced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import os
-import secrets
-import stat
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -44,17 +42,28 @@ from broker.storage.objectstore.base import (
     Transient,
     can_begin_key,
     check_key,
+    size_of,
+)
+from broker.storage.objectstore.disk import (
+    TempDirectory,
+    make_directories,
+    make_folder,
+    read_cached,
+    sweep_temp,
+    sync_directory,
+    sync_files,
+    write_all,
 )
 from broker.storage.objectstore.filelock import FileLock
+from broker.storage.objectstore.unsynced import UnsyncedFiles
+from broker.storage.objectstore.wrapper import Wrapper
 
-__all__ = ["FileStore"]
+__all__ = ["TORN", "FileStore", "directory_of"]
 
 _T = TypeVar("_T")
 
-_INLINE_BYTES_MAX = 256 * 1024  # copying this much from the page cache holds the loop for some 30 µs
 _TURN_BYTES_MAX = 512 * 1024  # and no more in one turn of the loop, where memory is new for each
 _THREADS_MAX = 16  # puts in flight (4) and a checkpoint's must leave threads for reads that wait for a disk
-_BUFFERS_MAX = 1024  # IOV_MAX
 _PUT_TRIES_MAX = 20  # the second works, unless other processes empty and remove the folder meanwhile
 
 _REMEDIES = {
@@ -75,6 +84,9 @@ _REMEDIES = {
 """Errors that trying again at once cannot help. All others (EIO, EMFILE, ENOMEM, ESTALE, …) are Transient."""
 
 
+TORN = ".torn"
+"""Below a folder: what power cuts left of its objects. No key can have this name."""
+
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """Errors of a read or a delete that mean no such object; the last two if the name is a folder's, or below an object's."""
 
@@ -82,27 +94,34 @@ _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 class FileStore(ObjectStore):
     """A directory as an object store; see the module's docstring."""
 
-    def __init__(self, directory: str | os.PathLike[str], *, read_only: bool = False, nameless: bool = True) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, read_only: bool = False, nameless: bool = True,
+                 sync_interval_ns: int | None = None) -> None:
         """Open the directory, created if missing unless ``read_only``; ``nameless=False`` never uses O_TMPFILE.
+        ``sync_interval_ns`` None: every put is synced.
 
         Raises: StoreRefused, in nats-server's words for an unusable storage directory.
         """
         self.directory = Path(directory).absolute()
         self.url = f"file://{self.directory}"
-        self.put_sync = self._put
+        self.put_sync = self._put_synced
         self.try_lock = self._try_lock
+        self.unsynced = UnsyncedFiles(self.url, sync_interval_ns)
+        if sync_interval_ns is not None and not read_only:
+            self.put_unsynced = self._put_unsynced
+        self._syncing: asyncio.Task[None] | None = None
+        self._hidden: tuple[str, str] | None = None
         self._read_only = read_only
         self._nameless = nameless and hasattr(os, "O_TMPFILE")
         self._root = os.fspath(self.directory)
-        self._temp = _TempDirectory(os.path.join(self._root, ".tmp"))
+        self._temp = TempDirectory(os.path.join(self._root, ".tmp"))
         self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="file-store")
         self._closed = False
         self._inline_bytes = 0
         """Read on the loop in this turn of it."""
         self._open_directory()
-        self._started_at_ns, self._started_boot_ns = time.time_ns(), _boottime_ns()
 
     async def put(self, key: str, data: Buffers) -> None:
+        await self._all_synced()
         await self._in_thread(self._put, key, data)
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
@@ -114,7 +133,7 @@ class FileStore(ObjectStore):
         if self._inline_bytes >= _TURN_BYTES_MAX:
             return await self._in_thread(self.get_sync, key, start, end)
         try:
-            data = _read_cached(path, start, end)
+            data = read_cached(path, start, end)
         except OSError as e:
             raise self._error(e, key, _NOT_THERE) from e
         if data is None:
@@ -128,32 +147,107 @@ class FileStore(ObjectStore):
         self._inline_bytes = 0
 
     async def replace(self, key: str, data: Buffers) -> None:
+        await self._all_synced()
         await self._in_thread(self._replace, key, data)
 
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
         return await self._in_thread(self.list_sync, prefix, after, limit)
 
     async def delete(self, key: str) -> None:
+        await self._all_synced()
         await self._in_thread(self._delete, key)
+
+    async def _all_synced(self) -> None:
+        """Have all that was put unsynced by now synced, in one thread for all that wait for it."""
+        unsynced = self.unsynced
+        until = unsynced.put_count
+        while unsynced.synced_count < until:
+            if self._syncing is None or self._syncing.done():
+                self._syncing = asyncio.get_running_loop().create_task(self._in_thread(unsynced.sync), name="sync")
+            await asyncio.shield(self._syncing)
 
     async def close(self) -> None:
         """End the threads after the calls in progress."""
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._executor.shutdown)
+            await asyncio.to_thread(self.unsynced.abandon)
             self._temp.remove()
-
-    async def now_ns(self) -> int | None:
-        """The wall clock at opening plus CLOCK_BOOTTIME since then, which reveals a later leap of the wall clock."""
-        return self._started_at_ns + _boottime_ns() - self._started_boot_ns
 
     def lock_path(self, folder: str) -> Path:
         """The file that ``try_lock(folder)`` locks."""
         return self.directory / folder / "lock"
 
+    def path_of(self, prefix: str) -> str:
+        """The path of a folder of keys, "" for the store's own."""
+        return f"{self._root}/{prefix}".rstrip("/")
+
+    def start_unsynced(self, folder: str, first_key: str) -> None:
+        """Let objects of ``folder`` be put unsynced from now on; those before ``first_key`` are durable. Does nothing without
+        ``sync_interval_ns``. Raises: StoreError."""
+        try:
+            self.unsynced.start(self.path_of(folder), first_key)
+        except OSError as e:
+            raise self._error(e, folder) from e
+
+    def stop_unsynced(self) -> None:
+        """Sync all, and put every object synced from now on. Raises: StoreError."""
+        try:
+            self.unsynced.stop()
+        except OSError as e:
+            raise self._error(e, "") from e
+
+    def is_locked(self, folder: str) -> bool:
+        """Whether some process holds that lock."""
+        return FileLock.is_held(os.fspath(self.lock_path(folder)))
+
+    def hide(self, first: str, last: str) -> None:
+        """From now on show no object whose key is between these, both included: they are what a power cut left."""
+        self._hidden = (first, last)
+
+    def set_aside(self, key: str) -> None:
+        """Move the object to a folder ``.torn`` beside it, for people to look at; durable once the folder is synced.
+
+        Raises: StoreError.
+        """
+        path = self._path(key)
+        folder, name = os.path.split(path)
+        try:
+            make_directories(os.path.join(folder, TORN))
+            os.rename(path, os.path.join(folder, TORN, name))
+        except OSError as e:
+            raise self._error(e, key) from e
+
+    def sync_folder(self, folder: str, keys: Sequence[str]) -> bool:
+        """Sync a folder, and objects in it, whoever put them; False: one of them may not be on the disk."""
+        try:
+            fd = os.open(self.path_of(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                sync_files(fd, [self._path(key) for key in keys])
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError:
+            return False
+        return True
+
     # The following runs in worker threads, or by put_sync in the caller's thread.
 
-    def _put(self, key: str, data: Buffers) -> None:
+    def _put_synced(self, key: str, data: Buffers) -> None:
+        self.unsynced.sync()
+        self._put(key, data)
+
+    def _put_unsynced(self, key: str, data: Buffers, first_key: str) -> None:
+        path = self._path(key)
+        if not self.unsynced.begin(path, first_key):
+            self._put_synced(key, data)
+            return
+        try:
+            self._put(key, data, synced=False)
+        finally:
+            self.unsynced.end(path, size_of(data))
+
+    def _put(self, key: str, data: Buffers, *, synced: bool = True) -> None:
         path = self._path(key)
         if self._read_only:
             raise StoreRefused(f"{self.url}: opened for reading only, so {key} was not written")
@@ -162,18 +256,19 @@ class FileStore(ObjectStore):
         try:
             for _ in range(_PUT_TRIES_MAX):
                 try:
-                    if not (self._nameless and self._put_nameless(folder, path, data)):
-                        self._put_named(path, data)
+                    if not (self._nameless and self._put_nameless(folder, path, data, synced)):
+                        self._put_named(path, data, synced)
                     break
                 except FileNotFoundError:
                     # The folder does not exist yet, or was removed with its last object between two of our calls.
                     refused = None
                     if not os.path.isdir(self._root):
                         raise
-                    _make_folder(folder)
+                    make_folder(folder)
                 except FileExistsError:
                     try:
-                        _sync_directory(folder)
+                        if synced:
+                            sync_directory(folder)
                     except FileNotFoundError:
                         continue  # the object with this key was the last in its folder, and was deleted since
                     raise
@@ -183,18 +278,19 @@ class FileStore(ObjectStore):
                     if e.errno != errno.EPERM or folder == self._root:
                         raise
                     refused = e
-                    _make_folder(folder)
+                    make_folder(folder)
             else:
                 if refused is not None:
                     raise refused
                 raise Transient(f"{self.url}: {key}: its folder {folder} does not stay")
             # A folder is removed with its last object: if it is gone, our object existed and was deleted since.
-            with suppress(FileNotFoundError):
-                _sync_directory(folder)
+            if synced:
+                with suppress(FileNotFoundError):
+                    sync_directory(folder)
         except OSError as e:
             raise self._error(e, key) from e
 
-    def _put_nameless(self, folder: str, path: str, data: Buffers) -> bool:
+    def _put_nameless(self, folder: str, path: str, data: Buffers, synced: bool) -> bool:
         """Put by a nameless file; False if the file system has none."""
         try:
             fd = os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o640)
@@ -205,8 +301,9 @@ class FileStore(ObjectStore):
                 return False
             raise
         try:
-            _write_all(fd, data)
-            os.fdatasync(fd)
+            write_all(fd, data)
+            if synced:
+                os.fdatasync(fd)
             try:
                 # linkat(AT_SYMLINK_FOLLOW) by /proc, which needs no privilege; a directory fd makes Python use linkat.
                 os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
@@ -219,31 +316,37 @@ class FileStore(ObjectStore):
             os.close(fd)
         return True
 
+    def replace_sync(self, key: str, data: Buffers) -> None:
+        """``replace`` for a thread that may wait; same errors."""
+        self.unsynced.sync()
+        self._replace(key, data)
+
     def _replace(self, key: str, data: Buffers) -> None:
         path = self._path(key)
         if self._read_only:
             raise StoreRefused(f"{self.url}: opened for reading only, so {key} was not written")
         try:
-            _make_folder(os.path.dirname(path))
+            make_folder(os.path.dirname(path))
             temp = self._temp.new_path()
             fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
             try:
-                _write_all(fd, data)
+                write_all(fd, data)
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
             os.replace(temp, path)
-            _sync_directory(os.path.dirname(path))
+            sync_directory(os.path.dirname(path))
         except OSError as e:
             raise self._error(e, key) from e
 
-    def _put_named(self, path: str, data: Buffers) -> None:
+    def _put_named(self, path: str, data: Buffers, synced: bool) -> None:
         temp = self._temp.new_path()
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         try:
             try:
-                _write_all(fd, data)
-                os.fdatasync(fd)
+                write_all(fd, data)
+                if synced:
+                    os.fdatasync(fd)
             finally:
                 os.close(fd)
             os.link(temp, path)
@@ -278,6 +381,8 @@ class FileStore(ObjectStore):
             for key, path in _walk(os.path.join(self._root, folder), f"{folder}/" if folder else "", prefix, after):
                 if limit is not None and len(found) >= limit:
                     break
+                if self._hidden is not None and self._hidden[0] <= key <= self._hidden[1]:
+                    continue
                 try:
                     found.append(ObjectInfo(key, os.stat(path).st_size))
                 except FileNotFoundError:
@@ -289,6 +394,7 @@ class FileStore(ObjectStore):
         return found
 
     def _delete(self, key: str) -> None:
+        self.unsynced.sync()
         path = self._path(key)
         if self._read_only:
             raise StoreRefused(f"{self.url}: opened for reading only, so {key} was not deleted")
@@ -308,7 +414,7 @@ class FileStore(ObjectStore):
     def _try_lock(self, folder: str) -> StoreLock | None:
         path = os.fspath(self.lock_path(folder))
         try:
-            _make_directories(os.path.dirname(path))
+            make_directories(os.path.dirname(path))
             return FileLock.take(path)
         except OSError as e:
             remedy = _REMEDIES.get(e.errno or 0, "a directory store needs a file system with flock")
@@ -317,6 +423,8 @@ class FileStore(ObjectStore):
     def _path(self, key: str) -> str:
         if self._closed:
             raise Transient(f"{self.url}: the store is closed")
+        if self._hidden is not None and self._hidden[0] <= key <= self._hidden[1]:
+            raise NotFound(f"{self.url}: {key} is what a power cut left of an object that was not synced")
         return f"{self._root}/{check_key(key)}"
 
     async def _in_thread(self, call: Callable[..., _T], *args: object) -> _T:
@@ -345,66 +453,18 @@ class FileStore(ObjectStore):
                 raise StoreRefused(f'no storage directory "{root}": check the path')
             return
         try:
-            _make_directories(root)
+            make_directories(root)
         except OSError as e:
             raise StoreRefused(f'could not create storage directory "{root}": {os.strerror(e.errno or 0)}; '
                                f"create it for the server's user, or name another") from e
-        _sweep_temp(self._temp.parent)
+        sweep_temp(self._temp.parent)
 
 
-class _TempDirectory:
-    """This run's own directory for files being written, locked by flock for as long as the process lives.
-
-    So the next process to open the store recognizes the leftovers of dead ones, whatever their process ids and hosts.
-    """
-
-    def __init__(self, parent: str) -> None:
-        self.parent = parent
-        self._path: str | None = None
-        self._lock: FileLock | None = None
-        self._numbers = itertools.count()
-        self._making = threading.Lock()
-
-    def new_path(self) -> str:
-        with self._making:
-            while self._path is None:
-                path = os.path.join(self.parent, secrets.token_hex(8))
-                os.makedirs(path)
-                # In between, another process may have taken it for a dead one's and removed it: then make another.
-                if (lock := FileLock.take(path)) is not None:
-                    self._path, self._lock = path, lock
-        return os.path.join(self._path, f"{next(self._numbers):x}")
-
-    def remove(self) -> None:
-        if self._path is not None and self._lock is not None:
-            _remove_flat(self._path)
-            self._lock.release()
-            self._path = None
-
-
-def _sweep_temp(parent: str) -> None:
-    """Remove the half-written files of dead processes."""
-    try:
-        names = os.listdir(parent)
-    except OSError:
-        return
-    for name in names:
-        path = os.path.join(parent, name)
-        try:
-            lock = FileLock.take(path)
-        except OSError:
-            continue  # we may not touch it; it only costs space
-        if lock is not None:
-            _remove_flat(path)
-            lock.release()
-
-
-def _remove_flat(folder: str) -> None:
-    """Remove a folder that contains only files; what cannot be removed is left for the next sweep."""
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
+def directory_of(store: ObjectStore) -> FileStore | None:
+    """The directory that ``store`` is, or wraps; None: it is none."""
+    while isinstance(store, Wrapper):
+        store = store.inner
+    return store if isinstance(store, FileStore) else None
 
 
 def _walk(folder: str, base: str, prefix: str, after: str) -> Iterator[tuple[str, str]]:
@@ -438,78 +498,3 @@ def _walk(folder: str, base: str, prefix: str, after: str) -> Iterator[tuple[str
             yield from _walk(entry.path, key, prefix, after)
         else:
             yield key, entry.path
-
-
-def _read_cached(path: str, start: int, end: int | None) -> bytes | None:
-    """The range if it is small and completely in the page cache, else None."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(fd).st_size
-        length = (size if end is None else min(end, size)) - start
-        if length <= 0:
-            return b""
-        if length > _INLINE_BYTES_MAX or _NOWAIT is None:
-            return None
-        buffer = bytearray(length)
-        try:
-            if os.preadv(fd, [buffer], start, _NOWAIT) < length:
-                return None
-        except OSError:
-            return None  # EAGAIN: not cached; EOPNOTSUPP: this file system cannot say. A thread reads it then.
-        return bytes(buffer)
-    finally:
-        os.close(fd)
-
-
-_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
-
-
-def _write_all(fd: int, data: Buffers) -> None:
-    for at in range(0, len(data), _BUFFERS_MAX):
-        batch = data[at:at + _BUFFERS_MAX]
-        left = sum(map(len, batch)) - os.writev(fd, batch)
-        if left:  # a full disk, a signal, or more than 2 GiB
-            rest = memoryview(b"".join(batch))[-left:]
-            while rest:
-                rest = rest[os.write(fd, rest):]
-
-
-def _make_directories(path: str) -> None:
-    """As ``mkdir -p``, each new directory synced into its parent."""
-    missing = []
-    while not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for path in reversed(missing):
-        try:
-            os.mkdir(path, 0o750)
-        except FileExistsError:
-            # One stat call: the folder may be removed at any time, which raises FileNotFoundError and is retried.
-            if not stat.S_ISDIR(os.stat(path).st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
-        _sync_directory(os.path.dirname(path))
-
-
-def _make_folder(path: str) -> None:
-    """Recreate a folder that is gone, or is being removed: mkdir, unlike stat, waits for an rmdir in progress."""
-    try:
-        os.mkdir(path, 0o750)
-        _sync_directory(os.path.dirname(path))
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        with suppress(FileNotFoundError):
-            _make_directories(path)
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _boottime_ns() -> int:
-    """Time since boot, including suspended time if the system has such a clock."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -36,6 +36,23 @@ class FileLock:
         os.close(fd)
         return None
 
+    @staticmethod
+    def is_held(path: str) -> bool:
+        """Whether some process holds the lock of a file; one that cannot be looked at counts as not held."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return False
+
     def release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

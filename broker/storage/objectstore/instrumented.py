@@ -53,6 +53,9 @@ class InstrumentedStore(Wrapper):
         self._inner_put_sync = inner.put_sync
         if inner.put_sync is not None:
             self.put_sync = self._put_sync
+        self._inner_put_unsynced = inner.put_unsynced
+        if inner.put_unsynced is not None:
+            self.put_unsynced = self._put_unsynced
 
     @property
     def operations(self) -> Mapping[str, OperationStats]:
@@ -95,6 +98,12 @@ class InstrumentedStore(Wrapper):
         assert self._inner_put_sync is not None
         with _Counted(self, "put") as counted:
             self._inner_put_sync(key, data)
+            counted.size = size_of(data)
+
+    def _put_unsynced(self, key: str, data: Buffers, first_key: str) -> None:
+        assert self._inner_put_unsynced is not None
+        with _Counted(self, "put") as counted:
+            self._inner_put_unsynced(key, data, first_key)
             counted.size = size_of(data)
 
 

@@ -4,23 +4,28 @@ Some S3 clones accept ``If-None-Match: *`` and ignore it. Fencing depends on it:
 the same sequence. The probe puts a key that exists, which must be refused; on the way it checks the bucket, the
 credentials, free space, ranged reads and listing.
 
-    the key is new:   put (by us, or a broker that starts with us) ──> read back ──> put again: refused ──> sound
+    the key is new:   race ──> put (by us, or a broker that starts with us) ──> read back ──> put again: refused ──> sound
     the key exists:                                          read      ──> put the same bytes: refused ──> sound
 
-If the store does overwrite the object, it does so with the same bytes.
+If the store does overwrite the object, it does so with the same bytes. The race (``race``) is for stores where requests cost, and
+once: while the key is new.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, PreconditionFailed, StoreRefused, Transient
 
-__all__ = ["probe"]
+__all__ = ["overwritten", "probe"]
 
 
-async def probe(store: ObjectStore, key: str, fresh: Buffers, *, unfinished: str | None = None) -> bytes:
+async def probe(store: ObjectStore, key: str, fresh: Buffers, *, unfinished: str | None = None,
+                race: Callable[[], Awaitable[None]] | None = None) -> bytes:
     """Try the store on ``key``, where ``fresh`` is put if there is no object yet.
 
-    Args: unfinished is the key that marks a copy of a store of which only a part is there yet: it is refused.
+    Args: unfinished is the key that marks a copy of a store of which only a part is there yet: it is refused. race is awaited
+        before anything is put, if there is no object yet; it raises StoreRefused.
     Returns: the bytes stored at ``key``, for the caller to check format and version.
     Raises: StoreRefused, naming the store, what is wrong and the remedy.
     Source: docs/STORES.md, "Requirements".
@@ -31,6 +36,8 @@ async def probe(store: ObjectStore, key: str, fresh: Buffers, *, unfinished: str
             if unfinished is not None and await _read(store, unfinished) is not None:
                 raise StoreRefused(f"{store.url}: this is an unfinished copy of a store ({unfinished} exists, {key} does not): "
                                    f"run the same `jetblock copy` again to finish it")
+            if race is not None:
+                await race()
             try:
                 await store.put(key, fresh)
             except PreconditionFailed:
@@ -52,9 +59,14 @@ async def probe(store: ObjectStore, key: str, fresh: Buffers, *, unfinished: str
     except Transient as e:
         raise StoreRefused(f"{e}: the store cannot be reached, or does not work: check that it is up, "
                            f"its address (AWS_ENDPOINT_URL) and the network") from e
-    raise StoreRefused(f"{store.url}: the store overwrites objects: a conditional put (If-None-Match: *) of {key}, which "
-                       f"exists, succeeded. Nothing would keep two brokers apart, so none runs on it. Use one that "
-                       f"honours conditional puts: AWS S3, MinIO, SeaweedFS, or a directory (file://DIR)")
+    raise overwritten(store.url, key)
+
+
+def overwritten(url: str, key: str) -> StoreRefused:
+    """The error for a store that has put ``key`` again."""
+    return StoreRefused(f"{url}: the store overwrites objects: a conditional put (If-None-Match: *) of {key}, which "
+                        f"exists, succeeded. Nothing would keep two brokers apart, so none runs on it. Use one that "
+                        f"honours conditional puts: AWS S3, MinIO, SeaweedFS, or a directory (file://DIR)")
 
 
 async def _read(store: ObjectStore, key: str) -> bytes | None:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,6 +86,11 @@ _CREDENTIALS_EXPIRED = frozenset(("ExpiredToken", "InvalidToken", "InvalidTokenI
 _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError,
                    boto.TokenRetrievalError, boto.ProfileNotFound, boto.ConfigParseError)
 
+_LISTING = frozenset(("Contents", "IsTruncated", "KeyCount", "MaxKeys", "Name", "Prefix"))
+"""What says that an answer is a listing: botocore takes the page of a proxy for an empty one."""
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
 _TRANSIENT_CODES = frozenset((
     "RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled",
     "TooManyRequests", "RequestLimitExceeded", "BandwidthLimitExceeded", "InternalError", "ServiceUnavailable",
@@ -133,38 +140,58 @@ class S3Store(ObjectStore):
             raise ValueError("a read begins at byte 0 or later")
         if end is not None and end <= start:
             return b""
-        asked = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
         try:
             async with self._call("get", check_key(key), self._get_timeout_s) as client:
-                answer = await client.get_object(Bucket=self._bucket, Key=self._base + key, **asked)
+                # Asked for a range, even all of it, a server says how much that is, and a body that was cut on the way is noticed.
+                answer = await client.get_object(Bucket=self._bucket, Key=self._base + key,
+                                                 Range=f"bytes={start}-{'' if end is None else end - 1}")
                 self._note_date(answer)
                 async with answer["Body"] as stream:
                     data: bytes = await stream.read()
+                said = answer.get("ContentRange", "")
+                if answer["ResponseMetadata"]["HTTPStatusCode"] != 206 and not said:
+                    if not answer.get("ETag"):  # the page of a proxy
+                        raise Transient(f"{self._where}: get {key}: the response is not S3's; check AWS_ENDPOINT_URL")
+                    return data[start:end]  # a server that ignores ranges sends the whole object
+                if not _is_of_range(said, start, end, len(data)):
+                    raise Transient(f"{self._where}: get {key}: {len(data)} bytes from byte {start} on came as {said!r}")
+                return data
         except _PastTheEnd:
             return b""
-        # A server that ignores the range sends the whole object, and no Content-Range.
-        return data[start:end] if asked and not answer.get("ContentRange") else data
 
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
         found: Listing = []
         if not can_begin_key(prefix):
             return found
-        cut = len(self._base)
-        asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base + prefix}
+        cut, begins, behind = len(self._base), self._base + prefix, self._base + after if after else ""
+        asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": begins}
         if after:
-            asked["StartAfter"] = self._base + after
+            asked["StartAfter"] = behind
+        last, sorted_ = behind, True
         while limit is None or len(found) < limit:
             if limit is not None:
                 asked["MaxKeys"] = min(1000, limit - len(found))
             async with self._call("list", prefix, self._get_timeout_s) as client:
                 answer = await client.list_objects_v2(**asked)
                 self._note_date(answer)
+                if not _LISTING & answer.keys():
+                    raise Transient(f"{self._where}: list {prefix}: the response is not S3's; check AWS_ENDPOINT_URL")
+                token = answer.get("NextContinuationToken")
+                if answer.get("IsTruncated") and (not token or token == asked.get("ContinuationToken")):
+                    raise Transient(f"{self._where}: list {prefix}: a page says that there are more, and not where they begin")
             for row in answer.get("Contents", ()):
-                found.append(ObjectInfo(row["Key"][cut:], row["Size"]))
+                key = row["Key"]
+                if not key.startswith(begins) or key <= behind:
+                    continue  # not asked for
+                sorted_ = sorted_ and key > last
+                last = key
+                found.append(ObjectInfo(key[cut:], row.get("Size", 0)))
             if not answer.get("IsTruncated"):
                 break
-            asked["ContinuationToken"] = answer["NextContinuationToken"]
-        found.sort()  # SeaweedFS orders folders by bare name; elsewhere this is one pass over a sorted list
+            asked["ContinuationToken"] = token
+        if not sorted_:
+            # SeaweedFS orders folders by bare name; pages of one listing may overlap where keys come and go.
+            found = sorted(set(found))
         return found
 
     async def delete(self, key: str) -> None:
@@ -181,17 +208,16 @@ class S3Store(ObjectStore):
             await self._credentials.close()
             await self._exit.aclose()
 
-    async def now_ns(self) -> int | None:
+    def now_ns(self) -> int | None:
         """The ``Date`` of the last answer plus the monotonic time since then."""
         if self._date is None:
             return None
         text, at_ns = self._date
-        try:
-            seconds = parsedate_to_datetime(text).timestamp()
-        except ValueError:
+        seconds = _unix_seconds(text)
+        if seconds is None:
             return None
         # The header has truncated seconds: half a second more is the best guess.
-        return int(seconds) * 1_000_000_000 + 500_000_000 + self._clock.monotonic_ns() - at_ns
+        return seconds * 1_000_000_000 + 500_000_000 + self._clock.monotonic_ns() - at_ns
 
     def _note_date(self, answer: Any) -> None:
         metadata = answer.get("ResponseMetadata")
@@ -327,6 +353,24 @@ class S3Store(ObjectStore):
             raise Transient(f"{self._where}: no credentials within {_CLIENT_TIMEOUT_S:g} s") from e
         client.meta.events.register("before-send.s3", self._before_send)
         return client
+
+
+def _is_of_range(said: str, start: int, end: int | None, size: int) -> bool:
+    """Whether a body of ``size`` bytes is what an answer says it is, and what was asked for; True where it says nothing."""
+    found = _CONTENT_RANGE.fullmatch(said)
+    if found is None:
+        return True
+    first, last, whole = int(found[1]), int(found[2]), found[3]
+    return first == start and last - first + 1 == size and (whole == "*" or last == min(int(whole), end or int(whole)) - 1)
+
+
+@lru_cache(maxsize=1)
+def _unix_seconds(date: str) -> int | None:
+    """A ``Date`` header's time; None if it is none. Cached: while the clock is not believed, each look at it asks here."""
+    try:
+        return int(parsedate_to_datetime(date).timestamp())
+    except (ValueError, OverflowError):
+        return None
 
 
 def _timestamp(value: Any) -> Any:

@@ -60,16 +60,17 @@ def parse_store_url(url: str) -> StoreUrl:
 
 def open_store(url: str, *, read_only: bool = False, endpoint: str | None = None,
                region: str | None = None, put_timeout_ns: int = 5_000_000_000,
-               get_timeout_ns: int = 30_000_000_000, connections_max: int = 32) -> ObjectStore:
+               get_timeout_ns: int = 30_000_000_000, connections_max: int = 32,
+               sync_interval_ns: int | None = None) -> ObjectStore:
     """The store at ``url``, without wrappers; an S3 endpoint is not contacted before the first call.
 
-    Args: ``read_only`` creates nothing, for inspection; the others are for S3. ``endpoint`` and ``region`` take precedence
-        over AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and AWS_REGION.
+    Args: ``read_only`` creates nothing, for inspection. ``sync_interval_ns`` is for a directory; None: every put is synced. The
+        others are for S3; ``endpoint`` and ``region`` take precedence over AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and AWS_REGION.
     Raises: ValueError for a URL of no known form; StoreRefused for a directory that cannot be used.
     """
     scheme, where, prefix = parse_store_url(url)
     if scheme == "file":
-        return FileStore(where, read_only=read_only)
+        return FileStore(where, read_only=read_only, sync_interval_ns=sync_interval_ns)
     if scheme == "memory":
         return MemoryStore()
     # Importing it costs some 200 ms and 35 MB, which a directory store should not pay.

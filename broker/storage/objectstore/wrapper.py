@@ -15,6 +15,7 @@ class Wrapper(ObjectStore):
         self.url = inner.url
         self.puts_cost = inner.puts_cost
         self.put_sync = inner.put_sync
+        self.put_unsynced = inner.put_unsynced
         self.try_lock = inner.try_lock
 
     async def put(self, key: str, data: Buffers) -> None:
@@ -35,5 +36,5 @@ class Wrapper(ObjectStore):
     async def close(self) -> None:
         await self.inner.close()
 
-    async def now_ns(self) -> int | None:
-        return await self.inner.now_ns()
+    def now_ns(self) -> int | None:
+        return self.inner.now_ns()

@@ -5,7 +5,9 @@ Does not own: which blocks a stream has, and in which order they are read (jetst
 the layout (format).
 
     head(block)                  one GET of its index
+    head(…, neighbours)          one GET for the indexes of hundreds of blocks of one object: they lie side by side
     subjects(page)               one GET of a page with the subjects of very many blocks
+    ids(part)                    the same with message ids, if they are in a page
     chunk(block, ordinal)        one GET of a frame; before it one of the index, unless that is cached
     chunk(…, begun)              the same with an *extent*, about ``read_ahead_bytes`` of neighbouring frames
     read_ahead(block, ordinal)   the same, without waiting
@@ -25,29 +27,51 @@ import asyncio
 import gc
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
 
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.errors import FormatError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import Position
-from broker.storage.format.index import Head, decode_frame, decode_index, decode_known_index
+from broker.storage.format.id_rows import IdRows
+from broker.storage.format.index import Head, cut_frame, decode_frame, decode_index, decode_known_index, frame_body
+from broker.storage.format.page import PageRef
 from broker.storage.format.subject_rows import SubjectRows
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.read.cache import Cache
+from broker.storage.read.unpacking import Unpacker
 from broker.storage.read.window import Extent, Window
+from broker.storage.state.ids import IdPart, decode_ids
 from broker.storage.state.subjects import SubjectPage, decode_subjects
 
 __all__ = ["BlockReader", "StoredBlock"]
+
+_T = TypeVar("_T")
 
 READ_AHEAD_BYTES = 1 << 20
 
 _WHOLE_BYTES = 256 << 10
 """A block up to so large is got with its index even for one message: a second request would cost more."""
 
+_WHOLE_AHEAD = 2.25
+"""The same for a reader that reads on, in units of what is read ahead at once: what a full segment of text takes. Half of the
+processor time of reading a large stream was the requests'."""
+
+_NEIGHBOURS_BYTES = 256 << 10
+"""What is got at once of the indexes of an object's blocks, for a caller that will soon be followed by those of other streams."""
+
+_NEIGHBOURS_INDEX_MAX = _NEIGHBOURS_BYTES // 8
+"""A larger index is got alone."""
+
 _WINDOW_SHARE = 4
 """What was got and is not decoded yet takes one part in so many of the cache's size, beside it."""
+
+_LEFT_SHARE = 2
+"""Where there is no room for an extent, a load takes one part in so many of the room that is left: so readers who are too many
+for the window have about equal parts of it."""
 
 _ROWS_AT_ONCE = 4096
 """Messages of heads that are decoded in one turn of the loop, or of one head: about 2 ms. Several loads may end in one turn,
@@ -76,19 +100,24 @@ class BlockReader:
 
     def __init__(self, store: ObjectStore, cache: Cache, key_of: Callable[[BlockRef], str], *,
                  read_ahead_bytes: int = READ_AHEAD_BYTES, distrust: Callable[[str], None] = lambda key: None,
-                 paths: ShardPaths | None = None) -> None:
-        """``distrust`` is called with the key of an object of which something damaged was read."""
+                 paths: ShardPaths | None = None, executor: Executor | None = None) -> None:
+        """``distrust`` is called with the key of an object of which something damaged was read. ``executor`` decompresses what
+        is read ahead; None: all on the loop."""
         self._store = store
         self._paths = paths or ShardPaths()
         self._cache = cache
         self._key_of = key_of
         self._read_ahead_bytes = read_ahead_bytes
+        self._whole_ahead_bytes = int(_WHOLE_AHEAD * read_ahead_bytes)
         self._distrust = distrust
         self.window = Window(cache.bytes_max // _WINDOW_SHARE)
+        self._unpacker = None if executor is None else Unpacker(self.window, executor)
         self._heads: dict[Hashable, asyncio.Task[Head]] = {}
         """Loads of heads under way."""
         self._frames: dict[Extent, asyncio.Task[None]] = {}
         """Loads of frames under way."""
+        self._neighbours: dict[Hashable, asyncio.Task[bytes]] = {}
+        """Loads of indexes side by side under way."""
         self._unseen = 0
         self._decoding = asyncio.Lock()
         self._decoded_rows = 0
@@ -121,11 +150,14 @@ class BlockReader:
             at = ref.frames_offset + frame.offset
             chunk = decode_frame(head, number, data[at:at + frame.stored_bytes], self._key_of(ref))
             self._put((*_id(ref), number), chunk)
-        elif chunk is None and (extent := self.window.find(_id(ref), number)) is not None and extent.data is not None:
-            try:
-                chunk = self._decoded(extent, number, ref)
-            except FormatError:
-                return None  # what is wrong shows when it is loaded again
+        elif self.window and (extent := self.window.find(_id(ref), number)) is not None:
+            if chunk is not None:
+                self._used(extent, number)
+            elif extent.data is not None:
+                try:
+                    chunk = self._decoded(extent, number, ref)
+                except FormatError:
+                    return None  # what is wrong shows when it is loaded again
         return chunk
 
     def admit(self, ref: BlockRef, head: Head | None, chunks: Sequence[Chunk]) -> None:
@@ -155,15 +187,17 @@ class BlockReader:
 
     # --- what is loaded -----------------------------------------------------------------------------------------------
 
-    async def head(self, block: StoredBlock, begun: Callable[[int], None] | None = None) -> Head:
+    async def head(self, block: StoredBlock, begun: Callable[[int], None] | None = None, *, neighbours: bool = False) -> Head:
         """The block's head. Args: ``begun`` as for ``chunk``, of a caller that will read all frames: those of a small block are
-        loaded with it. Raises: NotFound; StoreError; Corrupt."""
-        return await self._head(block, begun, 0 if begun is None else self._read_ahead_bytes)
+        loaded with it. ``neighbours``: the heads of other streams' blocks in the same object will soon be asked for, too.
+        Raises: NotFound; StoreError; Corrupt."""
+        return await self._head(block, begun, 0 if begun is None else self._whole_ahead_bytes, neighbours)
 
-    async def _head(self, block: StoredBlock, begun: Callable[[int], None] | None, whole_bytes: int) -> Head:
+    async def _head(self, block: StoredBlock, begun: Callable[[int], None] | None, whole_bytes: int,
+                    neighbours: bool = False) -> Head:
         head = self.cached_head(block)
         if head is None:
-            head = await asyncio.shield(self._head_load(block, begun, whole_bytes))
+            head = await asyncio.shield(self._head_load(block, begun, whole_bytes, neighbours))
         if block.starts is None:
             block.starts = head.starts
         return head
@@ -177,15 +211,25 @@ class BlockReader:
 
     async def subjects(self, page: SubjectPage) -> SubjectRows:
         """A page of subjects; not cached, since an index is made of it at once. Raises: NotFound; StoreError; FormatError."""
-        ref = page.place
-        key = self._paths.pages(ref.position)
-        data = await self._store.get(key, ref.offset, ref.offset + ref.size)
+        return await self._of_page(page.place, page.count, lambda data: decode_subjects(data, page))
+
+    async def ids(self, part: IdPart) -> list[IdRows]:
+        """The message ids of a part that is in memory or in a page; not cached. Raises: as ``subjects``."""
+        return await self._of_page(part.place, part.count, lambda data: decode_ids(part, data)[1])
+
+    async def _of_page(self, ref: PageRef | None, count: int, decode: Callable[[bytes], _T]) -> _T:
+        """A page of a checkpoint as ``decode`` gives it, in a thread where it has many rows; None: it is in memory."""
+        key, data = "", b""
+        if ref is not None:
+            key = self._paths.pages(ref.position)
+            data = await self._store.get(key, ref.offset, ref.offset + ref.size)
         try:
-            if page.count > _ROWS_INLINE_MAX:
-                return await asyncio.to_thread(decode_subjects, data, page)
-            return decode_subjects(data, page)
+            if count > _ROWS_INLINE_MAX:
+                return await asyncio.to_thread(decode, data)
+            return decode(data)
         except FormatError:
-            self._distrust(key)
+            if key:
+                self._distrust(key)
             raise
 
     async def chunk(self, block: StoredBlock, ordinal: int, begun: Callable[[int], None] | None = None) -> Chunk:
@@ -199,7 +243,7 @@ class BlockReader:
         if chunk is not None:
             return chunk
         ref = _stored(block)
-        head = await self._head(block, begun, self._read_ahead_bytes if begun is not None else _WHOLE_BYTES)
+        head = await self._head(block, begun, self._whole_ahead_bytes if begun is not None else _WHOLE_BYTES)
         number = head.frame_of(ordinal)
         chunk = self._cache.peek((*_id(ref), number))
         if chunk is None:
@@ -223,9 +267,9 @@ class BlockReader:
             if self._whole(ref) is not None:
                 return ref.count
             if ident not in self._heads:
-                if not self.window.room(min(ref.frames_bytes, self._read_ahead_bytes)):
+                if not self.window.room_ahead(min(ref.frames_bytes, self._whole_ahead_bytes)):
                     return None
-                self._head_load(block, begun, self._read_ahead_bytes).add_done_callback(
+                self._head_load(block, begun, self._whole_ahead_bytes).add_done_callback(
                     lambda load: self._read_on(load, block, ordinal, begun))
             return ref.count if self.window.find(ident, 0) is not None else None
         number, count = head.frame_of(ordinal), len(head.frames)
@@ -233,7 +277,7 @@ class BlockReader:
             end = extent.end
         elif (*ident, number) in self._cache:
             end = number + 1
-        elif self.window.room(_size(head, number, self._extent_end(ident, head, number))):
+        elif self.window.room_ahead(_size(head, number, self._extent_end(ident, head, number))):
             end = self._extent(ref, head, number, begun).end
         else:
             return None
@@ -246,14 +290,15 @@ class BlockReader:
 
     async def close(self) -> None:
         """Cancel the loads in progress, and with them their callers."""
-        loads: list[asyncio.Task[Any]] = [*self._heads.values(), *self._frames.values()]
+        loads: list[asyncio.Task[Any]] = [*self._heads.values(), *self._frames.values(), *self._neighbours.values()]
         for load in loads:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _head_load(self, block: StoredBlock, begun: Callable[[int], None] | None, whole_bytes: int) -> asyncio.Task[Head]:
+    def _head_load(self, block: StoredBlock, begun: Callable[[int], None] | None, whole_bytes: int,
+                   neighbours: bool = False) -> asyncio.Task[Head]:
         """The load of a head that all concurrent callers share; with the frames, where both are at most ``whole_bytes``
         side by side, and there is room."""
         ref = _stored(block)
@@ -264,7 +309,7 @@ class BlockReader:
                     and ref.index_bytes + ref.frames_bytes <= whole_bytes and self.window.room(ref.frames_bytes)):
                 extent = Extent(ident, 0, 0, ref.frames_bytes, begun)
                 self.window.add(extent)
-            task = self._heads[ident] = asyncio.ensure_future(self._load_head(block, extent))
+            task = self._heads[ident] = asyncio.ensure_future(self._load_head(block, extent, neighbours))
             task.add_done_callback(lambda load: self._head_done(load, ident, extent))
         return task
 
@@ -273,9 +318,14 @@ class BlockReader:
         if _failed(load) and extent is not None:
             self.window.drop(extent)
 
-    async def _load_head(self, block: StoredBlock, extent: Extent | None) -> Head:
+    async def _load_head(self, block: StoredBlock, extent: Extent | None, neighbours: bool = False) -> Head:
         ref = _stored(block)
         key = self._key_of(ref)
+        if neighbours and (index := await self._index_among(ref, key)):
+            with suppress(FormatError):  # then it is got alone, and what is wrong is reported
+                head = _head_from(index, block, key)
+                self._cache.put(_id(ref), head, head.size)
+                return head
         end = ref.index_offset + ref.index_bytes
         data = await self._store.get(key, ref.index_offset, end if extent is None else end + ref.frames_bytes)
         index = data if extent is None else data[:ref.index_bytes]
@@ -291,11 +341,34 @@ class BlockReader:
                 raise
             self._cache.put(_id(ref), head, head.size)
             if extent is not None:
-                extent.came(head, data, ref.index_bytes)
+                self._came(extent, head, key, data, ref.index_bytes)
             if self._decoded_rows >= _ROWS_AT_ONCE:
                 self._decoded_rows = 0
                 await asyncio.sleep(0)
         return head
+
+    async def _index_among(self, ref: BlockRef, key: str) -> bytes:
+        """The block's index, from what was got with those of its neighbours; b"" where it is to be got alone."""
+        number, at = divmod(ref.index_offset, _NEIGHBOURS_BYTES)
+        if ref.place.of_stream or ref.index_bytes > _NEIGHBOURS_INDEX_MAX or at + ref.index_bytes > _NEIGHBOURS_BYTES:
+            return b""
+        ident = (ref.place, ref.position, ref.object_id, number)
+        data: bytes | None = self._cache.get(ident)
+        if data is None:
+            load = self._neighbours.get(ident)
+            if load is None:
+                start = number * _NEIGHBOURS_BYTES
+                # No index is behind the frames of any block.
+                load = self._neighbours[ident] = asyncio.ensure_future(
+                    self._store.get(key, start, min(start + _NEIGHBOURS_BYTES, ref.frames_offset)))
+                load.add_done_callback(lambda load: self._neighbours_done(load, ident))
+            data = await asyncio.shield(load)
+        return data[at:at + ref.index_bytes]
+
+    def _neighbours_done(self, load: asyncio.Task[bytes], ident: Hashable) -> None:
+        del self._neighbours[ident]
+        if not _failed(load):
+            self._cache.put(ident, load.result(), len(load.result()))
 
     def _extent_end(self, ident: tuple[int, ...], head: Head, first: int) -> int:
         """The end of the extent with frame ``first``, or what follows it that is in memory or on its way."""
@@ -314,7 +387,9 @@ class BlockReader:
         if begun is not None:
             end = self._extent_end(ident, head, first)
             if not self.window.room(_size(head, first, end)):
-                end = first + 1
+                room = self.window.left // _LEFT_SHARE
+                while end > first + 1 and _size(head, first, end) > room:
+                    end -= 1
         extent = Extent(ident, first, end, _size(head, first, end), begun)
         self.window.add(extent)
         task = self._frames[extent] = asyncio.ensure_future(self._load_frames(extent, ref, head))
@@ -322,8 +397,14 @@ class BlockReader:
         return extent
 
     async def _load_frames(self, extent: Extent, ref: BlockRef, head: Head) -> None:
-        at = ref.frames_offset + head.frames[extent.first].offset
-        extent.came(head, await self._store.get(self._key_of(ref), at, at + extent.size))
+        at, key = ref.frames_offset + head.frames[extent.first].offset, self._key_of(ref)
+        self._came(extent, head, key, await self._store.get(key, at, at + extent.size))
+
+    def _came(self, extent: Extent, head: Head, key: str, data: bytes, index_bytes: int = 0) -> None:
+        extent.came(head, data, index_bytes)
+        self.window.came(extent)
+        if self._unpacker is not None:
+            self._unpacker.came(extent, key)
 
     def _frames_done(self, load: asyncio.Task[None], extent: Extent) -> None:
         del self._frames[extent]
@@ -335,20 +416,31 @@ class BlockReader:
         head = extent.head
         if head is None:
             raise RuntimeError("the extent is on its way")
+        key = self._key_of(ref)
+        body = None if self._unpacker is None else self._unpacker.taken(extent, number, key)
         try:
-            chunk = decode_frame(head, number, extent.frame(number), self._key_of(ref))
+            if body is None:
+                body = frame_body(head, number, extent.frame(number), key)
+            chunk = cut_frame(head, number, body, key)
         except FormatError:
             self.window.drop(extent)
-            self._distrust(self._key_of(ref))
+            self._distrust(key)
             raise
         # A filtered reader needs both at once; if one evicted the other, it would load them in turns for ever.
         self._cache.renew(head)
         self._put((*_id(ref), number), chunk)
-        self.window.decoded(extent, number)
-        if (begun := extent.begun) is not None:
-            extent.begun = None
-            begun(head.starts[extent.end] if extent.end < len(head.frames) else ref.count)
+        self._used(extent, number)
         return chunk
+
+    def _used(self, extent: Extent, number: int) -> None:
+        """A frame of an extent was used. One that was in the cache, and so not decoded, has to count: the extent would take room
+        in the window for nothing, and leave others single frames."""
+        head, begun = extent.head, extent.begun
+        if begun is not None and head is not None:
+            extent.begun = None
+            self.window.skip(extent, number)
+            begun(head.starts[extent.end] if extent.end < len(head.frames) else head.count)
+        self.window.used(extent, number)
 
 
 def _failed(load: asyncio.Task[Any]) -> bool:

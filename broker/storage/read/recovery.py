@@ -18,7 +18,7 @@ async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, patience: P
     Raises: Fenced if there is a later epoch, or a checkpoint in ours that we did not write; Corrupt, naming the object;
         StoreError.
     """
-    snapshot = await run(replay(paths), store, patience)
+    snapshot = await run(replay(paths, thorough=False), store, patience)
     end = snapshot.state.position
     if (snapshot.roots and snapshot.roots[-1].epoch >= epoch) or end.epoch > epoch:
         raise Fenced(f"the log goes on beyond epoch {epoch}, which is ours: at {end}")

@@ -7,7 +7,8 @@ recovery, ``inspect`` and readers without a broker share it, whatever client the
 
     an epoch's end     is in the next opening
     the log's end      is the first missing number (or a seal) in the last epoch opened; it is believed only if no newer
-                       checkpoint appeared meanwhile, since the number may have been swept
+                       checkpoint appeared meanwhile, since the number may have been swept, and if no later entry proves
+                       that the number had landed (``format.log_end``)
     beyond an end      nothing ever existed
     a corrupt entry    is never taken for the end
 
@@ -18,22 +19,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from broker.clock import SystemClock
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.errors import Corrupt, CutOff, FormatError, VersionUnknown
-from broker.storage.format.header import ObjectHeader, ObjectKind, Position, object_name
+from broker.storage.format.header import EPOCH_MAX, HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
+from broker.storage.format.log_end import SAID_BYTES, is_being_copied, proves
+from broker.storage.format.opening import decode_opening
 from broker.storage.format.page import Page, PageKind, PageRef, decode_page
 from broker.storage.format.records.opening import Opening
-from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
+from broker.storage.format.segment import HEAD_BYTES, PUTS_IN_FLIGHT_MAX, SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
-from broker.storage.paths import ShardPaths, parse
+from broker.storage.paths import COPYING, ShardPaths, parse
 from broker.storage.put import Patience
 from broker.storage.read.lazy import LazyBlockRef, unpack_table_page
 from broker.storage.state.applied import ShardState
-from broker.storage.state.pages import Part, load_directory, load_part, shard_of
+from broker.storage.state.pages import Part, load_directory, load_part, note_unlisted, shard_of
 
 __all__ = ["Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from",
            "replay_to", "run", "run_answering", "run_blocking"]
@@ -85,24 +88,27 @@ class Snapshot(NamedTuple):
     problems: list[str]
 
 
-def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None) -> Steps[Snapshot]:
+def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, *, thorough: bool = True) -> Steps[Snapshot]:
     """Read the shard's state as it stands in the store.
 
     Args: wanted(account, name) says which streams a reader wants: pages and blocks of others are not read, and
-        ``state.segments`` has no counts. None: all are wanted.
+        ``state.segments`` has no counts. None: all are wanted. thorough: how well to look at the log's end; its owner need not.
     Raises: Corrupt, naming the object, if the log cannot be read further; VersionUnknown if a newer broker wrote it;
         CutOff if it changed faster than it could be read, RESTARTS_MAX times.
     """
     for _ in range(RESTARTS_MAX):
         roots = yield from list_positions(paths.checkpoints)
         problems: list[str] = []
+        missing = ""
         snapshot: Snapshot | None = None
         for position in [*reversed(roots), None]:
             try:
-                snapshot = yield from _from_root(paths, position, roots, problems, wanted)
+                snapshot = yield from _from_root(paths, position, roots, problems, wanted, thorough=thorough)
                 break
             except CutOff as gone:
                 problems.append(str(gone))
+                if position is not None or not roots:  # what is before the newest usable root may be gone
+                    missing = missing or gone.key
             except VersionUnknown:
                 raise
             except _Unusable as damaged:
@@ -112,8 +118,10 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None) 
         if again != roots and (snapshot is None or (again and again[-1] > end)):
             continue  # the end, or what was missing, may have been swept: start again from the newer checkpoint
         if snapshot is None:
-            raise Corrupt(paths.checkpoints, "checkpoints", 0, "neither a checkpoint nor the log from its beginning "
-                          "can be read: " + "; ".join(problems))
+            why = "neither a checkpoint nor the log from its beginning can be read: " + "; ".join(dict.fromkeys(problems))
+            if missing:
+                raise Corrupt(missing, "entry", 0, f"it is missing, and {why}")
+            raise Corrupt(paths.checkpoints, "checkpoints", 0, why)
         if again and again[-1] > end:
             raise Corrupt(paths.checkpoint(again[-1]), "checkpoint", 0,
                           f"it cannot be used, and the log before it ends at {end}: " + "; ".join(problems))
@@ -152,12 +160,12 @@ def replay_to(paths: ShardPaths, position: Position, wanted: Callable[[str, str]
 def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
     """Advance a ``state`` whose replay is finished to the current end of the log: for a reader that follows the log.
 
-    If nothing is new, this costs two listings and four gets. Raises: CutOff if part of what follows was swept (then use
+    If nothing is new, this costs two listings and six gets. Raises: CutOff if part of what follows was swept (then use
     ``replay``); Corrupt, VersionUnknown: as ``replay``. After any of them the state must not be used.
     """
     awaited = state.position
     for _ in range(RESTARTS_MAX):
-        yield from _Chain(paths, state).read()
+        yield from _Chain(paths, state, thorough=False).read()
         end = state.position
         if end < awaited:
             raise CutOff(f"{paths.log(end)} is followed by nothing, and there is a checkpoint at {awaited}")
@@ -183,7 +191,8 @@ def list_positions(prefix: str, after: str = "") -> Steps[list[Position]]:
 
 
 def _from_root(paths: ShardPaths, position: Position | None, roots: list[Position], problems: list[str],
-               wanted: Callable[[str, str], bool] | None = None, until: Position | None = None) -> Steps[Snapshot]:
+               wanted: Callable[[str, str], bool] | None = None, until: Position | None = None, *,
+               thorough: bool = True) -> Steps[Snapshot]:
     root: Root | None = None
     members: dict[int, frozenset[int]] = {}
     if position is None:
@@ -191,7 +200,7 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
         state.replaying = True
     else:
         root, state, members = yield from _load_root(paths, position, wanted, until)
-    chain = _Chain(paths, state, until)
+    chain = _Chain(paths, state, until, thorough=thorough)
     yield from chain.read()
     if position is not None:
         try:
@@ -240,9 +249,11 @@ def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str
 
         yield from _read_pages(paths, root.pages, take_directory)
         yield from _read_pages(paths, [part.ref for part in needed], take_part)
+        if wanted is None:
+            note_unlisted(state, root.extra)
     except VersionUnknown:
         raise
-    except FormatError as error:
+    except (FormatError, ValueError) as error:
         raise _Unusable(f"{key}: {error}") from None
     return root, state, members
 
@@ -286,12 +297,17 @@ def _size(piece: range, refs: Sequence[PageRef]) -> int:
 
 
 class _Chain:
-    """The walk along the log, from a state's position to the end, or to ``until``."""
+    """The walk along the log, from a state's position to the end, or to ``until``.
 
-    def __init__(self, paths: ShardPaths, state: ShardState, until: Position | None = None) -> None:
+    ``thorough``: at the end it looks at all entries that may prove that there was another one; else at a few, which costs no
+    requests where nothing is new.
+    """
+
+    def __init__(self, paths: ShardPaths, state: ShardState, until: Position | None = None, *, thorough: bool = True) -> None:
         self.paths = paths
         self.state = state
         self.until = until
+        self.thorough = thorough
         self.sealed = False
         self.segments = 0
         self.objects = 0
@@ -311,7 +327,8 @@ class _Chain:
                 # an opening before which no epoch was opened.
                 opened = [e for e, n in ends.items() if n and e > epoch]
                 if opened:
-                    raise CutOff(f"epoch {opened[0]} was opened, and its opening is gone or came meanwhile")
+                    raise CutOff(f"epoch {opened[0]} was opened, and its opening is gone or came meanwhile",
+                                 self.paths.log(Position(opened[0], 0)))
                 end = ends.get(epoch, 0)
                 if epoch and not end:
                     raise Corrupt(self.paths.log(Position(later, 0)), "opening", 0, f"it does not end epoch {epoch}")
@@ -321,7 +338,8 @@ class _Chain:
                     stop = min(self.until.number + 1, end or self.until.number + 1)
                 reached = yield from self._epoch(epoch, number, stop)
                 if end is not None and stop is not None and reached < stop:
-                    raise CutOff(f"{self.paths.log(Position(epoch, reached))} is gone, and epoch {epoch} ends at {end}")
+                    key = self.paths.log(Position(epoch, reached))
+                    raise CutOff(f"{key} is gone, and epoch {epoch} ends at {end}", key)
             if found is None:
                 yield from self._expect_end()
                 return
@@ -340,24 +358,21 @@ class _Chain:
     def _next_opening(self, epoch: int) -> Steps[tuple[int, Opening] | None]:
         """The lowest later epoch whose number 0 is an opening, not a seal; None: there is none yet."""
         claims = yield from list_positions(self.paths.epochs, self.paths.epoch(epoch))
-        for at in range(0, len(claims), BATCH):
-            positions = [Position(claim.epoch, 0) for claim in claims[at:at + BATCH]]
+        claimed = {claim.epoch for claim in claims}
+        # An epoch whose claim is lost has its log all the same; epochs have no gaps.
+        epochs = sorted(claimed | {before + 1 for before in (epoch, *claimed) if before < EPOCH_MAX})
+        for at in range(0, len(epochs), BATCH):
+            positions = [Position(one, 0) for one in epochs[at:at + BATCH]]
             heads = yield Gets([(self.paths.log(position), 0, HEAD_BYTES) for position in positions])
             for position, data in zip(positions, heads, strict=True):
+                if data is None and position.epoch in claimed:
+                    data = yield from self._once_more(position, [1], {})
                 if data is None:
                     continue
                 head = yield from self._head(position, data)
                 if head is not None:
-                    return position.epoch, self._opening(position, head)
+                    return position.epoch, decode_opening(head, self.paths.log(position))
         return None
-
-    def _opening(self, position: Position, head: SegmentHead) -> Opening:
-        for i, row in enumerate(head.rows):
-            if row.stream_id == 0:
-                for record in head.core(i).records:
-                    if record.kind == Opening.KIND:
-                        return Opening.decode(record.body, self.paths.log(position))
-        raise Corrupt(self.paths.log(position), "opening", 0, "an epoch begins without one")
 
     def _epoch(self, epoch: int, number: int, end: int | None) -> Steps[int]:
         """Apply an epoch's segments from ``number`` on; returns the first number that was not applied."""
@@ -367,8 +382,17 @@ class _Chain:
             stop = number + size if end is None else min(end, number + size)
             size = BATCH
             positions = [Position(epoch, n) for n in range(number, stop)]
-            found = yield Gets([(log(position), 0, HEAD_BYTES) for position in positions])
-            for position, data in zip(positions, found, strict=True):
+            ranges: list[tuple[str, int, int | None]] = [(log(position), 0, HEAD_BYTES) for position in positions]
+            proof = Position(epoch, number + PUTS_IN_FLIGHT_MAX)
+            if end is None and proof not in positions:
+                ranges.append((log(proof), 0, SAID_BYTES))
+            found = yield Gets(ranges)
+            known = dict(zip([*positions, proof], found, strict=False))
+            for position in positions:
+                data = known[position]
+                if data is None and end is None:
+                    ahead = range(1, PUTS_IN_FLIGHT_MAX + 1) if self.thorough else (1, 2, 3, PUTS_IN_FLIGHT_MAX)
+                    data = yield from self._once_more(position, [position.number + some for some in ahead], known)
                 if data is None:
                     return position.number
                 head = yield from self._head(position, data)
@@ -378,6 +402,25 @@ class _Chain:
                 self._apply(position, head)
             number = stop
         return number
+
+    def _once_more(self, position: Position, later: Iterable[int], known: dict[Position, bytes | None]) -> Steps[bytes | None]:
+        """The beginning of an entry that was missing a moment ago; None if it may never have been there.
+
+        Args: later are numbers of its epoch to look at for proof that it was; known, what was read of entries.
+        Raises: CutOff if there is proof, and the entry is gone.
+        """
+        asked = [one for number in later if (one := Position(position.epoch, number)) not in known]
+        if asked:
+            known |= zip(asked, (yield Gets([(self.paths.log(one), 0, SAID_BYTES) for one in asked])), strict=True)
+        if not any(proves(data, one, position) for one, data in known.items()):
+            return None
+        key = self.paths.log(position)
+        [data] = yield Gets([(key, 0, HEAD_BYTES)])
+        if data is None:
+            [mark] = yield Gets([(COPYING, 0, HEADER_BYTES)])
+            if not is_being_copied(mark, position.epoch):
+                raise CutOff(f"{key} is gone, and later entries of its epoch are there", key)
+        return data  # type: ignore[no-any-return]
 
     def _head(self, position: Position, data: bytes) -> Steps[SegmentHead | None]:
         """The head of a log entry; None for a seal. Raises: Corrupt; VersionUnknown; CutOff."""

@@ -11,21 +11,24 @@ from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import ge
+from itertools import repeat
+from operator import ge, gt
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from broker.storage.format.agreement import check_agreement
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
+from broker.storage.format.codec import says_size
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind
-from broker.storage.format.index import Head, decode_index
+from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, Head, decode_index
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.request import BLOCK_MESSAGES_MAX, BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
 from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import StreamPaths
+from broker.storage.staging.subjects import is_stageable
 
 __all__ = ["SUBJECTS_MAX", "Aside", "Ids", "NotAdoptable", "Staged", "StagedBlock", "read_staged"]
 
@@ -36,6 +39,8 @@ ID_BYTES: Final = 140
 """What a duplicate window counts for an id besides its bytes."""
 
 _READ_BYTES: Final = 8 << 20
+_FRAME_HEADER_BYTES: Final = 18
+"""zstd's, at most."""
 _LARGE: Final = 16 << 20
 
 
@@ -61,6 +66,15 @@ class Ids(NamedTuple):
     def subject(self, at: int) -> bytes:
         """The subject of the ``at``-th of them."""
         return self.names[self.subjects[at]]
+
+
+class _Frame(NamedTuple):
+    """``offset`` in the object, ``size`` as stored."""
+
+    offset: int
+    size: int
+    crc: int
+    raw_bytes: int
 
 
 class StagedBlock(NamedTuple):
@@ -117,7 +131,7 @@ async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int
         raise NotAdoptable(f"{key} is not what the request says of it")
     if any(row.messages > BLOCK_MESSAGES_MAX for row in head.rows):
         raise NotAdoptable(f"{key} has a block of more than {BLOCK_MESSAGES_MAX} messages")
-    frames: list[tuple[int, int, int]] = []
+    frames: list[_Frame] = []
     for i, row in enumerate(head.rows):
         core = await aside(_core, head, i)
         ref = row.ref(BlockPlace.STAGED, core)
@@ -129,11 +143,14 @@ async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int
             raise NotAdoptable("it has more message ids than the stream's duplicate window can hold: "
                                "make several requests of it, or leave the ids out")
     for span in _spans(frames):
-        start, end = span[0][0], span[-1][0] + span[-1][1]
+        start, end = span[0].offset, span[-1].offset + span[-1].size
         # One byte more: an object that is longer than it should be has been tampered with too.
         data = await store.get(key, start, end + 1 if end == run.size else end)
         if not await aside(_sound, data, start, end, span):
             raise NotAdoptable(f"{key} is damaged: a checksum of its frames does not match, from byte {start} on")
+        if not all(frame.size == frame.raw_bytes or says_size(_first_bytes(data, frame.offset - start), frame.raw_bytes)
+                   for frame in span):
+            raise NotAdoptable(f"{key} has a frame, from byte {start} on, that does not say as zstd's content size how long it was")
 
 
 async def _head(store: ObjectStore, key: str, run: StagedRun) -> SegmentHead:
@@ -151,12 +168,16 @@ def _core(head: SegmentHead, i: int) -> BlockCore:
     return head.core(i, everything=True)
 
 
-def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes) -> list[tuple[int, int, int]]:
-    """Gather what the block has; returns offset, length and checksum of its frames. In a thread. Raises: FormatError."""
+def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes) -> list[_Frame]:
+    """Gather what the block has; returns its frames. In a thread. Raises: NotAdoptable; FormatError."""
     head = decode_index(data, ref, key)
     check_agreement(core, head, key, ref.core_offset)
+    _check_lengths(head, key)
     if not 0 <= ref.first_time_ns <= ref.last_time_ns:
         raise NotAdoptable(f"{key} has times that fall, or are none")
+    if not all(map(is_stageable, head.subjects)):
+        subject = next(subject for subject in head.subjects if not is_stageable(subject))
+        raise NotAdoptable(f"{key} has the subject {subject[:80]!r}, which no message can have")
     staged.subjects.update(dict(zip(head.subjects, head.subject_counts, strict=True)))
     if len(staged.subjects) > SUBJECTS_MAX:
         raise NotAdoptable(f"it has more than {SUBJECTS_MAX} subjects: make several requests of it")
@@ -170,7 +191,18 @@ def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes)
     ids = _ids(head, core)
     staged.ids_bytes += sum(map(len, ids.ids)) + ID_BYTES * len(ids.ids)
     staged.blocks.append(StagedBlock(ref, ids))
-    return [(ref.frames_offset + frame.offset, frame.stored_bytes, frame.crc) for frame in head.frames]
+    return [_Frame(ref.frames_offset + frame.offset, frame.stored_bytes, frame.crc, frame.raw_bytes) for frame in head.frames]
+
+
+def _check_lengths(head: Head, key: str) -> None:
+    """The messages of each frame are as long as the frame. Raises: NotAdoptable."""
+    lens, hlens = head.body_lens, head.hlens
+    for frame in head.frames:
+        size = head.body_len * frame.messages if lens is None else sum(lens[frame.start:frame.start + frame.messages])
+        if size != frame.raw_bytes:
+            raise NotAdoptable(f"{key} has a frame of which {LENGTHS_DIFFER}")
+    if any(map(gt, repeat(head.hlen, head.count) if hlens is None else hlens, repeat(head.body_len) if lens is None else lens)):
+        raise NotAdoptable(f"{key}: {HEADERS_TOO_LONG}")
 
 
 def _ids(head: Head, core: BlockCore) -> Ids:
@@ -186,11 +218,11 @@ def _ids(head: Head, core: BlockCore) -> Ids:
                array("I", subjects), tuple(head.subjects))
 
 
-def _spans(frames: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+def _spans(frames: list[_Frame]) -> Iterator[list[_Frame]]:
     """Neighbouring frames that are read together."""
-    span: list[tuple[int, int, int]] = []
+    span: list[_Frame] = []
     for frame in frames:
-        if span and frame[0] + frame[1] - span[0][0] > _READ_BYTES:
+        if span and frame.offset + frame.size - span[0].offset > _READ_BYTES:
             yield span
             span = []
         span.append(frame)
@@ -198,6 +230,11 @@ def _spans(frames: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, 
         yield span
 
 
-def _sound(data: bytes, start: int, end: int, span: list[tuple[int, int, int]]) -> bool:
+def _sound(data: bytes, start: int, end: int, span: list[_Frame]) -> bool:
     view = memoryview(data)
-    return len(data) == end - start and all(crc32(view[at - start:at - start + size]) == crc for at, size, crc in span)
+    return len(data) == end - start and all(
+        crc32(view[frame.offset - start:frame.offset - start + frame.size]) == frame.crc for frame in span)
+
+
+def _first_bytes(data: bytes, at: int) -> memoryview:
+    return memoryview(data)[at:at + _FRAME_HEADER_BYTES]

@@ -22,7 +22,6 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from broker.protocol import headers as header_block
-from broker.protocol.subject import is_literal, is_valid
 from broker.storage.format.block import BlockPlace
 from broker.storage.format.codec import Codec
 from broker.storage.format.header import NONCE_BYTES, ObjectKind
@@ -32,6 +31,7 @@ from broker.storage.format.staged import staged_position
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
 from broker.storage.paths import ShardPaths, StreamPaths
+from broker.storage.staging.subjects import is_stageable
 
 __all__ = ["ACTED_UPON", "MSG_ID", "RowRefused", "RunWriter", "ToPut", "request_id_of", "request_object"]
 
@@ -51,7 +51,6 @@ _BLOCK_BYTES: Final = 4 << 20
 _BLOCK_MESSAGES: Final = 32_768
 _HEADERS_BYTES_MAX: Final = 65_535
 _BODY_BYTES_MAX: Final = 32 << 20
-_SUBJECT_BYTES_MAX: Final = 1 << 16
 _TIME_MAX: Final = (1 << 63) - 1
 _SUBJECTS_KNOWN_MAX: Final = 65_536
 
@@ -138,7 +137,7 @@ class RunWriter:
         self._rows_bytes += size
 
     def _check_subject(self, subject: bytes) -> None:
-        if not is_valid(subject) or not is_literal(subject) or len(subject) > _SUBJECT_BYTES_MAX or b"\0" in subject:
+        if not is_stageable(subject):
             raise RowRefused(f"no message can have the subject {subject[:80]!r}")
         if len(self._subjects) >= _SUBJECTS_KNOWN_MAX:
             self._subjects.clear()

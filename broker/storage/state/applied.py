@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, BlockPlace, BlockRef, Outcome, PackedRef
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position, key_position, position_key
+from broker.storage.format.index import Head
 from broker.storage.format.record import Record
 from broker.storage.format.records.adoption import Adopted, Adoption
 from broker.storage.format.records.append import Append
@@ -30,6 +31,7 @@ from broker.storage.format.records.consumer_delete import ConsumerDelete
 from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.format.records.consumer_update import ConsumerUpdate
 from broker.storage.format.records.expiry import Expiry
+from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release
 from broker.storage.format.records.schedule import Schedule
@@ -38,10 +40,11 @@ from broker.storage.format.records.stream_delete import StreamDelete
 from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.extra import update_extra
+from broker.storage.state.ids import WINDOW, BlockIds
 from broker.storage.state.released import Released
 from broker.storage.state.stream import START, StreamState
 from broker.storage.state.swap import dead_in
-from broker.storage.state.table import BlockEntry, RunKey, TablePage, pages_of, run_keys
+from broker.storage.state.table import BlockEntry, BlockTable, Kept, RunKey, TablePage, pages_of, run_keys
 
 __all__ = ["ShardState"]
 
@@ -67,6 +70,7 @@ class ShardState:
         "_unmade",
         "freed",
         "freed_runs",
+        "ids_unlisted_ns",
         "names",
         "on_left",
         "opening",
@@ -102,6 +106,8 @@ class ShardState:
         """Run → live blocks stored there."""
         self.freed_runs: dict[RunKey, tuple[str, str]] = {}
         """Runs that lost their last live block while this process applied; account and name of the stream that had it."""
+        self.ids_unlisted_ns = 0
+        """The ids of messages up to this time may be in blocks alone. See ``StreamIds.unlisted_ns``."""
         self.on_left: Callable[[], object] | None = None
         """Called when blocks left their stream. Its owner then calls ``tidy`` until nothing is left to do."""
         self._leaving: deque[tuple[StreamState, TablePage]] = deque()
@@ -126,8 +132,10 @@ class ShardState:
         self.segments.setdefault(key, 0)
         self.unnamed.add(key)
 
-    def apply_block(self, core: BlockCore, ref: BlockRef | None) -> None:
-        """Apply one block of the segment at ``position``; ref is where its messages are stored, None when it has none."""
+    def apply_block(self, core: BlockCore, ref: BlockRef | None, head: Head | None = None,
+                    ids: BlockIds | None = None) -> None:
+        """Apply one block of the segment at ``position``; ref is where its messages are stored, None when it has none; head
+        is its index, where that is in memory; ids are those that its record has, if they are packed already."""
         if core.stream_id == 0:
             self._apply_shard_records(core.records)
             return
@@ -141,7 +149,7 @@ class ShardState:
                 self._drop(stream)
             return
         try:
-            self._apply_to_stream(stream, core, ref)
+            self._apply_to_stream(stream, core, ref, head, ids)
         except (Corrupt, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             why = str(error) if isinstance(error, Corrupt) else repr(error)
             self.take_offline(core.stream_id, f"segment {self.position} is damaged: {why}")
@@ -238,7 +246,8 @@ class ShardState:
         self.names[stream.account, stream.name] = stream.stream_id
         return stream
 
-    def _apply_to_stream(self, stream: StreamState, core: BlockCore, ref: BlockRef | None) -> None:
+    def _apply_to_stream(self, stream: StreamState, core: BlockCore, ref: BlockRef | None, head: Head | None,
+                         ids: BlockIds | None) -> None:
         blocks = stream.blocks
         counting = not self.replaying
         for record in core.records:
@@ -248,18 +257,25 @@ class ShardState:
             key = position_key(ref.position)
             self.segments[key] += 1
             self.unnamed.discard(key)
+        left: list[Kept] = []
+        below = _trimmed_below(blocks, core) if len(core.removed) > 1 else 0
         for removed in core.removed:
-            left = blocks.remove(*removed)
-            if left and counting:
-                self._left(stream, pages_of(left))
+            if removed[1] < below:
+                continue  # expiry in a thousand steps would mark a thousand blocks that leave by the outcome
+            left += blocks.remove(*removed)
             if stream.expiries:
                 stream.expiries.remove(removed[0], removed[1])
             if stream.schedules:
                 stream.schedules.remove(removed[0], removed[1])
+        if left and counting:
+            self._left(stream, pages_of(left))
         deleted = False
+        with_ids: Record | None = None
         for record in core.records:
             kind = record.kind
-            if kind == ConsumerDelta.KIND:
+            if kind == MessageIds.KIND:
+                with_ids = record
+            elif kind == ConsumerDelta.KIND:
                 delta = ConsumerDelta.decode(record.body)
                 consumer = stream.consumers.get(delta.name)
                 if consumer is not None:
@@ -296,6 +312,8 @@ class ShardState:
                         stream.schedules.put(seq, due_ns)
                     else:
                         stream.schedules.remove(seq, seq)
+        if with_ids is not None and self.wanted is None and stream.config.get(WINDOW, 0):
+            stream.ids.record(core, ids or BlockIds.of(core, with_ids, head))
         self._take_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
         if deleted:
             self._drop(stream)
@@ -314,6 +332,8 @@ class ShardState:
                 self.runs[run] = self.runs.get(run, 0) + 1
                 self.freed_runs.pop(run, None)
             stream.last_time_ns = max(stream.last_time_ns, ref.last_time_ns)
+            if self.wanted is None and stream.config.get(WINDOW, 0):
+                stream.ids.in_blocks(ref.first_seq, ref.last_seq, ref.last_time_ns)
         for first, last, msgs, size, *bits in append.dead:
             if bits:
                 stream.blocks.mark(first, last, bits[0], size)
@@ -408,7 +428,6 @@ class ShardState:
 
     def _left(self, stream: StreamState, pages: list[TablePage]) -> None:
         self._leaving += [(stream, page) for page in pages]
-        self.tidy(_LEFT_AT_ONCE)
         if self.on_left is not None:
             self.on_left()
         else:
@@ -440,3 +459,10 @@ class ShardState:
                     self.freed_runs[run] = (stream.account, stream.name)
                     self.freed = self.position
         return bool(leaving)
+
+
+def _trimmed_below(blocks: BlockTable, core: BlockCore) -> int:
+    """The sequence below which no message is in a block that stays, once ``core`` is applied."""
+    first_seq = core.outcome[0]
+    stays = blocks.find(first_seq)
+    return first_seq if stays is None else stays.first_seq

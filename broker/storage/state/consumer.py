@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 from broker.storage.format.records.column import packed_bytes, unpack_column
@@ -57,22 +58,16 @@ class ConsumerState:
         if delta.last_ack_ns is not None:
             self.last_ack_ns = delta.last_ack_ns
         if delta.dropped:
-            pending, redelivered = self.pending, self.redelivered
-            for seq in delta.dropped:
-                pending.pop(seq, None)
-                redelivered.pop(seq, None)
+            _remove(self.pending, delta.dropped)
+            _remove(self.redelivered, delta.dropped)
         if (added := delta.pending) is not None:
-            pending = self.pending
-            for seq, cseq, time_ns in zip(added.stream_seqs, added.consumer_seqs, added.delivered_at_ns, strict=True):
-                # Removed first: a redelivered message is last in the order of delivery.
-                pending.pop(seq, None)
-                pending[seq] = (cseq, time_ns)
+            # Removed first: a redelivered message is last in the order of delivery.
+            _remove(self.pending, added.stream_seqs)
+            deliveries = zip(added.consumer_seqs, added.delivered_at_ns, strict=True)
+            self.pending.update(zip(added.stream_seqs, deliveries, strict=True))
         if delta.redelivered:
-            for seq, count in delta.redelivered.items():
-                if count:
-                    self.redelivered[seq] = count
-                else:
-                    self.redelivered.pop(seq, None)
+            self.redelivered.update(delta.redelivered)
+            _remove(self.redelivered, [seq for seq, count in delta.redelivered.items() if not count])
         if delta.extra:
             update_extra(self.extra, delta.extra)
 
@@ -99,3 +94,9 @@ class ConsumerState:
         state.pending = {s: (c, t) for s, c, t in zip(unpack_column(seqs), unpack_column(cseqs), unpack_column(times), strict=True)}
         state.redelivered = dict(zip(unpack_column(again), unpack_column(counts), strict=True))
         return state
+
+
+def _remove(known: dict[int, Any], seqs: Sequence[int]) -> None:
+    if known:
+        for _ in map(known.pop, seqs, repeat(None)):
+            pass

@@ -4,26 +4,28 @@
                                                    ├─ BLOCKS pages of a big stream, 1024 entries each
                                                    ├─ CONSUMERS pages, one for each consumer with much pending
                                                    ├─ EXPIRY and SCHEDULE pages, 4096 messages each
-                                                   └─ SUBJECTS pages, which are not read with the others
+                                                   └─ DEDUPE and SUBJECTS pages, which are not read with the others
 
     stream entry   [stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, bytes, first_time_ns,
-                    last_time_ns, ceiling, position, extra, table, consumers, expiries?, schedules?, subjects?]
+                    last_time_ns, ceiling, position, extra, table, consumers, expiries?, schedules?, subjects?, ids?]
     table          [[room, entries or None, page or None], …]    a page of the block table, inline or by reference
                    [room, [bytes, stored] or None, page or None, summary]    the same, inline as a page's body is stored
     consumers      [[packed or None, page or None], …]
-    expiries, schedules    the same; both missing while there are none of either, nor any page of subjects
-    subjects       [[first_seq, last_seq, messages, page], …]; missing while there are none
+    expiries, schedules    the same; both missing while there are none of either, nor anything after them
+    subjects       [[first_seq, last_seq, messages, page], …]; missing while there are none, nor ids
+    ids            [[first_seq, last_seq, last_time_ns, count, bytes, chunks or None, page or None], …]; missing while there are
+                   none. With neither chunks nor page: they are in the blocks alone
 
 A page of a block table that is packed in memory is written as it is (see ``packed``).
 
 An entry is copied before its parts: what the parts hold beyond it is applied once more by replay, which changes
 nothing.
-Dedupe is not here: it is made from block heads when it is first needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from broker.storage.format.block import BlockRef
@@ -38,19 +40,22 @@ from broker.storage.format.header import (
     object_name,
     position_key,
 )
+from broker.storage.format.id_rows import pack_body
 from broker.storage.format.page import Page, PageBody, PageKind, PageRef
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release, unpack_runs
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.expiries import Expiries, ExpiryPage
+from broker.storage.state.ids import WINDOW, IdPart
 from broker.storage.state.packed import Packed, rows_of
 from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
 from broker.storage.state.subjects import SubjectPage
 from broker.storage.state.table import BlockEntry, Kept, TablePage
 
-__all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "load_directory", "load_part", "shard_extra", "shard_of"]
+__all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "load_directory", "load_part", "note_unlisted",
+           "shard_extra", "shard_of"]
 
 DIRECTORY_STREAMS = 64
 INLINE_BLOCKS_MAX = 64
@@ -59,8 +64,13 @@ _LISTED_BLOCKS_MAX = 4
 INLINE_CONSUMER_MAX = 512
 """Numbers in a consumer's state; more have a page of their own."""
 INLINE_EXPIRIES_MAX = 256
+INLINE_IDS_BYTES_MAX = 2048
+"""Of a stream's message ids that are in no page yet."""
 
 _RUNS_AT_ONCE = 4096
+
+_ID_PART_WEIGHT = 4
+"""Microseconds or so that a row of message ids takes."""
 
 _CONSUMERS_AT_ONCE = 64
 """Packed between two turns of the loop: about a millisecond."""
@@ -69,8 +79,15 @@ _TABLE = 14
 _ENTRY_FIELDS = 16
 """Of a stream without expiries; ``_TABLE`` is the first that names pages."""
 _SUBJECTS = 18
+_IDS = 19
 
 _ENTRY_TYPES = [int, str, str, dict, int, int, int, int, int, int, int, int, list, dict, list, list]
+
+IDS_UNLISTED = "ids_unlisted_ns"
+"""In the root's extra: see ``ShardState``. Releases that list no ids do not write it, nor keep it."""
+
+_CHUNKS, _PLACE = 5, 6
+"""Of a row of ids."""
 
 _DAMAGED = (TypeError, OverflowError, ValueError, KeyError, IndexError, AttributeError, FormatError)
 
@@ -82,7 +99,7 @@ class StreamCopy:
     a change meanwhile clears the mark, so that ``placed`` does not mark a changed part clean.
     """
 
-    __slots__ = ("_consumers", "_inline", "_table", "_times", "entry", "filters", "staged", "stream", "summaries", "weight")
+    __slots__ = ("_consumers", "_ids", "_inline", "_table", "_times", "entry", "filters", "staged", "stream", "summaries", "weight")
 
     def __init__(self, stream: StreamState, inline_max: int | None = None) -> None:
         """Args: ``inline_max``: with more blocks a table has pages of its own; INLINE_BLOCKS_MAX by default."""
@@ -94,8 +111,8 @@ class StreamCopy:
         """Whether the entry itself has subject filters."""
         self.summaries = not inline or len(stream.blocks) > _LISTED_BLOCKS_MAX
         """Whether pages of the table have summaries."""
-        self.staged = any(page.staged for page in pages)
-        """Whether blocks of the table are staged ones."""
+        self.staged = False
+        """Whether blocks of the table are staged ones; of a large table, once all parts are copied."""
         self._table: list[tuple[TablePage, list[Any]]] = []
         table: list[list[Any]] = []
         for page in pages:
@@ -105,6 +122,7 @@ class StreamCopy:
                 self._table.append((page, row))
                 continue
             page.place = None
+            self.staged = self.staged or page.staged
             if self.summaries:
                 packed = page.pack()
                 body = packed.body.pack()
@@ -139,10 +157,14 @@ class StreamCopy:
             stream.stream_id, stream.account, stream.name, stream.config, stream.created_ns, stream.first_seq,
             stream.last_seq, stream.msgs, stream.bytes, stream.first_time_ns, stream.last_time_ns, stream.ceiling,
             list(stream.position), dict(stream.extra), table, consumers]
-        if expiries or schedules or stream.subjects:
+        ids = self._copy_ids()
+        self.weight += _ID_PART_WEIGHT * len(ids)
+        if expiries or schedules or stream.subjects or ids:
             self.entry += [expiries, schedules]
-        if stream.subjects:
+        if stream.subjects or ids:
             self.entry.append([page.pack() for page in stream.subjects])
+        if ids:
+            self.entry.append(ids)
 
     def _copy_times(self, kind: PageKind, table: Expiries) -> list[list[Any]]:
         rows: list[list[Any]] = []
@@ -156,12 +178,38 @@ class StreamCopy:
                 self._times.append((kind, page, row))
         return rows
 
+    def _copy_ids(self) -> list[list[Any]]:
+        self._ids: list[tuple[IdPart, list[Any]]] = []
+        stream = self.stream
+        if not stream.ids:
+            return []
+        stream.ids.expire(stream.last_time_ns - stream.config.get(WINDOW, 0))
+        parts = stream.ids.parts()
+        inline = sum(part.size for part in parts if part.chunks) <= INLINE_IDS_BYTES_MAX
+        rows: list[list[Any]] = []
+        for part in parts:
+            row = part.pack()
+            rows.append(row)
+            if part.chunks and inline:
+                row[_CHUNKS] = list(part.chunks)
+            elif part.chunks:
+                self._ids.append((part, row))
+        return rows
+
+    def ids(self, position: Position) -> Iterator[tuple[int, Page, Callable[[PageRef], None]]]:
+        """About how large it is, the page, and the function to call once it has a place, of each page of ids that is to be
+        written."""
+        stream = self.stream
+        for part, row in self._ids:
+            body = PageBody.later(partial(pack_body, part.first_seq, part.last_seq, part.count, part.chunks))
+            yield part.size, Page(PageKind.DEDUPE, position, stream.stream_id, body), _ids_placer(stream, part, row)
+
     def objects(self) -> set[Position]:
         """The objects that the entry names, once all parts have their places."""
         table, *others = self.entry[_TABLE:_SUBJECTS]
         refs = [row[2] for row in table if row[2] is not None]
         refs += [row[1] for rows in others for row in rows if row[1] is not None]
-        refs += [row[3] for rows in self.entry[_SUBJECTS:] for row in rows]
+        refs += [row[-1] for rows in self.entry[_SUBJECTS:] for row in rows if row[-1] is not None]
         return {Position(*ref[:2]) for ref in refs}
 
     def parts(self, position: Callable[[], Position], moved: Callable[[PageRef], bool],
@@ -177,6 +225,7 @@ class StreamCopy:
             packed = page.pack()
             row[0] = page.room
             row.append(packed.summary)
+            self.staged = self.staged or packed.staged
             if isinstance(page.place, PageRef) and not moved(page.place):
                 row[2] = page.place.pack()
                 continue
@@ -201,7 +250,8 @@ def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]
     """The directory page ``number``, once all parts of its streams have their places."""
     return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies], any(copy.filters for copy in copies),
                 any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies),
-                any(copy.staged for copy in copies), any(len(copy.entry) > _SUBJECTS for copy in copies))
+                any(copy.staged for copy in copies), any(len(copy.entry) > _SUBJECTS for copy in copies),
+                any(len(copy.entry) > _IDS for copy in copies))
 
 
 def _table_placer(copy: StreamCopy, page: TablePage, packed: Packed, row: list[Any]) -> Callable[[PageRef], None]:
@@ -218,6 +268,13 @@ def _placer(copy: StreamCopy, part: ConsumerState | ExpiryPage, row: list[Any], 
         row[at] = ref.pack()
         if part.place is copy:
             part.place = ref
+    return placed
+
+
+def _ids_placer(stream: StreamState, part: IdPart, row: list[Any]) -> Callable[[PageRef], None]:
+    def placed(ref: PageRef) -> None:
+        row[_PLACE] = ref.pack()
+        stream.ids.replace([part], part.moved(ref))  # unless it left with the window meanwhile
     return placed
 
 
@@ -243,7 +300,9 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
             _check_entry(entry)
             (stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, size, first_time_ns, last_time_ns,
              ceiling, position, extra, table, consumers, *more) = entry
-            expiries, schedules, subjects = {0: ((), (), ()), 2: (*more, ()), 3: more}[len(more)]
+            if len(more) not in (0, 2, 3, 4):
+                raise ValueError("an entry has other fields")
+            expiries, schedules, subjects, ids = [*more, (), (), (), ()][:4]
             if state.wanted is not None and not state.wanted(account, name):
                 state.unwanted[stream_id] = (account, name)
                 continue
@@ -280,6 +339,11 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
             for row in subjects if state.wanted is None else ():
                 pages.append(SubjectPage.unpack(row, pages[-1].last_seq if pages else 0))
             stream.subjects = tuple(pages)
+            after = 0
+            for row in ids if state.wanted is None else ():
+                part_of_ids = IdPart.unpack(row, after)
+                stream.ids.load(part_of_ids)
+                after = part_of_ids.last_seq
             state.streams[stream_id] = stream
     except _DAMAGED as error:
         raise Corrupt(in_object, f"directory page {page.key}", 0, f"stream {name!r}: {error!r}") from None
@@ -361,7 +425,20 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
     for one in releases:
         yield
         released.append([list(one.position), one.to_record().encode()])
-    return {"segments": runs, "opening": opening.encode() if opening is not None else {}, "letgo": released}
+    return {"segments": runs, "opening": opening.encode() if opening is not None else {}, "letgo": released,
+            IDS_UNLISTED: state.ids_unlisted_ns}
+
+
+def note_unlisted(state: ShardState, extra: dict[str, Any]) -> None:
+    """Once all streams of a root are loaded: which ids are in blocks alone. Raises: ValueError."""
+    said = extra.get(IDS_UNLISTED)
+    if said is None:
+        said = max((stream.last_time_ns for stream in state.streams.values()), default=0)
+    if type(said) is not int:
+        raise ValueError(f"{said!r} is no time")
+    state.ids_unlisted_ns = said
+    for stream in state.streams.values():
+        stream.ids.unlisted_ns = said
 
 
 def shard_of(extra: dict[str, Any], position: Position, name: str,

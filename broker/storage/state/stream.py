@@ -9,6 +9,7 @@ from broker.storage.format.header import Position
 from broker.storage.format.records.stream_create import RESTORING
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.expiries import Expiries
+from broker.storage.state.ids import StreamIds
 from broker.storage.state.subjects import SubjectPage
 from broker.storage.state.table import BlockTable
 
@@ -22,7 +23,7 @@ class StreamState:
     """One stream as persisted blocks left it."""
 
     __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "expiries", "extra",
-                 "first_seq", "first_time_ns", "last_seq", "last_time_ns", "msgs", "name", "offline", "page",
+                 "first_seq", "first_time_ns", "ids", "last_seq", "last_time_ns", "msgs", "name", "offline", "page",
                  "position", "schedules", "stream_id", "subjects")
 
     def __init__(self, stream_id: int, account: str, name: str, config: dict[str, Any], created_ns: int) -> None:
@@ -47,6 +48,8 @@ class StreamState:
         """When scheduled messages are due next."""
         self.subjects: tuple[SubjectPage, ...] = ()
         """Pages of a checkpoint with the subjects of messages, in order. Replaced as a whole, so it may be compared by identity."""
+        self.ids = StreamIds()
+        """Of its duplicate window. Readers have none."""
         self.extra: dict[str, Any] = {}
         """What else the records of its creation and updates carry, by key (see ``StreamCreate``)."""
         self.position = START

@@ -43,7 +43,7 @@ async def fill(broker: Inside, count: int = 20, size: int = 10, **config: Any) -
 
 async def until(broker: Inside, holds: Callable[[dict[str, Any]], bool]) -> None:
     """Wait until the state of S is as wanted."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while True:
             if holds((await broker.ok("STREAM.INFO.S"))["state"]):
                 return
@@ -100,7 +100,7 @@ async def test_a_stream_comes_back_as_it_was(broker: Inside, storage: str) -> No
     await fill(broker, storage=storage)
     for _ in range(5):
         delivery = await broker.pull("S.C")
-    await broker.client.request(delivery.reply, b"+ACK", timeout=2)
+    await broker.client.request(delivery.reply, b"+ACK", timeout=30)
     before = await messages(broker, "S"), await broker.ok("STREAM.INFO.S"), await broker.ok("CONSUMER.INFO.S.C")
     backup = await take(broker.client, "S")
     await broker.ok("STREAM.DELETE.S")
@@ -158,7 +158,7 @@ async def test_no_more_than_the_window_is_unanswered(broker: Inside, monkeypatch
     backup = await take(broker.client, "S", chunk_size=1024, window_size=3 * 1024, acks=2)
     assert backup.chunks == [1024] * 5
     assert backup.status == "408"
-    assert json.loads((await events.next_msg(5)).data)["error"] == "no flow response"
+    assert json.loads((await events.next_msg()).data)["error"] == "no flow response"
 
 
 async def test_a_client_that_leaves_ends_its_snapshot(broker: Inside) -> None:
@@ -166,15 +166,15 @@ async def test_a_client_that_leaves_ends_its_snapshot(broker: Inside) -> None:
     events = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.SNAPSHOT_COMPLETE.S")
     subscription = await broker.client.subscribe("to.me")
     await api(broker.client, "STREAM.SNAPSHOT.S", {"deliver_subject": "to.me", "chunk_size": 1024, "window_size": 1024})
-    await subscription.next_msg(5)
+    await subscription.next_msg()
     await subscription.unsubscribe()
-    assert json.loads((await events.next_msg(5)).data)["error"] == "no interest"
+    assert json.loads((await events.next_msg()).data)["error"] == "no interest"
 
 
 async def comes_whole(broker: Inside, subscription: Subscription, answer: dict[str, Any]) -> None:
     """The archive that comes is all of S."""
     parts = []
-    while (chunk := await subscription.next_msg(5)).data:
+    while (chunk := await subscription.next_msg()).data:
         parts.append(chunk.data)
         if chunk.reply:
             await chunk.respond(b"")
@@ -211,14 +211,14 @@ async def test_deleting_a_stream_ends_its_snapshot(broker: Inside) -> None:
     events = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.SNAPSHOT_COMPLETE.S")
     subscription = await broker.client.subscribe("to.me")
     await api(broker.client, "STREAM.SNAPSHOT.S", {"deliver_subject": "to.me", "chunk_size": 1024, "window_size": 1024})
-    first = await subscription.next_msg(5)
+    first = await subscription.next_msg()
     await broker.ok("STREAM.DELETE.S")
     await broker.client.publish(first.reply)
-    while (chunk := await subscription.next_msg(5)).data:
+    while (chunk := await subscription.next_msg()).data:
         await broker.client.publish(chunk.reply)
     assert chunk.header is not None
     assert chunk.header["Status"] == "500"
-    assert json.loads((await events.next_msg(5)).data)["error"] == "stream not found"
+    assert json.loads((await events.next_msg()).data)["error"] == "stream not found"
 
 
 async def test_a_snapshot_has_what_was_there_when_it_began(broker: Inside) -> None:
@@ -228,7 +228,7 @@ async def test_a_snapshot_has_what_was_there_when_it_began(broker: Inside) -> No
     for _ in range(10):
         await broker.publish("s.later")
     parts = []
-    while (chunk := await subscription.next_msg(5)).data:
+    while (chunk := await subscription.next_msg()).data:
         parts.append(chunk.data)
         if chunk.reply:
             await broker.client.publish(chunk.reply)
@@ -397,7 +397,7 @@ async def test_chunks_need_a_reply_subject(broker: Inside) -> None:
     backup = made([msg(1)])
     to = await begin_restore(broker.client, backup)
     await broker.client.publish(to, backup.archive)
-    await events.next_msg(5)
+    await events.next_msg()
     nothing_is_left(broker)
 
 
@@ -409,7 +409,7 @@ async def test_a_client_that_leaves_leaves_nothing(broker: Inside, monkeypatch: 
     to = await begin_restore(broker.client, backup)
     await broker.client.request(to, backup.archive[:-40])
     [task] = [task for task in asyncio.all_tasks() if task.get_name() == "restore of S"]
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 30)
     nothing_is_left(broker)
     await broker.log.drain()
     assert not broker.state.streams
@@ -443,8 +443,8 @@ async def test_a_client_that_does_not_wait_is_held_back(broker: Inside, monkeypa
     for piece in (*pieces, b""):
         await broker.client.publish(to, piece, reply=inbox)
     for _ in pieces:
-        assert not (await answers.next_msg(10)).data
-    assert json.loads((await answers.next_msg(10)).data)["state"]["messages"] == 1999
+        assert not (await answers.next_msg()).data
+    assert json.loads((await answers.next_msg()).data)["state"]["messages"] == 1999
 
 
 async def test_a_client_that_sends_nothing_over_and_over_is_held_back() -> None:
@@ -468,7 +468,7 @@ async def test_chunks_after_the_end_hold_nobody_back(broker: Inside, monkeypatch
     answers = await broker.client.subscribe(inbox)
     for _ in range(100):
         await broker.client.publish(to, b"no archive", reply=inbox)
-    assert json.loads((await answers.next_msg(10)).data)["error"]["err_code"] == 10062
+    assert json.loads((await answers.next_msg()).data)["error"]["err_code"] == 10062
     assert (await broker.ok("STREAM.NAMES"))["streams"] is None
 
 

@@ -16,6 +16,7 @@ from nats.aio.client import Client
 
 from tests.harness import BrokerProcess, NatsServerProcess
 from tests.jetstream.archives import Backup, Failed, api, restore, take
+from tests.jetstream.schemas import broken
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -77,7 +78,7 @@ async def fill(client: Client, name: str) -> Backup:
         await msg.ack_sync()
     naks = await client.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.MSG_NAKED.{name}.WORK")
     await msgs[5].nak()
-    await naks.next_msg(10)
+    await naks.next_msg()
     await work.fetch(1)
     [*_, last] = await (await js.pull_subscribe_bind("ALL", name)).fetch(5)
     await last.ack_sync()
@@ -90,7 +91,7 @@ async def fill(client: Client, name: str) -> Backup:
 
 async def settled(client: Client, consumer: str, **wanted: int) -> None:
     """nats-server takes acks from a queue of their own."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             info = await api(client, f"CONSUMER.INFO.{consumer}")
             if all(info[key] == value for key, value in wanted.items()):
@@ -199,23 +200,23 @@ async def test_changed_configurations(clients: tuple[Client, Client], changes: d
 
 @pytest.mark.shows("advisory.snapshot", "advisory.restore")
 async def test_advisories(clients: tuple[Client, Client]) -> None:
-    """Each server's own: which, and what they say."""
+    """Each server's own: which, what they say, and what that breaks of their schemas."""
     heard = []
     name, other = new_name(), new_name()
     for client in clients:
-        events: list[tuple[str, Any]] = []
+        events: list[tuple[Any, ...]] = []
         over = asyncio.Event()
 
-        async def note(msg: Any, events: list[tuple[str, Any]] = events, over: asyncio.Event = over) -> None:
+        async def note(msg: Any, events: list[tuple[Any, ...]] = events, over: asyncio.Event = over) -> None:
             event = json.loads(msg.data)
             for key in _VARIES & event.keys():
                 event[key] = type(event[key]).__name__
-            events.append((msg.subject, plain(event.pop("state", None)), event))
+            events.append((msg.subject, plain(event.pop("state", None)), event, broken(msg.data)))
             if "COMPLETE" in msg.subject:
                 over.set()
 
         async def done(over: asyncio.Event = over) -> None:
-            await asyncio.wait_for(over.wait(), 10)
+            await asyncio.wait_for(over.wait(), 30)
             over.clear()
 
         subscription = await client.subscribe("$JS.EVENT.ADVISORY.STREAM.>", cb=note)

@@ -187,3 +187,67 @@ def test_what_is_loaded_for_a_key_is_held_until_it_is_taken() -> None:
             cursor.passed(found, len(found))
         del found
     assert seqs == [1, 3, 5, 7]
+
+
+def all_messages(chunk_messages: int, count: int) -> tuple[FakeStream, Cursor]:
+    stream = FakeStream(ManualClock(), chunk_messages=chunk_messages)
+    stream.add(*[f"s.{i % 3}" for i in range(count)])
+    cursor = Cursor(stream, Filters(), 1, set())  # type: ignore[arg-type]
+    cursor.pending, cursor.known, cursor.counted = count, True, count
+    return stream, cursor
+
+
+def test_small_chunks_are_taken_together() -> None:
+    """What is in memory makes one delivery, up to the number and about the bytes asked for; all columns go with it."""
+    stream, cursor = all_messages(3, 20)
+    taken = cursor.take(8, 1 << 20)
+    assert isinstance(taken, Taken)
+    assert taken.seqs == range(1, 9)
+    assert list(taken.bodies) == [b"m%d" % seq for seq in range(1, 9)]
+    assert list(taken.subjects) == [stream.messages[seq][0] for seq in range(1, 9)]
+    assert list(taken.times) == [stream.messages[seq][3] for seq in range(1, 9)]
+    assert (taken.hlens, taken.end) == (None, 9)
+    cursor.passed(taken, 8)
+    assert (cursor.next_seq, cursor.pending) == (9, 12)
+    few = cursor.take(100, 5)
+    assert isinstance(few, Taken)
+    assert 1 <= len(few) < 6
+    rest = cursor.take(100, 1 << 20)
+    assert isinstance(rest, Taken)
+    assert rest.seqs == range(9, 21)
+    cursor.passed(rest, 2)
+    assert cursor.next_seq == 11
+
+
+def test_chunks_with_gaps_and_headers_are_taken_together() -> None:
+    """Removed messages and such as were acked ahead are left out in each chunk; headers of some make a column for all."""
+    stream, cursor = all_messages(3, 6)
+    stream.add("h", headers=b"NATS/1.0\r\nA: 1\r\n\r\n")
+    stream.add("t", "u")
+    stream.dead |= {2, 5}
+    cursor.ahead.add(8)
+    taken = cursor.take(100, 1 << 20)
+    assert isinstance(taken, Taken)
+    assert list(taken.seqs) == [1, 3, 4, 6, 7, 9]
+    assert taken.hlens == [0, 0, 0, 0, len(b"NATS/1.0\r\nA: 1\r\n\r\n"), 0]
+    assert taken.end == 10
+
+
+def test_what_is_not_in_memory_is_not_waited_for() -> None:
+    """A chunk that would have to be loaded ends the delivery before it, and nothing is loaded for that."""
+    stream, cursor = all_messages(3, 9)
+    loaded: list[int] = []
+    stream.chunk_of = lambda seq: loaded.append(seq)  # type: ignore[assignment, func-returns-value]
+    taken = cursor.take(100, 1 << 20)
+    assert isinstance(taken, Taken)
+    assert (taken.seqs, loaded) == (range(1, 4), [4])
+
+
+def test_nothing_is_taken_that_is_not_stored() -> None:
+    """Messages after the persisted ones are in memory too, but nobody may see them yet."""
+    stream, cursor = all_messages(3, 9)
+    later, _ = all_messages(3, 9)
+    stream.persisted_seq, stream.chunk_of = 6, later.chunk_of  # type: ignore[method-assign]
+    taken = cursor.take(100, 1 << 20)
+    assert isinstance(taken, Taken)
+    assert taken.seqs == range(1, 7)

@@ -46,6 +46,9 @@ def compare(players: tuple[Player, ...]) -> Callable[[str], Awaitable[None]]:
         for one in got:
             for (step, theirs), (_, ours) in zip(expected, one, strict=True):
                 assert ours == theirs, step
+        real, *others = players
+        for player in others:
+            assert player.broken <= real.broken, "messages that are not as their schemas say"
         assert not coverage.unkept(name, expected), "coverage.py says that nats-server sends this"
 
     return compared

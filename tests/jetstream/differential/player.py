@@ -42,6 +42,8 @@ from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from tests.jetstream.schemas import broken
+
 __all__ = ["PATIENT_SECONDS", "SILENT_SECONDS", "Player"]
 
 SECONDS = 5.0
@@ -108,6 +110,8 @@ class Player:
         self.port = port
         self.user = user
         self.silent_seconds = SILENT_SECONDS
+        self.broken: set[str] = set()
+        """What messages of the scenario broke of their schemas."""
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
@@ -151,6 +155,7 @@ class Player:
                 size = int(args[-1])
                 hlen = int(args[-2]) if verb == "HMSG" else 0
                 data = await reader.readexactly(size + 2)
+                self.broken |= broken(data[hlen:size])
                 numbers = 2 if verb == "HMSG" else 1
                 reply = args[2] if len(args) == 3 + numbers else ""
                 if (pin := _PIN.search(data[:hlen].decode())) and pin[0].split()[1] not in self._pins:
@@ -226,6 +231,7 @@ class Player:
 
     async def play(self, scenario: str) -> list[tuple[str, Any]]:
         """Each step with its compared results."""
+        self.broken.clear()
         played = []
         for line in filter(str.strip, scenario.splitlines()):
             step = _STEP.fullmatch(line.strip())
@@ -403,7 +409,7 @@ class Player:
         """Wait until the server has processed what was sent before."""
         self._pong.clear()
         self._send(b"PING\r\n")
-        await asyncio.wait_for(self._pong.wait(), SECONDS)
+        await asyncio.wait_for(self._pong.wait(), 30)
 
     @staticmethod
     def _taken(box: Box, end: int) -> list[Any]:

@@ -46,7 +46,7 @@ def text_id(*name: str) -> str:
     return f"{request_id_of(*name):016x}"
 
 
-async def eventually(holds: Callable[[], Awaitable[object]], seconds: float = 20.0) -> None:
+async def eventually(holds: Callable[[], Awaitable[object]], seconds: float = 30.0) -> None:
     """Ask again and again until it holds: for what happens in the background and tells nobody."""
     async with asyncio.timeout(seconds):
         while not await holds():  # noqa: ASYNC110

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
+import zstandard
 
 from broker.clock import SystemClock
 from broker.config.access import AccountLimits
@@ -22,12 +23,13 @@ from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.document import encode_document
 from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.index import Head, decode_index
 from broker.storage.format.message_size import message_size
 from broker.storage.format.record import Record
 from broker.storage.format.records.append import Append
 from broker.storage.format.request import Request
 from broker.storage.log.putter import Segment
-from broker.storage.objectstore.base import Buffers
+from broker.storage.objectstore.base import Buffers, StoreRefused
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.staging.answers import REFUSED, answer_in
@@ -48,7 +50,7 @@ async def broker() -> AsyncIterator[Inside]:
 async def adopt(broker: Inside, stream: str, rows: list[tuple[bytes, ...]], *name: str, **how: object) -> dict[str, object]:
     writer = await stage(broker.store, broker.state, stream, rows, **how)  # type: ignore[arg-type]
     asked = await request(broker.store, writer, *(name or ("job",)))
-    return await broker.api(f"JETBLOCK.ADOPT.{stream}", {"request": asked}, seconds=10)
+    return await broker.api(f"JETBLOCK.ADOPT.{stream}", {"request": asked})
 
 
 async def contents(broker: Inside, stream: str) -> list[tuple[int, str, bytes]]:
@@ -78,13 +80,13 @@ async def test_staged_messages_are_the_streams_as_if_published(broker: Inside) -
     await broker.publish("s.a", b"0")
     js = broker.client.jetstream()
     waiting = await js.subscribe("s.>", stream="S", ordered_consumer=True)
-    assert (await waiting.next_msg(timeout=5)).data == b"0"
+    assert (await waiting.next_msg(timeout=30)).data == b"0"
     rows = [(b"s.%d" % (i % 7), b"staged %d" % i) for i in range(1000)]
     answer = await adopt(broker, "S", rows, block_messages=90, run_bytes=2000)
     assert (answer["first_seq"], answer["last_seq"], answer["messages"], answer["duplicates"]) == (2, 1001, 1000, 0), answer
     assert answer["type"] == "io.nats.jetstream.api.v1.jetblock_adopt_response"
     assert await broker.publish("s.z", b"after") == 1002
-    got = [(await waiting.next_msg(timeout=5)).data for _ in range(1001)]
+    got = [(await waiting.next_msg(timeout=30)).data for _ in range(1001)]
     assert got == [payload for _, payload in rows] + [b"after"]
     assert (await js.get_msg("S", 500)).data == b"staged 498"
     assert (await js.get_last_msg("S", "s.3")).seq == max(i for i in range(1000) if i % 7 == 3) + 2
@@ -120,7 +122,7 @@ async def test_a_request_is_granted_once(broker: Inside) -> None:
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"1"), (b"S", b"2")])
     asked = await request(broker.store, writer, "job")
-    answers = await asyncio.gather(*[broker.ok("JETBLOCK.ADOPT.S", {"request": asked}, seconds=10) for _ in range(5)])
+    answers = await asyncio.gather(*[broker.ok("JETBLOCK.ADOPT.S", {"request": asked}) for _ in range(5)])
     assert all(answer == answers[0] for answer in answers)
     again = await adopt(broker, "S", [(b"S", b"other")], "job")
     await broker.restart()
@@ -346,6 +348,12 @@ async def test_limits_hold_after_they_joined(broker: Inside) -> None:
     await settled(broker, "P", 6)
     assert sorted((subject, payload) for _, subject, payload in await contents(broker, "P")) == [
         ("p.0", b"24"), ("p.0", b"27"), ("p.1", b"28"), ("p.1", b"last"), ("p.2", b"26"), ("p.2", b"29")]
+    # What a subject may not keep makes room for other subjects' messages.
+    await broker.ok("STREAM.CREATE.K", {"name": "K", "subjects": ["k.*"], "max_msgs_per_subject": 1, "max_msgs": 5})
+    for subject in ("k.1", "k.2"):
+        await broker.publish(subject, b"first")
+    await adopt(broker, "K", [(b"k.2", b"%d" % i) for i in range(30)], block_messages=7)
+    assert [(subject, payload) for _, subject, payload in await contents(broker, "K")] == [("k.1", b"first"), ("k.2", b"29")]
     old = broker.clock.now_ns() - 2 * 3600 * 10**9
     answer = await adopt(broker, "A", [(b"a", b"old"), (b"a", b"new")], times=[old, broker.clock.now_ns()])
     assert answer["messages"] == 2
@@ -409,7 +417,7 @@ async def test_requests_that_make_no_sense_are_refused_by_name(broker: Inside) -
     await broker.ok("STREAM.CREATE.T", {"name": "T"})
 
     async def why(stream: str = "S", asked: str = text_id("job")) -> str:
-        answer = await broker.api(f"JETBLOCK.ADOPT.{stream}", {"request": asked}, seconds=10)
+        answer = await broker.api(f"JETBLOCK.ADOPT.{stream}", {"request": asked})
         return str(answer["error"]["description"])
 
     assert "no request" in await why()
@@ -467,7 +475,7 @@ async def test_whoever_may_be_deposed_does_not_say_that_there_is_no_request(
 
     monkeypatch.setattr(broker.store, "put", waits)
     asked = asyncio.ensure_future(broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")}, seconds=30))
-    await asyncio.wait_for(held.wait(), 10)
+    await asyncio.wait_for(held.wait(), 30)
     assert not asked.done()
     opened.set()
     error = (await asked)["error"]
@@ -493,6 +501,47 @@ async def test_a_refused_request_is_not_granted_later(broker: Inside) -> None:
     second = writer.request(request_id_of("job"))
     await broker.store.put(second.key, second.data)
     assert (await broker.ok("JETBLOCK.ADOPT.S", {"request": text_id("job")}))["messages"] == 1
+
+
+@pytest.mark.parametrize("subject", [b"s.a b", b"s.a\r\nPING", b"s.*", b"s.>", b"s..a", b"s.", b"s.\0", b"s." + b"x" * 70_000])
+async def test_a_subject_that_no_message_can_have(broker: Inside, monkeypatch: pytest.MonkeyPatch, subject: bytes) -> None:
+    """A writer of somebody's own may put one: delivered, it would end the protocol's line."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
+    monkeypatch.setattr("broker.storage.staging.writer.is_stageable", lambda _: True)
+    answer = await adopt(broker, "S", [(b"s.a", b"1"), (subject, b"2")])
+    assert "which no message can have" in answer["error"]["description"]  # type: ignore[index]
+    assert await contents(broker, "S") == []
+
+
+@pytest.mark.parametrize("made", [
+    lambda raw: zstandard.ZstdCompressor(write_content_size=False).compress(raw),
+    lambda raw: zstandard.ZstdCompressor().compress(raw + b"more"), lambda raw: b"not what zstd writes"])
+async def test_frames_that_nobody_could_read(broker: Inside, monkeypatch: pytest.MonkeyPatch,
+                                             made: Callable[[bytes], bytes]) -> None:
+    """A writer of somebody's own compresses them in its way, with checksums: granted, they would stop each consumer."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
+    with monkeypatch.context() as patch:
+        patch.setattr("broker.storage.log.writer.compress_all", lambda frames: list(map(made, frames)))
+        writer = await stage(broker.store, broker.state, "S", [(b"s.a", b"payload " * 200)])
+    asked = await request(broker.store, writer, "job")
+    answer = await broker.api("JETBLOCK.ADOPT.S", {"request": asked})
+    assert "does not say as zstd's content size" in answer["error"]["description"]
+    assert await contents(broker, "S") == []
+
+
+async def test_frames_that_are_not_as_long_as_their_messages(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of core, directory and frames agree with each other, and not with the messages'."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
+
+    def longer(data: bytes, ref: BlockRef, key: str) -> Head:
+        head = decode_index(data, ref, key)
+        assert head.body_lens is not None
+        head.body_lens = [size + 1 for size in head.body_lens]
+        return head
+
+    monkeypatch.setattr("broker.storage.staging.check.decode_index", longer)
+    answer = await adopt(broker, "S", [(b"s.a", b"one"), (b"s.b", b"four")])
+    assert "its messages' lengths do not add up to its own" in answer["error"]["description"]  # type: ignore[index]
 
 
 async def test_a_damaged_request_is_dropped(broker: Inside) -> None:
@@ -592,6 +641,26 @@ async def test_a_request_that_cannot_be_meant_harms_no_other(broker: Inside, cha
     assert not [key for key in broker.store.objects if "/inbox/" in key]
 
 
+async def test_a_request_that_cannot_be_read_delays_no_other(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows an object that the store gives to nobody: its request stays, and says why; the next one is granted."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    refused, get = ShardPaths(0).inbox(1), broker.store.get
+
+    async def get_others(key: str, start: int = 0, end: int | None = None) -> bytes:
+        if key == refused:
+            raise StoreRefused(f"get {key}: access denied")
+        return await get(key, start, end)
+
+    await broker.store.put(refused, [b""])
+    monkeypatch.setattr(broker.store, "get", get_others)
+    await request(broker.store, await stage(broker.store, broker.state, "S", [(b"S", b"")]), "job")
+    assert broker.js.inbox is not None
+    done = {one.request_id: one for one in await broker.js.inbox.carry_out_all()}
+    assert done[1].stays
+    assert "access denied" in done[1].why
+    assert done[request_id_of("job")].answer is not None
+
+
 async def test_publishes_purges_and_updates_go_on_meanwhile(broker: Inside) -> None:
     """Shows that every publish is acknowledged and every request granted once, in whatever order, with contiguous sequences, while
     the stream is purged and updated."""
@@ -608,8 +677,8 @@ async def test_publishes_purges_and_updates_go_on_meanwhile(broker: Inside) -> N
 
     async def disturb() -> None:
         for n in range(6):
-            await broker.ok("STREAM.PURGE.S", {"keep": 5} if n % 2 else {"filter": "s.1"}, seconds=10)
-            await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "max_msgs": 10_000 + n}, seconds=10)
+            await broker.ok("STREAM.PURGE.S", {"keep": 5} if n % 2 else {"filter": "s.1"})
+            await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "max_msgs": 10_000 + n})
 
     granted, *_ = await asyncio.gather(stage_some(), publish(1), publish(2), disturb())
     given = sorted([*acks, *(seq for one in granted for seq in range(int(str(one["first_seq"])), int(str(one["last_seq"])) + 1))])
@@ -680,8 +749,8 @@ async def test_a_stream_deleted_meanwhile_takes_the_request_with_it(broker: Insi
         await broker.ok("STREAM.CREATE.S", {"name": "S"})
         writer = await stage(broker.store, broker.state, "S", [(b"S", b"")] * 50, block_messages=3)
         asked = await request(broker.store, writer, str(n))
-        answer, _ = await asyncio.gather(broker.api("JETBLOCK.ADOPT.S", {"request": asked}, seconds=10),
-                                         broker.ok("STREAM.DELETE.S", seconds=10))
+        answer, _ = await asyncio.gather(broker.api("JETBLOCK.ADOPT.S", {"request": asked}),
+                                         broker.ok("STREAM.DELETE.S"))
         assert answer.get("messages") == 50 or answer["error"]["err_code"] in (10059, 10008, 10194), answer
         assert broker.js.inbox is not None
         await broker.js.inbox.carry_out_all()

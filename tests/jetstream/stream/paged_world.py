@@ -12,15 +12,19 @@ from broker.jetstream.stream.stream import Stream
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.format.header import ObjectKind
+from broker.storage.format.page import PageKind, decode_pages_directory
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import ObjectStore
+from broker.storage.paths import parse
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard, ShardSettings
 from broker.storage.state.applied import ShardState
 from tests.jetstream.stream.world import SHARD, World
+from tests.storage.rig import Counting
 
-__all__ = ["NEVER", "PagedWorld", "settings"]
+__all__ = ["NEVER", "PagedWorld", "gets_of", "object_of", "settings"]
 
 NEVER = 1 << 60
 
@@ -76,3 +80,24 @@ class PagedWorld(World):
         bus: Any = self.bus
         return Stream(StreamConfig.from_json(state.config), state, account="$G", stream_id=stream_id, created_ns=state.created_ns,
                       log=self.log, reader=self.reader, bus=bus, clock=self.clock, rng=self.rng)
+
+
+def gets_of(counting: Counting) -> list[str]:
+    """The kinds of objects that were read, in order."""
+    return [ObjectKind(parsed.kind).name for operation, key in counting.calls
+            if operation == "get" and (parsed := parse(key)) is not None]
+
+
+def object_of(world: PagedWorld, kind: PageKind) -> tuple[str, bytes]:
+    """Key and bytes of the first object that has pages of this kind alone."""
+    return next((key, data) for key, data in sorted(world.store.objects.items())
+                if "/pages/" in key and _kinds(key, data) == {kind})
+
+
+def _kinds(key: str, data: bytes) -> set[int]:
+    parsed = parse(key)
+    assert parsed is not None
+    assert parsed.position is not None
+    refs = decode_pages_directory(data, parsed.position, complete=True)
+    assert not isinstance(refs, int)
+    return {ref.kind for ref in refs}

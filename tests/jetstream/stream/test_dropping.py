@@ -103,6 +103,49 @@ async def test_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     await world.close()
 
 
+async def test_it_asks_when_something_changed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that are stored or loaded have it look; above the bound it looks until the streams are idle; else it waits."""
+    monkeypatch.setattr(dropping, "_INTERVAL_SECONDS", 0.001)
+    world = World()
+    streams = [await filled(world, "A", 4), await filled(world, "B", 4)]
+    for stream in streams:
+        drop_blocks(stream)
+    budget = BlockBudget(lambda: streams, world.clock, most=5)
+    trim, rounds = budget.trim, asyncio.Queue[int]()
+
+    async def told() -> int:
+        rounds.put_nowait(count := await trim())
+        return count
+
+    async def quiet() -> bool:
+        for _ in range(100):
+            while not rounds.empty():
+                rounds.get_nowait()
+            await asyncio.sleep(0.02)
+            if rounds.empty():
+                return True
+        return False
+
+    monkeypatch.setattr(budget, "trim", told)
+    for stream in streams:
+        stream.on_loaded = budget.changed
+    budget.start()
+    assert await rounds.get() == 0, "of the start"
+    assert await quiet()
+    await read_all(streams[0])
+    assert await rounds.get() == 0
+    assert await quiet()
+    await read_all(streams[1])
+    for _ in range(5):
+        assert await rounds.get() == 0, "too many, and none is idle"
+    world.clock.advance(MINUTE_NS)
+    while not await rounds.get():
+        pass
+    assert await quiet()
+    await budget.stop()
+    await world.close()
+
+
 async def test_it_runs_beside_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Started, it trims by itself; stopped, no more."""
     monkeypatch.setattr(dropping, "_INTERVAL_SECONDS", 0.001)
@@ -159,14 +202,14 @@ async def test_ids_of_removed_messages_are_not_forgotten() -> None:
     for n in range(3):
         publish(world, stream, pub(b"S.a", b"%d" % n, Nats_Msg_Id=str(n)))
         await world.settle(stream)
-    stream = await world.restart(stream)
+    stream = await world.restart(stream, ids_in_blocks=True)
     await stream.look()
     await stream.delete_msg(2, False)
     await world.settle(stream)
     world.clock.advance(MINUTE_NS)
     assert drop_blocks(stream) == 0
     assert (await ask(world, stream, pub(b"S.a", b"x", Nats_Msg_Id="1")))["duplicate"]
-    stream = await world.restart(stream)
+    stream = await world.restart(stream, ids_in_blocks=True)
     await stream.look()
     await stream.delete_msg(3, False)
     await world.settle(stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -79,6 +80,33 @@ async def test_answers_with_an_order_and_without(seed: int, tracked: bool, monke
     found = [await stream.get(seq) for seq in range(1, stream.last_seq + 1)]
     msgs = {one.seq: one.subject for one in found if one is not None}
     await _check(stream, msgs)
+    await world.close()
+
+
+async def test_a_question_of_many_filters_is_answered_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each filter leads to a few of the subjects in order: together they are no more in a turn of the loop than one filter's."""
+    monkeypatch.setattr(subject_state, "_ORDER_WORTH", 0)
+    monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", 10)
+    world = World()
+    stream = world.stream()
+    await world.settle()
+    publish(world, stream, *[pub(b"S.%03d.%d" % (i // 4, i % 4), reply=b"") for i in range(400)])
+    await world.settle(stream)
+    filters = Filters([b"S.%03d.*" % i for i in range(0, 100, 2)])
+    await stream.subjects.matching(Filters([b"S.000.*"]))  # looks in vain, so that the next one makes an order
+    sizes: list[int] = []
+    select = Filters.select
+
+    def counted(self: Filters, names: Sequence[bytes]) -> list[bytes]:
+        sizes.append(len(names))
+        asyncio.get_running_loop().call_soon(sizes.append, 0)
+        return select(self, names)
+
+    monkeypatch.setattr(Filters, "select", counted)
+    assert sorted(await stream.subjects.matching(filters)) == [b"S.%03d.%d" % (i, k) for i in range(0, 100, 2) for k in range(4)]
+    assert sum(sizes) == 200, "others are not looked at"
+    turns = "".join("x" * size or "|" for size in sizes).split("|")
+    assert max(map(len, turns)) <= 20
     await world.close()
 
 

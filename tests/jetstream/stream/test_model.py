@@ -77,7 +77,7 @@ class StreamMachine(RuleBasedStateMachine):
                            window_ns=self.window_ns)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 30))
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):

@@ -141,7 +141,7 @@ async def test_waiting_pulls_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None
         account = broker.js.accounts["$G"]
         _plant("sealing", monkeypatch, {account.streams["BAD"].stream_id})
         await broker.client.publish("bad", b"")
-        told = await inbox.next_msg(timeout=5)
+        told = await inbox.next_msg(timeout=30)
         assert "BAD" in account.offline
         assert told.headers is not None
         assert told.headers["Status"] == "409"

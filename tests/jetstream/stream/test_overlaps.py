@@ -37,7 +37,7 @@ async def answers(broker: Inside, *publishes: tuple[str, dict[str, str]]) -> lis
     await broker.ok("STREAM.NAMES")
     await broker.publish("last.of.all")
     await broker.client.flush()
-    found = [json.loads((await subscription.next_msg(timeout=5)).data) for _ in range(subscription.pending_msgs)]
+    found = [json.loads((await subscription.next_msg(timeout=30)).data) for _ in range(subscription.pending_msgs)]
     await subscription.unsubscribe()
     return found
 
@@ -99,13 +99,13 @@ async def test_atomic_and_fast_batches_are_answered_once(two: Inside) -> None:
     subscription = await two.client.subscribe(inbox + ".>")
     await two.client.publish("batch.a", b"1", headers=batch)
     last = {**batch, "Nats-Batch-Sequence": "2", "Nats-Batch-Commit": "1"}
-    found = await two.client.request("batch.a", b"2", timeout=5, headers=last)
+    found = await two.client.request("batch.a", b"2", timeout=30, headers=last)
     assert json.loads(found.data) == {"stream": "BATCH", "seq": 2, "batch": "b", "count": 2}
     assert await counts(two, "BATCH", "COPY") == [2, 2]
     for place, operation in enumerate((0, 1, 4, 3), 1):  # start, append, ping, end without a message
         place = min(place, 3) if operation != 4 else 2
         await two.client.publish("batch.a", b"m", reply=f"{inbox}.f.10.ok.{place}.{operation}.$FI")
-    while "batch" not in (answer := json.loads((await subscription.next_msg(timeout=5)).data)):
+    while "batch" not in (answer := json.loads((await subscription.next_msg(timeout=30)).data)):
         assert "error" not in answer
     assert answer["count"] == 2
     assert await counts(two, "BATCH", "COPY") == [4, 4]

@@ -197,7 +197,7 @@ async def test_a_decision_that_cannot_be_read_is_refused() -> None:
     stream = world.stream(duplicate_window=1_000_000_000)
     for i in range(3):
         await ask(world, stream, pub(b"S.%d" % i, Nats_Msg_Id=str(i)))
-    stream = await world.restart(stream)
+    stream = await world.restart(stream, ids_in_blocks=True)
     store.broken = True
     asked, behind = pub(b"S.3", Nats_Msg_Id="9"), pub(b"S.4")
     publish(world, stream, asked, behind)

@@ -42,28 +42,30 @@ class Gets:
         world.store.get = counted  # type: ignore[method-assign]
 
 
-async def stored(world: World) -> Stream:
+async def stored(world: World, blocks: int = BLOCKS) -> Stream:
     """A stream of blocks of 400 kB that do not shrink, none of them in memory."""
     rng = random.Random(4)
     stream = world.stream()
-    for number in range(BLOCKS):
+    for number in range(blocks):
         publish(world, stream, *[pub(b"S.%d" % (i % 2), b"%d.%d." % (number, i) + rng.randbytes(SIZE)) for i in range(MESSAGES)])
         await world.settle(stream)
     return await world.restart(stream)
 
 
 async def read(stream: Stream, seq: int = 1, filters: Filters | None = None,
-               pace: Callable[[int], bool] = lambda seq: True) -> list[int]:
-    """The sequences of all messages from ``seq`` on, chunk by chunk; ends where ``pace`` says so."""
+               pace: Callable[[int], bool] = lambda seq: True, rng: random.Random | None = None) -> list[int]:
+    """The sequences of all messages from ``seq`` on, chunk by chunk; ends where ``pace`` says so. With ``rng``, two messages at
+    a time, with pauses of different length."""
     seqs: list[int] = []
     while pace(seq) and (found := stream.next_chunk(seq, filters)) is not None:
         if not isinstance(found, tuple):
             await found.ready
             continue
         chunk, _, i = found
-        seqs += [chunk.seq(k) for k in range(i, len(chunk)) if filters is None or filters.match(chunk.subjects[k])]
-        seq = chunk.last_seq + 1
-        await asyncio.sleep(0)
+        end = len(chunk) if rng is None else min(i + 2, len(chunk))
+        seqs += [chunk.seq(k) for k in range(i, end) if filters is None or filters.match(chunk.subjects[k])]
+        seq = chunk.seq(end - 1) + 1
+        await turns(1 if rng is None else rng.randrange(1, 9))
     return seqs
 
 
@@ -91,6 +93,29 @@ async def test_readers_at_different_places_share(cache_bytes: int) -> None:
     assert all(seqs == list(range(seqs[0], BLOCKS * MESSAGES + 1)) for seqs in found)
     assert gets.count <= 1.2 * BLOCKS
     await world.close()
+
+
+async def test_readers_too_far_apart_to_share_cost_little_more_than_need_be() -> None:
+    """Eight readers with one and a half times the cache's size between them: the GETs are within 1.2 of the fewest. Their loads
+    compete for the window, and none of it is kept for frames that a reader found in the cache."""
+    apart, cache_bytes = 60, 16 << 20
+    blocks = 8 * apart
+    world = World(settings=LogSettings(), cache_bytes=cache_bytes)
+    stream = await stored(world, blocks)
+    gets, rng = Gets(world), random.Random(apart)
+    found = await asyncio.gather(*[read(stream, 1 + apart * MESSAGES * i, rng=rng) for i in range(8)])
+    assert all(seqs == list(range(1 + apart * MESSAGES * i, blocks * MESSAGES + 1)) for i, seqs in enumerate(found))
+    assert gets.count <= 1.2 * fewest(8, apart, cache_bytes / (MESSAGES * SIZE))
+    assert len(world.reader.window) == 0
+    await world.close()
+
+
+def fewest(readers: int, apart: int, cached: float) -> float:
+    """The fewest GETs, of a block each, for readers that are so many blocks apart and equally fast, the last of them so many from
+    the end; with room for ``cached`` blocks. What a reader finds there has been kept since the one before it was there, while
+    both went on by ``apart`` blocks: so the room saves that many of one reader's GETs, in part if need be, and no more."""
+    saved = cached / apart
+    return apart * (readers + sum(max(reading - saved, 0.0) for reading in range(1, readers)))
 
 
 async def test_a_filtered_reader_reads_ahead_too() -> None:

@@ -15,12 +15,10 @@ from broker.jetstream.stream.state import subject_state
 from broker.jetstream.stream.stream import Stream
 from broker.storage.checkpoint import checkpointer, subject_pages
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.header import ObjectKind
-from broker.storage.format.page import PageKind, decode_pages_directory
+from broker.storage.format.page import PageKind
 from broker.storage.format.subject_rows import SubjectRows, SubjectRowsWriter
 from broker.storage.objectstore.base import Buffers
-from broker.storage.paths import parse
-from tests.jetstream.stream.paged_world import PagedWorld, settings
+from tests.jetstream.stream.paged_world import PagedWorld, gets_of, object_of, settings
 from tests.jetstream.stream.world import SHARD, ask, pub, publish
 from tests.storage.rig import Counting
 
@@ -54,11 +52,6 @@ async def _check(stream: Stream, msgs: dict[int, bytes]) -> None:
             listed = index.messages(subject, stream.first_seq)
             assert [seq for seq, _ in listed] == [seq for seq, one in sorted(msgs.items()) if one == subject]
         assert sum(size for subject in SUBJECTS for _, size in index.messages(subject, stream.first_seq)) == stream.size_bytes
-
-
-def _gets(counting: Counting) -> list[str]:
-    return [ObjectKind(parsed.kind).name for operation, key in counting.calls
-            if operation == "get" and (parsed := parse(key)) is not None]
 
 
 def _pages(world: PagedWorld, stream: Stream) -> tuple[object, ...]:
@@ -97,7 +90,7 @@ async def test_a_first_question_reads_a_page_and_no_block(question: str) -> None
     else:
         assert (await ask(world, stream, pub(b"S.7")))["seq"] == stream.last_seq
         assert stream.msgs == 300
-    gets = _gets(counting)
+    gets = gets_of(counting)
     assert gets.count("PAGES") == 1
     assert gets.count("SEGMENT") <= (2 if question == "last by subject" else 0)
     await world.stop(stream)
@@ -112,14 +105,14 @@ async def test_only_blocks_after_the_last_round_are_read(monkeypatch: pytest.Mon
     stream = await world.reopen(stream, store=counting, kill=True)
     counting.calls.clear()
     await stream.subjects.build()
-    assert sorted(_gets(counting)) == ["PAGES"] + ["SEGMENT"] * 6
+    assert sorted(gets_of(counting)) == ["PAGES"] + ["SEGMENT"] * 6
     await _check(stream, msgs)
     counting = Counting(world.store)
     stream = await world.reopen(stream, store=counting)
     counting.calls.clear()
     await stream.subjects.build()
-    assert 1 <= len(_gets(counting)) <= 2
-    assert set(_gets(counting)) == {"PAGES"}
+    assert 1 <= len(gets_of(counting)) <= 2
+    assert set(gets_of(counting)) == {"PAGES"}
     await _check(stream, msgs)
     await world.stop(stream)
 
@@ -177,8 +170,7 @@ async def test_a_page_that_cannot_be_read_is_made_anew(damage: str, caplog: pyte
     """The blocks are read instead, with a warning that names the object; the next round makes another."""
     world, stream = await _paged()
     msgs = await _messages(stream)
-    key, data = next((key, data) for key, data in sorted(world.store.objects.items()) if "/pages/" in key and _kinds(key, data) == {
-        PageKind.SUBJECTS})
+    key, data = object_of(world, PageKind.SUBJECTS)
     stream = await world.reopen(stream)
     if damage == "gone":
         await world.store.delete(key)
@@ -199,15 +191,6 @@ async def test_a_page_that_cannot_be_read_is_made_anew(damage: str, caplog: pyte
     await _check(stream, msgs)
     assert not caplog.records
     await world.stop(stream)
-
-
-def _kinds(key: str, data: bytes) -> set[int]:
-    parsed = parse(key)
-    assert parsed is not None
-    assert parsed.position is not None
-    refs = decode_pages_directory(data, parsed.position, complete=True)
-    assert not isinstance(refs, int)
-    return {ref.kind for ref in refs}
 
 
 async def test_pages_that_no_root_needs_are_released() -> None:
@@ -330,7 +313,7 @@ async def test_a_round_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch
         await world.settle(stream)
         counting.calls.clear()
         assert await world.shard.checkpointer.cut()
-        assert _gets(counting).count("SEGMENT") <= 10, i
+        assert gets_of(counting).count("SEGMENT") <= 10, i
         covered.append(_pages(world, stream)[-1].last_seq)  # type: ignore[attr-defined]
     assert covered == sorted(covered)
     assert covered[0] < covered[2]

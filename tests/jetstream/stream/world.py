@@ -26,6 +26,7 @@ from broker.storage.paths import ShardPaths, object_key
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.state.applied import ShardState
+from broker.storage.state.ids import StreamIds
 from tests.storage.listening import Listening
 
 CACHE_BYTES = 64 << 20
@@ -165,8 +166,9 @@ class World:
             await stream.log.persisted()
         await self.log.persisted()
 
-    async def restart(self, stream: Stream, *, clean: bool = False) -> Stream:
-        """The stream as the next process finds it; anything not persisted by now is lost."""
+    async def restart(self, stream: Stream, *, clean: bool = False, ids_in_blocks: bool = False) -> Stream:
+        """The stream as the next process finds it; anything not persisted by now is lost. ``ids_in_blocks``: its message ids
+        are not in the checkpoint, as if an earlier release had written it."""
         if clean:
             stream.prepare_shutdown()
             await self.log.drain()
@@ -174,6 +176,9 @@ class World:
         await self.log.close()
         self._begin(self.log.state)
         state = self.log.state.streams[stream.stream_id]
+        if ids_in_blocks:
+            state.ids = StreamIds()
+            state.ids.unlisted_ns = state.last_time_ns
         again = Stream(StreamConfig.from_json(state.config), state, account="$G", stream_id=stream.stream_id,
                        created_ns=state.created_ns, log=self.log, reader=self.reader, bus=self.bus, clock=self.clock,
                        rng=self.rng)  # type: ignore[arg-type]

@@ -539,10 +539,10 @@ async def test_a_newer_segment_or_store() -> None:
     store, _ = await _three_segments()
     key = max(key for key in store.objects if "/log/" in key)
     data = bytearray(store.objects[key])
-    data[10:12] = (2).to_bytes(2, "little")
+    data[10:12] = (3).to_bytes(2, "little")
     data[60:64] = crc32(data[:60]).to_bytes(4, "little")
     store.objects[key] = bytes(data)
-    with pytest.raises(Newer, match=rf"{key.rpartition('/')[2]}.*version 2.*upgrade jetblock"):
+    with pytest.raises(Newer, match=rf"{key.rpartition('/')[2]}.*version 3.*upgrade jetblock"):
         read_store(MemoryObjectClient(store), stream="s")
     del store.objects[FORMAT]
     with pytest.raises(Damaged, match="v1/format is not there"):

@@ -30,10 +30,11 @@ BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], id
 ISSUER, OTHER = key(ACCOUNT, "issuer"), key(ACCOUNT, "other")
 OK = b"PONG\r\n"
 REFUSED = b"-ERR 'Authorization Violation'\r\n"
+TOO_LATE = b"-ERR 'Authentication Timeout'\r\n"
 
 FILE = f"""
 authorization {{
-  timeout: 1
+  timeout: 30
   auth_callout {{ issuer: {ISSUER.public}, account: AUTH, auth_users: [ auth, keyed ] %s }}
 }}
 accounts {{
@@ -44,6 +45,8 @@ accounts {{
 }}
 system_account: SYS
 """
+SHORT = (FILE % "").replace("timeout: 30", "timeout: 1")
+"""For clients that nobody answers for; on a busy machine it is too short for others now and then."""
 
 Request = dict[str, Any]
 Answer = Callable[[Request], str | bytes | None]
@@ -88,7 +91,6 @@ ANSWERS: dict[str, tuple[Answer, bytes]] = {
     "invalid permissions": (lambda request: response(request, user(request, pub={"allow": ["a..b"]})), REFUSED),
     "at another time": (lambda request: response(request, user(
         request, times=[{"start": "00:00:00", "end": "00:00:01"}], times_location="UTC")), REFUSED),
-    "silence": (lambda _request: None, REFUSED),
 }
 
 
@@ -151,7 +153,7 @@ async def test_what_a_request_tells(process: type[ServerProcess], tmp_path: Path
             assert request["iss"] == info["server_id"] == told["server_id"]["id"]
             assert is_public_key(info["server_id"], SERVER)
             assert (request["aud"], request["sub"]) == ("nats-authorization-request", ISSUER.public)
-            assert abs(request["exp"] - request["iat"] - 1) <= 1
+            assert abs(request["exp"] - request["iat"] - 30) <= 1
             assert {name: told["server_id"][name] for name in ("name", "host", "version")} == {
                 "name": info["server_name"], "host": "127.0.0.1", "version": "2.15.1"}
             assert is_public_key(told["user_nkey"], USER)
@@ -166,12 +168,14 @@ async def test_what_a_request_tells(process: type[ServerProcess], tmp_path: Path
 @BOTH
 async def test_what_the_user_becomes(process: type[ServerProcess], tmp_path: Path) -> None:
     """The name, account and permissions of the answer; nobody in the service's account may ask it."""
+    seconds = 1
+
     def answer(request: Request) -> str:
         name = request["nats"]["connect_opts"]["user"]
         return response(request, {
             "bob": lambda: user(request, pub={"allow": ["b.>"]}, name=""),
             "dave": lambda: user(request, "DEFAULTS", pub={"deny": ["y"]}),
-            "eve": lambda: user(request, "AUTH"), "short": lambda: user(request, exp=int(time.time()) + 2)}[name]())
+            "eve": lambda: user(request, "AUTH"), "short": lambda: user(request, exp=int(time.time()) + seconds)}[name]())
 
     async with process("-c", write(tmp_path, FILE % "")) as server:
         auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
@@ -190,9 +194,13 @@ async def test_what_the_user_becomes(process: type[ServerProcess], tmp_path: Pat
                     shown = {row["cid"]: row["authorized_user"] for row in rows}[json.loads(wire.info[5:])["client_id"]]
                     assert shown == {"bob": "bob" if process is NatsServerProcess else requests[-1]["nats"]["user_nkey"]}.get(
                         name, "bound")
-            async with Wire(server.port) as wire:
-                wire.send(as_user("short"))
-                assert b"-ERR 'User Authentication Expired'\r\n" in await wire.end()
+            heard = REFUSED
+            while heard == REFUSED:  # on a busy machine the token has expired before the server reads it
+                seconds *= 2
+                async with Wire(server.port) as wire:
+                    wire.send(as_user("short"))
+                    heard = await wire.end()
+            assert b"-ERR 'User Authentication Expired'\r\n" in heard
         await auth.close()
 
 
@@ -235,19 +243,39 @@ async def test_sealed(process: type[ServerProcess], tmp_path: Path) -> None:
         await auth.close()
 
 
+async def refused_in_the_end(server: ServerProcess) -> None:
+    """A client that nobody answers for waits as long as it has to log in."""
+    heard = TOO_LATE
+    while heard == TOO_LATE:  # a busy machine: its time was up before the server had read its CONNECT
+        async with Wire(server.port) as wire:
+            began = time.monotonic()
+            wire.send(as_user("x") + b"PING\r\n" * 3)
+            async with Wire(server.port) as gone:
+                gone.send(as_user("y"))
+            heard = await wire.end()
+    assert heard == REFUSED
+    assert time.monotonic() - began > 0.9
+
+
+@BOTH
+async def test_a_service_that_is_silent(process: type[ServerProcess], tmp_path: Path) -> None:
+    """It is asked once about each client, and none gets in."""
+    async with process("-c", write(tmp_path, SHORT), monitor=False) as server:
+        auth = await nats.connect(server.url, user="auth", password="p")
+        requests: list[Request] = []
+        async with service(auth, lambda _request: None, requests):
+            await refused_in_the_end(server)
+            assert "x" in {request["nats"]["connect_opts"]["user"] for request in requests}
+            assert len(requests) == len({request["nats"]["user_nkey"] for request in requests})
+        await auth.close()
+
+
 @BOTH
 async def test_a_service_that_is_not_there(process: type[ServerProcess], tmp_path: Path) -> None:
     """Its clients wait as long as they have to log in; a client that goes meanwhile leaves nothing."""
-    async with process("-c", write(tmp_path, FILE % ""), monitor=False) as server, Wire(server.port) as wire:
-        began = time.monotonic()
-        wire.send(as_user("x") + b"PING\r\n" * 3)
-        async with Wire(server.port) as gone:
-            gone.send(as_user("y"))
-        assert await wire.end() == REFUSED
-        assert 0.9 < time.monotonic() - began < 30
-        async with Wire(server.port) as own:
-            own.send(as_user("auth") + b"PING\r\n")
-            assert await own.until(OK) == OK
+    async with process("-c", write(tmp_path, SHORT), monitor=False) as server:
+        await refused_in_the_end(server)
+        await (await nats.connect(server.url, user="auth", password="p")).close()
 
 
 @BOTH
@@ -274,7 +302,7 @@ async def test_an_account_that_delegates(process: type[ServerProcess], tmp_path:
     ]
     sentinel = tokens.user("sentinel", "AUTH", bearer_token=True)
     for i, (more, answer, wanted) in enumerate(cases):
-        text = tokens.configuration(claims(**more), f"default_sentinel: {sentinel}", "authorization { timeout: 1 }")
+        text = tokens.configuration(claims(**more), f"default_sentinel: {sentinel}", "authorization { timeout: 30 }")
         async with (process("-c", write(tmp_path, text), monitor=False) as server,
                     connected(server, tokens.user("auth", "AUTH"), "auth") as auth):
             requests: list[Request] = []
@@ -293,7 +321,7 @@ async def test_an_update_lets_nobody_ask_the_service(process: type[ServerProcess
     """Users of the service's account may not publish requests of their own, also after its claims have changed."""
     account = key(ACCOUNT, "AUTH")
     rows = {"authorization": {"auth_users": [key(USER, "auth").public]}}
-    text = directory(tmp_path, "authorization { timeout: 1 }", AUTH=tokens.account("AUTH", **rows))
+    text = directory(tmp_path, "authorization { timeout: 30 }", AUTH=tokens.account("AUTH", **rows))
 
     def answer(request: Request) -> str:
         return response(request, user(request, "", signer=account), signer=account)
@@ -330,12 +358,10 @@ async def test_many_at_once(tmp_path: Path) -> None:
     def answer(request: Request) -> str:
         return response(request, user(request, name=request["nats"]["connect_opts"]["user"]))
 
-    text = (FILE % "").replace("timeout: 1", "timeout: 20")
-    async with BrokerProcess("-c", write(tmp_path, text)) as server:
+    async with BrokerProcess("-c", write(tmp_path, FILE % "")) as server:
         auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
         async with service(auth, answer, []):
-            clients = await asyncio.gather(*(nats.connect(server.url, user=f"u{i}", password="x", connect_timeout=20)
-                                             for i in range(100)))
+            clients = await asyncio.gather(*(nats.connect(server.url, user=f"u{i}", password="x") for i in range(100)))
             rows = (await server.monitor("/connz?auth=1&limit=200"))["connections"]
             assert {row["authorized_user"] for row in rows} == {"auth", *(f"u{i}" for i in range(100))}
             await asyncio.gather(*(client.close() for client in clients))

@@ -319,6 +319,6 @@ async def test_who_waits_too_long_for_a_turn_is_told(gate: threading.Event) -> N
 
 async def until(condition: Any) -> None:
     """Wait for what happens on this loop or in a thread of it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 (threads change it, too)
             await asyncio.sleep(0.001)

@@ -56,7 +56,7 @@ async def _log_in(server: ServerProcess, name: str, fields: dict[str, Any], sign
         else:
             answer += await wire.end()
             # It is listed a moment later.
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while not (rows := [  # noqa: ASYNC110 - a server tells nobody
                         row for row in (await server.monitor("/connz?state=closed"))["connections"]
                         if row.get("name") == name]):

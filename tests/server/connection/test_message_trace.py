@@ -60,7 +60,7 @@ def _shown(event: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _play(client: Client) -> list[Any]:
-    await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "subjects": ["s.>"]}', timeout=5)
+    await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "subjects": ["s.>"]}', timeout=30)
     heard = [await client.subscribe("core.*"), await client.subscribe("core.a", queue="Q")]
     traces = await client.subscribe("trace.>")
     played: list[Any] = []
@@ -73,7 +73,7 @@ async def _play(client: Client) -> list[Any]:
         replies = [(msg.headers or {}).get("Status") or json.loads(msg.data) for msg in await _received(inbox)]
         played.append((subject, headers, replies, [len(await _received(one)) for one in heard], list(map(_shown, events))))
         await inbox.unsubscribe()
-    info = json.loads((await client.request("$JS.API.STREAM.INFO.S", b"", timeout=5)).data)
+    info = json.loads((await client.request("$JS.API.STREAM.INFO.S", b"", timeout=30)).data)
     played.append(info["state"]["messages"])
     return played
 
@@ -93,7 +93,7 @@ async def test_a_trace_among_others_of_one_read(tmp_path: Path) -> None:
     """Publishes in one write, of which one is for the trace alone: the others keep their order and sequences."""
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as broker:
         client = await nats.connect(broker.url)
-        await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "subjects": ["s.>"]}', timeout=5)
+        await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "subjects": ["s.>"]}', timeout=30)
         inbox = await client.subscribe(client.new_inbox())
         for i in range(20):
             await client.publish("s.a", b"%d" % i, reply=inbox.subject, headers=ONLY if i == 7 else None if i % 2 else {"A": "b"})

@@ -21,7 +21,7 @@ async def traced(process: type[ServerProcess], *flags: str, say: bytes = DIALOGU
     async with process("-V", *flags) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(say)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for _ in range(say.count(b"PING\r\n")):
                 await reader.readuntil(b"PONG\r\n")
         writer.close()

@@ -101,7 +101,7 @@ async def test_the_clients_own_address_is_shown(secure: bool, tmp_path_factory: 
     await server.start()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        first = json.loads((await asyncio.wait_for(reader.readline(), 5))[5:])
+        first = json.loads((await asyncio.wait_for(reader.readline(), 30))[5:])
         assert "client_ip" not in first
         header, rest = HEADERS[0][0], b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n'
         writer.write(header[:20])
@@ -110,20 +110,20 @@ async def test_the_clients_own_address_is_shown(secure: bool, tmp_path_factory: 
         if secure:
             await writer.start_tls(authority.trust(), server_hostname="localhost")
         writer.write(rest)
-        assert await asyncio.wait_for(reader.readline(), 5) == b"PONG\r\n"
-        second = json.loads((await asyncio.wait_for(reader.readline(), 5))[5:])
+        assert await asyncio.wait_for(reader.readline(), 30) == b"PONG\r\n"
+        second = json.loads((await asyncio.wait_for(reader.readline(), 30))[5:])
         assert second["client_ip"] == "192.0.2.1"
         row = server.connections()[0]
         assert (row["ip"], row["port"]) == ("192.0.2.1", 56324)
         direct, other = await asyncio.open_connection("127.0.0.1", server.port)
-        await asyncio.wait_for(direct.readline(), 5)
+        await asyncio.wait_for(direct.readline(), 30)
         if secure:
             await other.start_tls(authority.trust(), server_hostname="localhost")
         other.write(b"PING\r\n")
-        assert await asyncio.wait_for(direct.readline(), 5) == b"PONG\r\n"
+        assert await asyncio.wait_for(direct.readline(), 30) == b"PONG\r\n"
         broken, third = await asyncio.open_connection("127.0.0.1", server.port)
         third.write(b"PROXY nonsense\r\n")
-        assert b"PONG" not in await asyncio.wait_for(broken.read(), 5)
+        assert b"PONG" not in await asyncio.wait_for(broken.read(), 30)
         assert server.connections(closed=True)[-1]["reason"] == "Protocol Violation"
         for one in (writer, other):
             one.close()

@@ -54,7 +54,7 @@ class Line:
         return cls(*await asyncio.open_connection("127.0.0.1", server.port))
 
     async def info(self) -> dict[str, Any]:
-        line = await asyncio.wait_for(self.reader.readline(), 5)
+        line = await asyncio.wait_for(self.reader.readline(), 30)
         assert line.startswith(b"INFO ")
         fields: dict[str, Any] = json.loads(line[5:])
         return fields
@@ -67,19 +67,19 @@ class Line:
         self.writer.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
         got = b""
         while not got.endswith(b"PONG\r\n"):
-            line = await asyncio.wait_for(self.reader.readline(), 5)
+            line = await asyncio.wait_for(self.reader.readline(), 30)
             if not line:
                 break
             got += line
         return got
 
     async def rest(self) -> bytes:
-        return await asyncio.wait_for(self.reader.read(), 5)
+        return await asyncio.wait_for(self.reader.read(), 30)
 
 
 async def closed_reason(server: Server, count: int = 1) -> str:
     """Why the last of ``count`` connections ended."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(rows := server.connections(closed=True)) < count:  # noqa: ASYNC110 (the server tells nobody)
             await asyncio.sleep(0.005)
     reason: str = rows[-1]["reason"]
@@ -95,7 +95,7 @@ async def test_after_info_everything_is_encrypted_and_whole(authority: Authority
         bodies = [bytes([n]) * (n * 7919) for n in range(60)]
         for body in bodies:
             await client.publish("in", body)
-        assert [(await got.next_msg(5)).data for _ in bodies] == bodies
+        assert [(await got.next_msg()).data for _ in bodies] == bodies
         row = server.connections()[0]
         assert (row["tls_version"], row.get("tls_first")) == ("1.3", None)
         assert row["tls_cipher_suite"].startswith("TLS_")
@@ -189,7 +189,7 @@ async def test_bytes_that_come_cut_or_together_with_others_are_not_lost(authorit
             line.writer.write(bytes([byte]))
             await asyncio.sleep(0)
         while True:
-            incoming.write(await asyncio.wait_for(line.reader.read(65536), 5))
+            incoming.write(await asyncio.wait_for(line.reader.read(65536), 30))
             try:
                 tls.do_handshake()
                 break
@@ -199,7 +199,7 @@ async def test_bytes_that_come_cut_or_together_with_others_are_not_lost(authorit
         line.writer.write(outgoing.read())
         got = b""
         while not got.endswith(b"PONG\r\n"):
-            incoming.write(await asyncio.wait_for(line.reader.read(65536), 5))
+            incoming.write(await asyncio.wait_for(line.reader.read(65536), 30))
             try:
                 got += tls.read(65536)
             except ssl.SSLWantReadError:
@@ -315,7 +315,7 @@ async def test_a_user_without_a_password_is_not_let_in_by_name_elsewhere(authori
     line = await Line.to(server)
     await line.info()
     line.writer.write(b'CONNECT {"user":"app","pass":"%b","verbose":false}\r\nPING\r\n' % user.password.encode())
-    answer = await asyncio.wait_for(line.reader.readline(), 5)
+    answer = await asyncio.wait_for(line.reader.readline(), 30)
     assert answer == (b"PONG\r\n" if welcome else b"-ERR 'Authorization Violation'\r\n")
     await server.close()
 
@@ -455,11 +455,11 @@ async def test_a_client_that_does_not_read_is_cut_off_as_without_tls(authority: 
         await slow.info()
         await slow.secure(authority.trust())
         slow.writer.write(b'CONNECT {"verbose":false}\r\nSUB x 1\r\nPING\r\n')
-        while await asyncio.wait_for(slow.reader.readline(), 5) != b"PONG\r\n":
+        while await asyncio.wait_for(slow.reader.readline(), 30) != b"PONG\r\n":
             pass
         slow.writer.transport.pause_reading()
         client = await nats.connect(f"tls://localhost:{server.port}", tls=authority.trust())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while not server.slow_consumers:
                 await client.publish("x", bytes(65536))
                 await client.flush()

@@ -86,7 +86,7 @@ class Browser:
 
     async def receive(self) -> bool:
         """Receive the next data. Returns: False at the end."""
-        data = await asyncio.wait_for(self.reader.read(65536), 5)
+        data = await asyncio.wait_for(self.reader.read(65536), 30)
         if data:
             self.protocol.receive_data(data)
         else:
@@ -130,10 +130,10 @@ async def test_a_client_is_a_client_like_any_other() -> None:
         await browser.until(b"PONG\r\n")
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"SUB b 1\r\nPUB a 5\r\nhello\r\nPING\r\n")
-        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 5)
+        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 30)
         await browser.until(b"MSG a 1 5\r\nhello\r\n")
         browser.send(b"PUB b 3\r\nyou\r\n")
-        await asyncio.wait_for(reader.readuntil(b"MSG b 1 3\r\nyou\r\n"), 5)
+        await asyncio.wait_for(reader.readuntil(b"MSG b 1 3\r\nyou\r\n"), 30)
         rows = server.connections()
         assert [row["type"] for row in rows] == ["websocket", "nats"]
         assert rows[0]["ip"] == "127.0.0.1"
@@ -289,7 +289,7 @@ async def test_what_is_no_handshake_gets_an_http_answer(request_: bytes, status:
         assert server.websocket is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
         writer.write(request_)
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 30)
         assert answer.startswith(b"HTTP/1.1 " + status), answer
         assert not server.websocket.openings
 
@@ -301,14 +301,14 @@ async def test_who_never_asks_is_cut_off_and_costs_a_timer() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
         writer.write(b"GET / HTTP/1.1\r\n")
         with suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 5) == b""
+            assert await asyncio.wait_for(reader.read(), 30) == b""
         assert not server.websocket.openings
     async with serving() as server:
         assert server.websocket is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
         while not server.websocket.openings:  # noqa: ASYNC110 (the server tells nobody)
             await asyncio.sleep(0)
-        await asyncio.wait_for(server.close(), 5)
+        await asyncio.wait_for(server.close(), 30)
 
 
 async def test_the_first_message_is_bounded_as_for_strangers() -> None:
@@ -389,7 +389,7 @@ async def test_this_port_may_ask_for_credentials_of_its_own(rule: dict[str, str]
         assert await stranger.closed() == (1008, "Authentication Failure")
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"PING\r\n")
-        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 5)
+        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 30)
         writer.close()
 
 
@@ -425,7 +425,7 @@ async def test_with_tls_and_headers_of_its_own(tmp_path_factory: pytest.TempPath
                              (b"CONNECT {}\r\nPING\r\n", b"")):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
             writer.write(sent)
-            assert await asyncio.wait_for(reader.read(), 5) == answer
+            assert await asyncio.wait_for(reader.read(), 30) == answer
 
 
 HANDSHAKE = (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -453,13 +453,13 @@ async def test_any_bytes_end_a_connection_at_most(chunks: list[bytes], handshake
         reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
         if handshake:
             writer.write(HANDSHAKE)
-            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
         for chunk in chunks:
             writer.write(chunk)
             await asyncio.sleep(0)
         with suppress(OSError):  # it may be closed by now, also with bytes of ours unread
             writer.write_eof()
-            await asyncio.wait_for(reader.read(), 5)
+            await asyncio.wait_for(reader.read(), 30)
         browser = await Browser.to(server)
         browser.send(CONNECT)
         await browser.until(b"PONG\r\n")

@@ -28,8 +28,14 @@ async def connected(server: ServerProcess, token: str, name: str = "u", **option
     def sign(nonce: str) -> bytes:
         return encode_base64url(key(USER, name).sign(nonce.encode())).encode()
 
-    client = await nats.connect(server.url, user_jwt_cb=lambda: bytearray(token.encode()), signature_cb=sign,
-                                allow_reconnect=False, **options)
+    while True:
+        try:
+            client = await nats.connect(server.url, user_jwt_cb=lambda: bytearray(token.encode()), signature_cb=sign,
+                                        allow_reconnect=False, **options)
+            break
+        except nats.errors.Error as error:
+            if "Authentication Timeout" not in str(error):  # on a busy machine the server may read a CONNECT too late
+                raise
     try:
         yield client
     finally:

@@ -131,13 +131,13 @@ async def test_lookups_and_packs(process: type[ServerProcess], tmp_path: Path) -
     token = tokens.account("A")
     config = write(tmp_path, directory(tmp_path, A=token))
     async with process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin:
-        assert (await admin.request(f"$SYS.REQ.ACCOUNT.{A}.CLAIMS.LOOKUP", timeout=5)).data == token.encode()
-        assert (await admin.request(f"$SYS.REQ.ACCOUNT.{B}.CLAIMS.LOOKUP", timeout=5)).data == b""
+        assert (await admin.request(f"$SYS.REQ.ACCOUNT.{A}.CLAIMS.LOOKUP", timeout=30)).data == token.encode()
+        assert (await admin.request(f"$SYS.REQ.ACCOUNT.{B}.CLAIMS.LOOKUP", timeout=30)).data == b""
         inbox = admin.new_inbox()
         sub = await admin.subscribe(inbox)
         await admin.publish("$SYS.REQ.CLAIMS.PACK", b"", reply=inbox)
         packed = []
-        while row := (await sub.next_msg(5)).data:
+        while row := (await sub.next_msg()).data:
             packed.append(row.partition(b"|"))
         assert (A.encode(), b"|", token.encode()) in packed
         assert len(packed) == 2
@@ -192,7 +192,7 @@ async def test_an_update_ends_clients(process: type[ServerProcess], tmp_path: Pa
                     # A token that is expired already is not taken.
                     assert await wire.settled() == b"PONG\r\n"
                     continue
-                assert (await wire.end()).replace(b"PING\r\n", b"") == wanted, cause
+                assert await wire.end() == wanted, cause
             async with Wire(server.port) as wire:
                 wire.send(tokens.connect(wire.info, token) + b"PING\r\n")
                 back = await wire.until(b"\r\n")
@@ -287,7 +287,7 @@ async def test_a_restart_has_the_last_token(tmp_path: Path) -> None:
                 assert answer["data"]["message"] == "jwt updated"
         await server.restart()
         async with connected(server, ADMIN, "admin") as admin:
-            assert (await admin.request(f"$SYS.REQ.ACCOUNT.{A}.CLAIMS.LOOKUP", timeout=5)).data == last.encode()
+            assert (await admin.request(f"$SYS.REQ.ACCOUNT.{A}.CLAIMS.LOOKUP", timeout=30)).data == last.encode()
         assert sorted(path.suffix for path in (tmp_path / "jwts").iterdir()) == [".jwt", ".jwt"]
 
 
@@ -319,7 +319,7 @@ async def test_many_updates_at_once(tmp_path: Path) -> None:
         many = [tokens.account("A", tags=[str(i)]) for i in range(100)]
         said = await asyncio.gather(*(ask(admin, UPDATE, token) for token in many))
         assert {one["data"]["message"] for one in said} == {"jwt updated"}
-        assert (await admin.request(f"$SYS.REQ.ACCOUNT.{A}.CLAIMS.LOOKUP", timeout=5)).data == many[-1].encode()
+        assert (await admin.request(f"$SYS.REQ.ACCOUNT.{A}.CLAIMS.LOOKUP", timeout=30)).data == many[-1].encode()
         with pytest.raises(nats.errors.Error):
             async with connected(server, tokens.user("u", "B")):
                 pass

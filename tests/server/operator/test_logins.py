@@ -221,18 +221,20 @@ async def test_limits(process: type[ServerProcess], tmp_path: Path) -> None:
 @BOTH
 async def test_a_user_expires(process: type[ServerProcess], tmp_path: Path) -> None:
     """By its token, by the end of its window of time, and with its account."""
-    accounts = {"A": ACCOUNTS["A"], "short": tokens.account("short", exp=int(time.time()) + 4)}
-
     async def heard(token: str) -> bytes:
         async with Wire(server.port) as wire:
             wire.send(tokens.connect(wire.info, token) + b"PING\r\n")
-            return (await wire.end()).replace(b"PING\r\n", b"")
+            return await wire.end()
 
-    async with process("-c", config(tmp_path, tokens.configuration(accounts)), monitor=False) as server:
-        said = await asyncio.gather(heard(tokens.user(exp=int(time.time()) + 3)), heard(
-            tokens.user(times=around(3597), times_location="UTC")), heard(tokens.user(of="short")))
-        assert said == [OK + b"-ERR '%b Authentication Expired'\r\n" % whose for whose in (b"User", b"User", b"Account")]
-        assert await heard(tokens.user(of="short")) == REFUSED
+    for seconds in (3, 7, 14, 28):  # a busy machine may take longer than that to start the server, or to read a token
+        accounts = {"A": ACCOUNTS["A"], "short": tokens.account("short", exp=int(time.time()) + seconds + 1)}
+        async with process("-c", config(tmp_path, tokens.configuration(accounts)), monitor=False) as server:
+            said = await asyncio.gather(heard(tokens.user(exp=int(time.time()) + seconds)), heard(
+                tokens.user(times=around(3600 - seconds), times_location="UTC")), heard(tokens.user(of="short")))
+            assert await heard(tokens.user(of="short")) == REFUSED
+        if REFUSED not in said:
+            break
+    assert said == [OK + b"-ERR '%b Authentication Expired'\r\n" % whose for whose in (b"User", b"User", b"Account")]
 
 
 @BOTH

@@ -640,11 +640,13 @@ PATTERNS = st.sampled_from([
     b"a", b"a.b", b"a.*", b"*.b", b">", b"a.>", b"_INBOX.x.*", b"_INBOX.x.1", b"_INBOX.>", b"_INBOX.*.1", b"_INBOX.x.>",
     b"_INBOX.1", b"$JS.ACK.S.C.>", b"$JS.ACK.S.*.>", b"$JS.>", b"$JS.ACK.S.C.1.*.*.*.*", b"*.*.*.*.*.*.*.*.*",
     b"$JS.ACK.S.C.1.2.3.4.5", b"$JS.ACK.*.*.S.C.>", b"$JS.ACK.S.C.*.2.>",
-    b"$JS.API.>", b"$JS.API.DIRECT.GET.S.*", b"$JS.API.DIRECT.GET.S.a", b"a.b.>"])
+    b"$JS.API.>", b"$JS.API.DIRECT.GET.S.*", b"$JS.API.DIRECT.GET.S.a", b"a.b.>",
+    b"$JS.EVENT.ADVISORY.CONSUMER.CREATED.S.C", b"$JS.EVENT.ADVISORY.CONSUMER.*.S.*"])
 SUBJECTS = st.sampled_from([
     b"a", b"a.b", b"a.c", b"c.b", b"_INBOX.x.1", b"_INBOX.x.2", b"_INBOX.x.1.2", b"_INBOX.1", b"_INBOX.2", b"_INBOX.x.",
     b"$JS.ACK.S.C.1.2.3.4.5", b"$JS.ACK.S.C.9.9.9.9.9", b"$JS.ACK.S.D.1.2.3.4.5", b"$JS.ACK.S.C", b"$JS.ACK.S.C.1",
-    b"$JS.API.DIRECT.GET.S.a", b"$JS.API.DIRECT.GET.S.b", b"$JS.API.DIRECT.GET.S.a.b", b"a.b.c"])
+    b"$JS.API.DIRECT.GET.S.a", b"$JS.API.DIRECT.GET.S.b", b"$JS.API.DIRECT.GET.S.a.b", b"a.b.c",
+    b"$JS.EVENT.ADVISORY.CONSUMER.CREATED.S.C", b"$JS.EVENT.ADVISORY.CONSUMER.CREATED.S.D"])
 
 
 class RouterMachine(RuleBasedStateMachine):

@@ -62,7 +62,7 @@ async def clients(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 async def _request(client: Client, subject: str, body: bytes = b"") -> Any:
-    msg = await client.request(subject, body, timeout=5)
+    msg = await client.request(subject, body, timeout=30)
     return json.loads(msg.data)
 
 
@@ -74,14 +74,14 @@ async def test_publish_and_pull_through_an_import(clients: Clients) -> None:
             acks = [await js.publish(f"ev.{at}", b"%d" % at) for at in range(5)]
             assert [(ack.stream, ack.domain, ack.seq) for ack in acks] == [("S", "dom", at) for at in range(1, 6)]
         pull = await js.pull_subscribe("ev.>", f"pull_{name}", stream="S")
-        msgs = await pull.fetch(3, timeout=5)
+        msgs = await pull.fetch(3, timeout=30)
         assert [(msg.subject, msg.data, msg.metadata.sequence.stream) for msg in msgs] == [
             (f"ev.{at}", b"%d" % at, at + 1) for at in range(3)]
         for msg in msgs:
-            await msg.ack_sync(timeout=5)
+            await msg.ack_sync(timeout=30)
         info = await pull.consumer_info()
         assert (info.ack_floor.stream_seq, info.num_ack_pending, info.num_pending) == (3, 0, 2)
-        assert [msg.subject for msg in await pull.fetch(5, timeout=0.5)] == ["ev.3", "ev.4"]
+        assert [msg.subject for msg in await pull.fetch(2, timeout=30)] == ["ev.3", "ev.4"]
 
 
 async def test_push_into_another_account(clients: Clients) -> None:
@@ -91,9 +91,9 @@ async def test_push_into_another_account(clients: Clients) -> None:
     sub = await clients["b"].subscribe("deliver.x")
     await js.add_consumer("S", ConsumerConfig(durable_name="push", deliver_subject="deliver.x", ack_policy="explicit",
                                               filter_subject="ev.push"))
-    msg = await sub.next_msg(timeout=5)
+    msg = await sub.next_msg(timeout=30)
     assert (msg.subject, msg.data) == ("ev.push", b"1")
-    await msg.ack_sync(timeout=5)
+    await msg.ack_sync(timeout=30)
     assert (await js.consumer_info("S", "push")).ack_floor.consumer_seq == 1
 
 
@@ -134,14 +134,14 @@ async def test_one_response_where_the_export_says_so(clients: Clients) -> None:
         durable_name="one", ack_policy="explicit", ack_wait=0.3))
     inbox = await clients["b"].subscribe(clients["b"].new_inbox())
     await clients["b"].publish("single.CONSUMER.MSG.NEXT.S.one", b'{"batch": 2, "expires": 1000000000}', reply=inbox.subject)
-    assert (await inbox.next_msg(timeout=5)).subject == "ev.0"
+    assert (await inbox.next_msg(timeout=30)).subject == "ev.0"
     await clients["b"].publish("single.CONSUMER.MSG.NEXT.S.one", b"1", reply=inbox.subject)
-    assert (await inbox.next_msg(timeout=5)).subject.startswith("ev.")
+    assert (await inbox.next_msg(timeout=30)).subject.startswith("ev.")
 
 
 async def _unanswered(client: Client, subject: str, body: bytes = b"") -> bool:
     try:
-        await client.request(subject, body, timeout=5)
+        await client.request(subject, body, timeout=30)
     except NoRespondersError:
         return True
     return False
@@ -160,7 +160,7 @@ async def test_advisories_tell_who_asked(clients: Clients) -> None:
     audit = await clients["a"].subscribe("$JS.EVENT.ADVISORY.API")
     await clients["a"].flush()
     await _request(clients["b"], "JS.acc.API.STREAM.NAMES")
-    event = json.loads((await audit.next_msg(timeout=5)).data)
+    event = json.loads((await audit.next_msg(timeout=30)).data)
     await audit.unsubscribe()
     assert event["subject"] == "$JS.API.STREAM.NAMES"
     assert sorted(event["client"]) == ["acc", "rtt", "server", "svc"]

@@ -36,7 +36,7 @@ async def test_imports_come_and_go(tmp_path: Path) -> None:
     """Without the import of the API, or of the deliveries, the mirror copies nothing, and its info says why; with both it
     goes on where it was, also after a restart of the broker."""
     async def until(client: Any, last_seq: int, error: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while True:
                 info = await client.jetstream().stream_info("M")
                 said = info.mirror.error["description"] if info.mirror.error else ""

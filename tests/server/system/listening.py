@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 __all__ = ["Listener"]
 
-SECONDS = 10.0
+SECONDS = 30.0
 
 
 class Listener:

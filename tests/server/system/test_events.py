@@ -73,7 +73,7 @@ async def test_refused_login(server: Server) -> None:
         assert refused["type"] == "io.nats.server.advisory.v1.client_disconnect"
         assert (refused["reason"], refused["client"]["user"], refused["client"]["acc"]) == (
             "Authentication Failure", "a", "$G")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert b"Authentication Failure" in await default.get()
 
 

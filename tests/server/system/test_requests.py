@@ -155,7 +155,7 @@ async def test_many_requests_leave_time_for_others(server: Server, system: Liste
         wire.send(connect("sys") + b"SUB in 1\r\n")
         await wire.settled()
         wire.send(b"".join(b"PUB test.slow in 4\r\n%04d\r\n" % i for i in range(2000)) + b"PING\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while len(served) < 2000:
                 before = len(served)
                 await asyncio.sleep(0)

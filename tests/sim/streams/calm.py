@@ -35,6 +35,10 @@ _OBJECTS_AN_EPOCH = 3
 async def restore_and_check(world: World) -> None:
     """End all faults, then check that the promises come true. Raises: Lost."""
     world.calm = True
+    if world.clocks is not None:
+        world.clocks.right()
+    if world.storms is not None:
+        world.storms.end()
     await asyncio.sleep(0)  # what was to strike at this instant has
     for at, process in enumerate(world.processes):
         if process.dead or process.ended:
@@ -105,7 +109,8 @@ async def _drained(world: World, owner: Process, record: StreamRecord, consumer:
     """The consumer has delivered everything, and what it delivered was taken for acked."""
     name = consumer.name
     hands_over = "deliver_subject" not in consumer.config
-    end_ns = world.clock.monotonic_ns() + PROGRESS_SECONDS * SECOND
+    suspended_ns = world.clocks.suspended_ns if world.clocks is not None else 0
+    end_ns = world.clock.monotonic_ns() + PROGRESS_SECONDS * SECOND + suspended_ns
     while True:
         if hands_over:
             owner.client.consumers.pull_from(record, name, 100)

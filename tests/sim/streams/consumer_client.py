@@ -38,6 +38,7 @@ class ConsumerClient:
             self._create_consumer(record, name)
         elif rng.random() < 0.15:
             del record.consumers[name]
+            record.consumer_ends[name] += 1
             self.requests.request(f"CONSUMER.DELETE.{record.name}.{name}", None, lambda _: None)
         else:
             self.look_at(record, known)
@@ -52,11 +53,13 @@ class ConsumerClient:
         config = {"durable_name": name, **given}
         if "deliver_subject" in config:
             config["deliver_subject"] = config["deliver_subject"].format(stream=record.name)
-        word = record.word
+        word, ends = record.word, record.consumer_ends[name]
 
         def answered(answer: dict[str, Any]) -> None:
             if "error" in answer or word != "made" or record.word != "made" or name in record.consumers:
                 return
+            if ends != record.consumer_ends[name]:
+                return  # its end was asked for behind this request
             record.consumers[name] = ConsumerRecord(name, answer["config"], self.world.clock.now_ns())
 
         self.requests.request(f"CONSUMER.DURABLE.CREATE.{record.name}.{name}",

@@ -111,6 +111,8 @@ class Judge:
         for seq, message in messages.items():
             record.names(seq, message.payload, "the store's")
             record.stored.add(seq)
+            if message.time_ns > now_ns + record.slack_ns:
+                raise Lost(f"{record}: {seq} is of a time {(message.time_ns - now_ns) / 1e9:.3f} s ahead")
             if record.must_be_gone(seq, message.subject):
                 raise Lost(f"{record}: {seq} is there at {stream.position}, though its removal was answered")
         for seq, publish in record.acked.items():

@@ -65,7 +65,9 @@ class Lifetimes(Special):
         time_ns = int(datetime.fromisoformat(message["time"]).timestamp()) * SECOND
         ended_ns = _ended_ns(base64.b64decode(message.get("hdrs", "")), time_ns)
         now_ns = self.world.clock.now_ns()
-        if ended_ns is not None and now_ns > ended_ns + _READ_LATE_NS:
+        if self.world.clocks is not None and self.world.clocks.wrong_lately(_READ_LATE_NS):
+            return  # nothing expires meanwhile
+        if ended_ns is not None and now_ns > ended_ns + _READ_LATE_NS + record.slack_ns:
             raise Lost(f"{record}: {message['seq']} was read {(now_ns - ended_ns) / 1e9:.0f} s past its end")
 
     def judge(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
@@ -95,20 +97,20 @@ class Lifetimes(Special):
             record = self.world.records.get(stream_id)
             for seq, message in messages.items() if record is not None and record.kind in self.kinds else ():
                 ended_ns = _ended_ns(message.body[:message.hlen], message.time_ns)
-                if ended_ns is not None and now_ns > ended_ns + _LATE_NS:
+                if ended_ns is not None and now_ns > ended_ns + _LATE_NS + record.slack_ns:
                     return f"{record}: {seq} ended {(now_ns - ended_ns) / 1e9:.0f} s ago"
         return ""
 
     def _check_markers(self, record: StreamRecord, messages: dict[int, Message]) -> None:
         """Each subject whose last message has expired, within the time of a marker, has one. Raises: Lost."""
-        now_ns = self.world.clock.now_ns()
+        now_ns, slack_ns = self.world.clock.now_ns(), record.slack_ns
         of: defaultdict[bytes, list[Publish]] = defaultdict(list)
         for publish in record.sent.values():
             if not publish.refused:
                 of[publish.subject].append(publish)
         for subject, publishes in of.items():
             last = max(publishes, key=lambda publish: publish.seq)
-            expired = 0 < last.ends_ns < now_ns - _LATE_NS and now_ns < last.ends_ns + _MARKER_NS
+            expired = 0 < last.ends_ns < now_ns - _LATE_NS - slack_ns and now_ns < last.ends_ns + _MARKER_NS - slack_ns
             if not expired or not all(publish.seq for publish in publishes):
                 continue
             self.world.counts["marker"] += 1

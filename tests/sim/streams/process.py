@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+from broker.clock import GuardedClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.cluster.standby import wait_for_lease
@@ -22,6 +23,7 @@ from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard
 from tests.sim.streams.client import Client
 from tests.sim.streams.network import Connection
+from tests.sim.streams.record import Lost
 from tests.storage.listening import Listening
 
 if TYPE_CHECKING:
@@ -50,17 +52,20 @@ class Process:
         self.store = Connection(world.shared, rng=random.Random(world.rng.getrandbits(64)), faults=world.faults,
                                 late=world.late)
         self.store.before, self.store.after = self._passing, self._passed
+        self.clock, self._answered = world.clocks.of(name) if world.clocks is not None else (world.clock, _nothing)
+        self.store.down = world.storms is not None and world.storms.raging
         self.rightful_ns = 0
         """From then on nobody else may answer, as far as our take-over promises that."""
         self.put_ns = -1
         """When a put of ours landed last."""
-        self.router = Router(world.clock, random.Random(self.rng.getrandbits(64)), world.loop.call_soon)
-        self.js = JetStream(world.clock, random.Random(self.rng.getrandbits(64)))
+        self.router = Router(self.clock, random.Random(self.rng.getrandbits(64)), world.loop.call_soon)
+        self.js = JetStream(self.clock, random.Random(self.rng.getrandbits(64)))
         self.js.add_account("$G", self.router)
         self.cache = Cache(world.cache_bytes)
         self.client = Client(world, self)
         self._me = Identity(name, self.rng.randbytes(NONCE_BYTES))
         self._paused: asyncio.Event | None = None
+        self._paused_ns = 0
         self._burial: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._clean = False
@@ -76,10 +81,13 @@ class Process:
         """The store answers nothing, and hears nothing, until ``resume``; clients are served on."""
         if self._paused is None:
             self._paused = asyncio.Event()
+            self._paused_ns = self.world.clock.monotonic_ns()
 
     def resume(self) -> None:
         self.freezes = False
         if self._paused is not None:
+            self.world.counts["pause past the lease"] += (
+                self.serving and self.world.clock.monotonic_ns() - self._paused_ns > self.world.lease_ns)
             self._paused.set()
             self._paused = None
             self.thaws = False
@@ -117,17 +125,32 @@ class Process:
         if self.shard is not None:
             await self.shard.abandon()
 
+    def _clock_trusted(self) -> bool:
+        return not isinstance(self.clock, GuardedClock) or self.clock.trusted
+
     async def _passing(self, operation: str, key: str) -> None:
+        if operation == "delete" and self.world.clocks is not None and not key.startswith(PATHS.requests):
+            self.world.judged(self._may_delete, key)
+        if self.world.storms is not None:
+            await self.world.storms.delay(operation)
+        await self._unpaused()
+
+    async def _unpaused(self) -> None:
         while self._paused is not None:
             await self._paused.wait()
 
+    def _may_delete(self, key: str) -> None:
+        if self.world.clocks is not None and not self.world.clocks.may_delete(self.name):
+            raise Lost(f"{self.name} deletes {key}, and its clock is wrong")
+
     async def _passed(self, operation: str, key: str) -> None:
+        self._answered()
         if operation == "put":
             self.put_ns = self.world.clock.monotonic_ns()
             if self.freezes:
                 self.freezes, self.thaws = False, True
                 self.pause()
-        await self._passing(operation, key)
+        await self._unpaused()
 
     async def _live(self) -> None:
         world, rng, lost = self.world, self.rng, 0
@@ -136,15 +159,15 @@ class Process:
                 patient = not world.leased or rng.random() < 0.85
                 watched = None
                 if world.leased:
-                    watched = await wait_for_lease(self.store, PATHS, self._me, world.clock, rng, world.lease_ns,
+                    watched = await wait_for_lease(self.store, PATHS, self._me, self.clock, rng, world.lease_ns,
                                                    silence_ns=world.lease_ns << min(lost, 4) if patient else 1)
                     watched = watched._replace(silent=watched.silent and patient)
-                taken = await take(self.store, PATHS, self._me, world.clock, rng, watched, world.lease_ns)
+                taken = await take(self.store, PATHS, self._me, self.clock, rng, watched, world.lease_ns)
                 if "patience" not in world.features:
                     self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
-                self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, world.clock, rng,
+                self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, self.clock, rng,
                                               world.settings(), began_ns=taken.began_ns,
-                                              serve_from_ns=taken.serve_from_ns)
+                                              serve_from_ns=taken.serve_from_ns, clock_trusted=self._clock_trusted)
                 if self.shard.log.lease_expired:
                     # What comes to life now would find that it may not read (as ShardHost has it).
                     await self.shard.log.persisted()
@@ -162,7 +185,7 @@ class Process:
         self.epoch = shard.log.epoch
         world.opened(self, shard.state)
         shard.log.listen(Listening(log_failed=lambda _: self._over.set()))
-        patient = RetryingStore(self.store, clock=world.clock, rng=self.rng, give_up_ns=15 * SECOND)
+        patient = RetryingStore(self.store, clock=self.clock, rng=self.rng, give_up_ns=15 * SECOND)
         reader = BlockReader(patient, self.cache, shard.key_of)
         try:
             if world.staging is not None:
@@ -177,7 +200,7 @@ class Process:
             await self.js.close(tell=clean)
             if clean:
                 end = await shard.close(checkpoint=self.rng.random() < 0.7)
-                await seal_at(self.store, PATHS, end, end.epoch, self._me, world.clock, self.rng)
+                await seal_at(self.store, PATHS, end, end.epoch, self._me, self.clock, self.rng)
                 world.note("clean end", self.name)
         finally:
             self.serving = False
@@ -188,3 +211,7 @@ class Process:
                 self.world.died(self)
                 self._over.clear()
                 self.shard = None
+
+
+def _nothing() -> None:
+    pass

@@ -13,7 +13,8 @@ and which message each sequence names: that never changes.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from broker.protocol.subject import matches
@@ -144,6 +145,11 @@ class StreamRecord:
         self.life: str = config["metadata"]["life"]
         """What tells it from others of its name, in the eyes of a client."""
         self.word = "asked"
+        self.slack_ns = 0
+        """How far the brokers' clocks may be from each other's, and from the clients'."""
+        self.suspended_ns: Callable[[], int] = lambda: 0
+        """By how much a message's time may lie before its publish, at most: a broker that does not believe its clocks does not
+        notice that it was suspended. Once it believes them, the message is as much nearer to its end."""
         self.memory = config.get("storage") == "memory"
         self.epoch = 0
         """Of who had it first."""
@@ -168,6 +174,8 @@ class StreamRecord:
         """Sequence to the payload that somebody saw there."""
         self.removals: list[Removal] = []
         self.consumers: dict[str, ConsumerRecord] = {}
+        self.consumer_ends: Counter[str] = Counter()
+        """Consumer's name to how often its deletion was asked for."""
         self.seen: defaultdict[str, set[int]] = defaultdict(set)
         """Consumer's name to the sequences that it ever delivered."""
         self.stored: set[int] = set()
@@ -236,7 +244,7 @@ class StreamRecord:
         if publish.msg_id:
             first = self.ids.setdefault(publish.msg_id, seq)
             window_ns = self.configs[0].get("duplicate_window", 0)
-            if first != seq and publish.asked_ns - self.acked[first].asked_ns < window_ns and not self.may_be_gone(
+            if first != seq and publish.asked_ns - self.acked[first].asked_ns < window_ns - self.slack_ns and not self.may_be_gone(
                     first, self.acked[first].subject, publish.asked_ns):
                 raise Lost(f"{self}: {publish} was stored as {seq}, though {first} has this id")
             self.ids[publish.msg_id] = seq
@@ -309,12 +317,12 @@ class StreamRecord:
     def ended(self, seq: int, now_ns: int) -> bool:
         """Whether the time of an acknowledged message has come."""
         publish = self.acked.get(seq)
-        return publish is not None and 0 < publish.ends_ns <= now_ns
+        return publish is not None and 0 < publish.ends_ns <= now_ns + self.slack_ns + self.suspended_ns()
 
     def _limits_take(self, config: dict[str, Any], seq: int, subject: bytes, now_ns: int) -> bool:
         if age_ns := config.get("max_age"):
             publish = self.acked.get(seq)
-            if publish is None or now_ns - publish.asked_ns >= age_ns:
+            if publish is None or now_ns - publish.asked_ns >= age_ns - self.slack_ns - self.suspended_ns():
                 return True
         if config.get("max_bytes", -1) > 0:
             return True

@@ -71,7 +71,7 @@ class Requests:
         return reply
 
     def route(self, ops: list[Msg]) -> None:
-        self.process.router.route(ops, 0, len(ops), self, self.world.clock.now_ns())
+        self.process.router.route(ops, 0, len(ops), self, self.process.clock.now_ns())
 
     def _on_answer(self, ops: Sequence[Msg], start: int, end: int, source: object, now_ns: int) -> None:
         if self.process.dead:

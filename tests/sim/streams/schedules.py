@@ -82,6 +82,8 @@ class Schedules(Special):
                 raise Lost(f"{record}: {publish} was carried out as {record.carried_out[message.payload]}, and as {seq}")
             elif message.time_ns < publish.ends_ns:
                 raise Lost(f"{record}: {publish} was carried out {(publish.ends_ns - message.time_ns) / 1e9:.3f} s too early")
+            elif now_ns < publish.ends_ns - record.slack_ns:
+                raise Lost(f"{record}: {publish} was carried out by a clock that is wrong")
         self.world.counts["carried out"] = len(record.carried_out)
         here = {message.payload for message in messages.values()}
         for payload, seq in record.carried_out.items():

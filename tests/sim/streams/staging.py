@@ -107,6 +107,7 @@ class Staging:
                 record.pub_ack(row, {"stream": record.name, "seq": seq}, requests.process.epoch)
             record.stored.add(seq)
         self._world.counts["adopted"] += 1
+        self._world.counts["adopted while blocks are compacted"] += self._world.compacts
         requests.strike(0.2)
 
     def _granted(self, staged: _Staged, said: Answer) -> None:

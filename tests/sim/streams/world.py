@@ -10,8 +10,9 @@ unanswered, lost or late. Locked, as on a directory: one process at a time, no l
 
 What must be survived: kills at any await, a broker whose store stalls while its clients continue, take-overs, clean
 stops, sweeps without grace, a damaged newest checkpoint (one at a time), caches smaller than one head, settings changed
-and the broker killed on the way. Not survived, and not tried: a store that loses or changes anything but one newest
-checkpoint, two that are damaged, clocks that differ.
+and the broker killed on the way; clocks that leap (``tests.sim.clocks``); a store that refuses everything for a while, or
+is slow to list (``tests.sim.storms``). Not survived, and not tried: a store that loses or changes anything but one newest
+checkpoint, two that are damaged.
 
 At the end all faults stop, and ``calm`` says what must come true then, and within which time.
 """
@@ -34,7 +35,10 @@ from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
 from broker.storage.state.applied import ShardState
+from tests.sim.clocks import Clocks
 from tests.sim.loop import SimLoop
+from tests.sim.settings import eager_compaction
+from tests.sim.storms import Storms
 from tests.sim.streams import calm
 from tests.sim.streams.batches import Batches
 from tests.sim.streams.copies import Copies
@@ -48,7 +52,6 @@ from tests.sim.streams.schedules import Schedules
 from tests.sim.streams.special import Special
 from tests.sim.streams.staging import Staging
 from tests.sim.streams.usage import CONSUMERS, STREAMS, USUAL
-from tests.sim.world import eager_compaction
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
@@ -93,11 +96,20 @@ class World:
         self.late: Late = Late(list)
         self.compacts = seed % 7 in (0, 2, 5)
         """Whether blocks are compacted, as often as can be. By the seed, so that the others keep their histories."""
+        self.counts: Counter[str] = Counter()
+        """What happened how often."""
         self.staging = Staging(self, self.shared) if seed % 5 == 4 else None
         """Whether somebody stages messages; by the seed, too."""
         self.judge.staging = self.staging
         self.leased = rng.random() < 0.6
         self.lease_ns = rng.choice((2, 4)) * SECOND
+        self.clocks: Clocks | None = None
+        if seed % 3 == 1:
+            self.clocks = Clocks(self.clock, self.loop, random.Random(seed), self.counts, dated=self.leased)
+        """By the seed, too."""
+        self.storms: Storms | None = None
+        if seed % 3 == 1 and self.leased:
+            self.storms = Storms(self.loop, random.Random(seed), self.counts, lambda: [p.store for p in self.processes])
         factor = rng.choice((0.0, 0.3, 1.0, 2.0)) if self.leased else rng.choice((0.0, 0.0, 0.5))
         self.faults = Faults(slow=0.05, slow_ns_max=2 * SECOND, refused=0.02, unanswered=0.02, lost=0.01, late=0.02,
                              late_ns_max=20 * SECOND, timeout_ns=2 * SECOND,
@@ -128,8 +140,6 @@ class World:
         """The newest epoch whose owner has answered anybody."""
         self.calm = False
         self.epochs: dict[int, str] = {}
-        self.counts: Counter[str] = Counter()
-        """What happened how often."""
         self._verdict: Exception | None = None
         self._damaged: set[str] = set()
         self._number = 0
@@ -201,6 +211,9 @@ class World:
         special = self.specials.get(stream.name)
         record = (special.record if special is not None else StreamRecord)(stream.stream_id, stream.name, config)
         self.records[stream.stream_id] = record
+        if (clocks := self.clocks) is not None:
+            record.slack_ns = clocks.slack_ns
+            record.suspended_ns = lambda: clocks.suspended_ns
         record.epoch = process.epoch
         return record
 
@@ -300,6 +313,10 @@ class World:
             process.resume()
         elif draw < 0.115:
             await asyncio.sleep(rng.choice((3, 12)) if self.leased else rng.choice((3, 30, 4000, 3 * 86_400)))
+        if self.clocks is not None:
+            self.clocks.perhaps_leap([process.name for process in self.processes])
+        if self.storms is not None:
+            self.storms.perhaps_begin()
 
     def _damage(self) -> None:
         """The newest checkpoint cannot be read any more; the one before it can."""

@@ -204,6 +204,33 @@ def test_claims_and_seals_are_never_deleted() -> None:
     in_virtual_time(main)
 
 
+def test_an_owner_does_not_read_what_it_put_itself_before_it_is_deleted() -> None:
+    """The headers of an earlier owner's segments are read, since one of them might be a seal; our own cannot be."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        old = Rig(shared, clock, "old", 1, settings=often(grace_ns=1000 * SECOND))
+        shard = await old.open()
+        await churn(old, 12)
+        assert any(released.segments for released in old.log.state.released.values())
+        await shard.abandon()
+        counting = Counting(shared)
+        new = Rig(counting, clock, "new", 2, settings=often())
+        await new.open()
+        counting.calls.clear()
+        await churn(new, 12)
+        await asyncio.sleep(10)
+        logs = [(operation, position_of(key)) for operation, key in counting.calls
+                if "/log/" in key and operation != "list"]
+        deleted = {position for operation, position in logs if operation == "delete"}
+        assert {position.epoch for position in deleted} == {1, 2}
+        read = {position for operation, position in logs if operation == "get"}
+        assert {position for position in deleted if position.epoch == 1} <= read
+        assert not {position for position in read if position.epoch == 2}
+        assert await read_all(shared) == {}
+        assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
+    in_virtual_time(main)
+
+
 async def leave_strays(shared: MemoryStore, clock: ManualClock) -> list[str]:
     """An owner that dies and leaves segments beyond its epoch's end, and pages that no root names: their keys."""
     old = Rig(shared, clock, "old", 1, settings=often(segments=1 << 20, segment_bytes=5))

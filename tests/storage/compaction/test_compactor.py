@@ -323,7 +323,7 @@ def test_a_damaged_block_is_left_where_it_is(section: str, caplog: pytest.LogCap
     """It is named in the log; all others are merged around it, and it is not deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
-        rig, _ = await small_blocks(shared, clock)
+        rig, _ = await small_blocks(shared, clock, compaction={"recent_bytes": 0})
         entry = rig.log.state.streams[7].blocks.find(9)
         assert entry is not None
         key = PATHS.log(entry.ref.position)

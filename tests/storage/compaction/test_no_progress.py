@@ -28,9 +28,10 @@ from tests.storage.rig import PATHS, Stream, in_virtual_time
 COUNT = 4000
 
 
-def test_a_large_block_whose_dead_stay_for_their_ids_is_rewritten_once() -> None:
-    """Within the duplicate window, the messages that were removed stay in the block: it is as dead as before, and left until
-    something else would come of it. Then they leave."""
+@pytest.mark.parametrize("gone", [12, 19], ids=["large", "small"])
+def test_a_block_whose_dead_stay_for_their_ids_is_rewritten_once(gone: int) -> None:
+    """Within the duplicate window, the messages that were removed (12 or 19 of 20) stay in the block: it is as dead as before, and
+    left until something else would come of it. Then they leave."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock, segments=1000)
@@ -40,9 +41,9 @@ def test_a_large_block_whose_dead_stay_for_their_ids_is_rewritten_once() -> None
         rig.log.block(stream).add(MessageIds(list(range(COUNT)), [b"id%d" % at for at in range(COUNT)]))
         rig.log.urgent()
         await rig.log.persisted()
-        for seq in range(2, COUNT - 10, 20):
-            rig.log.block(stream).remove(seq, seq + 11, 12, 12 * 1033)
-            stream.msgs -= 12
+        for seq in range(2, COUNT - 18, 20):
+            rig.log.block(stream).remove(seq, seq + gone - 1, gone, gone * 1033)
+            stream.msgs -= gone
         rig.log.urgent()
         await rig.log.persisted()
         before = await read_all(shared)
@@ -68,7 +69,7 @@ def test_blocks_whose_objects_are_missing_do_not_keep_merges_going(caplog: pytes
     """The others of their group are merged once, and the missing ones named."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
-        rig, _ = await small_blocks(shared, clock, 5)
+        rig, _ = await small_blocks(shared, clock, 5, compaction={"recent_bytes": 0})
         other = Stream(rig.log, 9, "t")
         other.create()
         await one_by_one(rig, other, 3)
@@ -103,13 +104,13 @@ def test_a_run_that_is_left_with_nothing_as_its_record_is_applied_is_deleted(rem
         shared = MemoryStore()
         rig, stream = await small_blocks(shared, clock)
         compactor = compactor_of(rig)
-        between_rounds = compactor._checkpointer.between_rounds
+        between_rounds = compactor._adopter._checkpointer.between_rounds
 
         async def after_a_removal(change: Callable[[], object]) -> None:
             removed(stream)
             await between_rounds(change)
 
-        compactor._checkpointer.between_rounds = after_a_removal  # type: ignore[method-assign]
+        compactor._adopter._checkpointer.between_rounds = after_a_removal  # type: ignore[method-assign]
         await compactor.work(quiet=True)
         assert compactor.merges == 1
         assert [key for key in shared.objects if "/runs/" in key]

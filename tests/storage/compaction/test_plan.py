@@ -111,3 +111,68 @@ def test_what_is_dead_counts_for_memory(quiet: bool) -> None:
     found = groups(objects, settings, quiet)
     assert found
     assert all(sum(one.live_bytes + one.dead_bytes for one in group) <= settings.merge_bytes for group in found)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_dead_costs_no_more_than_it_was(quiet: bool, seed: int) -> None:
+    """Objects of up to 8 MB lose all or most of their messages, a few at a time, some of them at once: what is written for that is
+    at most what was removed, beside what tiers write; and little that is dead is left once it is quiet."""
+    rng = random.Random(seed)
+    objects: list[StoredObject] = []
+    arrived = removed = written = 0
+
+    def lose(one: StoredObject, size: int) -> int:
+        one.live_bytes -= size
+        one.dead_bytes += size
+        one.spare_bytes += size
+        return size
+
+    def compact(quiet: bool) -> int:
+        put = 0
+        while found := groups(objects, SETTINGS, quiet):
+            for group in found:
+                at = objects.index(group[0])
+                for one in group:
+                    objects.remove(one)
+                made = StoredObject((1, 1, 1_000_000 + rng.getrandbits(40), 0, 0))
+                made.live_bytes, made.last_time_ns = sum(one.live_bytes for one in group), group[-1].last_time_ns
+                put += made.live_bytes
+                objects.insert(at, made)
+        return put
+
+    for number in range(1500):
+        one = StoredObject((0, 1, number, 0, 0))
+        one.live_bytes, one.last_time_ns = int(10 ** rng.uniform(5, 6.9)), number * 20_000_000_000
+        objects.append(one)
+        arrived += one.live_bytes
+        for other in rng.sample(objects, min(len(objects), 4)):
+            removed += lose(other, int(other.live_bytes * rng.choice((0.1, 0.5, 0.9, 0.999))))
+        objects[:] = [one for one in objects if one.live_bytes]
+        if number % 64 == 0:
+            written += compact(quiet)
+    assert written <= removed + (16 if quiet else 3) * arrived
+    compact(True)
+    mostly = [one for one in objects if one.mostly_dead]
+    assert sum(one.spare_bytes for one in mostly) < 64 << 10
+    assert sum(one.dead_bytes for one in objects) <= sum(one.live_bytes for one in objects) + (64 << 10)
+
+
+def test_what_is_on_its_way_out_is_left_alone() -> None:
+    """The front of a busy work queue is mostly dead, and soon gone: nothing is written for it. What is stuck there for minutes is
+    moved, once that frees 4 MiB."""
+    front = []
+    for number in range(8):
+        one = StoredObject((0, 1, number, 0, 0))
+        one.live_bytes, one.dead_bytes, one.spare_bytes, one.last_time_ns = 9_000_000, 0, 0, number * 1_000_000_000
+        front.append(one)
+    for one in front[:3]:
+        one.live_bytes, one.dead_bytes, one.spare_bytes = 1000, 8_000_000, 8_000_000
+    assert groups(front, SETTINGS, False) == []
+    assert groups(front, SETTINGS, True) == [front[:3]]
+    front[-1].last_time_ns = 1_000_000_000_000
+    assert groups(front, SETTINGS, False) == [front[:3]]
+    for one in front[:3]:
+        one.dead_bytes = one.spare_bytes = 1_000_000
+    assert groups(front, SETTINGS, False) == []
+    assert groups([front[0], front[-1]], SETTINGS, True) == [[front[0]]]

@@ -104,7 +104,8 @@ def decode_plain(data: bytes, kind: ObjectKind, position: Position, object_id: i
     if kind is ObjectKind.ROOT:
         return plain(Root.decode(data, position))
     if kind is ObjectKind.SEAL:
-        return plain(Seal.decode(data, position))
+        *values, landed = Seal.decode(data, position)
+        return plain([*values, *([] if landed is None else [landed])])
     if kind is ObjectKind.CLAIM:
         return plain(Claim.decode(data, position.epoch))
     if kind is ObjectKind.FORMAT:
@@ -125,7 +126,8 @@ def _segment(data: bytes, kind: ObjectKind, position: Position, object_id: int) 
             "subjects": core.subjects,
             **({} if core.subject_filter is None else {"subject_filter": core.subject_filter}),
             "messages": [(*row[:4], _short(row.body)) for row in rows]}))
-    return {"nonce": head.header.nonce.hex(), "blocks": blocks}
+    landed = {} if head.landed is None else {"landed": head.landed}
+    return {"nonce": head.header.nonce.hex(), **landed, "blocks": blocks}
 
 
 def _short(body: bytes) -> bytes:

@@ -14,7 +14,10 @@ from xml.sax.saxutils import escape
 
 import h11
 
-__all__ = ["FakeS3", "Request", "fake_s3"]
+__all__ = ["Answer", "FakeS3", "Request", "fake_s3"]
+
+Answer = tuple[int, list[tuple[str, str]], bytes]
+"""Status, headers, body."""
 
 
 @dataclass
@@ -37,13 +40,19 @@ class FakeS3:
     endpoint: str = ""
     honours_if_none_match: bool = True
     honours_range: bool = True
+    looks_first: float | None = None
+    """It looks whether a key exists, and puts it so many seconds later: its conditional puts are not atomic."""
+    refuses_and_writes: bool = False
+    """As it does when it writes all the same, and looks again for its answer."""
     date: str = "Wed, 21 Oct 2015 07:28:00 GMT"
     objects: dict[str, bytes] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
     script: Callable[[Request], object] = lambda request: None
+    change: Callable[[Request, Answer], Answer] = lambda request, answer: answer
+    """Changes what is served."""
 
-    def serve(self, request: Request, query: dict[str, list[str]]) -> tuple[int, list[tuple[str, str]], bytes]:
+    def serve(self, request: Request, query: dict[str, list[str]]) -> Answer:
         if request.method == "PUT":
             if self.honours_if_none_match and request.headers.get("if-none-match") and request.key in self.objects:
                 return _error(412, "PreconditionFailed")
@@ -56,7 +65,8 @@ class FakeS3:
             keys = sorted(key for key in self.objects if key.startswith(query.get("prefix", [""])[0]))
             rows = "".join(f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[key])}</Size></Contents>"
                            for key in keys)
-            return 200, [("content-type", "application/xml")], f"<ListBucketResult>{rows}</ListBucketResult>".encode()
+            return 200, [("content-type", "application/xml")], (
+                f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>".encode())
         if request.key not in self.objects:
             return _error(404, "NoSuchKey")
         data = self.objects[request.key]
@@ -67,10 +77,18 @@ class FakeS3:
             part = data[int(start):int(last) + 1 if last else None]
             at = f"bytes {start}-{int(start) + len(part) - 1}/{len(data)}"
             return 206, [("content-range", at)], part
-        return 200, [], data
+        return 200, [("etag", '"0"')], data
+
+    async def put_slowly(self, request: Request, seconds: float) -> tuple[int, list[tuple[str, str]], bytes]:
+        if request.key in self.objects:
+            return _error(412, "PreconditionFailed")
+        await asyncio.sleep(seconds)
+        first = request.key not in self.objects
+        self.objects[request.key] = request.body
+        return (200, [], b"") if first or not self.refuses_and_writes else _error(412, "PreconditionFailed")
 
 
-def _error(status: int, code: str, message: str = "as scripted") -> tuple[int, list[tuple[str, str]], bytes]:
+def _error(status: int, code: str, message: str = "as scripted") -> Answer:
     return status, [("content-type", "application/xml")], (
         f"<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>".encode())
 
@@ -108,8 +126,10 @@ async def fake_s3(bucket: str = "bucket") -> AsyncIterator[FakeS3]:
                     return
                 if isinstance(verdict, tuple):
                     status, headers, data = _error(*verdict)
+                elif fake.looks_first is not None and request.method == "PUT" and "if-none-match" in request.headers:
+                    status, headers, data = await fake.put_slowly(request, fake.looks_first)
                 else:
-                    status, headers, data = fake.serve(request, parse_qs(target.query))
+                    status, headers, data = fake.change(request, fake.serve(request, parse_qs(target.query)))
                 if verdict == "served, then cut":
                     return
                 headers += [("date", fake.date), ("content-length", str(len(data)))]

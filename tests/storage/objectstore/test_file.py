@@ -17,6 +17,7 @@ from broker.storage.objectstore import (
     PreconditionFailed,
     StoreRefused,
     Transient,
+    disk,
     open_store,
 )
 from broker.storage.objectstore import file as file_module
@@ -160,7 +161,7 @@ async def test_reads_that_are_not_cached_go_through_a_thread(tmp_path: Path, mon
         monkeypatch.setattr(os, "preadv", preadv)
         assert await store.get("k", 100, 9000) == data[100:9000]
         assert await store.get("k", 9000) == data[9000:]
-    monkeypatch.setattr(file_module, "_NOWAIT", None)
+    monkeypatch.setattr(disk, "_NOWAIT", None)
     assert await store.get("k") == data
     await store.close()
 
@@ -463,22 +464,10 @@ async def test_other_files_in_the_directory(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_the_clock_shows_a_leap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """now_ns continues from the wall clock at opening by a monotonic clock."""
-    store = FileStore(tmp_path)
-    before = await store.now_ns()
-    monkeypatch.setattr(file_module.time, "time_ns", lambda: 10**19)
-    after = await store.now_ns()
-    assert before is not None
-    assert after is not None
-    assert 0 <= after - before < 60_000_000_000
-    await store.close()
-
-
 async def test_many_reads_in_one_turn_leave_the_loop_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first few are copied from the page cache on the loop, the others in threads; the next turn begins anew."""
     inline: list[str] = []
-    read_cached = file_module._read_cached
+    read_cached = file_module.read_cached
 
     def counted(path: str, start: int, end: int | None) -> bytes | None:
         data = read_cached(path, start, end)
@@ -486,7 +475,7 @@ async def test_many_reads_in_one_turn_leave_the_loop_alone(tmp_path: Path, monke
             inline.append(path)
         return data
 
-    monkeypatch.setattr(file_module, "_read_cached", counted)
+    monkeypatch.setattr(file_module, "read_cached", counted)
     store = FileStore(tmp_path)
     objects = {f"a/{i}": random.Random(i).randbytes(100_000) for i in range(12)}
     for key, data in objects.items():
@@ -505,4 +494,4 @@ async def test_many_reads_in_one_turn_leave_the_loop_alone(tmp_path: Path, monke
 async def _nowait(directory: Path) -> bool:
     """Whether this file system tells what its page cache has."""
     (directory / "probe").write_bytes(b"x")
-    return file_module._read_cached(str(directory / "probe"), 0, None) is not None
+    return disk.read_cached(str(directory / "probe"), 0, None) is not None

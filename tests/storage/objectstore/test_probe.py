@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.probe import probe
+from broker.storage.objectstore.race import RACERS, ROUNDS, expect_one_winner
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.objectstore.s3 import S3Store
 from broker.storage.objectstore.wrapper import Wrapper
@@ -31,6 +34,103 @@ async def test_the_first_probe_writes_and_later_ones_read(tmp_path: Path) -> Non
         assert await probe(store, KEY, [b"somebody else's format"]) == OURS
         assert await store.get(KEY) == OURS
         await store.close()
+
+
+def race(store: ObjectStore, seed: int = 1) -> Callable[[], Awaitable[None]]:
+    return partial(expect_one_winner, store, "v1/probe/", random.Random(seed), SystemClock())
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("seconds", [0.001, 0.1])
+async def test_a_store_whose_conditional_puts_are_not_atomic(fake: FakeS3, seconds: float, refuses: bool) -> None:
+    """It refuses a put of a key that is there, and of one moment several are written: refused, and nothing stays in it."""
+    fake.looks_first, fake.refuses_and_writes = seconds, refuses
+    store = S3Store("bucket")
+    assert await probe(store, KEY, [OURS]) == OURS, "the race is what finds it"
+    fake.objects.clear()
+    with pytest.raises(StoreRefused, match="overwritten it" if refuses else "of one key at the same moment") as caught:
+        await probe(store, KEY, [OURS], race=race(store))
+    assert "s3://bucket" in str(caught.value)
+    assert "conditional puts are atomic: AWS S3" in str(caught.value)
+    assert fake.objects == {}
+    await store.close()
+
+
+async def test_a_race_on_a_store_that_overwrites(fake: FakeS3) -> None:
+    """What every put shows is said, not that it was seen in a race."""
+    fake.honours_if_none_match = False
+    store = S3Store("bucket")
+    with pytest.raises(StoreRefused, match="the store overwrites objects"):
+        await probe(store, KEY, [OURS], race=race(store))
+    assert fake.objects == {}
+    await store.close()
+
+
+async def test_the_race_is_run_once(fake: FakeS3) -> None:
+    """Before a store's first object is put, over a connection for each racer; a later start puts what it always did."""
+    store = S3Store("bucket")
+    assert await probe(store, KEY, [OURS], race=race(store)) == OURS
+    raced = [request for request in fake.requests if request.key.startswith("v1/probe/") and request.method == "PUT"]
+    assert len(raced) == RACERS * ROUNDS
+    assert len({request.connection for request in raced}) >= RACERS
+    assert fake.objects == {KEY: OURS}
+    fake.requests.clear()
+    assert await probe(store, KEY, [OURS], race=race(store)) == OURS
+    assert [request.method for request in fake.requests] == ["GET", "GET", "GET", "PUT"]
+    await store.close()
+
+
+async def test_a_race_on_a_store_in_trouble(fake: FakeS3) -> None:
+    """Conflicts, SlowDown, cut connections, puts that land unanswered and lost deletes prove nothing: a right store passes."""
+    rng = random.Random(4)
+    verdicts: list[object] = [None, None, (409, "ConditionalRequestConflict"), (503, "SlowDown"), "cut", "served, then cut"]
+    fake.script = lambda request: rng.choice(verdicts) if request.method in ("PUT", "DELETE") else None
+    inner = S3Store("bucket")
+    for store in (inner, RetryingStore(inner, clock=SystemClock(), rng=rng, pause_ns=1_000_000, give_up_ns=20_000_000)):
+        for seed in range(2):
+            await race(store, seed)()
+    await inner.close()
+
+
+async def test_a_race_under_every_fault() -> None:
+    """200 seeds of refused, lost, unanswered and late calls, with and without retries: a good store always passes."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        faults = Faults(refused=0.1, lost=0.1, unanswered=0.2, late=0.1, timeout_ns=0, late_ns_max=0)
+        faulty = FaultyStore(MemoryStore(), rng=rng, faults=faults)
+        await race(RetryingStore(faulty, clock=SystemClock(), rng=rng, pause_ns=1) if seed % 2 else faulty, seed)()
+        await faulty.late_puts_done()
+
+
+async def test_a_race_that_may_not_put(fake: FakeS3) -> None:
+    """What refuses every put is named as it would be without a race."""
+    fake.script = lambda request: (403, "AccessDenied") if request.method == "PUT" else None
+    store = S3Store("bucket")
+    with pytest.raises(StoreRefused, match="AccessDenied"):
+        await probe(store, KEY, [OURS], race=race(store))
+    await store.close()
+
+
+@pytest.mark.parametrize("name", ["minio", "seaweed"])
+async def test_real_stores_win_the_race(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MinIO and SeaweedFS let one of simultaneous puts succeed."""
+    await _races(request.getfixturevalue(name), 1, monkeypatch)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["minio", "seaweed"])
+async def test_real_stores_win_every_race(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, a hundred times."""
+    await _races(request.getfixturevalue(name), 100, monkeypatch)
+
+
+async def _races(server: S3Server, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(server.new_url())
+    for seed in range(times):
+        await race(store, seed)()
+    await store.close()
 
 
 async def test_minio_passes(minio: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

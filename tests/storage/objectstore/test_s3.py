@@ -179,6 +179,66 @@ async def test_a_store_that_ignores_ranges(s3: S3Store, fake: FakeS3) -> None:
     assert await s3.get("k", 20, 25) == b""
 
 
+@pytest.mark.parametrize(("headers", "body"), [
+    ([("content-range", "bytes 2-5/10")], b"cd"), ([("content-range", "bytes 1-4/10")], b"bcde"),
+    ([("content-range", "bytes 2-3/10")], b"cd"), ([("content-range", "bytes 2-5/10")], b"cdefg")])
+async def test_a_body_that_is_not_what_its_range_says(s3: S3Store, fake: FakeS3, headers: list[tuple[str, str]],
+                                                      body: bytes) -> None:
+    """A proxy cut it, or sent another: that is tried again, and not taken for a damaged object."""
+    fake.objects["pre/fix/k"] = b"abcdefghij"
+    assert await s3.get("k", 2, 6) == b"cdef"
+    fake.change = lambda request, answer: (206, headers, body)
+    with pytest.raises(Transient, match="came as 'bytes"):
+        await s3.get("k", 2, 6)
+
+
+async def test_a_whole_body_that_is_cut(s3: S3Store, fake: FakeS3) -> None:
+    """Shows that an object is asked for as a range too, so that the answer says how long it is."""
+    fake.objects["pre/fix/k"] = b"abcdefghij"
+    fake.change = lambda request, answer: (answer[0], answer[1], answer[2][:5])
+    with pytest.raises(Transient, match="5 bytes from byte 0 on came as 'bytes 0-9/10'"):
+        await s3.get("k")
+    fake.objects["pre/fix/empty"] = b""
+    assert await s3.get("empty") == b""
+
+
+async def test_the_page_of_a_proxy(s3: S3Store, fake: FakeS3) -> None:
+    """It is no object: a start would take it for a damaged one."""
+    fake.objects["pre/fix/k"] = b"abcdefghij"
+    fake.change = lambda request, answer: (200, [("content-type", "text/html")], b"<html>please log in</html>")
+    with pytest.raises(Transient, match="the response is not S3's"):
+        await s3.get("k")
+
+
+PAGE = "<ListBucketResult><IsTruncated>{}</IsTruncated>{}</ListBucketResult>"
+
+
+def rows(*keys: str) -> str:
+    return "".join(f"<Contents><Key>pre/fix/{key}</Key><Size>1</Size></Contents>" for key in keys)
+
+
+@pytest.mark.parametrize(("pages", "keys"), [
+    ([PAGE.format("true", rows("p/b", "p/c")), PAGE.format("false", rows("p/c", "p/d"))], ["p/b", "p/c", "p/d"]),
+    ([PAGE.format("true", rows("p/c", "p/d")), PAGE.format("false", rows("p/b"))], ["p/b", "p/c", "p/d"]),
+    ([PAGE.format("false", rows("o", "p/a", "p/b", "q"))], ["p/b"]),
+])
+async def test_listings_out_of_order(s3: S3Store, fake: FakeS3, pages: list[str], keys: list[str]) -> None:
+    """Pages that overlap, are not sorted, or have keys that were not asked for: each key once, in order, beyond ``after``."""
+    left = [page.replace("</IsTruncated>", f"</IsTruncated><NextContinuationToken>{at}</NextContinuationToken>")
+            for at, page in enumerate(pages)]
+    fake.change = lambda request, answer: (200, [("content-type", "application/xml")], left.pop(0).encode())
+    assert [info.key for info in await s3.list("p/", "p/a")] == keys
+
+
+@pytest.mark.parametrize("page", ["<html><body>Please log in</body></html>", "<ListBucketResult><IsTrun",
+                                  PAGE.format("true", rows("p/b"))])
+async def test_a_listing_that_is_none(s3: S3Store, fake: FakeS3, page: str) -> None:
+    """The page of a proxy, one that is cut, one that does not say where the next one begins: no empty listing, nor half of one."""
+    fake.change = lambda request, answer: (200, [("content-type", "application/xml")], page.encode())
+    with pytest.raises(Transient):
+        await s3.list("p/")
+
+
 async def test_secrets_stay_out_of_errors(fake: FakeS3) -> None:
     """No error text, including causes, contains the secret key, the session token or a URL's password."""
     errors = []
@@ -225,16 +285,26 @@ async def test_the_stores_clock(fake: FakeS3) -> None:
     """now_ns is the Date of the last answer, errors included, carried on by the monotonic clock; None before any."""
     clock = ManualClock()
     store = S3Store("bucket", clock=clock)
-    assert await store.now_ns() is None
+    assert store.now_ns() is None
     with pytest.raises(NotFound):
         await store.get("k")
-    assert await store.now_ns() == 1445412480_500_000_000
+    assert store.now_ns() == 1445412480_500_000_000
     clock.advance(7_000_000_000)
-    assert await store.now_ns() == 1445412487_500_000_000
+    assert store.now_ns() == 1445412487_500_000_000
     clock.leap(10**18)
-    assert await store.now_ns() == 1445412487_500_000_000
+    assert store.now_ns() == 1445412487_500_000_000
     await store.put("k", [b"x"])
-    assert await store.now_ns() == 1445412480_500_000_000
+    assert store.now_ns() == 1445412480_500_000_000
+    await store.close()
+
+
+@pytest.mark.parametrize("date", ["yesterday", "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"])
+async def test_a_date_that_is_none(fake: FakeS3, date: str) -> None:
+    """The store then has no clock."""
+    fake.date = date
+    store = S3Store("bucket")
+    await store.put("k", [b"x"])
+    assert store.now_ns() is None
     await store.close()
 
 

@@ -56,6 +56,57 @@ async def test_what_is_read_ahead_is_not_asked_for_twice() -> None:
     assert len(reader.window) == 0
 
 
+async def test_frames_found_in_the_cache_are_not_waited_for() -> None:
+    """An extent leaves the window at its last frame, also where some were in the cache: before it was asked for, or while it
+    was on its way. What precedes the first frame that its reader wants is not waited for either."""
+    store, reader, block = await make(ahead=400_000)
+    starts = (await reader.head(block)).starts
+    held = [await reader.chunk(block, starts[2]), await reader.chunk(block, starts[4])]
+    store.go.clear()
+    reading = asyncio.ensure_future(reader.chunk(block, starts[1], unheeded))
+    await asyncio.sleep(0)
+    assert reader.window.bytes
+    assert reader.cached_chunk(block, starts[2]) is held[0]
+    assert reader.window.bytes
+    store.go.set()
+    await reading
+    for ordinal in range(starts[3], block.ref.count):
+        assert reader.cached_chunk(block, ordinal) or await reader.chunk(block, ordinal, unheeded)
+    assert (reader.window.bytes, len(reader.window)) == (0, 0)
+
+
+async def test_a_block_got_whole_is_not_kept_for_what_its_reader_has_passed() -> None:
+    """Of a block that is got whole for a reader that begins in the middle, nobody waits for the first half."""
+    store, reader, block = await make(ahead=1 << 20)
+    ends: list[int] = []
+    for ordinal in range(20, 40):
+        assert await reader.chunk(block, ordinal, ends.append)
+    assert len(store.ranges) == 1
+    assert ends == [40]
+    assert len(reader.window) == 0
+
+
+async def test_too_many_readers_for_the_window_take_parts_of_it() -> None:
+    """Where there is no room for an extent, a load takes as many frames as fit into half of what is left; and a quarter of the
+    window is left for what somebody waits for."""
+    store, reader, block = await make(cache_bytes=4 << 20, ahead=800_000)  # a window of 1 MiB; one extent, frames of 120 kB
+    head = await reader.head(block)
+    reader.window.add(another := Extent("another", 0, 4, 520_000, unheeded))
+    await reader.chunk(block, 0, unheeded)
+    assert len(store.ranges) == 2
+    start, end = store.ranges[-1]
+    assert end is not None
+    assert end - start == head.frames[2].offset
+    reader.window.drop(another)
+    reader.window.add(Extent("another", 0, 4, 300_000, unheeded))
+    assert reader.read_ahead(block, head.starts[-4], unheeded) is None
+    assert len(store.ranges) == 2
+    await reader.chunk(block, head.starts[-4], unheeded)
+    start, end = store.ranges[-1]
+    assert end is not None
+    assert end - start == head.frames[-1].offset + head.frames[-1].stored_bytes - head.frames[-4].offset
+
+
 async def test_without_room_single_frames_are_got() -> None:
     """A cache of nothing has a window of nothing: nothing is read ahead, and a demand takes one frame."""
     store, reader, block = await make(cache_bytes=0, ahead=300_000)
@@ -148,3 +199,18 @@ def test_what_nobody_waits_for_is_bounded(size: int) -> None:
         window.add(last := Extent("b", number, number + 1, size, None))
         window.drop(last)
     assert window.room(1 << 19)
+
+
+async def test_a_block_a_little_larger_is_got_whole_by_who_reads_on() -> None:
+    """A full segment's block comes with its index in one GET for a reader in order, in extents for others."""
+    store, reader, block = await make(ahead=400_000)  # 0.8 MB
+    await reader.chunk(block, 0, unheeded)
+    for ordinal in range(40):
+        assert reader.cached_chunk(block, ordinal) is not None
+    assert len(store.ranges) == 1
+    store, reader, block = await make(ahead=400_000)
+    await reader.chunk(block, 0)
+    assert len(store.ranges) == 2
+    store, reader, block = await make(ahead=300_000)  # more than 2.25 times what is read ahead
+    await reader.chunk(block, 0, unheeded)
+    assert len(store.ranges) == 2

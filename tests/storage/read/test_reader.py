@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.storage.format.block import BlockRef
+from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.frame import Chunk
-from broker.storage.format.header import Position
+from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head, decode_index
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
@@ -273,15 +273,100 @@ async def test_a_cached_segment_is_read_without_a_get() -> None:
 
 
 async def test_the_garbage_collector_untracks_cached_messages() -> None:
-    """The garbage collector's next run visits hardly any of many thousand cached messages."""
+    """The garbage collector's next run visits hardly any of many thousand cached messages, nor their blocks' subjects."""
     _, reader, _ = await make()
     chunks: list[Chunk] = []
+    columns: list[Sequence[object]] = []
     for number in range(20):
         block: OpenBlock[None] = OpenBlock(77, None)
-        block.append_run(1, [b"S"] * 1000, None, [b"%d" % i for i in range(1000)], 5)
+        block.append_run(1, [b"S%d" % i for i in range(1000)], None, [b"%d" % i for i in range(1000)], 5)
         sealed = seal_block(block, Position(1, 8 + number))
         encode_segment(sealed.position, bytes(16), [sealed])
         assert sealed.ref is not None
         reader.admit(sealed.ref, sealed.head, sealed.chunks)
         chunks += sealed.chunks
+        head = sealed.head
+        assert head is not None
+        columns += head.subjects, head.subject_counts, head.subject_firsts, head.subject_lasts
     assert sum(len(chunk) for chunk in chunks if gc.is_tracked(chunk.bodies)) <= 9000
+    assert sum(len(column) for column in columns if gc.is_tracked(column)) <= 4 * 9000
+
+
+async def side_by_side(count: int = 600, subjects: int = 1) -> tuple[RecordingStore, BlockReader, list[Stored], str]:
+    """A run of ``count`` streams with a block each, of three messages."""
+    store = RecordingStore()
+    sealed: list[SealedBlock[None]] = []
+    for stream_id in range(1, count + 1):
+        block: OpenBlock[None] = OpenBlock(stream_id, None)
+        for i in range(3 * subjects):
+            block.append_run(1 + i, [b"S.%d.%d" % (stream_id, i % subjects)], None, [b"%d" % i * 50], 1_000 + 7 * i)
+        sealed.append(seal_block(block, AT, object_id=9))
+    data = encode_segment(AT, bytes(16), sealed, Codec.ZSTD, kind=ObjectKind.RUN, object_id=9, place=BlockPlace.RUN)
+    key = SHARD.run(AT, 9)
+    await store.put(key, data)
+    reader = BlockReader(store, Cache(1 << 24), lambda ref: object_key(SHARD, ref))
+    return store, reader, [Stored(block.ref) for block in sealed if block.ref is not None], key
+
+
+async def test_heads_of_neighbours_are_got_together() -> None:
+    """The heads of 600 streams' blocks in one object, asked for at the same time and one by one, cost as many GETs as their indexes
+    have pieces, and one for each that lies on an edge between two."""
+    store, reader, blocks, _ = await side_by_side()
+    alone = BlockReader(store, Cache(1 << 24), lambda ref: object_key(SHARD, ref))
+    expected = [await alone.head(Stored(block.ref)) for block in blocks]
+    end = blocks[-1].ref.index_offset + blocks[-1].ref.index_bytes
+    pieces = end // reader_module._NEIGHBOURS_BYTES + 1
+    store.ranges.clear()
+    first = await asyncio.gather(*[reader.head(block, neighbours=True) for block in blocks[:300]])
+    heads = [*first, *[await reader.head(block, neighbours=True) for block in blocks[300:]]]
+    assert [(head.starts, head.seq_of(2), head.time_of(2), head.subject_of(0)) for head in heads] == [
+        (head.starts, head.seq_of(2), head.time_of(2), head.subject_of(0)) for head in expected]
+    assert len(store.ranges) <= pieces + (pieces - 1)
+    assert all(stop is not None and stop <= blocks[0].ref.frames_offset for _, stop in store.ranges), "no frames"
+
+
+async def test_a_large_index_is_got_alone() -> None:
+    """It has no use for its neighbours, nor they for it."""
+    store, reader, blocks, _ = await side_by_side(4, subjects=9000)
+    assert all(block.ref.index_bytes > reader_module._NEIGHBOURS_INDEX_MAX for block in blocks)
+    store.ranges.clear()
+    await reader.head(blocks[1], neighbours=True)
+    ref = blocks[1].ref
+    assert store.ranges == [(ref.index_offset, ref.index_offset + ref.index_bytes)]
+
+
+async def test_a_damaged_index_among_its_neighbours_is_named_and_leaves_them_alone() -> None:
+    """The others are read; the damaged one raises each time, and is found again once the store has mended it."""
+    store, reader, blocks, key = await side_by_side(100)
+    whole = store.objects[key]
+    at = blocks[40].ref.index_offset + 20
+    store.objects[key] = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:]
+    assert (await reader.head(blocks[39], neighbours=True)).count == 3
+    for _ in range(2):
+        with pytest.raises(Corrupt):
+            await reader.head(blocks[40], neighbours=True)
+    assert (await reader.head(blocks[41], neighbours=True)).count == 3
+    store.objects[key] = whole
+    assert (await reader.head(blocks[40], neighbours=True)).count == 3
+
+
+async def test_neighbours_of_an_object_that_is_gone() -> None:
+    """All who wait for it hear of that; a later caller asks again."""
+    store, reader, blocks, key = await side_by_side(10)
+    whole = store.objects.pop(key)
+    answers = await asyncio.gather(*[reader.head(block, neighbours=True) for block in blocks], return_exceptions=True)
+    assert all(isinstance(answer, NotFound) for answer in answers)
+    store.objects[key] = whole
+    assert (await reader.head(blocks[3], neighbours=True)).count == 3
+
+
+async def test_closing_ends_loads_of_neighbours() -> None:
+    """Callers are cancelled, and nothing is left running."""
+    store, reader, blocks, _ = await side_by_side(10)
+    store.go.clear()
+    waiting = [asyncio.ensure_future(reader.head(block, neighbours=True)) for block in blocks]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await reader.close()
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers)

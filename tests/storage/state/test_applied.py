@@ -117,6 +117,46 @@ def test_blocks_below_first_seq_leave() -> None:
     assert len(state.unnamed) == 6
 
 
+def test_a_thousand_steps_of_expiry_in_a_segment_mark_only_the_block_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step names the last block that it removed. All but the one at the edge leave by the outcome, and in one piece."""
+    state = made()
+    blocks = 1000
+    for at in range(blocks):
+        segment(state, at + 2, first=10 * at + 1, last=10 * at + 10)
+    stream, marked = state.streams[7], []
+    remove = BlockTable.remove
+
+    def counted(self: BlockTable, first: int, last: int, msgs: int, size: int) -> Any:
+        marked.append((first, last))
+        return remove(self, first, last, msgs, size)
+
+    monkeypatch.setattr(BlockTable, "remove", counted)
+    edge = 10 * (blocks - 1) + 4
+    steps = [Removed(10 * at + 1, 10 * at + 10, 10, 400) for at in range(blocks - 1)] + [Removed(edge - 3, edge, 4, 160)]
+    segment(state, blocks + 2, removed=steps, outcome=Outcome(edge + 1, 10 * blocks, 6, 240, 1))
+    assert marked == [(edge - 3, edge)]
+    assert [(e.first_seq, e.dead_count, e.dead_bytes) for e in stream.blocks] == [(edge - 3, 4, 160)]
+    assert {key - (1 << 48) for key in state.unnamed} == {1, *range(2, blocks + 1), blocks + 2}
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 12)), min_size=1, max_size=12), st.integers(1, 101))
+def test_removals_below_the_first_sequence_and_above_agree_with_a_plain_set(ranges: list[tuple[int, int]], first_seq: int) -> None:
+    """Whichever ranges a block names, in any order, below its outcome's first sequence, above or across."""
+    state = made()
+    for at in range(10):
+        segment(state, at + 2, first=10 * at + 1, last=10 * at + 10)
+    live = {*range(1, 101)}
+    removed = []
+    for first, length in [*ranges, (1, first_seq - 2)]:
+        gone = live & {*range(first, first + length + 1)}
+        live -= gone
+        removed += [Removed(seq, seq, 1, 40) for seq in sorted(gone)]
+    segment(state, 20, removed=removed, outcome=Outcome(min(live, default=101), 100, len(live), 40 * len(live), 1))
+    blocks = state.streams[7].blocks
+    assert {s for e in blocks for s in range(e.first_seq, e.last_seq + 1) if not e.is_dead(s)} == live
+    assert sum(e.live_msgs for e in blocks) == len(live)
+
+
 def test_applying_again_changes_nothing() -> None:
     """A page may hold more than its stream's position says: replaying over it arrives at the same state."""
     blocks: list[dict[str, Any]] = [

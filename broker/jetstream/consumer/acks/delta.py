@@ -10,6 +10,7 @@ A message delivered and acked between two records appears in none of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import compress, repeat
 
 from broker.jetstream.consumer.acks.pending import PendingRun
 from broker.storage.format.records.consumer_state import ConsumerDelta, PendingColumns
@@ -23,27 +24,39 @@ _FRESH_MAX = 64
 class AckDelta:
     """Filled by the ack state, taken when the stream's block is sealed.
 
-    Attributes: ``fresh`` runs that are not stored yet; ``dropped`` sequences that may be stored and no longer should
-        be; ``recounted`` those whose count of redeliveries changed; ``ahead`` those newly acked ahead.
+    Attributes: ``fresh`` runs that are not stored yet, of ``fresh_msgs`` messages at most; ``dropped`` sequences that may be
+        stored and no longer should be; ``recounted`` those whose count of redeliveries changed; ``ahead`` those newly acked ahead.
     """
 
-    __slots__ = ("ahead", "dropped", "fresh", "recounted")
+    __slots__ = ("ahead", "dropped", "fresh", "fresh_msgs", "recounted")
 
     def __init__(self) -> None:
         self.fresh: list[PendingRun] = []
+        self.fresh_msgs = 0
         self.dropped: list[int] = []
         self.recounted: set[int] = set()
         self.ahead: list[int] = []
 
     def clear(self) -> None:
         """Forget all changes."""
-        self.fresh, self.dropped, self.recounted, self.ahead = [], [], set(), []
+        self.dropped, self.recounted, self.ahead = [], set(), []
+        self.forget_fresh()
+
+    def add(self, run: PendingRun) -> None:
+        """A run was delivered, or delivered again."""
+        self.fresh.append(run)
+        self.fresh_msgs += len(run.seqs)
+
+    def forget_fresh(self) -> None:
+        """None of the runs is pending any more."""
+        self.fresh, self.fresh_msgs = [], 0
 
     def prune(self, floor_seq: int) -> None:
         """Drop runs at or below the floor, when there are many."""
         fresh = self.fresh
         if len(fresh) > _FRESH_MAX and fresh[0].seqs[-1] <= floor_seq:
             self.fresh = [run for run in fresh if run.seqs[-1] > floor_seq]
+            self.fresh_msgs = sum([len(run.seqs) for run in self.fresh])
 
     def rewritten(self, replaced: Iterable[tuple[PendingRun, PendingRun]]) -> None:
         """Runs were replaced: the replacements of fresh ones are fresh."""
@@ -60,10 +73,14 @@ class AckDelta:
             run.known = True
             if run.seqs[-1] <= floor_seq:
                 continue
-            for seq, cseq in zip(run.seqs, run.cseqs, strict=True):
-                if pending.get(seq) is run:
-                    seqs.append(seq)
-                    cseqs.append(cseq)
+            holders = list(map(pending.get, run.seqs))
+            if holders.count(run) == len(holders):
+                seqs += run.seqs
+                cseqs += run.cseqs
+            else:
+                still = [holder is run for holder in holders]
+                seqs += compress(run.seqs, still)
+                cseqs += compress(run.cseqs, still)
             times += [run.at_ns] * (len(seqs) - len(times))
         for seq in self.ahead:
             if seq in ahead:
@@ -75,5 +92,6 @@ class AckDelta:
         if self.dropped:
             delta.dropped = self.dropped
         if self.recounted:
-            delta.redelivered = {seq: redelivered.get(seq, 0) for seq in sorted(self.recounted)}
+            recounted = sorted(self.recounted)
+            delta.redelivered = dict(zip(recounted, map(redelivered.get, recounted, repeat(0)), strict=False))
         self.clear()

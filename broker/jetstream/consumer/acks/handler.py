@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Protocol
 
 from broker.jetstream.bus import Msg
@@ -83,14 +84,21 @@ class AckHandler:
 
     def take(self, ops: Sequence[Msg], start: int, end: int, now_ns: int, mono_ns: int) -> list[bytes]:
         """Handle ops[start:end]; returns replies to send after storing the state. The caller runs ``advance_floor``."""
+        run = ops[start:end]
         prefix = self._prefix
+        every = self.policy == "all"
+        fast = not self.sample_percent
+        if len(run) > 1 and (answers := self._alike(run, (_NAK, *_PLAIN) if fast else (_NAK,))) is not None:
+            if run[0][3] == _NAK:
+                self._nak_run(answers)
+            else:
+                self._ack_run([tokens[2] for tokens in answers], [tokens[3] for tokens in answers] if every else [], now_ns)
+            return []
         replies: list[bytes] = []
         plain: list[bytes] = []
         cseqs: list[bytes] = []
         naks: list[list[bytes]] = []
-        every = self.policy == "all"
-        fast = not self.sample_percent
-        for subject, reply, hlen, body in ops[start:end]:
+        for subject, reply, hlen, body in run:
             if fast and not hlen and not reply and body in _PLAIN:
                 tokens = subject.rsplit(b".", 5)
                 if tokens[0] == prefix:
@@ -158,6 +166,15 @@ class AckHandler:
             self._events.max_deliver(seq, self._acks.exhaust(seq))
         return bool(exhausted)
 
+    def _alike(self, run: Sequence[Msg], payloads: Sequence[bytes]) -> list[list[bytes]] | None:
+        """This consumer's names and the numbers after them in each subject, if all of ``run`` have the same one of ``payloads``
+        and nothing else; else None."""
+        subjects, replies, hlens, bodies = zip(*run, strict=True)
+        if bodies[0] not in payloads or bodies.count(bodies[0]) < len(bodies) or any(hlens) or any(replies):
+            return None
+        answers = [subject.rsplit(b".", 5) for subject in subjects]
+        return answers if [tokens[0] for tokens in answers].count(self._prefix) == len(answers) else None
+
     def _ack_run(self, plain: list[bytes], cseqs: list[bytes], now_ns: int) -> None:
         """Apply plain acks without reply subjects, by their stream sequences; ``cseqs`` for ack all only."""
         seqs = _numbers(plain)
@@ -181,14 +198,13 @@ class AckHandler:
     def _nak_run(self, naks: list[list[bytes]]) -> None:
         """Apply plain negative acks without reply subjects, by the tokens of their subjects."""
         acks = self._acks
-        floor_cseq, delivered_cseq, pending, nak = acks.floor_cseq, acks.delivered_cseq, acks.pending, acks.nak
-        told = self._events.naks_heard
+        floor_cseq, delivered_cseq, pending = acks.floor_cseq, acks.delivered_cseq, acks.pending
         seqs, cseqs = _numbers([tokens[2] for tokens in naks]), _numbers([tokens[3] for tokens in naks])
-        for seq, cseq, tokens in zip(seqs, cseqs, naks, strict=True):
-            if floor_cseq < cseq <= delivered_cseq and seq in pending:
-                if told:
-                    self._events.nak(seq, cseq, decimal(tokens[1], INT64_MAX))
-                nak(seq)
+        taken = [floor_cseq < cseq <= delivered_cseq and seq in pending for seq, cseq in zip(seqs, cseqs, strict=True)]
+        if self._events.naks_heard:
+            for seq, cseq, tokens in compress(zip(seqs, cseqs, naks, strict=True), taken):
+                self._events.nak(seq, cseq, decimal(tokens[1], INT64_MAX))
+        acks.nak(compress(seqs, taken))
 
     def _answer(self, subject: bytes, reply: bytes, payload: bytes, now_ns: int, mono_ns: int) -> bool:
         """Handle one answer of any kind; returns whether its reply, if it has one, is due."""
@@ -262,7 +278,7 @@ class AckHandler:
         if delay_ns is not None:
             acks.nak_later(seq, delay_ns, now_ns, mono_ns)
         else:
-            acks.nak(seq)
+            acks.nak((seq,))
 
 
 def _numbers(tokens: list[bytes]) -> list[int]:

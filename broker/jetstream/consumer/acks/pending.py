@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["PendingAcks", "PendingRun"]
 
@@ -116,6 +116,13 @@ class PendingAcks:
         self._order.append(sorted(pending))
         return self._order[0][0]
 
+    def cseqs_of(self, seqs: Iterable[int]) -> list[int]:
+        """The consumer sequences of the first deliveries of pending ``seqs``."""
+        runs = map(self.pending.__getitem__, seqs)
+        # Most first deliveries are of neighbours, where the place needs no search.
+        return [run.cseqs[seq - run.seqs.start if type(run.seqs) is range else bisect_left(run.seqs, seq)]
+                for seq, run in zip(seqs, runs, strict=True)]
+
     def upto(self, seq: int) -> list[int]:
         """Pending sequences up to ``seq``, ascending, found by delivery order rather than by scanning ``pending``."""
         found: list[int] = []
@@ -193,7 +200,7 @@ class PendingAcks:
                     due_ns = mono_ns + wait + min(old.at_ns - at_ns, _DELAY_MAX_NS)
                     if old.at_ns > at_ns:
                         lane = None  # a NAK's delay: later than what is delivered from now on, so out of order
-                new = PendingRun(part, [old.cseq_of(s) for s in part], old.at_ns, due_ns, old.known)
+                new = PendingRun(part, self.cseqs_of(part), old.at_ns, due_ns, old.known)
                 self.pending.update(dict.fromkeys(part, new))
                 replaced.append((old, new))
                 if lane != _NO_LANE:

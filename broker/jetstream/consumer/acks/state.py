@@ -90,36 +90,37 @@ class AckState:
         wait = self.waits_ns[0]
         run = PendingRun(seqs, range(first, first + len(seqs)), at_ns, mono_ns + wait, False)
         self._pending_acks.delivered(run, wait)
-        self._delta.fresh.append(run)
+        self._delta.add(run)
         self.delivered_cseq += len(seqs)
         self.delivered_sseq = seqs[-1]
         self.last_active_ns = at_ns
         self.changed = True
 
-    def next_again(self, seq: int) -> int:
-        """The delivery count (2, 3, …) that the queued ``seq`` would have now; 1 if it was never actually sent."""
-        count = self.redelivered.get(seq, 0) + 1
-        return count if seq in self._unsent else count + 1
+    def next_again(self, seqs: Iterable[int]) -> list[int]:
+        """The delivery counts (2, 3, …) that queued ``seqs`` would have now; 1 for what was never actually sent."""
+        unsent, counts = self._unsent, self.redelivered.get
+        if not unsent:
+            return [count + 2 for count in map(counts, seqs, repeat(0))]
+        return [counts(seq, 0) + (1 if seq in unsent else 2) for seq in seqs]
 
-    def deliver_again(self, seqs: Iterable[int], at_ns: int, mono_ns: int) -> None:
+    def deliver_again(self, seqs: Sequence[int], at_ns: int, mono_ns: int) -> None:
         """The queued ``seqs`` were redelivered; each takes a consumer sequence, and keeps its first for floors."""
+        redelivered, unsent, waits = self.redelivered, self._unsent, self.waits_ns
+        again = [seq for seq in seqs if seq not in unsent] if unsent else seqs
+        unsent.difference_update(seqs)
+        _drop(self.queue, seqs)
+        redelivered.update(zip(again, [count + 1 for count in map(redelivered.get, again, repeat(0))], strict=True))
+        self._delta.recounted.update(again)
         by_wait: dict[int, list[int]] = {}
-        waits, last = self.waits_ns, len(self.waits_ns) - 1
-        count = 0
-        for seq in seqs:
-            self.queue.pop(seq, None)
-            again = self.redelivered.get(seq, 0)
-            if seq in self._unsent:
-                self._unsent.discard(seq)
-            else:
-                again += 1
-                self.redelivered[seq] = again
-                self._delta.recounted.add(seq)
-            by_wait.setdefault(waits[again if again < last else last], []).append(seq)
-            count += 1
+        if len(waits) == 1:
+            by_wait[waits[0]] = list(seqs)
+        else:
+            for seq in seqs:
+                by_wait.setdefault(self._wait_of(seq), []).append(seq)
         for wait, group in by_wait.items():
-            self._resend(group, at_ns, mono_ns + wait, wait)
-        self.delivered_cseq += count
+            if group:
+                self._resend(group, at_ns, mono_ns + wait, wait)
+        self.delivered_cseq += len(seqs)
         self.last_active_ns = at_ns
         self.changed = True
 
@@ -168,8 +169,7 @@ class AckState:
         if any(run is not None and run.known for run in set(runs)):
             self._delta.dropped += [s for s, run in zip(seqs, runs, strict=True) if run is not None and run.known]
         if self.redelivered or self.queue:
-            for seq in seqs:
-                self._uncount(seq)
+            self._uncount(seqs)
         found = before - len(self.pending)
         self.last_ack_ns = at_ns  # also for a repeated ack
         self.changed = True
@@ -209,9 +209,9 @@ class AckState:
         self.changed = True
         return True
 
-    def nak(self, seq: int) -> None:
-        """Redeliver pending ``seq`` now: append it to the queue unless it is there already."""
-        self.queue.setdefault(seq)
+    def nak(self, seqs: Iterable[int]) -> None:
+        """Redeliver pending ``seqs`` now: append each to the queue unless it is there already."""
+        self.queue.update(dict.fromkeys(seqs))
 
     def nak_later(self, seq: int, delay_ns: int, at_ns: int, mono_ns: int) -> None:
         """Redeliver pending ``seq`` after ``delay_ns``, measured as nats-server does: from one ack wait ago."""
@@ -243,7 +243,7 @@ class AckState:
             self.queue.pop(seq, None)
             self._unsent.discard(seq)
             if not keep_count:
-                self._uncount(seq)
+                self._uncount((seq,))
                 self._unsettled = True
             self.changed = True
         return gone
@@ -265,7 +265,7 @@ class AckState:
             self.floor_cseq, self.floor_sseq = self.delivered_cseq, self.delivered_sseq
             self._low = 0
             self._pending_acks.clear()
-            self._delta.fresh.clear()
+            self._delta.forget_fresh()
             return
         low = self._pending_acks.lowest()
         if low == self._low:
@@ -334,8 +334,7 @@ class AckState:
         """All messages below ``next_seq`` that match this consumer were purged."""
         gone = [s for s in self.pending if s < next_seq]
         self.drop(gone)
-        for seq in [s for s in self.redelivered if s < next_seq]:
-            self._uncount(seq)
+        self._uncount([s for s in self.redelivered if s < next_seq])
         if self.delivered_sseq < next_seq - 1:
             self.delivered_sseq = next_seq - 1
         self.changed = self._unsettled = True
@@ -378,6 +377,11 @@ class AckState:
             self._rewait(at_ns, mono_ns)
             self._low = self._pending_acks.lowest()
 
+    @property
+    def unstored(self) -> int:
+        """About how many messages ``take_delta`` would list as pending."""
+        return self._delta.fresh_msgs
+
     def take_delta(self, name: str) -> ConsumerDelta | None:
         """Net change since the last call, for the consumer ``name``; None when nothing changed."""
         if not self.changed:
@@ -403,18 +407,20 @@ class AckState:
     def _resend(self, seqs: list[int], at_ns: int, due_ns: int, wait_ns: int | None) -> None:
         """Give pending ``seqs`` a run of their own; ``wait_ns`` None: it fits no lane."""
         seqs.sort()
-        pending = self.pending
-        run = PendingRun(seqs, [pending[s].cseq_of(s) for s in seqs], at_ns, due_ns, True)
+        run = PendingRun(seqs, self._pending_acks.cseqs_of(seqs), at_ns, due_ns, True)
         self._pending_acks.replace(run, wait_ns)
-        self._delta.fresh.append(run)
+        self._delta.add(run)
 
-    def _uncount(self, seq: int) -> None:
-        if self.redelivered.pop(seq, None) is not None:
-            self._delta.recounted.add(seq)
-            self.changed = True
+    def _uncount(self, seqs: Sequence[int]) -> None:
+        if self.redelivered:
+            counts = map(self.redelivered.pop, seqs, repeat(None))
+            if counted := [seq for seq, count in zip(seqs, counts, strict=False) if count is not None]:
+                self._delta.recounted.update(counted)
+                self.changed = True
         if self.queue:
-            self.queue.pop(seq, None)
-        self._unsent.discard(seq)
+            _drop(self.queue, seqs)
+        if self._unsent:
+            self._unsent.difference_update(seqs)
 
     def _prune(self) -> None:
         """Drop what is entirely below the floor."""
@@ -429,6 +435,11 @@ class AckState:
     def _rewait(self, at_ns: int, mono_ns: int) -> None:
         """Apply the current waits to pending messages, from when they were delivered."""
         self._delta.rewritten(self._pending_acks.rewrite(self._wait_of, at_ns, mono_ns))
+
+
+def _drop(queue: dict[int, None], seqs: Iterable[int]) -> None:
+    for _ in map(queue.pop, seqs, repeat(None)):
+        pass
 
 
 def _within(seqs: Collection[int], first_seq: int, last_seq: int) -> list[int]:

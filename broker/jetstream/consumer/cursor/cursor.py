@@ -32,6 +32,9 @@ _TAIL_MAX = 65_536
 _LOOK_MAX = 4096
 """The same where that is done for each of many requests."""
 
+_JOINED_MAX = 256
+"""Chunks of no more messages are joined to one delivery, which copies columns (0.1 µs a message) and saves 40 µs each."""
+
 _COUNT_TRIES = 4
 """Tries of a count that removals disturb; the last one is accepted as near enough."""
 
@@ -134,8 +137,8 @@ class Cursor:
     # ---- reading
 
     def take(self, count_max: int, bytes_max: int) -> Taken | Loading | None:
-        """Up to ``count_max`` next messages, at least one; about ``bytes_max`` of bodies. They are of one chunk, unless the
-        stream knows where they are.
+        """Up to ``count_max`` next messages, at least one; about ``bytes_max`` of bodies. A filtered consumer gets those of one
+        chunk, unless the stream knows where they are.
 
         Returns None at the end of what is persisted. The cursor moves past them only in ``passed``.
         """
@@ -164,7 +167,7 @@ class Cursor:
             chunk, block, i = found
             taken = self._cut(chunk, block, i, count_max, bytes_max)
             if taken is not None:
-                return taken
+                return self._with_following(taken, chunk, count_max, bytes_max) if self.filters.all else taken
             # Nothing in this chunk matches.
             self._move(min(chunk.last_seq, self.stream.persisted_seq) + 1)
 
@@ -194,11 +197,30 @@ class Cursor:
             if block.dead is not None:
                 here = [seq for seq in here if seq not in block.dead]
             if here:
-                parts.append(self._of(chunk, here))
+                parts.append(Taken.of(chunk, here))
                 bytes_max -= sum(map(len, parts[-1].bodies))
             at = end
         self._to_take = loading  # not before: what was loaded for this call may be nowhere else
         return Taken.joined(parts, seqs[at - 1] + 1) if parts else loading
+
+    def _with_following(self, taken: Taken, chunk: Chunk, count_max: int, bytes_max: int) -> Taken:
+        """``taken``, which is of ``chunk``, with messages of the chunks after it, as far as these are small and in memory.
+
+        A chunk of messages of a kilobyte has about a hundred: each would cost a delivery of its own, as much as its messages.
+        """
+        parts = [taken]
+        while len(chunk) <= _JOINED_MAX and taken.end > chunk.last_seq and taken.end <= self.stream.persisted_seq:
+            count_max -= len(taken)
+            bytes_max -= sum(map(len, taken.bodies))
+            if count_max <= 0 or bytes_max <= 0 or (found := self.stream.chunk_of(taken.end)) is None:
+                break
+            chunk, block, i = found
+            following = self._cut(chunk, block, i, count_max, bytes_max)
+            if following is None:
+                break
+            taken = following
+            parts.append(taken)
+        return Taken.joined(parts, taken.end) if len(parts) > 1 else taken
 
     def _cut(self, chunk: Chunk, block: Block, i: int, count_max: int, bytes_max: int) -> Taken | None:
         n = len(chunk)
@@ -220,17 +242,14 @@ class Cursor:
                 stop, end = n, chunk.last_seq + 1
             else:
                 end = chunk.seq(stop - 1) + 1
-            seqs = range(chunk.first_seq + i, chunk.first_seq + stop) if chunk.seqs is None else chunk.seqs[i:stop]
-            hlens = chunk.hlens
-            return Taken(seqs, chunk.subjects[i:stop], None if hlens is None else hlens[i:stop],
-                         chunk.bodies[i:stop], chunk.times[i:stop], end)
+            return Taken.run(chunk, i, stop, end)
         if not picks:
             return None
         end = chunk.last_seq + 1
         if len(picks) > limit:
             picks = picks[:limit]
             end = chunk.seq(picks[-1]) + 1
-        return self._columns(chunk, picks, end)
+        return Taken.picked(chunk, picks, end)
 
     def _picks(self, chunk: Chunk) -> list[int] | None:
         """The indexes of matching messages in ``chunk``; None: all. Cached for the current chunk."""
@@ -243,13 +262,6 @@ class Cursor:
                 self._picked = chunk, None if all(wanted) else list(compress(range(len(wanted)), wanted))
         return self._picked[1]
 
-    @staticmethod
-    def _columns(chunk: Chunk, picks: Sequence[int], end: int) -> Taken:
-        subjects, bodies, hlens, times, first = chunk.subjects, chunk.bodies, chunk.hlens, chunk.times, chunk.first_seq
-        seqs = [first + k for k in picks] if chunk.seqs is None else [chunk.seqs[k] for k in picks]
-        return Taken(seqs, [subjects[k] for k in picks], None if hlens is None else [hlens[k] for k in picks],
-                     [bodies[k] for k in picks], [times[k] for k in picks], end)
-
     def _take_listed(self, count_max: int, bytes_max: int) -> Taken | Loading | None:
         """The next of the listed sequences (last message of each subject), as far as they are in one chunk."""
         while self.skip:
@@ -260,7 +272,7 @@ class Cursor:
                 most = min(count_max, bytes_max * len(chunk) // (chunk.size + 1) + 1)
                 seqs = self._listed(chunk, block, self.skip.up_to(chunk.last_seq, max(most, 1)))
                 if seqs:
-                    return self._of(chunk, seqs)
+                    return Taken.of(chunk, seqs)
             elif found is not None and found.seq == self.skip.first:
                 return found
             self.pending -= self.known
@@ -277,19 +289,6 @@ class Cursor:
         if (there := chunk.seqs) is not None:
             seqs = list(takewhile(lambda seq: there[bisect_left(there, seq)] == seq, seqs))
         return seqs
-
-    @classmethod
-    def _of(cls, chunk: Chunk, seqs: Sequence[int]) -> Taken:
-        """Messages of one chunk, all of them in it."""
-        if (there := chunk.seqs) is not None:
-            return cls._columns(chunk, [bisect_left(there, seq) for seq in seqs], seqs[-1] + 1)
-        first = chunk.first_seq
-        start, stop = seqs[0] - first, seqs[-1] - first + 1
-        if stop - start > len(seqs):
-            return cls._columns(chunk, [seq - first for seq in seqs], seqs[-1] + 1)
-        hlens = chunk.hlens
-        return Taken(range(first + start, first + stop), chunk.subjects[start:stop], None if hlens is None else hlens[start:stop],
-                     chunk.bodies[start:stop], chunk.times[start:stop], first + stop)
 
     def locate(self, seq: int) -> tuple[Chunk, Block, int] | Loading | None:
         """The one message ``seq``: its chunk, and its place in it; None when it is gone."""

@@ -30,7 +30,7 @@ from broker.protocol import headers
 __all__ = ["DeliveryLoop", "Step", "Verdict"]
 
 _RUN_MESSAGES = 1000
-_RUN_BYTES = 256 * 1024
+_RUN_BYTES = 512 * 1024
 """The most that one run delivers before others get their turn on the loop."""
 _UNSENT_BYTES = 8 << 20
 """Unsent bytes on the receiver's connection above which delivery pauses, well below max_pending (64 MiB)."""
@@ -181,8 +181,8 @@ class DeliveryLoop:
         acks, cursor = self._acks, self._cursor
         found = Gathering(cursor)
         counts: list[int] = []
-        for seq in list(islice(acks.queue, wanted)):
-            count = acks.next_again(seq)
+        queued = list(islice(acks.queue, wanted))
+        for seq, count in zip(queued, acks.next_again(queued), strict=True):
             if 0 < acks.max_deliver < count:
                 self._events.max_deliver(seq, acks.exhaust(seq))
                 continue

@@ -74,10 +74,8 @@ class PushSide:
         return True
 
     def open(self) -> None:
-        """Subscribe to answers to flow control requests, and watch the interest."""
+        """Watch the interest."""
         self._open = True
-        if self.flow is not None:
-            self._answers = [self._bus.subscribe(prefix + b"*", self._on_flow) for prefix in self._subjects.flows]
         self.watch()
 
     def watch(self) -> None:
@@ -103,6 +101,9 @@ class PushSide:
     def ask(self) -> None:
         """Send a flow control request."""
         assert self.flow is not None
+        if not self._answers:
+            # Not before: most consumers with flow control, as those of a key's history, never have so much unread.
+            self._answers = [self._bus.subscribe(prefix + b"*", self._on_flow) for prefix in self._subjects.flows]
         self.flow.asked(self._flow_request)
         self._bus.publish(self.subject, self._flow_request, len(status.FLOW_CONTROL), status.FLOW_CONTROL)
 

@@ -1,4 +1,4 @@
-"""Atomic batches that are not yet committed: their messages, staged in memory.
+"""Atomic batches that are not yet committed: their messages, staged in memory, or in the store where they are large (spill).
 
     first message ──> open ──> more messages, in order ──> the commit ──> all stored, or none (sequencer)
                         └──> a gap, too many, idle for too long ──> abandoned, with an advisory
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Final, Literal
 from broker.jetstream.inflight import BATCH_BYTES_MAX, Inflight
 from broker.jetstream.settings import level_refused
 from broker.jetstream.stream.publish.batches import BATCH_COMMIT, BATCH_ID, BATCH_SEQUENCE, REQUIRED_LEVEL
-from broker.jetstream.stream.publish.headers import parse_sequence
+from broker.jetstream.stream.publish.headers import has_unstored, parse_sequence
 from broker.jetstream.stream.publish.idle import IdleTimer
+from broker.jetstream.stream.publish.spill import BLOCKS_MAX, SPILL_BYTES, Spill
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers as header_block
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from broker.clock import Clock
-    from broker.jetstream.bus import Msg
+    from broker.jetstream.bus import Msg, Source
 
 __all__ = ["AtomicBatches", "Batch", "Reason"]
 
@@ -48,16 +49,20 @@ class Batch:
 
     Attributes: ``last``: its last message's place in it, from 1; ``msgs`` as they will be stored; ``size`` in memory;
         ``commit``: the message that asks for the commit, once received; ``plans``: what its roll-ups remove, as far as
-        known; ``plain``: none has a header that a check reads, except those of batches.
+        known; ``plain``: none has a header that a check reads, except those of batches; ``spill``: its first messages, of
+        which ``msgs`` has the headers alone, or None.
     """
 
-    __slots__ = ("batch_id", "commit", "deadline_ns", "last", "msgs", "plain", "plans", "size")
+    __slots__ = ("batch_id", "commit", "deadline_ns", "last", "msgs", "plain", "plans", "size", "spill", "whole_bytes")
 
     def __init__(self, batch_id: bytes) -> None:
         self.batch_id = batch_id
         self.last = 0
         self.msgs: list[Msg] = []
         self.size = 0
+        self.whole_bytes = 0
+        """Of ``size``, the messages that are in memory as a whole."""
+        self.spill: Spill | None = None
         self.deadline_ns = 0
         self.commit: Msg | None = None
         self.plans: dict[bytes, Callable[[], None]] = {}
@@ -68,19 +73,22 @@ class AtomicBatches:
     """The open batches of one stream.
 
     Args: ``inflight`` counts the batches of all streams; ``abandoned`` is called for a dropped batch, with the reason.
+    Attributes: ``spill`` begins to write a batch to the store; None: batches of this stream stay in memory.
     """
 
     def __init__(self, inflight: Inflight, clock: Clock, abandoned: Callable[[bytes, Reason], None]) -> None:
+        self.spill: Callable[[], Spill] | None = None
         self._inflight = inflight
         self._clock = clock
         self._abandoned = abandoned
         self._open: dict[bytes, Batch] = {}
         self._timer = IdleTimer(clock, self.expire)
 
-    def take(self, msg: Msg, batch_id: bytes, headers: Mapping[bytes, bytes]) -> Batch | None:
+    def take(self, msg: Msg, batch_id: bytes, headers: Mapping[bytes, bytes], source: Source | None = None) -> Batch | None:
         """Stage a message.
 
-        Returns: the batch if ``msg`` commits it: ``close`` it, whatever the outcome; None: it stays open.
+        Returns: the batch if ``msg`` commits it: ``close`` it, whatever the outcome, or ``detach`` and ``end`` it; None: it
+            stays open.
         Raises: ApiError.
         """
         if len(batch_id) > _ID_BYTES_MAX:
@@ -114,10 +122,10 @@ class AtomicBatches:
             raise self._abandon(batch, "incomplete", ApiError(10176))
         if count > max_msgs:
             raise self._abandon(batch, "large", ApiError(10199, size=max_msgs))
-        batch.plain = batch.plain and headers.keys() <= _PLAIN
+        batch.plain = batch.plain and headers.keys() <= _PLAIN and not (hlen and has_unstored(hlen, body))
         self._defer(batch)
         if not eob:
-            self._stage(batch, (msg[0], b"", hlen, body))
+            self._stage(batch, (msg[0], b"", hlen, body), source)
         if commit is None:
             return None
         batch.commit = msg
@@ -144,21 +152,34 @@ class AtomicBatches:
                 break
             count += 1
             size += _ROW_BYTES + len(subject) + len(body)
-        if not count or batch.size + size > BATCH_BYTES_MAX or inflight.staged_bytes + size > inflight.limits.staged_bytes:
+        if (not count or (self.spill is not None and batch.whole_bytes + size > SPILL_BYTES) or batch.size + size > BATCH_BYTES_MAX
+                or inflight.staged_bytes + size > inflight.limits.staged_bytes):
             return 0
         batch.msgs += ops[start:start + count]
         batch.last += count
-        batch.size += size
-        inflight.staged_bytes += size
+        self._add(batch, size)
         self._defer(batch)
         return count
 
     def close(self, batch: Batch) -> None:
         """The batch is committed or refused."""
-        if self._open.get(batch.batch_id) is batch:
-            del self._open[batch.batch_id]
-            self._inflight.atomic -= 1
-            self._inflight.staged_bytes -= batch.size
+        if self.detach(batch):
+            self.end(batch)
+
+    def detach(self, batch: Batch) -> bool:
+        """The batch is not open any more; False: it was not. ``end`` it, even after ``clear``."""
+        if self._open.get(batch.batch_id) is not batch:
+            return False
+        del self._open[batch.batch_id]
+        self._inflight.atomic -= 1
+        return True
+
+    def end(self, batch: Batch) -> None:
+        """The batch is stored, or never will be."""
+        self._inflight.staged_bytes -= batch.size
+        batch.size = 0
+        if batch.spill is not None:
+            batch.spill.end()
 
     def clear(self) -> None:
         """Drop all batches: the stream accepts no more of them."""
@@ -169,7 +190,9 @@ class AtomicBatches:
     def expire(self, now_ns: int) -> int | None:
         """Abandon batches that have been idle for too long; returns the next deadline."""
         for batch in list(self._open.values()):
-            if batch.deadline_ns <= now_ns:
+            if batch.spill is not None and batch.spill.writing:
+                self._defer(batch)  # its publisher may have been held for it
+            elif batch.deadline_ns <= now_ns:
                 self.close(batch)
                 self._abandoned(batch.batch_id, "timeout")
         return min((batch.deadline_ns for batch in self._open.values()), default=None)
@@ -188,15 +211,35 @@ class AtomicBatches:
         batch.deadline_ns = self._clock.monotonic_ns() + timeout_ns
         self._timer.arm(timeout_ns)
 
-    def _stage(self, batch: Batch, msg: Msg) -> None:
+    def _stage(self, batch: Batch, msg: Msg, source: Source | None) -> None:
+        inflight = self._inflight
         size = _ROW_BYTES + len(msg[0]) + len(msg[3])
+        if batch.whole_bytes + size > SPILL_BYTES and batch.whole_bytes and self.spill is not None:
+            batch.spill = batch.spill or self.spill()
+            self.write(batch, source)
+            if batch.spill.blocks >= BLOCKS_MAX:
+                raise self._abandon(batch, "large", ApiError(10199, size=f"{BLOCKS_MAX} blocks"))
         if batch.size + size > BATCH_BYTES_MAX:
             raise self._abandon(batch, "large", ApiError(10199, size=f"{BATCH_BYTES_MAX >> 20} MiB"))
-        if self._inflight.staged_bytes + size > self._inflight.limits.staged_bytes:
+        if inflight.staged_bytes + size > inflight.limits.staged_bytes:
             raise self._abandon(batch, "large", ApiError(10210))
         batch.msgs.append(msg)
+        self._add(batch, size)
+
+    def _add(self, batch: Batch, size: int) -> None:
         batch.size += size
+        batch.whole_bytes += size
         self._inflight.staged_bytes += size
+
+    def write(self, batch: Batch, source: Source | None) -> None:
+        """Write those messages of a spilled batch that are in memory as a whole."""
+        spill = batch.spill
+        if spill is None:
+            raise RuntimeError("a batch that is not spilled was to be written")
+        start = len(spill.payloads)
+        batch.msgs[start:], freed = spill.write(batch.msgs[start:], source)
+        batch.size -= freed  # and counts as staged until it is in the store
+        batch.whole_bytes = 0
 
     def _abandon(self, batch: Batch, reason: Reason, error: ApiError) -> ApiError:
         self.close(batch)

@@ -1,13 +1,16 @@
 """Handles publishes that belong to a batch: staged and stored all at once, or stored singly and acked periodically.
 
-Owns: the order of these steps. Does not own: the batches (atomic, fast), how a message enters the stream (sequencer).
+Owns: the order of these steps. Does not own: the batches (atomic, fast), how a message enters the stream (sequencer), the
+commits of batches that are in the store already (spilled).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Protocol, cast
 
 from broker.jetstream.inflight import Inflight
 from broker.jetstream.settings import level_refused
@@ -18,6 +21,8 @@ from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
 from broker.jetstream.stream.publish.checks import ATOMIC, FAST, Checks
 from broker.jetstream.stream.publish.fast import FastBatches, FastMessage, FastRun
 from broker.jetstream.stream.publish.limits import RECORD_BYTES_MAX
+from broker.jetstream.stream.publish.spill import Spill, may_spill
+from broker.jetstream.stream.publish.spilled import SpilledCommits
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.protocol import headers as header_block
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
@@ -29,13 +34,18 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.publish.pending import Pending
     from broker.jetstream.stream.publish.replies import Replies
+    from broker.jetstream.stream.publish.spilled import Owner
     from broker.jetstream.wire.advisories import StreamEvents
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
 
-__all__ = ["Batching"]
+__all__ = ["Batching", "Committing"]
 
 _log = logging.getLogger(__name__)
+
+
+class Committing(Exception):
+    """The message commits a batch that is in the store: what comes after it waits until that has joined the stream."""
 
 
 class Sequencer(Protocol):
@@ -49,12 +59,13 @@ class Sequencer(Protocol):
 class Batching:
     """The batches of one stream. ``configure`` follows each change of its configuration.
 
-    Args: ``inflight`` counts the batches of all streams; ``events`` makes the reporter of dropped batches when needed:
-        there may be thousands of streams, most of which allow no batches.
+    Args: ``owner`` is the stream; ``inflight`` counts the batches of all streams; ``events`` makes the reporter of dropped
+        batches when needed: there may be thousands of streams, most of which allow no batches.
     """
 
-    def __init__(self, log: Log | MemoryLog, context: CheckContext, replies: Replies, inflight: Inflight | None,
+    def __init__(self, owner: Owner, log: Log | MemoryLog, context: CheckContext, replies: Replies, inflight: Inflight | None,
                  events: Callable[[], StreamEvents], clock: Clock) -> None:
+        self._owner = owner
         self._log = log
         self._context = context
         self._live = context.live
@@ -62,6 +73,7 @@ class Batching:
         self._inflight, self._events, self._clock = inflight, events, clock
         self._atomic: AtomicBatches | None = None
         self._fast: FastBatches | None = None
+        self._spilled = SpilledCommits(owner, replies, self._check)
 
     def configure(self, config: StreamConfig) -> None:
         """Apply the batch settings of ``config``; batches that it does not allow are dropped."""
@@ -75,6 +87,7 @@ class Batching:
             inflight = self._inflight = self._inflight or Inflight()
             self._atomic = self._atomic or AtomicBatches(inflight, self._clock, self._events().batch_abandoned)
             self._fast = self._fast or FastBatches(inflight, self._clock, self._replies.batch_ack)
+            self._atomic.spill = partial(Spill, self._owner, cast("Log", self._log), inflight) if may_spill(config) else None
 
     def renumbered(self) -> None:
         """See ``Sequencer``."""
@@ -96,15 +109,18 @@ class Batching:
     def take(self, sequencer: Sequencer, pending: Pending, candidate: Candidate, msg: Msg, batch_id: bytes) -> None:
         """Stage one message, or store its batch with it.
 
-        Raises: ApiError, NotLoaded; nothing is stored then.
+        Raises: ApiError, NotLoaded; nothing is stored then. Committing: it will be, and ``msg`` is answered then.
         """
         atomic = self._atomic
         if atomic is None:
             raise ApiError(10174)
-        batch = atomic.take(msg, batch_id, candidate.headers)
+        batch = atomic.take(msg, batch_id, candidate.headers, pending.source)
         if batch is None:
             self._replies.staged(msg[1])
             return
+        if batch.spill is not None:
+            self._spilled.begin(atomic, batch, batch.spill, msg[1], pending.source)
+            raise Committing
         first_seq = pending.first_seq
         staged: list[Candidate] | None = None
         try:
@@ -139,9 +155,11 @@ class Batching:
             checks = self._checks = Checks(self._context, self._config, ATOMIC)
         staged = StagedPending(batch, pending.first_seq, pending.source, pending.time_ns)
         found = []
-        for msg in batch.msgs:
+        payloads = repeat(0) if batch.spill is None else batch.spill.payloads
+        for msg, payload in zip(batch.msgs, payloads, strict=False):
             candidate = Candidate(staged)
             candidate.begin(msg)
+            candidate.size += payload
             for check in checks.of(candidate) if candidate.hlen else checks.of_all:
                 check(candidate)
             staged.accept(candidate)

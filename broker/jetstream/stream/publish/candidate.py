@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from broker.jetstream.stream.publish.headers import as_stored
+from broker.jetstream.stream.publish.headers import as_stored, has_unstored
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Candidate:
         subject, self.reply, hlen, body = msg
         size = ROW_BYTES
         if hlen:
-            if body[8:10] != b"\r\n" or body.find(b"Nats-Request-Info:", 0, hlen) >= 0:
+            if has_unstored(hlen, body):
                 hlen, body = as_stored(hlen, body)
             size = ROW_BYTES + HEADERS_BYTES if hlen else ROW_BYTES
             self.headers = _NO_HEADERS

@@ -16,9 +16,10 @@ Memory: about 140 bytes plus the id itself for each id; ``bytes_max`` bounds it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 
 from broker.jetstream.stream.publish.id_map import IdMap
 
@@ -51,8 +52,8 @@ class Dedupe:
         bytes: estimate of the memory used; ``full`` once it reaches ``bytes_max``.
     """
 
-    __slots__ = ("_begin", "_limit_ns", "_older", "_runs", "_seqs", "_unheld_ns", "bytes", "bytes_max", "known", "last_id",
-                 "recorded", "window_ns")
+    __slots__ = ("_begin", "_limit_ns", "_older", "_runs", "_seqs", "_staged", "_unheld_ns", "bytes", "bytes_max", "known",
+                 "last_id", "recorded", "window_ns")
 
     def __init__(self, window_ns: int, *, bytes_max: int = 256 << 20, known: bool = True) -> None:
         self.window_ns = window_ns
@@ -69,6 +70,8 @@ class Dedupe:
         """Ids of this time or earlier have left the window, forgotten or not."""
         self._older: list[_Run] = []
         """Runs loaded so far after a restart, the newest first."""
+        self._staged: list[tuple[int, int]] = []
+        """(-last, first) of the staged messages whose ids are loaded so far, the newest first."""
         self._unheld_ns = -1
         """Time of the newest id of the window that did not fit after a restart."""
 
@@ -184,8 +187,13 @@ class Dedupe:
             if self.bytes >= self.bytes_max:
                 self._unheld_ns = time_ns
                 return False
-            # Of two within the window the newer one was staged, and dropped as a duplicate of the older one.
-            seqs.put(msg_id, seq)
+            if newer := seqs.get(msg_id):
+                # The newer one was staged, and dropped as a duplicate; or the window was shorter when it came.
+                if not self._was_staged(newer):
+                    continue
+                seqs.put(msg_id, seq)
+            else:
+                seqs.update(((msg_id, seq),))
             self.bytes += _ENTRY_BYTES + len(msg_id)
             if older and older[-1].time_ns == time_ns:
                 older[-1].ids.append(msg_id)
@@ -193,12 +201,23 @@ class Dedupe:
                 older.append(_Run(time_ns, seq, [msg_id]))
         return True
 
+    def restore_staged(self, first_seq: int, last_seq: int) -> None:
+        """Of the ids restored next, those of these messages, all before the previous ones, were staged: a message may have been
+        dropped as a duplicate when it joined."""
+        self._staged.append((-last_seq, first_seq))
+
     def restored(self) -> None:
         """The window's ids are loaded."""
-        older, self._older = self._older, []
+        older, self._older, self._staged = self._older, [], []
         older.reverse()
-        self._runs[:0] = older
+        older += self._runs[self._begin:]
+        self._runs, self._begin = older, 0
         self.known = True
+
+    def _was_staged(self, seq: int) -> bool:
+        """Whether the message, whose id is loaded, was staged."""
+        at = bisect_right(self._staged, -seq, key=itemgetter(0)) - 1
+        return at >= 0 and self._staged[at][1] <= seq
 
 
 def _last_seq(run: _Run) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable
 from broker.jetstream.wire.numbers import decimal
 from broker.protocol import headers as header_block
 
-__all__ = ["HINT", "MSG_ID", "as_stored", "find", "msg_ids", "parse_sequence"]
+__all__ = ["HINT", "MSG_ID", "as_stored", "find", "has_unstored", "msg_ids", "parse_sequence"]
 
 HINT = b"Nats-"
 """The prefix of every header that a stream acts upon."""
@@ -64,6 +64,11 @@ def msg_ids(hlens: Iterable[int], bodies: Iterable[bytes]) -> list[bytes] | None
 def parse_sequence(text: bytes) -> int:
     """A sequence in decimal digits; -1, which no sequence equals, for any other text."""
     return decimal(text)
+
+
+def has_unstored(hlen: int, body: bytes) -> bool:
+    """Whether ``as_stored`` changes the headers."""
+    return body[8:10] != b"\r\n" or body.find(b"Nats-Request-Info:", 0, hlen) >= 0
 
 
 def as_stored(hlen: int, body: bytes) -> tuple[int, bytes]:

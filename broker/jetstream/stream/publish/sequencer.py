@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.stream.publish import traces
 from broker.jetstream.stream.publish.batches import FAST_INGEST, BatchMember, FastMember
+from broker.jetstream.stream.publish.batching import Committing
 from broker.jetstream.stream.publish.candidate import Candidate, Duplicate, Unwanted
 from broker.jetstream.stream.publish.checks import COPIED, Checks, may_go_in_bulk
 from broker.jetstream.stream.publish.headers import msg_ids
@@ -156,7 +157,7 @@ class Sequencer:
         if not (self._bulky and self._all_at_once(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
             done = self._one_by_one(ops, start, end, source, time_ns)
             if done < end:
-                # The queue is busy with this publish, so the rest of the run comes next.
+                # The queue is busy with the publish before, or with this one, so the rest of the run comes next.
                 self._owner.queue.requeue((ops, done, end, source, now_ns))
         try:
             if self._limited:
@@ -320,6 +321,9 @@ class Sequencer:
                 replies.duplicate(msg[1], duplicate.seq)
             except Unwanted:
                 self._pass_over(pending, candidate)
+            except Committing:
+                self._blocked.decided()
+                return i + 1
             except NotLoaded as not_loaded:
                 pending.append()
                 if self._blocked.begin(msg, not_loaded):

@@ -218,6 +218,10 @@ class Enforcement:
         self._tasks.warn("%s stays for now, trying again in %g s: %s", what, delay, error,
                           unforeseen=not isinstance(error, (StoreError, FormatError, Stuck, TimeoutError)))
 
+    def sweep(self) -> asyncio.Task[None] | None:
+        """Remove what exceeds max_msgs_per_subject. Returns: the task that does it; None: nothing can exceed it."""
+        return self._tasks.start(self._sweep(), "sweep") if self._to_sweep else None
+
     async def trim(self) -> None:
         """Remove what exceeds max_msgs and max_bytes."""
         while self._retention.over:

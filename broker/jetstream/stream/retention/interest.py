@@ -388,11 +388,11 @@ class Interest:
         self._stored = self._unfinished()
         return {SWEEP: self._stored}
 
-    def joined(self, start: int) -> None:
-        """The messages from ``start`` on are there: remove those of them that no consumer gets."""
-        if self.selective:
-            self.sweep(start)
+    def joined(self, start: int) -> asyncio.Task[None] | None:
+        """The messages from ``start`` on are there: remove those of them that no consumer gets. Returns: as ``sweep``."""
+        sweep = self.sweep(start) if self.selective else None
         self._joining_seq = 0
+        return sweep
 
     def resume(self, extra: Mapping[str, Any]) -> None:
         """Do what a crash interrupted; ``extra`` has the extra members of the stream's records."""

@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state.decision import decide
-from broker.jetstream.stream.state.front import after_bytes, after_msgs, front_of_most, most_leave, slice_below
+from broker.jetstream.stream.state.front import (
+    after_bytes,
+    after_msgs,
+    many_leave,
+    most_leave,
+    slice_below,
+    whole_front,
+)
 from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import candidates, matching_rows
@@ -47,10 +54,14 @@ __all__ = ["Retention"]
 _EXPIRY_APART_NS = 100_000_000
 """At least this long between two passes of expiry: a busy stream's front moves all the time."""
 
+_SPAN_NS_MAX = 250_000_000
+"""A block whose messages came within this time leaves as a whole when the last of them is due, unless its head is in memory:
+else each commit of a busy stream would cost a GET. nats-server looks no more often for what is due."""
+
 _TIMER_NS_MAX = 3_600_000_000_000
 """The wall clock may be set meanwhile, so it is looked at again at least this often."""
 
-_BLOCKS_AT_ONCE = 64
+_BLOCKS_AT_ONCE = 512
 _MSGS_AT_ONCE = 25_000
 """Expired in one turn of the loop as whole blocks: some 5 ms if they are all in memory, which frees them one by one."""
 
@@ -60,6 +71,9 @@ _ROWS_AT_ONCE = 2000
 
 class Owner(BlockOwner, Protocol):
     """The stream, which is notified of removals."""
+
+    @property
+    def stored(self) -> bool: ...
 
     @property
     def first_time_ns(self) -> int: ...
@@ -159,9 +173,9 @@ class Retention:
         # Usually the messages that pushed them out go into the same block; not after a delayed trim, or a refusal.
         record = live.open is None or live.open.empty
         if self._max_msgs and live.msgs > self._max_msgs:
-            self.remove_front(slice_below(live, after_msgs(live, live.msgs - self._max_msgs)), record=record)
+            self.remove_front(self._slice_below(after_msgs(live, live.msgs - self._max_msgs)), record=record)
         if self._max_bytes and live.size_bytes > self._max_bytes:
-            self.remove_front(slice_below(live, after_bytes(live, live.size_bytes - self._max_bytes)), record=record)
+            self.remove_front(self._slice_below(after_bytes(live, live.size_bytes - self._max_bytes)), record=record)
 
     # --- max_age ------------------------------------------------------------------------------------------------------
 
@@ -217,7 +231,8 @@ class Retention:
             if block.first_time_ns <= limit_ns:
                 rows = live.resident(block)
                 if rows is None:
-                    self._load_edge(block)
+                    if block.last_time_ns - block.first_time_ns > _SPAN_NS_MAX:
+                        self._load_edge(block)
                 else:
                     end_seq = rows.seq_of(rows.ordinal_at(limit_ns + 1))
             break
@@ -241,7 +256,8 @@ class Retention:
         try:
             await self._live.look()
             if block is not None:
-                rows = await self._heads.of(block)
+                # What came together is due together, also in other streams.
+                rows = await self._heads.of(block, neighbours=True)
         except Exception as error:
             self._tasks.warn("messages past max_age stay for now: %s", error)
             self._expiring = None
@@ -261,8 +277,8 @@ class Retention:
         Args: record: nothing else goes into the open block, so it needs a removed range for its outcome to be stored.
         """
         live = self._live
-        if most_leave(live, end_seq):
-            return self._remove_most(end_seq, record, purged)
+        if most_leave(live, end_seq) or (not self._listed and many_leave(live, end_seq)):
+            return self._remove_whole(end_seq, record, purged)
         gone = live.front(end_seq)
         if not gone:
             return 0
@@ -275,16 +291,26 @@ class Retention:
         self._owner.removed(gone, None, purged)
         return sum(removal.msgs for removal in gone)
 
-    def _remove_most(self, end_seq: int, record: bool, purged: bool) -> int:
-        """``remove_front`` that lists what stays, not what leaves, however many blocks that is. Raises: NotLoaded."""
+    @property
+    def _listed(self) -> bool:
+        """Whether what leaves at the front is listed by blocks: a memory stream's chunks are freed, and an index of subjects
+        subtracts it, unless most leaves."""
+        return not self._owner.stored or self._subjects.subtracts
+
+    def _slice_below(self, end_seq: int) -> int:
+        return slice_below(self._live, end_seq, listed=self._listed)
+
+    def _remove_whole(self, end_seq: int, record: bool, purged: bool) -> int:
+        """``remove_front`` that does not list what leaves, however many blocks that is. Raises: NotLoaded."""
         live = self._live
-        front, last = front_of_most(live, end_seq)
+        front, last = whole_front(live, end_seq)
         if not front.msgs:
             return 0
         first_seq = live.first_seq
-        # Rebuilding it from what stays is faster than subtracting what leaves.
-        self._subjects.forget()
-        live.remove_front_of_most(front)
+        if most_leave(live, end_seq):
+            # Rebuilding it from what stays is faster than subtracting what leaves.
+            self._subjects.forget()
+        live.remove_whole_front(front)
         if record:
             self._log.block(self._owner).remove(last.first, last.last, last.msgs, last.size)
         self._owner.tell_removed(((first_seq, front.end_seq - 1, front.msgs),), None, purged)
@@ -335,7 +361,7 @@ class Retention:
 
     def remove_slice(self, end_seq: int) -> int:
         """Remove what is below ``end_seq``, or a slice of it where that is very many blocks. Raises: NotLoaded."""
-        return self.remove_front(slice_below(self._live, end_seq), record=True)
+        return self.remove_front(self._slice_below(end_seq), record=True)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -357,36 +383,37 @@ class Retention:
         self._log.urgent()
         return True
 
-    async def purge_front(self, seq: int, keep: int) -> int:
-        """Remove all messages below ``seq`` (0: all) but the ``keep`` newest; returns how many. Needs a head or two."""
+    async def purge_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
+        """Remove all messages below ``seq`` (0: all) but the ``keep`` newest, or a slice of them. Needs a head or two.
+
+        Returns: how many that were; up to where all are to leave, and whether some are left: the next call gets that as ``seq``,
+        and no ``keep``, however many are published meanwhile.
+        """
         live = self._live
-        purged = 0
-        if not keep or keep < live.msgs:
-            more = True
-            while more:
-                count, end_seq, more = await decide(live, self._heads, lambda: self._cut_front(seq, keep))
-                purged += count
-                if more:
-                    self._log.urgent()
-                    await asyncio.sleep(0)
-            if not live.msgs and end_seq > live.first_seq:
-                # Up to a future sequence: the stream continues there. This also gives a new stream its first_seq.
-                if not purged and end_seq - 1 > live.last_seq:
-                    # Sequences that no message will have; without this range the outcome would not be stored.
-                    self._log.block(self._owner).remove(live.last_seq + 1, end_seq - 1, 0, 0)
-                    self._log.urgent()
-                live.skip_to(end_seq - 1)
-                self._owner.renumbered()
+        if keep and keep >= live.msgs:
+            self.tell_purged(Filters(()), 0)
+            return 0, seq, False
+        purged, end_seq, more = await decide(live, self._heads, lambda: self._cut_front(seq, keep))
         if purged:
             self._log.urgent()
+        if more:
+            return purged, end_seq, True
+        if not live.msgs and end_seq > live.first_seq:
+            # Up to a future sequence: the stream continues there. This also gives a new stream its first_seq.
+            if not purged and end_seq - 1 > live.last_seq:
+                # Sequences that no message will have; without this range the outcome would not be stored.
+                self._log.block(self._owner).remove(live.last_seq + 1, end_seq - 1, 0, 0)
+                self._log.urgent()
+            live.skip_to(end_seq - 1)
+            self._owner.renumbered()
         self.tell_purged(Filters(()), 0)
-        return purged
+        return purged, end_seq, False
 
     def _cut_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
         """Remove all below ``seq`` but the ``keep`` newest, or a slice: how many, up to where, whether more is left."""
         live = self._live
         end_seq = after_msgs(live, max(live.msgs - keep, 0)) if keep else seq or live.last_seq + 1
-        slice_seq = slice_below(live, end_seq)
+        slice_seq = self._slice_below(end_seq)
         return self.remove_front(slice_seq, record=True, purged=True), end_seq, slice_seq != end_seq
 
     async def purge_matching(self, filters: Filters, seq: int, keep: int) -> int:
@@ -424,7 +451,9 @@ class Retention:
                         break
         first_seq = 0
         if self._listeners.any_within(filters):
-            first_seq = await self._queries.first_seq_of(filters)
+            # What is published while the store is asked may match, too.
+            next_seq = live.last_seq + 1
+            first_seq = await self._queries.first_seq_of(filters) or next_seq
         self.tell_purged(filters, first_seq)
         return purged
 

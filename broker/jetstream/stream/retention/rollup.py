@@ -144,8 +144,10 @@ class Rollups:
             plan.found.append(_Found(open_block, array("Q", [seq]), list(plan.filters.subjects), array("Q", [size])))
         self._searched.clear()
         retention = self._retention
+        # It may be one of a batch that is about to join.
+        first_left = live.last_seq if live.joining is None else live.joining.first_seq
         if plan.filters.all:
-            retention.remove_front(live.last_seq, record=True, purged=True)
+            retention.remove_front(first_left, record=True, purged=True)
         shared = plan.filters.subjects[0] if plan.filters.literal else None
         for some in plan.found:
             block, seqs, subjects, sizes = self._still(some)
@@ -153,7 +155,7 @@ class Rollups:
                 self._subjects.removed(subject, seq)
             if seqs:
                 retention.remove(block, seqs, sum(sizes), shared, purged=True)
-        retention.tell_purged(plan.filters, live.last_seq)
+        retention.tell_purged(plan.filters, first_left)
 
     # --- finding ------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Where the front of a stream is cut, and how much leaves there: for limits, purges and roll-ups.
 
 Most cuts remove a block or two. Thousands of blocks are removed in slices (``slice_below``), or, if most of all blocks
-leave, at once and described by what stays (``front_of_most``): the removed ones need not be listed one by one.
+leave, at once. Where nobody has to know which messages of which block leave, those of a slice or of all are counted, not
+listed one by one (``whole_front``).
 
 Decides nothing and changes nothing; what needs the rows of a block that is not in memory raises ``NotLoaded``.
 """
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.live import Live
 
-__all__ = ["after_bytes", "after_msgs", "front_of_most", "most_leave", "slice_below"]
+__all__ = ["after_bytes", "after_msgs", "many_leave", "most_leave", "slice_below", "whole_front"]
 
 _REMOVED_AT_ONCE = 1024
 """Blocks removed in one turn of the loop: about 2 ms."""
+_WHOLE_AT_ONCE = 4096
+"""… if they are counted, not listed: about a millisecond."""
+_MANY = _REMOVED_AT_ONCE // 4
 
 _live_bytes: Callable[[LiveBlock], int] = attrgetter("live_bytes")
 _live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
@@ -90,32 +94,43 @@ def _after_bytes_in(live: Live, block: LiveBlock, size: int) -> int:
     return block.last_seq + 1
 
 
-def slice_below(live: Live, end_seq: int) -> int:
+def slice_below(live: Live, end_seq: int, *, listed: bool) -> int:
     """``end_seq``, or where a slice of the blocks below it ends, if they are so many that they must leave in slices.
 
-    The slice begins at the first live message: dead blocks that are not persisted yet may still precede it.
+    The slice begins at the first live message: dead blocks that are not persisted yet may still precede it. ``listed``: what
+    leaves of each block must be known.
     """
-    blocks, end = live.blocks, live.index_at(live.first_seq) + _REMOVED_AT_ONCE
+    blocks, end = live.blocks, live.index_at(live.first_seq) + (_REMOVED_AT_ONCE if listed else _WHOLE_AT_ONCE)
     if end < len(blocks) and blocks[end].first_seq < end_seq and not most_leave(live, end_seq):
         return blocks[end].first_seq
     return end_seq
 
 
+def many_leave(live: Live, end_seq: int) -> bool:
+    """Whether so many blocks are wholly below ``end_seq`` that ``whole_front`` is better than a list."""
+    return live.index_at(end_seq) > _MANY
+
+
 def most_leave(live: Live, end_seq: int) -> bool:
-    """Whether so many blocks are wholly below ``end_seq``, and so few beyond, that ``front_of_most`` is better."""
+    """Whether many blocks are wholly below ``end_seq``, and no more beyond."""
     whole = live.index_at(end_seq)
-    return whole > _REMOVED_AT_ONCE // 4 and len(live.blocks) - whole <= whole
+    return whole > _MANY and len(live.blocks) - whole <= whole
 
 
-def front_of_most(live: Live, end_seq: int) -> tuple[Front, Removal]:
-    """The removal of all below ``end_seq``, described by what stays; and of its last block. Raises: NotLoaded."""
+def whole_front(live: Live, end_seq: int) -> tuple[Front, Removal]:
+    """The removal of all below ``end_seq`` as one, counted where fewer blocks are; and of its last block. Raises: NotLoaded."""
     blocks, whole = live.blocks, live.index_at(end_seq)
-    stay = blocks[whole:]
     part = None
-    if stay and stay[0].first_seq < end_seq:
-        part = live.part(stay[0], stay[0].first_seq, end_seq - 1)
-    msgs = live.msgs - sum(map(_live_msgs, stay)) + (part.msgs if part is not None else 0)
-    size = live.size_bytes - sum(map(_live_bytes, stay)) + (part.size if part is not None else 0)
+    if whole < len(blocks) and blocks[whole].first_seq < end_seq:
+        part = live.part(blocks[whole], blocks[whole].first_seq, end_seq - 1)
+    if 2 * whole < len(blocks):
+        gone = blocks[:whole]
+        msgs, size = sum(map(_live_msgs, gone)), sum(map(_live_bytes, gone))
+    else:
+        stay = blocks[whole:]
+        msgs, size = live.msgs - sum(map(_live_msgs, stay)), live.size_bytes - sum(map(_live_bytes, stay))
+    if part is not None:
+        msgs, size = msgs + part.msgs, size + part.size
     last = part
     while last is None:
         whole -= 1

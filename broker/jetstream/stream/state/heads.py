@@ -54,8 +54,9 @@ class Heads:
         self.walks = 0
         """Loads and walks under way of blocks as they were: none of them may be replaced meanwhile."""
 
-    async def of(self, block: LiveBlock) -> Rows | None:
-        """The rows of a block; None when it has left the stream, and its object the store.
+    async def of(self, block: LiveBlock, *, neighbours: bool = False) -> Rows | None:
+        """The rows of a block; None when it has left the stream, and its object the store. ``neighbours``: other streams will soon
+        ask for theirs of the same object.
 
         Raises: NotFound when a block of the stream has no object; StoreError; FormatError.
         """
@@ -63,7 +64,7 @@ class Heads:
         if rows is None:
             self.walks += 1
             try:
-                rows = await self._owner.reader.head(block)
+                rows = await self._owner.reader.head(block, neighbours=neighbours)
             except NotFound:
                 if self._live.holds(block):
                     raise

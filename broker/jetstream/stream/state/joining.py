@@ -12,10 +12,11 @@ __all__ = ["Joining"]
 
 class Joining:
     """Attributes:
-        blocks: in order; each has a live message. ``numbers``: theirs in the request.
+        blocks: in order; each has a live message. ``numbers``: theirs in the request. ``ttls``: sequence and seconds of the
+            messages that have a TTL.
     """
 
-    __slots__ = ("blocks", "first_seq", "last_seq", "msgs", "numbers", "size_bytes")
+    __slots__ = ("blocks", "first_seq", "last_seq", "msgs", "numbers", "size_bytes", "ttls")
 
     def __init__(self, first_seq: int) -> None:
         self.first_seq = first_seq
@@ -24,6 +25,7 @@ class Joining:
         self.size_bytes = 0
         self.blocks: list[LiveBlock] = []
         self.numbers: list[int] = []
+        self.ttls: list[tuple[int, int]] = []
 
     def add(self, number: int, block: LiveBlock) -> None:
         """``block`` comes next."""

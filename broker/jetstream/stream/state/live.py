@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Live", "LiveBlock", "Removal"]
 
-_LOOKED_AT_ONCE = 2048
-"""Blocks taken from the applied state between two turns of the loop: about 3 ms."""
+_LOOKED_AT_ONCE = 1024
+"""Blocks taken from the applied state between two turns of the loop: 2 to 4 ms."""
 
 _live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
 
@@ -426,16 +426,21 @@ class Live:
             del self._begins[:whole]
         self._seek_first(end_seq)
 
-    def remove_front_of_most(self, front: Front) -> None:
-        """Carry out ``front_of_most``: a new table, and the old one is freed bit by bit."""
+    def remove_whole_front(self, front: Front) -> None:
+        """Carry out ``whole_front``: what leaves is cut off in one piece, and freed bit by bit."""
         blocks, end_seq = self.blocks, front.end_seq
         whole = self.index_at(end_seq)
         stay = whole
         while stay and not blocks[stay - 1].persisted:
             stay -= 1
             blocks[stay].live_msgs = blocks[stay].live_bytes = 0
-        self._blocks, self._begins = blocks[stay:], self._begins[stay:]
-        let_go(blocks)
+        if 2 * stay > len(blocks):
+            self._blocks, self._begins = blocks[stay:], self._begins[stay:]
+            gone = blocks
+        else:
+            gone = blocks[:stay]
+            del blocks[:stay], self._begins[:stay]
+        let_go(gone)
         self.msgs -= front.msgs
         self.size_bytes -= front.size
         self.usage.size_bytes -= front.size
@@ -463,7 +468,7 @@ class Live:
     def let_go(self) -> None:
         """The stream is gone, and its blocks with it."""
         if self._stored is None:
-            self.remove_front_of_most(Front(self.last_seq + 1, self.msgs, self.size_bytes, None))
+            self.remove_whole_front(Front(self.last_seq + 1, self.msgs, self.size_bytes, None))
 
     def remove_seqs(self, block: LiveBlock, seqs: Sequence[int], size: int) -> list[Removal]:
         """Remove live messages of one block, ``size`` user bytes in all; returns them as ranges.

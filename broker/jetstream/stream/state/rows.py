@@ -73,6 +73,20 @@ class OpenRows:
             return min(max(seq - block.first_seq, 0), block.count)
         return bisect_left(range(block.count), seq, key=self.seq_of)
 
+    def ordinals_of(self, seqs: Sequence[int]) -> list[int]:
+        """``ordinal_of`` each of the sequences, which rise and are in the block: there may be tens of thousands."""
+        block = self.block
+        first_seq = block.first_seq
+        if block.last_seq - first_seq + 1 == block.count:
+            return [seq - first_seq for seq in seqs]
+        ordinals: list[int] = []
+        at = before = 0
+        for run_seq, count, _ in block.runs:
+            end = bisect_left(seqs, run_seq + count, at)
+            ordinals += [before + seq - run_seq for seq in seqs[at:end]]
+            at, before = end, before + count
+        return ordinals
+
     def seq_of(self, ordinal: int) -> int:
         block = self.block
         if block.last_seq - block.first_seq + 1 == block.count:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from broker.storage.format.frame import Chunk
     from broker.storage.log.open_block import OpenBlock
 
-__all__ = ["NO_MSGS", "StoredMsg", "StoredMsgs", "columns_of", "from_chunk", "from_open"]
+__all__ = ["NO_MSGS", "Gathering", "StoredMsg", "StoredMsgs", "columns_of", "from_chunk", "from_open"]
 
 
 class StoredMsg(NamedTuple):
@@ -52,6 +52,49 @@ class StoredMsgs(NamedTuple):
 
 
 NO_MSGS = StoredMsgs((), (), None, (), ())
+
+
+class Gathering:
+    """Stored messages from several chunks, put together in sequence order. ``body_bytes``: of their bodies."""
+
+    __slots__ = ("_bodies", "_headers", "_hlens", "_seqs", "_subjects", "_times", "body_bytes")
+
+    def __init__(self) -> None:
+        self._seqs: list[int] = []
+        self._subjects: list[bytes] = []
+        self._hlens: list[int] = []
+        self._bodies: list[bytes] = []
+        self._times: list[int] = []
+        self._headers = False
+        self.body_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    def add(self, msg: StoredMsg) -> None:
+        seq, subject, hlen, body, time_ns = msg
+        self._seqs.append(seq)
+        self._subjects.append(subject)
+        self._hlens.append(hlen)
+        self._bodies.append(body)
+        self._times.append(time_ns)
+        self._headers |= hlen > 0
+        self.body_bytes += len(body)
+
+    def extend(self, chunk: Chunk, seqs: Sequence[int], places: Sequence[int]) -> None:
+        """Add the messages ``seqs``, which are at ``places`` of ``chunk``."""
+        subjects, hlens, times = chunk.subjects, chunk.hlens, chunk.times
+        bodies = [chunk.bodies[i] for i in places]
+        self._seqs += seqs
+        self._subjects += [subjects[i] for i in places]
+        self._hlens += (0,) * len(places) if hlens is None else [hlens[i] for i in places]
+        self._bodies += bodies
+        self._times += [times[i] for i in places]
+        self._headers |= hlens is not None
+        self.body_bytes += sum(map(len, bodies))
+
+    def msgs(self) -> StoredMsgs:
+        return StoredMsgs(self._seqs, self._subjects, self._hlens if self._headers else None, self._bodies, self._times)
 
 
 def from_open(block: OpenBlock[Any], seq: int) -> StoredMsg | None:

@@ -278,13 +278,17 @@ class SubjectState:
         return found[offset:offset + limit], len(found)
 
     async def _select(self, index: SubjectIndex, parts: Sequence[Part], filters: Filters) -> list[bytes]:
-        """Those in ``parts`` that have live messages and match."""
+        """Those in ``parts``, of which there may be one for each filter, that have live messages and match."""
         found: list[bytes] = []
+        looked_at = 0
         for names, start, end in parts:
             for at in range(start, end, _ROWS_AT_ONCE):
-                if at > start:
+                if looked_at >= _ROWS_AT_ONCE:
+                    looked_at = 0
                     await asyncio.sleep(0)
-                found += index.alive(filters.select(names[at:min(at + _ROWS_AT_ONCE, end)]), self._live.first_seq)
+                some = names[at:min(at + _ROWS_AT_ONCE, end)]
+                looked_at += len(some)
+                found += index.alive(filters.select(some), self._live.first_seq)
         return found
 
     async def _ordered(self, index: SubjectIndex, *, complete: bool = False) -> SubjectOrder:
@@ -357,11 +361,15 @@ class SubjectState:
 
     # --- notifications ------------------------------------------------------------------------------------------------
 
+    @property
+    def subtracts(self) -> bool:
+        """Whether ``removing_front`` must list what leaves. Tracked subjects need no update: what is below first_seq is gone."""
+        return self._index is not None and not self.tracked
+
     def removing_front(self, gone: Iterable[Removal]) -> None:
         """Messages are about to leave at the front; the live state still has them."""
         index = self._index
         if index is None or self.tracked:
-            # Tracked subjects need no update: what is below first_seq is gone.
             return
         for removal in gone:
             last = min(removal.last, index.merged_seq)

@@ -46,9 +46,9 @@ async def test_reply_subjects(client: Client, origin: str) -> None:
     await ask(client, "CONSUMER.CREATE.S.P", {"stream_name": "S", "config": flowing})
     await ask(client, "CONSUMER.CREATE.S.C", {"stream_name": "S", "config": {"durable_name": "C", "ack_policy": "explicit"}})
     for _ in range(3):
-        await client.request("s", bytes(800_000), timeout=5)
+        await client.request("s", bytes(800_000), timeout=30)
     asked = ""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not asked.startswith("$JS.FC."):
             asked = (await messages.next_msg(timeout=10)).reply
     assert asked.startswith(f"$JS.FC.{origin}S.P."), asked
@@ -62,5 +62,5 @@ async def test_reply_subjects(client: Client, origin: str) -> None:
     short, long = (f"$JS.ACK.{tokens}S.C." + reply.split("S.C.")[1]
                    for tokens, reply in zip(("", origin or "_.szMpdrwD."), replies, strict=False))
     for reply in (short, long):
-        await client.request(reply, b"+ACK", timeout=5)
+        await client.request(reply, b"+ACK", timeout=30)
     assert (await ask(client, "CONSUMER.INFO.S.C", {}))["num_ack_pending"] == 1

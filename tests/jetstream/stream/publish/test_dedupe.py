@@ -98,7 +98,8 @@ def test_a_restart_leaves_out_what_has_left_the_window() -> None:
     assert window.next_expiry_ns == 1001 + WINDOW_NS
 
 
-async def test_ids_of_a_large_window_come_back_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ids_in_blocks", [False, True])
+async def test_ids_of_a_large_window_come_back_in_slices(ids_in_blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart with many ids: a slice of them in one turn of the loop, and all of them in the end."""
     monkeypatch.setattr(msg_ids_module, "_IDS_A_TURN", 50)
     monkeypatch.setattr(msg_ids_module, "_IDS_AT_ONCE", 400)
@@ -107,7 +108,7 @@ async def test_ids_of_a_large_window_come_back_in_slices(monkeypatch: pytest.Mon
     for at in range(0, 1500, 300):
         publish(world, stream, *(pub(b"S.a", Nats_Msg_Id=f"id-{seq}") for seq in range(at + 1, at + 301)))
         await world.settle(stream)
-    stream = await world.restart(stream)
+    stream = await world.restart(stream, ids_in_blocks=ids_in_blocks)
     taken: list[int] = []
     restore = Dedupe.restore
 
@@ -126,7 +127,8 @@ async def test_ids_of_a_large_window_come_back_in_slices(monkeypatch: pytest.Mon
     await world.close()
 
 
-async def test_ids_that_find_no_room_after_a_restart() -> None:
+@pytest.mark.parametrize("ids_in_blocks", [False, True])
+async def test_ids_that_find_no_room_after_a_restart(ids_in_blocks: bool) -> None:
     """A smaller bound than before the restart: publishes with ids are refused, those without are not, nothing is stored
     twice, and memory stays within the bound."""
     world = World()
@@ -134,7 +136,7 @@ async def test_ids_that_find_no_room_after_a_restart() -> None:
     for i in range(20):
         await ask(world, stream, pub(b"S.a", Nats_Msg_Id=f"id-{i:02}"))
         world.clock.advance(10_000_000)
-    stream = await world.restart(stream)
+    stream = await world.restart(stream, ids_in_blocks=ids_in_blocks)
     stream.dedupe.bytes_max = 10 * ENTRY_BYTES
     assert (await ask(world, stream, pub(b"S.a", Nats_Msg_Id="id-03")))["error"]["err_code"] == 10167
     assert (await ask(world, stream, pub(b"S.a", Nats_Msg_Id="id-19")))["duplicate"]

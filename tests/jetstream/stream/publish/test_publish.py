@@ -224,14 +224,15 @@ async def test_status_and_request_info_are_not_stored() -> None:
     await world.close()
 
 
-async def test_duplicates_over_a_restart_and_out_of_the_window() -> None:
+@pytest.mark.parametrize("ids_in_blocks", [False, True])
+async def test_duplicates_over_a_restart_and_out_of_the_window(ids_in_blocks: bool) -> None:
     """An id is known during its window, across a restart too, and forgotten after it."""
     world = World(settings=LogSettings(segment_count=2))
     stream = world.stream(duplicate_window=1_000_000_000)
     assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="x")) == {"stream": "S", "seq": 1}
     world.clock.advance(600_000_000)
     assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="y")) == {"stream": "S", "seq": 2}
-    stream = await world.restart(stream)
+    stream = await world.restart(stream, ids_in_blocks=ids_in_blocks)
     assert await ask(world, stream, pub(b"S.b", Nats_Msg_Id="x")) == {"stream": "S", "seq": 1, "duplicate": True}
     assert await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Msg_Id="y")) == {"stream": "S", "seq": 3}
     world.clock.advance(500_000_000)
@@ -241,13 +242,13 @@ async def test_duplicates_over_a_restart_and_out_of_the_window() -> None:
 
 
 async def test_ids_of_many_blocks_are_read_side_by_side() -> None:
-    """The first publish with an id after a restart waits for a few round trips to the store, however many blocks the window
-    has: one get for each, about two dozen in flight at a time, and none of an index."""
+    """Where no checkpoint has the ids, the first publish with one after a restart waits for a few round trips to the store,
+    however many blocks the window has: one get for each, about two dozen in flight at a time, and none of an index."""
     world = World()
     stream = world.stream()
     for i in range(100):
         await ask(world, stream, pub(b"S.a", Nats_Msg_Id=f"id-{i}"))
-    stream = await world.restart(stream)
+    stream = await world.restart(stream, ids_in_blocks=True)
     under_way = most = calls = 0
     get = world.store.get
 
@@ -268,14 +269,15 @@ async def test_ids_of_many_blocks_are_read_side_by_side() -> None:
     await world.close()
 
 
-async def test_the_last_id_is_the_last_messages() -> None:
+@pytest.mark.parametrize("ids_in_blocks", [False, True])
+async def test_the_last_id_is_the_last_messages(ids_in_blocks: bool) -> None:
     """Expected-Last-Msg-Id compares with the last message, which may have no id, also after a restart."""
     world = World()
     stream = world.stream()
     publish(world, stream, pub(b"S.a", Nats_Msg_Id="x"), pub(b"S.a"))
     told = await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Msg_Id="x"))
     assert told == error(10070, "wrong last msg ID: ")
-    stream = await world.restart(stream)
+    stream = await world.restart(stream, ids_in_blocks=ids_in_blocks)
     told = await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Msg_Id="x"))
     assert told == error(10070, "wrong last msg ID: ")
     await world.close()

@@ -142,7 +142,7 @@ class History:
         self.end()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 30))
 
     async def api(self, subject: str, body: Any = None) -> dict[str, Any]:
         answer = await self.broker.caller.api(subject, body)
@@ -341,7 +341,7 @@ class History:
         for name, reader in self.readers.items():
             while True:
                 for seq in sorted(reader.got):
-                    await asyncio.wait_for(self.broker.caller.send(reader.got.pop(seq).decode()), 5)
+                    await asyncio.wait_for(self.broker.caller.send(reader.got.pop(seq).decode()), 30)
                     reader.waits.discard(seq)
                     if self.queue:
                         self.live.discard(seq)
@@ -408,8 +408,8 @@ async def test_an_answered_ack_is_stored_though_another_waits_for_a_read(monkeyp
     with monkeypatch.context() as patch:
         gate = Gate(broker, patch)
         first, second = (broker.caller.send(acks["A"][at].decode()) for at in (0, 1))
-        await asyncio.wait_for(first, 10)
-        await asyncio.wait_for(gate.waiting.get(), 10)
+        await asyncio.wait_for(first, 30)
+        await asyncio.wait_for(gate.waiting.get(), 30)
         assert not second.done()
         await broker.crash()
     second.cancel()
@@ -433,15 +433,15 @@ async def test_an_ack_is_answered_though_a_later_one_waits_for_a_read(monkeypatc
     with monkeypatch.context() as patch:
         gate = Gate(broker, patch)
         first = broker.caller.send(acks["A"][0].decode())
-        opened = await asyncio.wait_for(gate.waiting.get(), 10)
+        opened = await asyncio.wait_for(gate.waiting.get(), 30)
         second = broker.caller.send(acks["A"][1].decode())
         opened.set()
-        await asyncio.wait_for(first, 10)
+        await asyncio.wait_for(first, 30)
         assert not second.done()
         state = broker.state.streams[broker.stream.stream_id]
         assert (state.msgs, state.extra["sweep"]) == (2, [1, False])
-        (await asyncio.wait_for(gate.waiting.get(), 10)).set()
-        await asyncio.wait_for(second, 10)
+        (await asyncio.wait_for(gate.waiting.get(), 30)).set()
+        await asyncio.wait_for(second, 30)
     broker.log.barrier()
     await broker.log.persisted()
     state = broker.state.streams[broker.stream.stream_id]
@@ -458,7 +458,7 @@ async def test_a_work_queue_without_consumers_keeps_its_messages(monkeypatch: py
     with monkeypatch.context() as patch:
         gate = Gate(broker, patch)
         broker.send(acks["A"][0], b"")
-        await asyncio.wait_for(gate.waiting.get(), 10)
+        await asyncio.wait_for(gate.waiting.get(), 30)
         assert "error" not in await broker.caller.api("CONSUMER.DELETE.S.A")
         await broker.crash()
     stream_id = next(iter(broker.state.streams))

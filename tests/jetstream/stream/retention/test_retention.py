@@ -51,6 +51,43 @@ async def test_age_takes_whole_blocks_and_the_edge() -> None:
     await world.close()
 
 
+async def test_messages_that_came_together_leave_together_rather_than_cost_a_get() -> None:
+    """A block whose messages came within a quarter of a second, and whose head is not in memory, leaves when the last of them is
+    due, without a GET; with its head in memory, message by message."""
+    async def left(in_memory: bool) -> tuple[list[int], int]:
+        world = World(settings=LogSettings(segment_count=3))
+        stream = world.stream(max_age=10 * SECOND)
+        for _ in range(2):
+            for _ in range(3):
+                publish(world, stream, pub(b"S.a"))
+                world.clock.advance(SECOND // 10)
+            await world.settle(stream)
+            world.clock.advance(SECOND)
+        blocks = stream.live.blocks
+        assert [block.count for block in blocks] == [3, 3]
+        got: list[str] = []
+        get = world.store.get
+
+        async def counted(key: str, start: int = 0, end: int | None = None) -> bytes:
+            got.append(key)
+            return await get(key, start, end)
+
+        world.store.get = counted  # type: ignore[method-assign]
+        if not in_memory:
+            world.reader._cache.clear()
+        world.clock.advance(10 * SECOND - 2 * (SECOND + 3 * SECOND // 10))
+        firsts = []
+        for _ in range(4):
+            await expire(world, stream)
+            firsts.append(stream.first_seq)
+            world.clock.advance(SECOND // 10)
+        await world.close()
+        return firsts, len(got)
+
+    assert await left(False) == ([1, 1, 4, 4], 0)
+    assert await left(True) == ([2, 3, 4, 4], 0)
+
+
 async def test_very_many_old_messages_leave_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """One turn of the loop takes about as many as the bound says; the turns after it take the rest, without waiting."""
     monkeypatch.setattr(retention, "_MSGS_AT_ONCE", 8)

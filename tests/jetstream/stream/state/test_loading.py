@@ -97,10 +97,10 @@ async def filled(world: World, blocks: int, **config: Any) -> Stream:
     for i in range(blocks):
         publish(world, stream, *[pub(b"S.k%d.%d" % (k, i), b"x", reply=b"") for k in range(20)])
         await world.log.persisted()
-    return await world.restart(stream)
+    return await world.restart(stream, ids_in_blocks=True)
 
 
-async def answered(world: World, *replies: bytes, seconds: float = 20.0) -> float:
+async def answered(world: World, *replies: bytes, seconds: float = 30.0) -> float:
     """Wait for the answers to publishes; returns how many seconds that took."""
     began = world.clock.monotonic_ns()
     while not all(reply in world.bus.replies for reply in replies):
@@ -131,6 +131,27 @@ def test_publishes_go_on_during_a_filtered_purge(virtual: SimLoop, monkeypatch: 
         last = await stream.get_last(b"S.k3.*")
         assert last is not None
         assert (last.subject, stream.msgs) == (b"S.k3.new", 300 * 19 + 1)
+
+    run(virtual, monkeypatch, scenario)
+
+
+def test_consumers_miss_nothing_published_during_a_filtered_purge(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is published while a purge, which has removed everything, looks for the first one left: a consumer of that
+    subject alone continues with it."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 50)
+        store.seconds = GET_NS / 1e9
+        narrow = Listener("narrow", ["S.k3.*"])
+        stream.listeners.by_name = {narrow.name: narrow}
+        purge = asyncio.create_task(stream.purge(b"S.k3.*"))
+        for _ in range(10_000):
+            if stream.msgs == 50 * 19:
+                break
+            await asyncio.sleep(0.001)
+        assert (stream.msgs, purge.done()) == (50 * 19, False)
+        assert (await ask(world, stream, pub(b"S.k3.new", b"y")))["seq"] == 1001
+        assert await purge == 50
+        assert narrow.moved == [1001]
 
     run(virtual, monkeypatch, scenario)
 

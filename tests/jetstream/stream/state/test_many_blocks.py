@@ -23,6 +23,8 @@ from broker.jetstream.stream.state import memory_blocks
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.front import after_msgs
 from broker.jetstream.stream.state.live import Live
+from broker.jetstream.stream.state.removal import Front
+from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.stream import Stream
 from broker.storage.format.block import BlockCore, Outcome
 from broker.storage.format.header import Position, position_key
@@ -225,7 +227,7 @@ async def test_a_purge_of_all_names_no_block(monkeypatch: pytest.MonkeyPatch, ke
     assert [gone[:3] for gone in listener.gone] == [(1, last_seq - keep, last_seq - keep)]
     await world.log.persisted()
     assert len(state.streams[7].blocks) == (2 if keep else 0)
-    assert len(state.unnamed) <= 1100, "a slice of them, at once"
+    assert len(state.unnamed) <= 1, "none of them in the turn that applied the purge"
     while state.tidy(1000):
         pass
     assert len(state.unnamed) == BLOCKS + 1 - (2 if keep else 0), "and that of the purge"
@@ -233,21 +235,32 @@ async def test_a_purge_of_all_names_no_block(monkeypatch: pytest.MonkeyPatch, ke
     await world.close()
 
 
+@pytest.mark.parametrize("subtracts", [False, True])
 @pytest.mark.parametrize("how", ["purge below a sequence", "a smaller max_msgs", "a smaller max_bytes"])
-async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """8000 of 20 000 blocks are removed: never more than a slice of them in one turn."""
+async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyPatch, how: str, subtracts: bool) -> None:
+    """8000 of 20 000 blocks are removed: never more than a slice of them in one turn; block by block only where an index of
+    subjects subtracts what leaves."""
     world, stream, listener = await looked_at()
     gone, left = 8000 * A_BLOCK + 2, BLOCKS * A_BLOCK - 8000 * A_BLOCK - 2
     if how != "purge below a sequence":
         gone, left = gone - 2, left + 2
     meter = Meter()
-    inner = Live.remove_front
+    one_by_one, as_one = Live.remove_front, Live.remove_whole_front
+    cuts: list[str] = []
 
     def counted(self: Live, removals: Any, end_seq: int) -> None:
+        cuts.append("listed")
         meter.add(len(removals))
-        inner(self, removals, end_seq)
+        one_by_one(self, removals, end_seq)
+
+    def counted_as_one(self: Live, front: Front) -> None:
+        cuts.append("whole")
+        meter.add(self.index_at(front.end_seq))
+        as_one(self, front)
 
     monkeypatch.setattr(Live, "remove_front", counted)
+    monkeypatch.setattr(Live, "remove_whole_front", counted_as_one)
+    monkeypatch.setattr(SubjectState, "subtracts", subtracts)
     monkeypatch.setattr(Live, "rows", lambda self, block: Rows(block))
     watcher = asyncio.ensure_future(meter.watch())
     if how == "purge below a sequence":
@@ -260,12 +273,36 @@ async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyP
     watcher.cancel()
     assert (stream.first_seq, stream.msgs, stream.size_bytes) == (gone + 1, left, 100 * left)
     assert 8000 <= meter.total <= 8001
-    assert meter.most <= 2 * 1100
+    assert meter.most <= 2 * (1100 if subtracts else 4200)
+    assert cuts == (["listed"] * len(cuts) if subtracts else ["whole", "whole"])
     assert sum(msgs for _, _, msgs, _, _ in listener.gone) == gone
     assert len(listener.gone) <= 20, "neighbours as one range"
     await world.log.persisted()
     state = world.log.state.streams[7]
     assert (state.first_seq, state.msgs) == (stream.first_seq, stream.msgs)
+    await world.close()
+
+
+@pytest.mark.parametrize("keep", [0, 60_000])
+async def test_publishes_go_on_between_the_slices_of_a_purge(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
+    """A purge of 8000 of 20 000 blocks holds a publish back for a slice, not for all; what was published meanwhile stays, whether
+    the purge names a sequence or how many messages it keeps."""
+    world, stream, _ = await looked_at()
+    gone = 8000 * A_BLOCK
+    monkeypatch.setattr(Live, "rows", lambda self, block: Rows(block))
+    purging = asyncio.ensure_future(stream.purge(None, 0, keep) if keep else stream.purge(None, gone + 1, 0))
+    seen: list[tuple[int, int]] = []
+    await asyncio.sleep(0)  # what leaves is settled with the first slice
+    while not purging.done():
+        publish(world, stream, pub(b"S.a"))
+        seen.append((stream.first_seq, stream.last_seq))
+        await asyncio.sleep(0)
+    assert await purging == gone
+    assert any(1 < first < gone and last > BLOCKS * A_BLOCK for first, last in seen), "between two slices"
+    assert stream.first_seq == gone + 1
+    await stream.queue.quiet()
+    assert stream.msgs == BLOCKS * A_BLOCK - gone + len(seen)
+    await world.settle(stream)
     await world.close()
 
 

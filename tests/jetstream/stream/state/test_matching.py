@@ -12,10 +12,10 @@ from broker.jetstream.stream.state import matching
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.matching import matching_rows
 from broker.protocol.subject import matches
-from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.index import Head, decode_index, frame_body
 from broker.storage.format.subject_filter import may_hold
 from broker.storage.log.settings import LogSettings
-from broker.storage.read import reader
+from broker.storage.read import reader, unpacking
 from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all
 from tests.storage.format.whole import Row, encode, head_of, open_block
 
@@ -91,9 +91,10 @@ async def test_a_rare_match_costs_the_frame_that_has_it(monkeypatch: pytest.Monk
 
     def counted(head: Head, number: int, *args: Any) -> Any:
         decoded.append(number)
-        return decode_frame(head, number, *args)
+        return frame_body(head, number, *args)
 
-    monkeypatch.setattr(reader, "decode_frame", counted)
+    monkeypatch.setattr(reader, "frame_body", counted)
+    monkeypatch.setattr(unpacking, "frame_body", counted)
     assert [row[0] for row in await read_all(stream, Filters([b"S.rare"]))] == [31]
     assert len(decoded) == 1
     decoded.clear()

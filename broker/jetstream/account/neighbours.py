@@ -1,0 +1,39 @@
+"""The configurations of an account's streams, for the checks of a new one: looked up, not copied, as there may be very many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from broker.jetstream.config.stream import StreamConfig
+
+if TYPE_CHECKING:
+    from broker.jetstream.account.restore import OfflineStream
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["Neighbours"]
+
+
+class Neighbours(Mapping[str, StreamConfig]):
+    """By name: live ``streams``, those that are ``incoming``, and what is known of those that are ``offline``."""
+
+    def __init__(self, streams: Mapping[str, Stream], incoming: Mapping[str, Stream],
+                 offline: Mapping[str, OfflineStream]) -> None:
+        self._streams, self._incoming, self._offline = streams, incoming, offline
+
+    def __getitem__(self, name: str) -> StreamConfig:
+        if (gone := self._offline.get(name)) is not None:
+            # It keeps its subjects; the rest of its configuration does not matter.
+            return StreamConfig(name=name, subjects=gone.subjects)
+        return (self._incoming.get(name) or self._streams[name]).config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(chain(self._streams, self.hidden())))
+
+    def __len__(self) -> int:
+        return len(dict.fromkeys(self))
+
+    def hidden(self) -> Iterator[str]:
+        """The names of those whose subjects are theirs, though nobody can publish to them."""
+        return chain(self._incoming, self._offline)

@@ -1,0 +1,167 @@
+"""Large atomic batches: their messages go to the store while they arrive, and join the stream when the batch is committed.
+
+    message ──> batch in memory ── every SPILL_BYTES ──> put as a staged run
+                   │                                        │
+                   └─ headers stay, for the commit's checks └─ joined by one record (stream.appending), or let go
+
+A run that no commit has named is nobody's: after a crash the inbox sweeps it, like all staged runs that nobody asked for.
+
+Owns: writing the runs, and deleting those of a batch that is dropped. Does not own: the batch (atomic), its checks
+(batching), how the messages become the stream's (stream.appending), what all batches may write at a time (inflight).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from broker.jetstream.stream.publish.headers import MSG_ID, as_stored, find
+from broker.storage.format.staged import staged_position
+from broker.storage.paths import StreamPaths
+from broker.storage.put import describe, put_ours, until_answered
+from broker.storage.staging.run import Row, encode_run, in_blocks
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.inflight import Inflight
+    from broker.storage.format.block import BlockRef
+    from broker.storage.format.header import Position
+    from broker.storage.log.log import Log
+
+__all__ = ["BLOCKS_MAX", "SPILL_BYTES", "Owner", "Spill", "may_spill"]
+
+_log = logging.getLogger(__name__)
+
+SPILL_BYTES: Final = 16 << 20
+"""A batch that has more than this in memory is written, as one run. Smaller ones are stored in the stream's own block."""
+
+BLOCKS_MAX: Final = 1024
+"""Blocks of one batch, 4 MiB or one larger message each: they are named by one record."""
+
+_IDS: Final = frozenset((MSG_ID,))
+
+
+def may_spill(config: StreamConfig) -> bool:
+    """Whether the stream stores messages as they arrive. Otherwise what the commit decides is in them, or their bodies are needed
+    once more."""
+    return config.storage != "memory" and not (
+        config.allow_msg_counter or config.allow_msg_schedules or config.subject_transform or config.republish)
+
+
+class Owner(Protocol):
+    """What this module needs of the stream."""
+
+    @property
+    def account(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def stream_id(self) -> int: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def rng(self) -> random.Random: ...
+
+
+class Spill:
+    """What of one batch is in the store, or on its way there.
+
+    Attributes: ``payloads``: the bytes of payload of each message, in the batch's order; ``blocks``: how many they are in.
+    """
+
+    __slots__ = ("_ended", "_inflight", "_log", "_named", "_owner", "_runs", "blocks", "payloads")
+
+    def __init__(self, owner: Owner, log: Log, inflight: Inflight) -> None:
+        self.payloads: list[int] = []
+        self.blocks = 0
+        self._owner, self._log, self._inflight = owner, log, inflight
+        self._runs: list[tuple[str, asyncio.Task[list[BlockRef]]]] = []
+        self._named = self._ended = False
+
+    @property
+    def writing(self) -> bool:
+        """Whether some of it is still on its way."""
+        return not all(task.done() for _, task in self._runs)
+
+    def write(self, msgs: Sequence[Msg], source: Source | None) -> tuple[list[Msg], int]:
+        """Write the next messages of the batch, in the background; returns what has to be kept of them, which is their headers,
+        and how many bytes less that is."""
+        owner, writing = self._owner, self._inflight.writing
+        rows, left, freed, copied = [], [], 0, 0
+        for subject, _, hlen, body in msgs:
+            freed += len(body)
+            block = body[:hlen]
+            if hlen and as_stored(hlen, block) != (hlen, block):
+                hlen, body = as_stored(hlen, body)
+                block = body[:hlen]
+            rows.append(Row(subject, body, hlen, find(block, _IDS).get(MSG_ID, b"")))
+            left.append((subject, b"", hlen, block))
+            self.payloads.append(len(body) - hlen)
+            freed -= hlen
+            copied += hlen
+        blocks = in_blocks(rows)
+        self.blocks += len(blocks)
+        position, run_id = staged_position(owner.clock.now_ns()), owner.rng.getrandbits(64) or 1
+        key = StreamPaths(owner.account, owner.name, owner.stream_id).run(position, run_id)
+        writing.keys.add(key)
+        # Until they are written, headers are in memory twice.
+        self._inflight.staged_bytes += copied
+        writing.began(freed + copied, source)
+        task = asyncio.get_running_loop().create_task(self._put(key, position, run_id, blocks), name=f"batch {owner.name}")
+        task.add_done_callback(partial(self._done, freed + copied))
+        self._runs.append((key, task))
+        return left, freed
+
+    async def written(self) -> list[BlockRef]:
+        """All blocks, in order, once they are in the store. Raises: StoreError or what else kept one from it."""
+        blocks: list[BlockRef] = []
+        for _, task in self._runs:
+            blocks += await asyncio.shield(task)
+        return blocks
+
+    def joined(self) -> None:
+        """A record is on its way that names the runs."""
+        self._named = True
+
+    def end(self) -> None:
+        """The batch has joined, or never will: then delete what was written of it."""
+        if self._ended:
+            return
+        self._ended = True
+        writing = self._inflight.writing
+        keys = [key for key, _ in self._runs]
+        writing.keys.difference_update(keys)
+        if self._named:
+            return
+        for _, task in self._runs:
+            task.cancel()
+        # One whose put was cancelled may land behind its deletion: the inbox sweeps it. So it does with all when the log ends.
+        if keys and self._log.room():
+            writing.let_go(keys)
+
+    async def _put(self, key: str, position: Position, run_id: int, blocks: list[Sequence[Row]]) -> list[BlockRef]:
+        owner, log, writing = self._owner, self._log, self._inflight.writing
+        async with writing.encoding:
+            data, refs = await writing.aside(encode_run, owner.stream_id, position, run_id, log.nonce, blocks, log.settings.codec)
+        blocks.clear()
+
+        async def put() -> None:
+            holder = await put_ours(log.store, key, data, log.nonce)
+            if holder is not None:
+                raise describe(holder, key)
+
+        await until_answered(put, owner.rng, lambda: log.failure is not None,
+                             lambda error: _log.warning("a batch waits for the store: cannot put %s: %s", key, error))
+        return list(refs)
+
+    def _done(self, size: int, task: asyncio.Task[list[BlockRef]]) -> None:
+        self._inflight.staged_bytes -= size
+        self._inflight.writing.ended(size)
+        if not task.cancelled():
+            task.exception()  # ``written`` raises it, if the batch comes to its commit

@@ -1,0 +1,118 @@
+"""Joins the pages with message ids of streams, at the beginning of a round.
+
+Owns: which pages are read back, to be written again together with newer ids, and what that may cost. Does not own: what a page is
+(id_rows, state.ids), nor the round that writes it (checkpointer).
+
+    pages    │ 65 536 │ 65 536 │ 30 000 │ 9 000 │ new       those of at most twice as many as are new are joined with these
+
+So an id is written about once for each doubling of its page, and a stream has few pages that are not full. Nothing depends on
+this: what fails is left for the next round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from broker.storage.checkpoint.threads import in_thread
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import NotFound, StoreError
+from broker.storage.state import ids as state_ids
+from broker.storage.state import pages as state_pages
+from broker.storage.state.ids import WINDOW, IdPart, decode_ids
+
+if TYPE_CHECKING:
+    from broker.storage.format.id_rows import IdRows
+    from broker.storage.log.log import Log
+    from broker.storage.paths import ShardPaths
+    from broker.storage.state.stream import StreamState
+
+__all__ = ["IdPager"]
+
+_log = logging.getLogger(__name__)
+
+_SECONDS = 5
+_GETS_MAX = 64
+"""Pages that a round reads."""
+_IDS_MAX = 4 * state_ids.PART_IDS
+"""Ids in these together: 8 MiB or so."""
+_STREAMS_AT_ONCE = 1024
+"""Looked at between two turns of the loop: about a millisecond."""
+
+
+class IdPager:
+    """The pages of ids of one shard's streams. ``threads``: decoding is not the loop's work."""
+
+    def __init__(self, log: Log, paths: ShardPaths, *, threads: bool) -> None:
+        self._log = log
+        self._paths = paths
+        self._threads = threads
+
+    async def update(self) -> None:
+        """Read back the pages that are to be joined with what is new. Raises: Fenced; Corrupt."""
+        gets, left = _GETS_MAX, _IDS_MAX
+        try:
+            async with asyncio.timeout(_SECONDS):
+                for at, stream in enumerate(list(self._log.state.streams.values()), 1):
+                    if at % _STREAMS_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                    if not stream.dirty or not stream.ids or gets <= 0 or left <= 0:
+                        continue
+                    stream.ids.expire(stream.last_time_ns - stream.config.get(WINDOW, 0))
+                    if run := _to_join(stream.ids.parts(), gets, left):
+                        pages = [part for part in run if part.place is not None]
+                        gets -= len(pages)
+                        left -= sum(part.count for part in pages)
+                        await self._join(stream, run)
+        except (StoreError, TimeoutError) as error:
+            _log.debug("pages of message ids are joined by the next round: %r", error)
+
+    async def _join(self, stream: StreamState, run: Sequence[IdPart]) -> None:
+        """Bring all parts of ``run`` into memory, as one; if one of its pages cannot be used, what it has is in blocks alone."""
+        limit_ns = stream.last_time_ns - stream.config.get(WINDOW, 0)
+        chunks: list[bytes] = []
+        first_seq = count = 0
+        for part in run:
+            packed: Sequence[bytes] = part.chunks
+            rows: list[IdRows] = []
+            if part.place is not None:
+                try:
+                    ref = part.place
+                    data = await self._log.store.get(self._paths.pages(ref.position), ref.offset, ref.offset + ref.size)
+                    packed, rows = await in_thread(decode_ids, part, data, threads=self._threads)
+                except (NotFound, FormatError) as error:
+                    if stream.ids.replace([part], part.lost()):
+                        stream.dirty = True
+                        _log.warning("a page with the message ids of stream %s/%s cannot be used: %s", stream.account, stream.name,
+                                     error)
+                    return
+            gone = 0
+            while not chunks and gone < len(rows) and rows[gone].times[-1] <= limit_ns:
+                gone += 1
+            if not chunks:
+                first_seq = rows[gone].seqs[0] if gone < len(rows) else part.first_seq
+            chunks += packed[gone:]
+            count += part.count - sum(len(some.ids) for some in rows[:gone])
+        if chunks:
+            last = run[-1]
+            one = IdPart(first_seq, last.last_seq, last.last_time_ns, count, sum(map(len, chunks)), tuple(chunks))
+            stream.dirty = stream.ids.replace(run, one) or stream.dirty
+
+
+def _to_join(parts: Sequence[IdPart], gets: int, most: int) -> Sequence[IdPart]:
+    """The last of ``parts``, if those in memory are enough for a page, and the pages before them that are joined with them: at
+    most ``gets``, of ``most`` ids. None where no page is."""
+    start = len(parts)
+    while start and parts[start - 1].chunks:
+        start -= 1
+    memory = parts[start:]
+    if len(memory) != 1 or memory[0].size <= state_pages.INLINE_IDS_BYTES_MAX:
+        return ()
+    count, end = memory[0].count, start
+    while (start and parts[start - 1].place is not None and parts[start - 1].count <= 2 * count and end - start < gets
+           and count + parts[start - 1].count <= min(state_ids.PART_IDS, most)):
+        start -= 1
+        count += parts[start].count
+    return parts[start:] if start < end else ()

@@ -1,0 +1,248 @@
+"""What compaction merges, from the store: the blocks of some objects, as the applied state has them now, and their bytes.
+
+Blocks whose objects have gone, or that cannot be decoded, are left where they are from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from broker.clock import Clock
+from broker.storage.compaction.inventory import StoredObject
+from broker.storage.compaction.merge import Input, Piece
+from broker.storage.compaction.recent import RecentSegments
+from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader, Position, position_key
+from broker.storage.log.log import Log
+from broker.storage.objectstore.base import NotFound
+from broker.storage.paths import ShardPaths, block_key
+from broker.storage.put import until_answered
+from broker.storage.state.dead import DeadSet
+from broker.storage.state.stream import StreamState
+from broker.storage.state.table import BlockEntry
+
+__all__ = ["Found", "Source", "window_ns"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_READS_AT_ONCE = 8
+_TURN_WEIGHT = 512
+_GAP_BYTES = 64 << 10
+"""Parts of an object that are less far apart are read together."""
+_SIZES_AT_ONCE = 256
+"""Objects whose size is asked for in one round."""
+_DEDUPE_MARGIN_NS = 60_000_000_000
+_DUPLICATE_WINDOW_NS = 120_000_000_000
+"""Of a stream whose configuration does not say."""
+
+
+class Found(NamedTuple):
+    """Neighbouring blocks of one stream, as the applied state has them now."""
+
+    stream: StreamState
+    entries: list[BlockEntry]
+
+
+class Source:
+    """Attributes: ``damaged``: blocks that cannot be read, by stream and first sequence: left where they are.
+    ``read_bytes``: from the store, since the start.
+    """
+
+    def __init__(self, log: Log, paths: ShardPaths, clock: Clock, rng: random.Random, recent: RecentSegments) -> None:
+        self.damaged: set[tuple[int, int]] = set()
+        self.read_bytes = 0
+        self._log = log
+        self._store = log.store
+        self._paths = paths
+        self._clock = clock
+        self._rng = rng
+        self._recent = recent
+        self._weight = 0
+        self._sizes: dict[str, int] = {}
+        """Of objects whose blocks were all in the last inventory."""
+
+    async def turn(self, weight: int) -> None:
+        """Let the loop turn after a millisecond or two of work, ``weight`` times some microseconds."""
+        self._weight += weight
+        if self._weight >= _TURN_WEIGHT:
+            self._weight = 0
+            await asyncio.sleep(0)
+
+    # --- what dead blocks take ----------------------------------------------------------------------------------------
+
+    def settle(self, objects: Sequence[StoredObject]) -> list[StoredObject]:
+        """Those whose live blocks may all be moved, so that they would be gone; moving blocks of the others frees nothing."""
+        whole = []
+        for one in objects:
+            if one.count == self._live_blocks(one):
+                whole.append(one)
+            else:
+                one.spare_bytes = one.large_dead_bytes
+        return whole
+
+    async def measure(self, objects: Sequence[StoredObject]) -> None:
+        """Find what blocks without any live message take in ``objects``, of which nothing else is known: by the size in an
+        object's header, read once, unless it is one of the newest segments."""
+        sizes: dict[str, int] = {}
+        for one in objects[:_SIZES_AT_ONCE]:
+            if (key := self._key_of(one)) is None:
+                continue
+            size = self._sizes.get(key)
+            if size is None:
+                size = self._recent.size(key)
+            if size is None:
+                data = await self._get(key, 0, HEADER_BYTES)
+                try:
+                    size = ObjectHeader.unpack(data, key).size if data is not None else 0
+                except FormatError:
+                    size = 0
+            sizes[key] = size
+            one.gone(size)
+        self._sizes = sizes
+
+    def _live_blocks(self, one: StoredObject) -> int:
+        """How many blocks of the object have live messages."""
+        place, epoch, number, object_id, stream_id = one.key
+        state = self._log.state
+        if place == BlockPlace.LOG:
+            return state.segments.get(position_key(Position(epoch, number)), 0)
+        return state.runs.get((epoch, number, object_id, stream_id), 0)
+
+    def _key_of(self, one: StoredObject) -> str | None:
+        stream = self._log.state.streams.get(one.blocks[0])
+        entry = stream.blocks.find(one.blocks[1]) if stream is not None else None
+        return block_key(self._paths, stream.account, stream.name, entry.ref) if stream is not None and entry is not None else None
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def look_up(self, group: Sequence[StoredObject]) -> Iterator[Found]:
+        """The blocks of ``group`` that are still there, neighbours together."""
+        streams: defaultdict[int, list[int]] = defaultdict(list)
+        for one in group:
+            for stream_id, first_seq in zip(one.blocks[::2], one.blocks[1::2], strict=True):
+                streams[stream_id].append(first_seq)
+        keys = {one.key[:4] for one in group}
+        for stream_id, firsts in streams.items():
+            stream = self._log.state.streams.get(stream_id)
+            if stream is None or stream.offline is not None:
+                continue
+            near: list[BlockEntry] = []
+            for first_seq in sorted(firsts):
+                entry = stream.blocks.find(first_seq)
+                if (entry is None or entry.first_seq != first_seq or (stream_id, first_seq) in self.damaged
+                        or (int(entry.ref.place), *entry.ref.position, entry.ref.object_id) not in keys):
+                    continue
+                if near and not stream.blocks.follows(near[-1].first_seq, first_seq):
+                    yield Found(stream, near)
+                    near = []
+                near.append(entry)
+            if near:
+                yield Found(stream, near)
+
+    async def read(self, found: Sequence[Found]) -> list[Piece]:
+        """The pieces with their bytes; one with a block whose object has gone is left out, and the block from now on."""
+        now_ns = self._clock.now_ns()
+        wanted: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        pieces: list[tuple[Found, bool, list[tuple[BlockRef, DeadSet | None, str]]]] = []
+        for one in found:
+            stream = one.stream
+            since_ns = now_ns - window_ns(stream)
+            last = one.entries[-1].ref
+            inputs = []
+            for entry in one.entries:
+                ref = entry.ref
+                key = block_key(self._paths, stream.account, stream.name, ref)
+                inputs.append((ref, _copy_of(entry), key))
+                wanted[key] += [(ref.core_offset, ref.core_offset + ref.core_bytes),
+                                (ref.index_offset, ref.index_offset + ref.index_bytes),
+                                (ref.frames_offset, ref.frames_offset + ref.frames_bytes)]
+            await self.turn(4 * len(inputs))
+            pieces.append((one, last.last_time_ns >= since_ns or last.last_seq >= stream.last_seq, inputs))
+        together: dict[str, list[tuple[int, int]]] = {}
+        stored: defaultdict[str, list[tuple[int, bytes]]] = defaultdict(list)
+        for key, parts in wanted.items():
+            kept = self._recent.take(key)
+            if kept is not None:
+                stored[key], parts = [(0, kept)], [(0, len(kept))]
+            together[key] = _together(parts)
+            await self.turn(len(parts) // 4)
+        ranges = [(key, start, end) for key, parts in together.items() if key not in stored for start, end in parts]
+        for at in range(0, len(ranges), _READS_AT_ONCE):
+            some = ranges[at:at + _READS_AT_ONCE]
+            for (key, start, _), data in zip(some, await asyncio.gather(*[self._get(*one) for one in some]), strict=True):
+                if data is not None:
+                    stored[key].append((start, data))
+                    self.read_bytes += len(data)
+        out: list[Piece] = []
+        for one, keep_ids, inputs in pieces:
+            await self.turn(2 * len(inputs))
+            missing = [(ref, key) for ref, _, key in inputs if len(stored[key]) != len(together[key])]
+            self._leave_missing(one.stream, missing)
+            if not missing:
+                out.append(Piece(one.stream.stream_id, keep_ids, [
+                    Input(ref, dead, _slice(stored[key], ref.core_offset, ref.core_bytes),
+                          _slice(stored[key], ref.index_offset, ref.index_bytes),
+                          _slice(stored[key], ref.frames_offset, ref.frames_bytes), key) for ref, dead, key in inputs]))
+        return out
+
+    def _leave_missing(self, stream: StreamState, missing: Sequence[tuple[BlockRef, str]]) -> None:
+        """Leave these blocks where they are: with them, a merge of the same objects would be tried again and again."""
+        for ref, key in missing:
+            self.damaged.add((stream.stream_id, ref.first_seq))
+            entry = stream.blocks.find(ref.first_seq)
+            if entry is not None and entry.ref == ref:  # otherwise it was removed while the others were read
+                _log.warning("compaction passes over messages %d to %d of stream %s: %s is missing", ref.first_seq, ref.last_seq,
+                             stream.name, key)
+
+    async def _get(self, key: str, start: int, end: int) -> bytes | None:
+        try:
+            return await self.asked(lambda: self._store.get(key, start, end), f"read {key}")
+        except NotFound:
+            return None
+
+    async def asked(self, ask: Callable[[], Awaitable[T]], what: str) -> T:
+        """The store's answer, however long that takes. Raises: NotFound; StoreError once the log has failed."""
+        return await until_answered(
+            ask, self._rng, lambda: self._log.failure is not None,
+            lambda error: _log.warning("compaction waits for the store: cannot %s: %s", what, error))
+
+
+def window_ns(stream: StreamState) -> int:
+    """For how long the ids of a message may be asked for."""
+    window_ns = stream.config.get("duplicate_window", _DUPLICATE_WINDOW_NS)
+    return (window_ns if isinstance(window_ns, int) else _DUPLICATE_WINDOW_NS) + _DEDUPE_MARGIN_NS
+
+
+def _copy_of(entry: BlockEntry) -> DeadSet | None:
+    """What is dead of it now."""
+    if entry.dead is None:
+        return None
+    copy = DeadSet(entry.ref.first_seq, entry.ref.last_seq, entry.ref.count)
+    copy.load(entry.dead.pack())
+    return copy
+
+
+def _together(parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, near ones as one."""
+    out: list[tuple[int, int]] = []
+    for start, end in sorted(part for part in parts if part[1] > part[0]):
+        if out and start - out[-1][1] <= _GAP_BYTES:
+            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        else:
+            out.append((start, end))
+    return out
+
+
+def _slice(stored: Sequence[tuple[int, bytes]], offset: int, size: int) -> bytes:
+    for start, data in stored:
+        if start <= offset and offset + size <= start + len(data):
+            return data[offset - start:offset - start + size]
+    return b""

@@ -1,0 +1,212 @@
+"""Files and folders: what a directory store asks of its file system.
+
+Owns: reading what is in memory, writing, syncing, making folders that survive a power cut, and the folder for half-written files.
+Knows no keys.
+
+One file is durable once it was synced (fdatasync) and so was the folder that names it (fsync). Many at once are synced by
+one ``syncfs``: of 500 files each one's own fdatasync took 2.5 s where that took 15 ms. It also writes what other programs
+have not synced on the same file system, so a few files are synced one by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import os
+import re
+import secrets
+import stat
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from broker.storage.objectstore.base import Buffers
+from broker.storage.objectstore.filelock import FileLock
+
+__all__ = ["TempDirectory", "make_directories", "make_folder", "read_cached", "sweep_temp", "sync_directory", "sync_files",
+           "write_all"]
+
+_INLINE_BYTES_MAX = 256 * 1024  # copying this much from the page cache holds the loop for some 30 µs
+_BUFFERS_MAX = 1024  # IOV_MAX
+_ONE_BY_ONE_MAX = 4
+"""So many files are cheaper to sync than a file system."""
+_SYNCFS_TELLS = (5, 8)
+"""The first Linux whose ``syncfs`` returns the errors of writing."""
+
+
+def read_cached(path: str, start: int, end: int | None) -> bytes | None:
+    """The range if it is small and completely in the page cache, else None."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        length = (size if end is None else min(end, size)) - start
+        if length <= 0:
+            return b""
+        if length > _INLINE_BYTES_MAX or _NOWAIT is None:
+            return None
+        buffer = bytearray(length)
+        try:
+            if os.preadv(fd, [buffer], start, _NOWAIT) < length:
+                return None
+        except OSError:
+            return None  # EAGAIN: not cached; EOPNOTSUPP: this file system cannot say. A thread reads it then.
+        return bytes(buffer)
+    finally:
+        os.close(fd)
+
+
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+
+
+def write_all(fd: int, data: Buffers) -> None:
+    for at in range(0, len(data), _BUFFERS_MAX):
+        batch = data[at:at + _BUFFERS_MAX]
+        left = sum(map(len, batch)) - os.writev(fd, batch)
+        if left:  # a full disk, a signal, or more than 2 GiB
+            rest = memoryview(b"".join(batch))[-left:]
+            while rest:
+                rest = rest[os.write(fd, rest):]
+
+
+def make_directories(path: str) -> None:
+    """As ``mkdir -p``, each new directory synced into its parent."""
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for path in reversed(missing):
+        try:
+            os.mkdir(path, 0o750)
+        except FileExistsError:
+            # One stat call: the folder may be removed at any time, which raises FileNotFoundError and is retried.
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+        sync_directory(os.path.dirname(path))
+
+
+def make_folder(path: str) -> None:
+    """Recreate a folder that is gone, or is being removed: mkdir, unlike stat, waits for an rmdir in progress."""
+    try:
+        os.mkdir(path, 0o750)
+        sync_directory(os.path.dirname(path))
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        with suppress(FileNotFoundError):
+            make_directories(path)
+
+
+def sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_files(file_system: int, paths: Collection[str]) -> None:
+    """Make files, and their names, durable; those that are gone are left out.
+
+    Args: file_system is an open folder of the file system that holds them all. Errors of writing since it was opened are
+        told, also those of files that are no longer in memory; and, where there are many, those of other programs' files.
+    Raises: OSError when one of them may not be on the disk. What it holds may then be lost from memory too.
+    """
+    if len(paths) > _ONE_BY_ONE_MAX and _SYNC_FILE_SYSTEM is not None:
+        try:
+            _SYNC_FILE_SYSTEM(file_system)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EPERM):  # a sandbox that does not know the call
+                raise
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+    for folder in {os.path.dirname(path) for path in paths}:
+        with suppress(FileNotFoundError):
+            sync_directory(folder)
+
+
+def _syncfs() -> Callable[[int], None] | None:
+    """The system's call, where it tells of errors."""
+    system = os.uname()
+    version = re.match(r"(\d+)\.(\d+)", system.release)
+    if system.sysname != "Linux" or version is None or (int(version[1]), int(version[2])) < _SYNCFS_TELLS:
+        return None
+    try:
+        call = ctypes.CDLL(None, use_errno=True).syncfs
+    except (OSError, AttributeError):
+        return None
+    call.argtypes, call.restype = (ctypes.c_int,), ctypes.c_int
+
+    def sync(fd: int) -> None:
+        while call(fd):  # releases the GIL meanwhile
+            number = ctypes.get_errno()
+            if number != errno.EINTR:
+                raise OSError(number, os.strerror(number))
+
+    return sync
+
+
+_SYNC_FILE_SYSTEM = _syncfs()
+
+
+class TempDirectory:
+    """This run's own directory for files being written, locked by flock for as long as the process lives.
+
+    So the next process to open the store recognizes the leftovers of dead ones, whatever their process ids and hosts.
+    """
+
+    def __init__(self, parent: str) -> None:
+        self.parent = parent
+        self._path: str | None = None
+        self._lock: FileLock | None = None
+        self._numbers = itertools.count()
+        self._making = threading.Lock()
+
+    def new_path(self) -> str:
+        with self._making:
+            while self._path is None:
+                path = os.path.join(self.parent, secrets.token_hex(8))
+                os.makedirs(path)
+                # In between, another process may have taken it for a dead one's and removed it: then make another.
+                if (lock := FileLock.take(path)) is not None:
+                    self._path, self._lock = path, lock
+        return os.path.join(self._path, f"{next(self._numbers):x}")
+
+    def remove(self) -> None:
+        if self._path is not None and self._lock is not None:
+            _remove_flat(self._path)
+            self._lock.release()
+            self._path = None
+
+
+def sweep_temp(parent: str) -> None:
+    """Remove the half-written files of dead processes."""
+    try:
+        names = os.listdir(parent)
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(parent, name)
+        try:
+            lock = FileLock.take(path)
+        except OSError:
+            continue  # we may not touch it; it only costs space
+        if lock is not None:
+            _remove_flat(path)
+            lock.release()
+
+
+def _remove_flat(folder: str) -> None:
+    """Remove a folder that contains only files; what cannot be removed is left for the next sweep."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)

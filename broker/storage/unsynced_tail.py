@@ -1,0 +1,239 @@
+"""The end of a directory's log that was not synced when its broker ended, and what a power cut left of it.
+
+    durable                        not known                           what a power cut leaves of the latter
+    … 40 41 42 | 43 44 45 46 47                                        … 42 43 44 __ 46 ~~      __ gone, ~~ torn: short, zeros
+               ^ the mark (objectstore.unsynced)                                   ^ the log ends here
+
+The log ends at the first segment from the mark on that is gone or torn: it and what follows were acknowledged, and are lost, as
+with any server that acknowledges before it syncs. Nothing durable refers to them, since everything else was synced after what
+it refers to. Before the mark, and where there is none, a damaged segment is damage and never the end.
+
+    an owner     settles before it claims: sets aside what is at or beyond the end, syncs the rest, removes the mark.
+                 Each step may be the last before the power goes again: the mark goes last, and until then all is looked at anew
+    a reader     shows itself nothing at or beyond the end
+    neither      has anything to do if the system that wrote still runs and nothing is torn (kill -9), or there is no mark
+
+Segments up to the newest root need not be there: the root was synced after them, and they may have been swept since.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
+from broker.storage.format.header import HEADER_BYTES, NUMBER_MAX, ObjectHeader, ObjectKind, Position
+from broker.storage.format.index import check_frame, decode_index
+from broker.storage.format.log_end import SAID_BYTES, proves
+from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX, decode_head
+from broker.storage.objectstore.base import NotFound, StoreRefused, Transient
+from broker.storage.objectstore.file import FileStore
+from broker.storage.objectstore.unsynced import MARK, Mark, mark_failed, place_of, read_mark, remove_mark
+from broker.storage.paths import ShardPaths, parse
+
+_log = logging.getLogger(__name__)
+
+_KIND_AT = 8
+"""Offset of the kind in the common header."""
+
+__all__ = ["Tail", "check_segment", "find_tail", "hide_torn", "settle", "tell_tail"]
+
+
+class Tail(NamedTuple):
+    """first: where it begins. end: where the log ends, None: nothing is seen to be missing. beyond: keys at or beyond the end.
+    sound: keys before it. last_time_ns: of the newest message in these, 0: not known. rebooted: the system that wrote it no
+    longer runs, or has lost the disk meanwhile. synced_at_ns: when all before it had been synced. failed: a sync had failed."""
+
+    first: Position
+    end: Position | None
+    beyond: list[str]
+    sound: list[str]
+    last_time_ns: int
+    rebooted: bool
+    synced_at_ns: int
+    failed: bool
+
+
+def settle(store: FileStore, paths: ShardPaths) -> Tail | None:
+    """Make the log end where it is sound, and durable up to there; for who holds the shard's lock and has claimed nothing yet.
+
+    Returns: what was found; None if there was nothing to do. Raises: StoreError.
+    """
+    folder = paths.logs.rstrip("/")
+    tail = find_tail(store, paths)
+    if tail is not None and not tail.failed and not store.sync_folder(folder, tail.sound):
+        # Noted, since this may end before all is written again: the next start's sync would succeed.
+        try:
+            mark_failed(store.path_of(paths.logs))
+        except OSError as error:
+            raise StoreRefused(f"{store.url}: {folder} cannot be synced: {error.strerror or error}: look after the disk") from error
+        tail = find_tail(store, paths)
+    if tail is None:
+        return None
+    for key in tail.beyond:
+        store.set_aside(key)
+    if tail.beyond and not store.sync_folder(folder, ()):
+        raise StoreRefused(f"{store.url}: {folder} cannot be synced: look after the disk")
+    if tail.failed:
+        # The system may hold as written what it could not write: only new files are certain to be on the disk.
+        for key in tail.sound:
+            store.replace_sync(key, [store.get_sync(key)])
+        if not store.sync_folder(folder, ()):
+            raise StoreRefused(f"{store.url}: {folder} cannot be synced: look after the disk")
+    try:
+        remove_mark(store.path_of(paths.logs))
+    except OSError as error:
+        raise Transient(f"{store.url}: {folder}: {error.strerror or error}") from error
+    return tail
+
+
+def hide_torn(store: FileStore, shard: int = 0) -> Tail | None:
+    """Let a reader see the log as its next owner will: without what a power cut left beyond its end.
+
+    Returns: what was found; None if there is nothing to hide. Raises: StoreError.
+    """
+    paths = ShardPaths(shard)
+    tail: Tail | None = None
+    while not store.is_locked(paths.prefix.rstrip("/")):
+        try:
+            tail = find_tail(store, paths)
+            break
+        except NotFound:
+            continue  # an owner that has started meanwhile, and may have ended, has set it aside or swept it
+    if tail is None or tail.end is None:
+        return None
+    store.hide(paths.log(tail.end), paths.log(Position(tail.end.epoch, NUMBER_MAX)))
+    return tail
+
+
+def tell_tail(tail: Tail | None, url: str) -> None:
+    """Log what an owner has found."""
+    if tail is None:
+        return
+    if tail.end is not None:
+        _log.warning("%s: %s the log goes on to %s as far as it is sound, and %d objects beyond it, some of them torn or missing, "
+                     "were set aside in .torn beside them", url, _why(tail), _before(tail.end), len(tail.beyond))
+    if tail.rebooted or tail.failed:
+        _log.warning("%s: %s messages acknowledged after %s may be lost; up to %s all of them were synced", url, _why(tail),
+                     _utc(tail.last_time_ns or tail.synced_at_ns), _utc(tail.synced_at_ns))
+
+
+def _why(tail: Tail) -> str:
+    return ("a sync had failed:" if tail.failed
+            else "the machine or the disk went away, or the store was moved, before all that was acknowledged was synced "
+                 "(sync_interval):")
+
+
+def _utc(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="seconds") if time_ns else "its beginning"
+
+
+def find_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
+    """The tail as it is now; None: everything was synced. Raises: StoreError."""
+    folder = store.path_of(paths.logs)
+    try:
+        mark = read_mark(folder)
+    except OSError as error:
+        raise StoreRefused(f"{store.url}: {paths.logs}{MARK}: {error.strerror or error}; it says what was not synced, so it must "
+                           f"be readable") from error
+    if mark is None:
+        return None
+    first = _first(store, paths, mark)
+    rebooted = not mark.place or mark.place != place_of(folder)
+    keys = [info.key for info in store.list_sync(f"{paths.logs}{first.epoch:08x}-", paths.log(_before(first)))]
+    unseen = Tail(first, None, [], keys, 0, rebooted, mark.synced_at_ns, mark.failed)
+    if _opened_after(store, paths, first.epoch):
+        # (An older jetblock, which knows no marks, may have replayed this epoch and ended it.)
+        return unseen
+    sound: list[str] = []
+    last_time_ns = 0
+    end: Position | None = None
+    torn = False
+    for at, key in enumerate(keys):
+        position = Position(first.epoch, first.number + at)
+        if key != paths.log(position):
+            end = position
+            break
+        data = store.get_sync(key)
+        if data[_KIND_AT:_KIND_AT + 1] == bytes([ObjectKind.SEAL]):
+            break
+        try:
+            last_time_ns = max(last_time_ns, check_segment(data, position))
+        except VersionUnknown:
+            pass  # the replay says so
+        except Corrupt:
+            end, torn = position, True
+            break
+        sound.append(key)
+    # kill -9 tears nothing, and leaves out only what was in flight. But the disk may have gone without the system, and be back.
+    remounted = torn or (end is not None and _had_landed(store, paths, end, keys[len(sound):]))
+    if not (rebooted or mark.failed or remounted):
+        return unseen
+    beyond = [] if end is None else [key for key in keys[len(sound):] if not _is_seal(store, key)]
+    return unseen._replace(end=end, beyond=beyond, sound=sound, last_time_ns=last_time_ns, rebooted=rebooted or remounted)
+
+
+def _had_landed(store: FileStore, paths: ShardPaths, missing: Position, later: list[str]) -> bool:
+    """Whether one of the entries ``later`` proves that the one at ``missing`` was there."""
+    if later[-1] >= paths.log(Position(missing.epoch, missing.number + PUTS_IN_FLIGHT_MAX)):
+        return True
+    return any(key is not None and key.position is not None and proves(store.get_sync(text, 0, SAID_BYTES), key.position, missing)
+               for text, key in zip(later, map(parse, later), strict=True))
+
+
+def check_segment(data: bytes, position: Position) -> int:
+    """Check that every byte of a whole segment is as it was written; returns the time of its newest message, 0: it has none.
+
+    Raises: Corrupt; VersionUnknown.
+    """
+    head = decode_head(data, position, complete=True)
+    if isinstance(head, int):
+        raise Corrupt(str(position), "directory", len(data), "cut short")
+    last_time_ns = 0
+    for i in range(len(head)):
+        core = head.core(i)
+        ref = head.ref(i, core)
+        if ref is None:
+            continue
+        last_time_ns = max(last_time_ns, core.last_time_ns)
+        index = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
+        for number, frame in enumerate(index.frames):
+            start = ref.frames_offset + frame.offset
+            check_frame(index, number, data[start:start + frame.stored_bytes])
+    return last_time_ns
+
+
+def _first(store: FileStore, paths: ShardPaths, mark: Mark) -> Position:
+    """The first number that need not be durable: what a root includes is."""
+    key = parse(mark.first_key)
+    if key is not None and key.position is not None:
+        first = key.position
+    else:
+        # The mark itself is torn. Only the newest epoch can have had one.
+        first = Position(max((position.epoch for position in _positions(store, paths.logs)), default=1), 1)
+    roots = [root.number + 1 for root in _positions(store, paths.checkpoints) if root.epoch == first.epoch]
+    return Position(first.epoch, max([first.number, *roots]))
+
+
+def _opened_after(store: FileStore, paths: ShardPaths, epoch: int) -> bool:
+    if any(root.epoch > epoch for root in _positions(store, paths.checkpoints)):
+        return True  # the opening may have been swept
+    return any(position.epoch > epoch and not position.number and not _is_seal(store, paths.log(position))
+               for position in _positions(store, paths.logs, paths.log(Position(epoch, NUMBER_MAX))))
+
+
+def _positions(store: FileStore, prefix: str, after: str = "") -> list[Position]:
+    return [key.position for info in store.list_sync(prefix, after)
+            if (key := parse(info.key)) is not None and key.position is not None]
+
+
+def _is_seal(store: FileStore, key: str) -> bool:
+    try:
+        return ObjectHeader.unpack(store.get_sync(key, 0, HEADER_BYTES), key).kind == ObjectKind.SEAL
+    except FormatError:
+        return False
+
+
+def _before(position: Position) -> Position:
+    return Position(position.epoch, position.number - 1)

@@ -1,0 +1,46 @@
+"""A broker whose machine's clock is wrong says so, and how wrong it is; and says when it is right again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.clock import GuardedClock
+from broker.config.settings import StorageSettings
+from broker.runtime import shard_host
+from broker.runtime.shard_host import ShardHost
+
+HOUR = 3600 * 1_000_000_000
+
+
+@pytest.mark.parametrize(("off", "said"), [(3 * HOUR, "is 3h0m0s ahead of what it was plus the time since then"),
+                                           (-3 * HOUR, "is 3h0m0s behind what it was plus the time since then")])
+async def test_a_wrong_clock_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+                                       off: int, said: str) -> None:
+    """Once for each time."""
+    caplog.set_level("INFO", "broker")
+    monkeypatch.setattr(shard_host, "_CLOCK_SECONDS", 0.01)
+    boot_ns, off_ns = time.monotonic_ns(), 0
+    clock = GuardedClock(lambda: HOUR * 10**6 + boot_ns + off_ns, lambda: boot_ns)
+    host = ShardHost(StorageSettings(url=f"file://{tmp_path}"), "", clock, lambda _: None)
+    try:
+        await host.check()
+        for times in (1, 2):
+            off_ns = off
+            await _until(lambda times=times: caplog.text.count(said) == times)
+            off_ns = 0
+            await _until(lambda times=times: caplog.text.count("clock is right again") == times)
+    finally:
+        await host.close()
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if done():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("nothing was said")

@@ -1,0 +1,155 @@
+"""What was acknowledged to clients, and whether a fresh reader of the store finds it.
+
+The reader shares only the code of replay with the brokers; it takes no time, so it reads one state of the store.
+"""
+
+from __future__ import annotations
+
+from broker.storage.format.block import BlockRef
+from broker.storage.format.claim import Claim
+from broker.storage.format.errors import CutOff, FormatError
+from broker.storage.format.frame import Chunk
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
+from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.objectstore.base import ObjectInfo
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import ShardPaths, block_key, parse
+from broker.storage.read.snapshot import replay, run_blocking
+from broker.storage.state.applied import ShardState
+from broker.storage.state.stream import StreamState
+
+__all__ = ["Lost", "Oracle"]
+
+PATHS = ShardPaths(0)
+
+
+class Lost(AssertionError):
+    """The oracle's verdict."""
+
+
+class Oracle:
+    """What clients were told, and what they asked for."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.offered: dict[tuple[int, int], set[bytes]] = {}
+        """(stream, seq) → payloads that some owner gave that sequence, acknowledged or not"""
+        self.acked: dict[tuple[int, int], bytes] = {}
+        self.removing: set[tuple[int, int]] = set()
+        """A removal was asked for: the message may be there or not."""
+        self.removed: set[tuple[int, int]] = set()
+        """A removal was acknowledged: the message must be gone."""
+        self.streams: dict[int, str] = {}
+        """stream → "made", "going" or "gone", as acknowledged ("going": as asked for)"""
+        self.delivered: dict[int, int] = {}
+        """stream → highest delivered sequence of its consumer that was acknowledged"""
+        self.checks = 0
+        self._read: dict[tuple[str, int], dict[int, bytes]] = {}
+
+    def ack(self, stream_id: int, first_seq: int, payloads: list[bytes]) -> None:
+        for seq, payload in enumerate(payloads, first_seq):
+            other = self.acked.setdefault((stream_id, seq), payload)
+            if other != payload:
+                raise Lost(f"sequence {seq} of stream {stream_id} names two messages: {other!r} and {payload!r}")
+
+    def check(self) -> None:
+        """Read the store as somebody who just came, and compare."""
+        try:
+            snapshot = run_blocking(replay(PATHS), self._get, self._list)
+        except (FormatError, CutOff) as error:
+            raise Lost(f"a fresh reader cannot read the store: {error}") from error
+        self.compare(snapshot.state)
+
+    def compare(self, state: ShardState) -> None:
+        """Compare a replayed state with what was acknowledged."""
+        self.checks += 1
+        for stream_id, word in self.streams.items():
+            there = stream_id in state.streams
+            if word == "made" and not there:
+                raise Lost(f"stream {stream_id}, whose creation was acknowledged, is not there at {state.position}")
+            if word == "gone" and there:
+                raise Lost(f"stream {stream_id}, whose deletion was acknowledged, is there at {state.position}")
+        live: dict[int, dict[int, bytes]] = {}
+        for stream in state.streams.values():
+            if stream.offline is not None:
+                raise Lost(f"{stream!r} is offline: {stream.offline}")
+            live[stream.stream_id] = self._checked(stream)
+        for key, payload in self.acked.items():
+            stream_id, seq = key
+            if stream_id not in live:
+                continue
+            found = live[stream_id].get(seq)
+            if found is None:
+                if key not in self.removing:
+                    raise Lost(f"message {seq} of stream {stream_id}, acknowledged, is lost at {state.position}: "
+                               f"{state.streams[stream_id]!r}")
+            elif found != payload:
+                raise Lost(f"message {seq} of stream {stream_id} reads {found!r}, acknowledged was {payload!r}")
+            elif key in self.removed:
+                raise Lost(f"message {seq} of stream {stream_id} is back, though its removal was acknowledged")
+        for stream_id, seq in self.delivered.items():
+            if stream_id in state.streams:
+                consumer = state.streams[stream_id].consumers["c"]
+                if consumer.delivered_sseq < seq:
+                    raise Lost(f"the consumer of {stream_id} forgot that {seq} was delivered: {consumer.delivered_sseq}")
+
+    def live(self, stream: StreamState) -> dict[int, bytes]:
+        """The stream's messages, every one read."""
+        return {seq: payload for entry in stream.blocks for seq, payload in self._payloads(stream, entry.ref).items()
+                if seq >= stream.first_seq and not entry.is_dead(seq)}
+
+    def _checked(self, stream: StreamState) -> dict[int, bytes]:
+        """The same, and the invariants of the stream's state."""
+        messages = self.live(stream)
+        if len(messages) != stream.msgs:
+            raise Lost(f"{stream!r} holds {len(messages)} messages")
+        for consumer in stream.consumers.values():
+            wanted = set(range(consumer.floor_sseq + 1, consumer.delivered_sseq + 1))
+            if set(consumer.pending) != wanted:
+                raise Lost(f"consumer of {stream!r}: pending {sorted(consumer.pending)}, not {sorted(wanted)}")
+        return messages
+
+    def _payloads(self, stream: StreamState, ref: BlockRef) -> dict[int, bytes]:
+        key = block_key(PATHS, stream.account, stream.name, ref)
+        if key not in self.store.objects:
+            raise Lost(f"{key}, which a live block lies in, is gone")
+        read = self._read.get((key, ref.core_offset))
+        if read is None:
+            data = self.store.objects[key]
+            head = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
+            read = {}
+            for i, frame in enumerate(head.frames):
+                at = ref.frames_offset + frame.offset
+                chunk: Chunk = decode_frame(head, i, data[at:at + frame.stored_bytes])
+                for j, body in enumerate(chunk.bodies):
+                    seq = chunk.seq(j)
+                    if body not in self.offered.get((ref.stream_id, seq), ()):
+                        raise Lost(f"message {seq} of stream {ref.stream_id} reads {body!r}, which nobody published")
+                    read[seq] = body
+            self._read[key, ref.core_offset] = read
+        return read
+
+    def one_writer_each(self) -> None:
+        """Every object of an epoch's log, its pages and its roots carry the nonce of its claim."""
+        claims: dict[int, bytes] = {}
+        for key, data in self.store.objects.items():
+            parsed = parse(key)
+            assert parsed is not None
+            assert parsed.position is not None
+            if parsed.kind == ObjectKind.CLAIM:
+                claims[parsed.position.epoch] = Claim.decode(data, parsed.position.epoch).run_id
+        for key, data in self.store.objects.items():
+            header = ObjectHeader.unpack(data[:HEADER_BYTES], key)
+            epoch = header.position.epoch
+            if (header.kind in (ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.PAGES)
+                    and header.nonce != claims[epoch]):
+                raise Lost(f"{key} was written by another than epoch {epoch}'s owner")
+        if sorted(claims) != list(range(1, len(claims) + 1)):
+            raise Lost(f"claims are missing: {sorted(claims)}")
+
+    def _get(self, key: str, start: int, end: int | None) -> bytes | None:
+        data = self.store.objects.get(key)
+        return None if data is None else data[start:end]
+
+    def _list(self, prefix: str, after: str) -> list[ObjectInfo]:
+        return [ObjectInfo(key, 0) for key in self.store._keys if key.startswith(prefix) and key > after]

@@ -1,0 +1,96 @@
+"""Compaction keeps each bound that is set for it: objects written, bytes read and written, processor time, memory of a merge."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.config.settings import StorageSettings
+from broker.storage.compaction import compactor
+from broker.storage.compaction.compactor import Compactor
+from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.shard import ShardSettings
+from tests.storage.compaction.test_compactor import MINUTE, a_broker, compactor_of, one_by_one, same_everywhere
+from tests.storage.rig import MS, SECOND, Stream, in_virtual_time
+
+SEGMENTS = 400
+
+
+async def merging(shared: MemoryStore, clock: ManualClock, **bounds: Any) -> Compactor:
+    """Compaction a minute after there was something to merge for much longer."""
+    rig = await a_broker(shared, clock, segments=4, compaction=bounds)
+    stream = Stream(rig.log)
+    stream.create()
+    await one_by_one(rig, stream, SEGMENTS)
+    await asyncio.sleep(MINUTE)
+    await same_everywhere(shared, rig)
+    return compactor_of(rig)
+
+
+def runs(shared: MemoryStore) -> int:
+    return sum("/runs/" in key for key in shared.objects)
+
+
+def test_without_a_bound_a_minute_is_enough() -> None:
+    """What the other tests measure against: all of the work is done."""
+    async def main(clock: ManualClock) -> None:
+        found = await merging(MemoryStore(), clock)
+        assert found.merges > SEGMENTS / 8
+        assert found.read_bytes + found.written_bytes > 100_000
+    in_virtual_time(main)
+
+
+def test_objects_written() -> None:
+    async def main(clock: ManualClock) -> None:
+        found = await merging(shared := MemoryStore(), clock, puts_per_second=0.1)
+        assert 5 <= found.merges <= 8
+        assert runs(shared) <= 8
+    in_virtual_time(main)
+
+
+def test_bytes_read_and_written() -> None:
+    async def main(clock: ManualClock) -> None:
+        found = await merging(MemoryStore(), clock, bytes_per_second=500, recent_bytes=0)
+        moved = found.read_bytes + found.written_bytes
+        assert 20_000 < moved < 62 * 500 + 3 * moved / found.merges  # the last merge may not have been made up for
+    in_virtual_time(main)
+
+
+def test_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a core, where each merge takes a fifth of a second."""
+    async def main(clock: ManualClock) -> None:
+        whole = compactor.merge
+
+        def slow(*args: Any) -> Any:
+            clock.advance(200 * MS)
+            return whole(*args)
+
+        monkeypatch.setattr(compactor, "merge", slow)
+        began_ns = clock.monotonic_ns()
+        found = await merging(MemoryStore(), clock, cpu=0.1)
+        assert found.merges > 10
+        assert found.merges * 0.2 * SECOND <= 0.1 * (clock.monotonic_ns() - began_ns) + 0.2 * SECOND
+    in_virtual_time(main)
+
+
+def test_what_is_configured_is_what_counts() -> None:
+    """Settings of the configuration reach compaction, in its units."""
+    chosen = ShardSettings.for_store(MemoryStore(), StorageSettings(
+        compaction_puts_per_minute=30, compaction_memory=64 << 20, compaction_cpu=5, compaction_bytes_per_second=1 << 20,
+        compaction_segments=16, compaction_quiet_ns=SECOND, compaction_dead_share=25)).compaction
+    expected = CompactionSettings(puts_per_second=0.5, merge_bytes=64 << 20, cpu=0.05, bytes_per_second=1 << 20, segments=16,
+                                  quiet_ns=SECOND, dead_share=0.25, recent_bytes=0)
+    assert chosen is not None
+    assert vars(chosen) == vars(expected)
+
+
+def test_segments_are_kept_where_requests_are_paid_for() -> None:
+    """Not on a directory, which is read from the page cache."""
+    bucket = MemoryStore()
+    bucket.puts_cost = True
+    kept = [ShardSettings.for_store(store, StorageSettings()).compaction for store in (bucket, MemoryStore())]
+    assert [one.recent_bytes for one in kept if one is not None] == [16 << 20, 0]

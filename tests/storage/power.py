@@ -1,0 +1,138 @@
+"""A file system that loses power: what the disk may hold then, worked out from the syncs that a store has made.
+
+The store under test writes to a real directory. Its syncs are noted instead of done, so at any moment it is known which data
+and which names are durable, and ``crashed`` builds one of the directories that a power cut may leave:
+
+    a name      synced with its folder: there. New since: there or not, each for itself
+    deleted     since its folder was synced: all of these are back, or none. File systems with a journal keep the order of
+                deletes, and a directory's deletes are not synced: a root that is back alone would be a fault for fsck
+    data        synced: as written. Otherwise: whole, empty, cut short, or with zeros for some of it
+    the mark    is written over in place: what was synced last, what was written last, or neither
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.storage.objectstore import disk, unsynced
+from broker.storage.objectstore.file import FileStore
+
+__all__ = ["InlineStore", "PowerDisk"]
+
+
+class InlineStore(FileStore):
+    """A directory whose calls are made on the loop: the same program runs the same way each time."""
+
+    async def _in_thread(self, call: Callable[..., Any], *args: object) -> Any:
+        return call(*args)
+
+
+class PowerDisk:
+    """Notes the syncs of all stores below any directory while ``patched``; ``boot`` is the running system's name."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.boot = 0
+        self.syncs = 0
+        self.on_sync: Callable[[], object] = lambda: None
+        """Called before each sync has an effect: where the power may go."""
+        self._data: dict[int, bytes] = {}
+        """What is durable of a file, by inode. Objects never change, so an inode that was used again is noticed."""
+        self._deleted_are_back = False
+        self._names: dict[str, dict[str, tuple[int, bytes | None]]] = {}
+        """Durable names of each folder, with inode and content; None for a folder."""
+
+    def patched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "fsync", self._fsync)
+        monkeypatch.setattr(os, "fdatasync", self._fsync)
+        monkeypatch.setattr(disk, "_SYNC_FILE_SYSTEM", self._sync_all)
+        monkeypatch.setattr(unsynced, "place_of", lambda folder: f"boot-{self.boot}")
+        monkeypatch.setattr("broker.storage.unsynced_tail.place_of", lambda folder: f"boot-{self.boot}")
+
+    def _fsync(self, fd: int) -> None:
+        self._before()
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            self._sync_folder(os.readlink(f"/proc/self/fd/{fd}"))
+        else:
+            self._data[os.fstat(fd).st_ino] = Path(f"/proc/self/fd/{fd}").read_bytes()
+
+    def _sync_all(self, fd: int) -> None:
+        self._before()
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                path = os.path.join(folder, name)
+                self._data[os.stat(path).st_ino] = Path(path).read_bytes()
+            self._sync_folder(folder)
+
+    def _before(self) -> None:
+        self.syncs += 1
+        self.on_sync()
+
+    def _sync_folder(self, folder: str) -> None:
+        self._names[folder] = {
+            name: (os.stat(path).st_ino, None if os.path.isdir(path) else Path(path).read_bytes())
+            for name in os.listdir(folder) if os.path.exists(path := os.path.join(folder, name))}
+
+    root: Path
+
+    def use(self, root: Path) -> None:
+        """From now on ``root`` is the file system; what is in it is durable."""
+        self.root = root
+        self._data.clear()
+        self._names.clear()
+        calls, self.on_sync = self.on_sync, lambda: None
+        self._sync_all(-1)
+        self.on_sync = calls
+
+    def crashed(self, to: Path) -> Path:
+        """Make ``to`` what the disk may hold if the power goes now."""
+        self._deleted_are_back = self.rng.random() < 0.5
+        self._rebuild(str(self.root), to)
+        return to
+
+    def _rebuild(self, folder: str, to: Path) -> None:
+        to.mkdir()
+        durable = self._names.get(folder, {})
+        now = {name: os.stat(os.path.join(folder, name)).st_ino for name in os.listdir(folder)}
+        for name in sorted(durable.keys() | now.keys()):
+            path = os.path.join(folder, name)
+            was = durable.get(name)
+            if was is not None and name not in now:
+                if self._deleted_are_back and was[1] is not None:
+                    (to / name).write_bytes(was[1])
+                continue
+            changed = (was and was[0]) != now.get(name)
+            if changed and self.rng.random() < 0.5:
+                if was is not None and was[1] is not None:  # replaced since: as it was
+                    (to / name).write_bytes(was[1])
+            elif name in now:
+                if os.path.isdir(path):
+                    self._rebuild(path, to / name)
+                else:
+                    (to / name).write_bytes(self._content(path, now[name]))
+
+    def _content(self, path: str, inode: int) -> bytes:
+        content, durable = Path(path).read_bytes(), self._data.get(inode)
+        if durable == content:
+            return content
+        kind = self.rng.random()
+        if os.path.basename(path) == unsynced.MARK and durable is not None and kind < 0.9:
+            return content if kind < 0.45 else durable
+        if kind < 0.3 or not content:
+            return content
+        at = self.rng.randrange(len(content))
+        if kind < 0.5:
+            return b""
+        if kind < 0.65:
+            return content[:at]
+        if kind < 0.8:
+            return content[:at] + bytes(len(content) - at)
+        end = min(len(content), at + 1 + self.rng.randrange(64))
+        return content[:at] + bytes(end - at) + content[end:]

@@ -1,0 +1,119 @@
+"""The guarded clock: what it shows, and when it is believed, while the wall clock or the store's clock leaps."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.clock import GuardedClock
+
+SECOND = 1_000_000_000
+HOUR = 3600 * SECOND
+TEN_YEARS = 10 * 365 * 24 * HOUR
+LEAPS = [61 * SECOND, HOUR, TEN_YEARS, -61 * SECOND, -HOUR, -TEN_YEARS]
+
+
+class Machine:
+    """A wall clock, the time since boot and a store's clock, moved by hand; ``clock`` began when all were right."""
+
+    def __init__(self, *, off_ns: int = 0, has_witness: bool = False) -> None:
+        self.true_ns = 1_700_000_000 * SECOND
+        self.off_ns = off_ns
+        self.boot_ns = 5 * HOUR
+        self.witness_off_ns = 0
+        self.clock = GuardedClock(lambda: self.true_ns + self.off_ns, lambda: self.boot_ns)
+        if has_witness:
+            self.clock.witness = lambda: self.true_ns + self.witness_off_ns
+
+    def advance(self, ns: int) -> None:
+        self.true_ns += ns
+        self.boot_ns += ns
+
+
+@pytest.mark.parametrize("leap", LEAPS)
+@pytest.mark.parametrize("has_witness", [False, True])
+@pytest.mark.parametrize("read", [True, False])
+def test_a_leap_is_not_followed(leap: int, has_witness: bool, read: bool) -> None:
+    """The time goes on as before the leap, and is not trusted, until the clock is right again; then it is at once. Whether
+    anybody has read the clock since makes no difference."""
+    machine = Machine(has_witness=has_witness)
+    assert machine.clock.trusted
+    machine.off_ns = leap
+    for _ in range(3):
+        machine.advance(HOUR)
+        if read:
+            assert machine.clock.now_ns() == machine.true_ns
+        assert not machine.clock.trusted
+        assert machine.clock.apart_ns == leap
+    machine.off_ns = 0
+    if read:
+        assert machine.clock.now_ns() == machine.true_ns
+    assert machine.clock.trusted
+    assert machine.clock.apart_ns == 0
+
+
+@pytest.mark.parametrize("step", [SECOND, 50 * SECOND, -SECOND, -50 * SECOND])
+def test_small_steps_are_followed(step: int) -> None:
+    """Corrections below a minute are taken, one after another."""
+    machine = Machine()
+    for number in range(1, 4):
+        machine.off_ns = number * step
+        machine.advance(SECOND)
+        assert machine.clock.now_ns() == machine.true_ns + number * step
+        assert machine.clock.trusted
+
+
+def test_small_steps_away_from_the_stores_clock() -> None:
+    """Many of them are not: from a minute on the store's clock is a witness against them."""
+    machine = Machine(has_witness=True)
+    for _ in range(10):
+        machine.off_ns += 50 * SECOND
+        machine.advance(SECOND)
+        trusted = machine.clock.trusted
+        assert trusted == (machine.off_ns == 50 * SECOND)
+        assert machine.clock.now_ns() <= machine.true_ns + 60 * SECOND
+
+
+@pytest.mark.parametrize("leap", LEAPS)
+def test_a_leap_that_the_store_confirms(leap: int) -> None:
+    """A machine was suspended, and the time since boot does not tell: its clock is believed as soon as the store agrees."""
+    machine = Machine(has_witness=True)
+    assert machine.clock.trusted
+    machine.true_ns += leap
+    machine.witness_off_ns = -leap  # as the last answer says, until the next one comes
+    machine.advance(SECOND)
+    assert machine.clock.now_ns() == machine.true_ns - leap
+    assert not machine.clock.trusted
+    machine.witness_off_ns = 0
+    machine.advance(SECOND)
+    assert machine.clock.now_ns() in (machine.true_ns, machine.true_ns - leap)
+    assert machine.clock.trusted
+    assert machine.clock.now_ns() == machine.true_ns
+
+
+@pytest.mark.parametrize("leap", LEAPS)
+def test_a_store_whose_clock_leaps(leap: int) -> None:
+    """The machine's time goes on, since its clocks were right; nothing expires until the store's is right again."""
+    machine = Machine(has_witness=True)
+    assert machine.clock.trusted
+    machine.witness_off_ns = leap
+    for _ in range(3):
+        machine.advance(HOUR)
+        assert not machine.clock.trusted
+        assert machine.clock.now_ns() == machine.true_ns
+        assert machine.clock.apart_ns == -leap
+    machine.witness_off_ns = 0
+    assert machine.clock.trusted
+    assert machine.clock.now_ns() == machine.true_ns
+
+
+@pytest.mark.parametrize("off", LEAPS)
+def test_a_machine_that_starts_with_a_wrong_clock(off: int) -> None:
+    """The time is the store's, and not trusted, until the machine's clock is right."""
+    machine = Machine(off_ns=off, has_witness=True)
+    assert not machine.clock.trusted
+    machine.advance(HOUR)
+    assert machine.clock.now_ns() == machine.true_ns
+    machine.off_ns = 0
+    machine.advance(HOUR)
+    assert machine.clock.now_ns() == machine.true_ns
+    assert machine.clock.trusted
