@@ -31,6 +31,7 @@ from broker.clock import Clock
 from broker.garbage import discarded
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.appending import Appending
+from broker.jetstream.stream.chunks import Chunks, Loading
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.batching import Batching
@@ -45,7 +46,7 @@ from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
 from broker.jetstream.stream.publish.totals import Totals
 from broker.jetstream.stream.publish.ttl import delete_marker
-from broker.jetstream.stream.queries import Loading, Queries
+from broker.jetstream.stream.queries import Queries
 from broker.jetstream.stream.queue import PublishQueue
 from broker.jetstream.stream.retention.enforcement import Enforcement
 from broker.jetstream.stream.retention.interest import Interest
@@ -138,7 +139,8 @@ class Stream:
         self.msg_ids = MsgIds(self.dedupe, self.live, reader, clock, self.applied, state.last_seq if state is not None else 0)
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0,
                                      SubjectPages(self.applied, reader) if self.stored else None)
-        self.queries = Queries(self.live, self.heads, self.subjects, reader, self.tasks)
+        self.chunks = Chunks(self.live, self.subjects, reader, self.tasks)
+        self.queries = Queries(self.live, self.heads, self.subjects, reader, self.chunks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
                                    self.tasks, clock)
         self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self.tasks)
@@ -350,16 +352,16 @@ class Stream:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
-        """See ``Queries.next_chunk``."""
-        return self.queries.next_chunk(seq, filters)
+        """See ``Chunks.next_chunk``."""
+        return self.chunks.next_chunk(seq, filters)
 
     def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
-        """See ``Queries.known_seqs``."""
-        return self.queries.known_seqs(filters, seq, most)
+        """See ``Chunks.known_seqs``."""
+        return self.chunks.known_seqs(filters, seq, most)
 
     def chunk_of(self, seq: int) -> tuple[Chunk, LiveBlock, int] | None:
-        """See ``Queries.chunk_of``."""
-        return self.queries.chunk_of(seq)
+        """See ``Chunks.chunk_of``."""
+        return self.chunks.chunk_of(seq)
 
     def may_hold(self, seq: int) -> bool:
         """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""
