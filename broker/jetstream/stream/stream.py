@@ -34,6 +34,7 @@ from broker.jetstream.stream.appending import Appending
 from broker.jetstream.stream.chunks import Chunks, Loading
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
+from broker.jetstream.stream.publish.appender import Appender
 from broker.jetstream.stream.publish.batching import Batching
 from broker.jetstream.stream.publish.blocked import BlockedPublish
 from broker.jetstream.stream.publish.ceiling import SequenceCeiling
@@ -160,9 +161,10 @@ class Stream:
             self._publish_when_stored, self.interest, self.ttls)
         self._batching = Batching(self, log, context, replies, inflight,
                                   partial(StreamEvents, bus, clock, rng, domain, self.name), clock)
-        self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
+        self.sequencer = Sequencer(self, log, context, self.retention,
+                                   Appender(self, log, context, self.retention, self.ttls, self._batching, replies, clock),
                                    BlockedPublish(self, self.live, self.heads, self.tasks, replies, clock), self._batching,
-                                   replies, bus, clock)
+                                   replies, bus)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
         self.copies = Copies(self.queue, self.sequencer, self.live, self.heads, log)
         self._configure(config)
