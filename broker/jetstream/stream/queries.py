@@ -49,6 +49,7 @@ from broker.storage.objectstore.base import NotFound
 if TYPE_CHECKING:
     from broker.jetstream.stream.state.heads import Heads
     from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.subject_search import SubjectSearch
     from broker.jetstream.stream.state.subject_state import SubjectState
     from broker.storage.read.reader import BlockReader
 
@@ -69,10 +70,12 @@ _TRIES = 5
 class Queries:
     """The reading side of one stream."""
 
-    def __init__(self, live: Live, heads: Heads, subjects: SubjectState, reader: BlockReader, chunks: Chunks) -> None:
+    def __init__(self, live: Live, heads: Heads, subjects: SubjectState, search: SubjectSearch,
+                 reader: BlockReader, chunks: Chunks) -> None:
         self._live = live
         self._heads = heads
         self._subjects = subjects
+        self._search = search
         self._reader = reader
         self._chunks = chunks
 
@@ -279,7 +282,7 @@ class Queries:
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
         """Sequence of the last live message at or below ``up_to_seq`` of each matching subject, ascending."""
         live, state = self._live, self._subjects
-        names = await state.matching(filters)
+        names = await self._search.matching(filters)
         found: list[int] = []
         earlier: list[bytes] = []
         for at in range(0, len(names), _SUBJECTS_AT_ONCE):
@@ -381,7 +384,7 @@ class Queries:
         if filters.all:
             return live.msgs
         while True:
-            names = await state.matching(filters)
+            names = await self._search.matching(filters)
             index = await state.build()
             as_of = index, index.merged_seq, live.first_seq, live.msgs
             if len(names) == len(index):

@@ -63,6 +63,7 @@ from broker.jetstream.stream.state.removal import Removal, joined
 from broker.jetstream.stream.state.rows import OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg, StoredMsgs
 from broker.jetstream.stream.state.subject_pages import SubjectPages
+from broker.jetstream.stream.state.subject_search import SubjectSearch
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.state.tasks import Tasks
 from broker.jetstream.stream.upstream.positions import Positions
@@ -141,11 +142,12 @@ class Stream:
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0,
                                      SubjectPages(self.applied, reader) if self.stored else None)
         self.chunks = Chunks(self.live, self.subjects, reader, self.tasks)
-        self.queries = Queries(self.live, self.heads, self.subjects, reader, self.chunks)
+        self.subject_search = SubjectSearch(self.live, self.subjects)
+        self.queries = Queries(self.live, self.heads, self.subjects, self.subject_search, reader, self.chunks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
                                    self.tasks, clock)
         self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self.tasks)
-        self._info = StreamInfo(self.name, self.live, self.heads, self.subjects)
+        self._info = StreamInfo(self.name, self.live, self.heads, self.subjects, self.subject_search)
         self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
                                        self.tasks, empty=state is None)
         self.ttls = MessageTtls(self.live, self.heads, self.subjects, self.queries, self.retention, log, self.tasks, clock,
