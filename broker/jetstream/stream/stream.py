@@ -6,13 +6,13 @@ Does not own: which streams exist, their creation records and subscriptions (acc
     publish ──> publish_queue ──> sequencer ──> live ──> open block ──> log
                              │            ^
               dedupe, subject_state   retention (limits, age, deletes, purges)
-    consumers, gets <── reading <── live, storage.reader
+    consumers <── chunks, gets <── queries <── live, storage.reader
 
 Two layers: ``live`` is what has been sequenced, and every decision is made from it at once; ``log.state`` is what has
 been persisted. A reply that shows live state goes through ``log.wait``, so no client sees what a crash could undo.
 
     ceiling     an async stream hands out only sequences below a persisted ceiling. After a crash it continues at the
-                ceiling, after a clean stop (``rest``) where it was, so no sequence ever names two messages.
+                ceiling, after a clean stop (``prepare_shutdown``) where it was, so no sequence ever names two messages.
 
 A restart does no heavy work: blocks are taken from the applied state at first use, subjects and message ids when a
 publish or a request first needs them.
@@ -55,10 +55,10 @@ from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.retention.ttl import MessageTtls
 from broker.jetstream.stream.scheduler import Scheduler
-from broker.jetstream.stream.state import memory_blocks
 from broker.jetstream.stream.state.decision import WAIT_SECONDS
 from broker.jetstream.stream.state.heads import Heads
 from broker.jetstream.stream.state.live import Live, LiveBlock
+from broker.jetstream.stream.state.memory_blocks import MemoryBlocks
 from broker.jetstream.stream.state.removal import Removal, joined
 from broker.jetstream.stream.state.rows import OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg, StoredMsgs
@@ -91,8 +91,6 @@ __all__ = ["Stream"]
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-_TIDY_SECONDS = 0.1
 
 
 class Stream:
@@ -135,9 +133,8 @@ class Stream:
         self.positions = Positions(state.extra if state is not None else {})
         self.tasks = Tasks(self.name)
         self.appending = Appending(self, self.tasks, state.extra if state is not None else {})
-        self._shrunk: dict[int, LiveBlock] = {}
+        self.memory_blocks = MemoryBlocks(self.live, self._blocks_held) if not self.stored else None
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
-        self._tidy_timer: asyncio.TimerHandle | None = None
         self.msg_ids = MsgIds(self.dedupe, self.live, reader, clock, self.applied, state.last_seq if state is not None else 0)
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0,
                                      SubjectPages(self.applied, reader) if self.stored else None)
@@ -303,8 +300,8 @@ class Stream:
                 self.reader.admit(ref, block.head, block.chunks)
             if isinstance(mine, LiveBlock):
                 live.persisted(mine, block, not self.stored)
-        if not self.stored:
-            self._tidy_memory()
+        if self.memory_blocks is not None:
+            self.memory_blocks.tidy()
         if live.joining is not None:
             self.appending.persisted(block)
         last_seq = block.outcome.last_seq
@@ -312,17 +309,9 @@ class Stream:
             live.persisted_seq = last_seq
             self.listeners.wake()
 
-    def _tidy_memory(self) -> None:
-        """Keep the blocks of a memory stream few and free of removed messages."""
-        if self._tidy_timer is not None:
-            self._tidy_timer.cancel()
-            self._tidy_timer = None
-        held = self.queue.busy or self.heads.walks  # a running operation holds blocks
-        if not held and not memory_blocks.rewrite(self.live, self._shrunk):
-            memory_blocks.join_small(self.live)
-        if self._shrunk:
-            # Not with the next publish, which may never come.
-            self._tidy_timer = asyncio.get_running_loop().call_later(_TIDY_SECONDS if held else 0, self._tidy_memory)
+    def _blocks_held(self) -> bool:
+        """Whether a running operation holds blocks."""
+        return bool(self.queue.busy or self.heads.walks)
 
     def failed(self, error: Exception) -> None:
         """The stream's records cannot be stored: accept nothing more, and leave after the current decision."""
@@ -490,8 +479,8 @@ class Stream:
 
     def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, told: bool = True) -> None:
         """Messages were removed, all of ``subject`` when it is given: notify the consumers if ``told``."""
-        if not self.stored:
-            self._shrunk.update((id(removal.block), removal.block) for removal in gone)
+        if self.memory_blocks is not None:
+            self.memory_blocks.removed(gone)
         if told and (self.listeners.by_name or self.ttls.expiries or self.scheduler.schedules):
             self.tell_removed(joined(gone), subject, purged)
         else:
@@ -530,8 +519,8 @@ class Stream:
         self.ttls.close()
         self.scheduler.close()
         self.live.leave()
-        if self._tidy_timer is not None:
-            self._tidy_timer.cancel()
+        if self.memory_blocks is not None:
+            self.memory_blocks.close()
         self.msg_ids.close()
         self.tasks.cancel()
         discarded(self)
