@@ -26,6 +26,7 @@ from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Patience
+from broker.storage.read.steps import Steps
 from broker.storage.state.applied import ShardState
 from broker.storage.state.released import Released
 
@@ -185,7 +186,7 @@ def end_is_the_end(patch: pytest.MonkeyPatch) -> None:
     """What a fenced owner put beyond the end of its epoch is read with the rest of it."""
     read = chain.Chain._epoch
 
-    def broken(self: chain.Chain, epoch: int, number: int, end: int | None) -> chain.Steps[int]:
+    def broken(self: chain.Chain, epoch: int, number: int, end: int | None) -> Steps[int]:
         reached = yield from read(self, epoch, number, end)
         if end is not None and reached == end:
             sealed = self.sealed
