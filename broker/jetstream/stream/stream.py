@@ -3,7 +3,7 @@
 Owns: how its parts are connected, its side of the log (sealing, persisted), restart, and its info.
 Does not own: which streams exist, their creation records and subscriptions (account).
 
-    publish ──> publish_queue ──> sequencer ──> live ──> open block ──> log
+    publish ──> queue ──> sequencer ──> appender ──> live ──> open block ──> log
                              │            ^
               dedupe, subject_state   retention (limits, age, deletes, purges)
     consumers <── chunks, gets <── queries <── live, storage.reader

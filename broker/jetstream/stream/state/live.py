@@ -1,8 +1,8 @@
 """The live state of one stream: what has been sequenced and not removed, persisted or not.
 
 Owns: the stream's numbers (first and last sequence, messages, bytes), its block table, and which messages are dead.
-Does not own: why a message is removed (sequencer, retention), where the front is cut (front), where blocks come from (log)
-or are read (reading).
+Does not own: why a message is removed (appender, retention), where the front is cut (front), where blocks come from (log)
+or are read (chunks, queries).
 
     blocks   …│ persisted │ persisted │ sealed, in flight │ sealed │ open │
                ^first_seq              ^persisted_seq + 1            last_seq^
