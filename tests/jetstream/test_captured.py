@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,6 +47,11 @@ async def client(server: ServerProcess) -> AsyncIterator[Client]:
     for name in (await api(connected, "STREAM.NAMES"))["streams"] or ():
         await api(connected, f"STREAM.DELETE.{name}")
     await connected.close()
+    # nats-server removes the files of a deleted stream after it has answered, and a new stream of that name may find them.
+    files = Path(server.flags[-1]) / "jetstream" / "$G" / "streams"
+    async with asyncio.timeout(SECONDS):
+        while files.exists() and list(files.iterdir()):  # noqa: ASYNC110  # it is the server's
+            await asyncio.sleep(0.01)
 
 
 async def request(client: Client, subject: str, body: dict[str, Any]) -> dict[str, Any]:
