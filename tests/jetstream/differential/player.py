@@ -448,7 +448,7 @@ async def compare(players: Iterable[Player], play: Callable[[], Awaitable[Sequen
             return expected
     for one in got:
         for (step, theirs), (_, ours) in zip(expected, one, strict=True):
-            assert ours == theirs, step
+            assert ours == theirs, f"{step}\n  ours:        {ours}\n  nats-server: {theirs}"
     raise AssertionError("unreachable")
 
 

@@ -66,6 +66,11 @@ def cache_bytes() -> None:
 
 
 @pytest.fixture
+def patience() -> None:
+    """What decisions wait for is shown in virtual time."""
+
+
+@pytest.fixture
 def virtual() -> Iterator[SimLoop]:
     """A loop in virtual time."""
     loop = SimLoop(ManualClock())
