@@ -60,7 +60,7 @@ async def contents(broker: Inside, stream: str) -> list[tuple[int, str, bytes]]:
     if not info.state.messages:
         return []
     subscription = await js.subscribe(">", stream=stream, ordered_consumer=True)
-    found = [await subscription.next_msg(timeout=10) for _ in range(info.state.messages)]
+    found = [await subscription.next_msg(timeout=30) for _ in range(info.state.messages)]
     await subscription.unsubscribe()
     return [(msg.metadata.sequence.stream, msg.subject, msg.data) for msg in found]
 
@@ -208,7 +208,7 @@ async def test_copies_filters_and_limits_over_scattered_duplicates(broker: Insid
     assert (await contents(broker, "S"))[150:] == kept
     for name, pending in (("all", 300), ("some", len(some))):
         assert (await broker.ok(f"CONSUMER.INFO.S.{name}"))["num_pending"] == pending
-    batch = await (await broker.client.jetstream().pull_subscribe_bind("some", "S")).fetch(len(some), timeout=10)
+    batch = await (await broker.client.jetstream().pull_subscribe_bind("some", "S")).fetch(len(some), timeout=30)
     assert [(msg.metadata.sequence.stream, msg.subject, msg.data) for msg in batch] == some
     await settled(broker, "M", 300)
     assert (await contents(broker, "M"))[150:] == kept
