@@ -116,15 +116,15 @@ async def _use(stack: AsyncExitStack, server: ServerProcess) -> None:
         await js.publish(f"s.{n % 2}", b"x" * 10)
     await js.delete_msg("S", 3)
     await js.add_stream(name="COPY", mirror=nats.js.api.StreamSource(name="S"))
-    await js.add_consumer("S", durable_name="pull", ack_policy=nats.js.api.AckPolicy.EXPLICIT)
+    await js.add_consumer("S", durable_name="pull", ack_policy=nats.js.api.AckPolicy.EXPLICIT, ack_wait=3600)
     await js.add_consumer("S", durable_name="push", deliver_subject="deliver", ack_policy=nats.js.api.AckPolicy.NONE,
                           deliver_policy=nats.js.api.DeliverPolicy.NEW)
     direct = {"name": "D", "direct": True, "ack_policy": "none", "deliver_subject": "copies", "inactive_threshold": 3600 * 10**9}
     await first.request("$JS.API.CONSUMER.CREATE.S.D", json.dumps({"stream_name": "S", "config": direct}).encode())
     subscription = await js.pull_subscribe_bind("pull", "S")
-    for message in await subscription.fetch(2):
+    for message in await subscription.fetch(2, timeout=30):
         await message.ack_sync()
-    await subscription.fetch(1)
+    await subscription.fetch(1, timeout=30)
     await subscription.unsubscribe()
     while _copied(await server.monitor("/jsz?acc=A&streams=1")) < 4:  # noqa: ASYNC110 (the server tells nobody)
         await asyncio.sleep(0.02)
