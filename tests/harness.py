@@ -111,7 +111,7 @@ class ServerProcess:
         await self.wait_line("Server is ready", seconds or self.ready_seconds)
         path = self._directory / f"nats-server_{self.pid}.ports"
         # nats-server writes its ports file about when it says that it is ready, not strictly before.
-        for _ in range(500):
+        for _ in range(3000):
             if path.exists() and (text := path.read_text()):
                 self.ports = json.loads(text)
                 break

@@ -29,6 +29,7 @@ VARIES = frozenset({
     "cores", "gomaxprocs", "config_load_time", "update_time", "port", "cid", "http_port", "http_host", "store_dir",
     "max_memory", "max_storage", "created", "ts", "active", "first_ts", "last_ts", "last_active", "bytes", "storage",
     "in_bytes", "out_bytes", "in_client_bytes", "out_client_bytes",
+    "pending_bytes",  # of a connection that is closed, a PONG that its client did not wait for
     # Both serve their own subscriptions, and look theirs up in their own ways.
     "num_subscriptions", "num_cache", "num_inserts", "num_removes", "num_matches", "cache_hit_rate", "max_fanout",
     "avg_fanout", "config_digest", "tls_cipher_suite"})
