@@ -307,7 +307,7 @@ def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
     """nats-server's text is part of ours, except for the column and suggestions."""
     with pytest.raises(ConfigError) as caught:
         loaded(text, tmp_path)
-    done = subprocess.run([*NatsServerProcess.command, "-t", "-c", "x.conf"], capture_output=True, text=True, timeout=20,
+    done = subprocess.run([*NatsServerProcess.command, "-t", "-c", "x.conf"], capture_output=True, text=True, timeout=100,
                           check=False, cwd=tmp_path)
     assert done.returncode != 0
     ours = {_told(line) for line in str(caught.value).splitlines()}

@@ -53,7 +53,7 @@ async def held(broker: Broker, stream: str) -> list[bytes]:
     js = client.jetstream()
     count = (await js.stream_info(stream)).state.messages
     subscription = await js.subscribe(">", stream=stream, ordered_consumer=True) if count else None
-    found = [(await subscription.next_msg(timeout=10)).data for _ in range(count)] if subscription is not None else []
+    found = [(await subscription.next_msg(timeout=30)).data for _ in range(count)] if subscription is not None else []
     await client.close()
     return found
 
