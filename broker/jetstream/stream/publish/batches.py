@@ -59,7 +59,7 @@ def fast_ingest(context: CheckContext, config: StreamConfig) -> Check:
 def atomic(context: CheckContext, config: StreamConfig) -> Check:
     """10174, after the checks that apply to any message. Raises: BatchMember for a message that passes.
 
-    What a schedule publishes keeps the headers of the message that it passes on, which may have come in a batch; it belongs to none.
+    What a schedule publishes keeps the headers of the message that it passes on, which may have come in a batch.
     """
     scheduled = context.scheduler.source
 
