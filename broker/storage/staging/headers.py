@@ -1,11 +1,11 @@
 """Which headers staged messages may have: a block that every client library can parse, and nothing that asks the stream for
 something.
 
-A publish may carry any bytes as its headers, and nats-server stores them. Libraries do not agree on what they do with those: one
-drops the connection, another takes a status for a heartbeat. A client that publishes such headers hears of it from its own
-library; whoever stages them would not.
+A publish may carry any bytes as its headers, and nats-server stores them. Client libraries do not expect it: nats-py reads nothing
+any more after a block without a line break, and takes a status for one of the server's. A client that publishes such headers
+hears of it from its own library; whoever stages them would not.
 
-Source: ADR-4; async-nats (HeaderName, HeaderValue) is the strictest of the libraries.
+Source: ADR-4.
 """
 
 from __future__ import annotations

@@ -504,7 +504,8 @@ async def test_a_refused_request_is_not_granted_later(broker: Inside) -> None:
     assert (await broker.ok("JETBLOCK.ADOPT.S", {"request": text_id("job")}))["messages"] == 1
 
 
-@pytest.mark.parametrize("subject", [b"s.a b", b"s.a\r\nPING", b"s.*", b"s.>", b"s..a", b"s.", b"s.\0", b"s." + b"x" * 70_000])
+@pytest.mark.parametrize("subject", [b"s.a b", b"s.a\r\nPING", b"s.*", b"s.>", b"s..a", b"s.", b"s.\0", b"s.\v",
+                                     b"s.\xff", b"s." + b"x" * 70_000])
 async def test_a_subject_that_no_message_can_have(broker: Inside, monkeypatch: pytest.MonkeyPatch, subject: bytes) -> None:
     """A writer of somebody's own may put one: delivered, it would end the protocol's line."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
