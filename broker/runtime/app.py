@@ -256,8 +256,13 @@ class App:
         await self._accounts.look_up({state.account for state in shard.state.streams.values()})
         storage = self.settings.storage
         await self.jetstream.open(shard.log, self.shard_host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
-            poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns))
+            poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns, max_payload=self._max_payload))
         return shard.log
+
+    def _max_payload(self, name: str) -> int:
+        """Of an account's messages, by the settings as they are now."""
+        most, account = self.settings.clients.max_payload, self.server.accounts.get(name)
+        return most if account is None else account.settings.payload_bytes_max(most)
 
     async def _bind(self) -> None:
         """Bind the ports, or fail before anything else is touched. Raises: StartError."""
