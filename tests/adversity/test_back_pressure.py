@@ -189,6 +189,7 @@ async def test_answers_do_not_pile_up_while_a_store_is_gone(minio: S3Server) -> 
             assert not unexpected(broker)
 
 
+@pytest.mark.timeout(300)  # as above
 async def test_a_slow_store_slows_publishers_and_refuses_nobody(minio: S3Server) -> None:
     """Stalls shorter than a second, one after another: publishers wait in between, none is refused, all is acknowledged."""
     for _ in range(3):  # on a busy machine a stall may last longer than was meant
@@ -215,7 +216,8 @@ async def refusals_of_a_slow_store(minio: S3Server) -> list[APIError]:
             task = asyncio.create_task(slow())
             # Three times the bound at once, so that the bound is met in each stall.
             async with Writer("s.x", broker.url, window=3 * TAIL // SIZE, size=SIZE, timeout=30) as writer:
-                await writer.acks(2000, 60)
+                for _ in range(4):  # a busy machine gets little done between two stalls
+                    await writer.acks(500, 60)
                 errors = list(writer.errors)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
