@@ -26,6 +26,7 @@ from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.front import (
     after_bytes,
     after_msgs,
+    listed_front,
     many_leave,
     most_leave,
     slice_below,
@@ -279,7 +280,7 @@ class Retention:
         live = self._live
         if most_leave(live, end_seq) or (not self._listed and many_leave(live, end_seq)):
             return self._remove_whole(end_seq, record, purged)
-        gone = live.front(end_seq)
+        gone = listed_front(live, end_seq)
         if not gone:
             return 0
         self._subjects.removing_front(gone)
