@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from array import array
 from types import SimpleNamespace
@@ -48,6 +49,22 @@ async def test_what_leaves_during_the_first_count_is_not_counted() -> None:
     stream.counting.append(purge)
     await cursor.recount()
     assert (cursor.pending, cursor.next_seq) == (4, 7)
+
+
+async def test_what_is_delivered_during_a_count_and_leaves_is_not_subtracted_twice() -> None:
+    """Messages that are delivered and acked while the store is asked are not found there; the five behind them are pending."""
+    stream = FakeStream(ManualClock())
+    stream.add(*"aaaaaaaaaa")
+    cursor = Cursor(stream, Filters([b"a"]), 1, set())  # type: ignore[arg-type]
+    counting = asyncio.ensure_future(cursor.recount())
+    await asyncio.sleep(0)
+    assert not cursor.known
+    taken = cursor.take(5, 1 << 20)
+    assert isinstance(taken, Taken)
+    cursor.passed(taken, 5)
+    stream.dead = set(taken.seqs)
+    await counting
+    assert (cursor.pending, cursor.exact) == (5, True)
 
 
 async def test_a_list_of_last_messages_survives_a_purge_of_some() -> None:

@@ -36,7 +36,7 @@ _JOINED_MAX = 256
 """Chunks of no more messages are joined to one delivery, which copies columns (0.1 µs a message) and saves 40 µs each."""
 
 _COUNT_TRIES = 4
-"""Tries of a count that removals disturb; the last one is accepted as near enough."""
+"""Tries of a count that removals or deliveries disturb; the last one is accepted as near enough."""
 
 
 class Loading(Protocol):
@@ -411,9 +411,10 @@ class Cursor:
             start, jumps, passed, ahead = self.next_seq, self._jumps, self._passed, set(self.ahead)
             n, end = await stream.count_from(start, self.narrow)
             tries += 1
-            if jumps != self._jumps or (self._void and tries < _COUNT_TRIES):
-                continue
             delivered = self._passed - passed
+            # What was delivered meanwhile may have left the stream, as by its ack, before it was counted.
+            if jumps != self._jumps or ((self._void or delivered) and tries < _COUNT_TRIES):
+                continue
             self.pending = max(0, n - delivered - sum(1 for s in ahead | self.ahead if start <= s <= end))
             self.counted = max(end, self.next_seq - 1)
             self.known, self._off = True, False
