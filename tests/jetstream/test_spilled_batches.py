@@ -299,7 +299,7 @@ async def test_the_inbox_sweeps_no_open_batch(broker: Inside) -> None:
     async def swept() -> list[str]:
         inbox = Inbox(broker.js, broker.log, broker.clock, InboxSettings(poll_ns=0, staged_grace_ns=-(1 << 60)), let_go.extend,
                       open_runs=shared.keys)
-        await inbox._sweep()
+        await inbox.sweep()
         return let_go
 
     assert await swept() == []

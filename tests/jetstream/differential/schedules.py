@@ -112,7 +112,13 @@ SCENARIOS: dict[str, str] = {
     # One wait for all, and a stream for each, since their order is not defined.
     "firing": "\n".join([_STREAM, *(
         f'api STREAM.CREATE.{name} {{"name": "{name}", "subjects": ["{name}.>"], "allow_msg_schedules": true, "allow_msg_ttl": true, "storage": "{storage}"}}'
-        for name, storage in (("COPY", "file"), ("OWN", "file"), ("VOID", "file"), ("TICK", "file"), ("MEM", "memory")))]) + """
+        for name, storage in (("COPY", "file"), ("OWN", "file"), ("VOID", "file"), ("TICK", "file"), ("MEM", "memory"))), *(
+        f'api STREAM.CREATE.{name} {{"name": "{name}", "subjects": ["{name}.>"], "allow_msg_schedules": true, "allow_atomic": true}}'
+        for name in ("BATCHED", "FROM")),
+        # What comes in a batch is published without one, though it keeps the headers.
+        _batch(("BATCHED.b", ""), ("BATCHED.a", "Nats-Schedule: @at 2020-01-01T00:00:00Z; Nats-Schedule-Target: BATCHED.t")),
+        _batch(("FROM.b", ""), ("FROM.latest", "c: d"), batch="f"),
+        "pub[Nats-Schedule: @at 2020-01-01T00:00:00Z; Nats-Schedule-Target: FROM.t; Nats-Schedule-Source: FROM.latest] FROM.a own"]) + """
         consumer C {"filter_subject": "s.t"}
         pub[x: y; Nats-TTL: 1h; Nats-Expected-Stream: COPY] COPY.latest content
         pub[Nats-Schedule: @at 2020-01-01T00:00:00Z; Nats-Schedule-Target: COPY.t; Nats-Schedule-Source: COPY.latest; Nats-Schedule-TTL: 1m; Nats-Schedule-Rollup: sub] COPY.a own
@@ -131,6 +137,10 @@ SCENARIOS: dict[str, str] = {
         api STREAM.MSG.GET.OWN {"last_by_subj": "OWN.t"}
         api STREAM.MSG.GET.MEM {"last_by_subj": "MEM.t"}
         api STREAM.MSG.GET.MEM {"last_by_subj": "MEM.a"}
+        api STREAM.MSG.GET.BATCHED {"last_by_subj": "BATCHED.t"}
+        api STREAM.MSG.GET.BATCHED {"last_by_subj": "BATCHED.a"}
+        api STREAM.MSG.GET.FROM {"last_by_subj": "FROM.t"}
+        api STREAM.MSG.GET.FROM {"last_by_subj": "FROM.a"}
         api STREAM.MSG.GET.TICK {"seq": 1}
         api STREAM.MSG.GET.TICK {"last_by_subj": "TICK.cron"}
         api STREAM.MSG.GET.VOID {"last_by_subj": "VOID.t"}
