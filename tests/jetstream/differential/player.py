@@ -240,6 +240,7 @@ class Player:
             await self._api(f"STREAM.DELETE.{name}", "", PATIENT_SECONDS)
 
     async def play(self, scenario: str) -> Played:
+        """A step that cannot be played has an error as its result."""
         self.broken.clear()
         played: Played = []
         for line in filter(str.strip, scenario.splitlines()):
@@ -250,7 +251,7 @@ class Player:
             came: Any
             try:
                 came = await getattr(self, "do_" + verb)(*([option or "", rest] if verb in ("pub", "into") else [rest]))
-            except Exception as error:  # what the step needs has not come: a result that equals no other
+            except Exception as error:  # what it needs has not come: this equals no other result
                 came = error
             played.append((line.strip(), came))
         played.append(("errors of the connection", list(self._errors)))

@@ -1,4 +1,4 @@
-"""Every test of a stream runs with the cache as it is by default, and with one that holds next to nothing."""
+"""Every test of a stream runs with the cache as it is by default, and with one that holds next to nothing; and with patience."""
 
 from __future__ import annotations
 
