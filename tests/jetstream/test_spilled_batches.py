@@ -411,6 +411,17 @@ async def test_killed_between_any_two_steps_there_are_all_or_none(monkeypatch: p
 
 def _replayed(store: MemoryStore, keys: Sequence[str]) -> tuple[int, int, int]:
     """First and last sequence and messages of the stream, by these objects alone; what its blocks name is among them."""
+    paths, state = ShardPaths(0), _state(store, keys)
+    stream = next(iter(state.streams.values()), None)
+    if stream is None:
+        return 0, 0, 0
+    for entry in stream.blocks:
+        assert block_key(paths, stream.account, stream.name, entry.ref) in keys
+    return stream.first_seq, stream.last_seq, stream.msgs
+
+
+def _state(store: MemoryStore, keys: Sequence[str]) -> ShardState:
+    """What a start finds in these objects."""
     state = ShardState()
     state.apply_segment(Position(1, 0))
     paths = ShardPaths(0)
@@ -426,12 +437,57 @@ def _replayed(store: MemoryStore, keys: Sequence[str]) -> tuple[int, int, int]:
         for at, row in enumerate(head.rows):
             core = head.core(at)
             state.apply_block(core, row.ref(BlockPlace.LOG, core) if row.messages else None)
-    stream = next(iter(state.streams.values()), None)
-    if stream is None:
-        return 0, 0, 0
-    for entry in stream.blocks:
-        assert block_key(paths, stream.account, stream.name, entry.ref) in keys
-    return stream.first_seq, stream.last_seq, stream.msgs
+    return state
+
+
+@pytest.mark.parametrize("name", ["messages, and per subject", "what subjects may not keep makes room",
+                                  "what nobody waits for makes room"])
+async def test_a_start_behind_its_record_takes_out_what_would_have_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows it by a start from what was in the store after each put behind the commit: messages of the batch that are to leave in
+    any case make room, before the limits of the stream take out others."""
+    monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
+    config, rows = SAME[name]
+    interest = config.get("retention") == "interest"
+    inside = Inside()
+    inside.store = Recorded()
+    async with inside as broker:
+        await create(broker, **config)
+        if interest:
+            await broker.ok("CONSUMER.CREATE.S.C", {"stream_name": "S", "config": {
+                "durable_name": "C", "ack_policy": "explicit", "filter_subject": "s.1"}})
+        before = [await broker.publish("s.1", b"x") for _ in range(2 if interest else 1)]
+        await publish(broker, rows[:-1], last=False)
+        begun = len(inside.store.order)
+        await commit(broker, rows)
+        await broker.log.drain()
+        expected = await _seqs(broker)
+        assert set(before) <= set(expected)
+    starts = 0
+    for end in range(begun + 1, len(inside.store.order) + 1):
+        keys = inside.store.order[:end]
+        state = _state(inside.store, keys)
+        stream = next(iter(state.streams.values()))
+        if stream.last_seq == before[-1]:
+            continue
+        starts += stream.msgs > len(expected)
+        again = Inside(opened=False)
+        again.store.objects.update({key: inside.store.objects[key] for key in keys})
+        async with again:
+            again.state = state
+            await again.open()
+
+            async def all_has_left(again: Inside = again) -> bool:
+                return len(await _seqs(again)) <= len(expected)
+
+            await eventually(all_has_left)
+            assert await _seqs(again) == expected
+    assert starts
+
+
+async def _seqs(broker: Inside) -> list[int]:
+    """The sequences that the stream has."""
+    state = (await broker.ok("STREAM.INFO.S", {"deleted_details": True}))["state"]
+    return [seq for seq in range(state["first_seq"], state["last_seq"] + 1) if seq not in state.get("deleted", ())]
 
 
 async def test_a_publisher_waits_for_a_slow_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,10 +195,9 @@ class Stream:
             live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
         live.persisted_seq = live.last_seq
         # A crash may have come between an update and its removals.
-        self.enforcement.resume(state.extra, state.msgs)
+        self.enforcement.resume(state.extra, state.msgs, self.interest.resume(state.extra))
         self.ttls.restore(state.expiries)
         self.scheduler.restore(state.schedules)
-        self.interest.resume(state.extra)
         if self.config.max_age > 0 and state.msgs:
             # Without loading the blocks; the timer's own check is exact.
             self.retention.arm_at(state.first_time_ns)
