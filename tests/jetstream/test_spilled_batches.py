@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from broker.config.settings import AccountLimits, JetStreamSettings, ServerLimits
 from broker.jetstream import inflight
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.stream.publish import atomic
@@ -362,6 +363,47 @@ async def test_a_batch_of_too_many_blocks_is_refused(broker: Inside, monkeypatch
     await eventually(lambda: _idle(broker))
     nothing_is_left(broker)
     assert (await broker.ok("STREAM.INFO.S"))["state"]["messages"] == 0
+
+
+@pytest.mark.parametrize("whose", ["the account's", "the server's"])
+async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows it of batches that are never committed; which are abandoned with that limit's error, and that there is room again once
+    the others have ended."""
+    monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
+    most = 20_000
+    inside = (Inside(limits=AccountLimits(max_storage=most)) if whose == "the account's"
+              else Inside(JetStreamSettings(server=ServerLimits(max_storage=most))))
+    async with inside as broker:
+        let_go: set[str] = set()
+        broker.js._inflight.writing.let_go = let_go.update
+        await create(broker)
+        advisories = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.S")
+        refused = []
+        for number in range(20):
+            batch = f"b{number}"
+            await publish(broker, rows_of(19), batch, last=False)
+            answer = await broker.client.request("s.0", payload(batch, 20), timeout=20, headers={
+                "Nats-Batch-Id": batch, "Nats-Batch-Sequence": "20"})
+            if answer.data:
+                assert json.loads(answer.data)["error"]["err_code"] == 10176  # not a batch any more
+                refused.append(batch)
+        assert 5 < len(refused) < 18
+        told = [json.loads((await advisories.next_msg(timeout=30)).data) for _ in refused]
+        assert [(one["batch"], one["reason"]) for one in told] == [(batch, "large") for batch in refused]
+        body = bytes(1800)
+        last = await broker.client.subscribe(inbox := broker.client.new_inbox())
+        for place in range(1, 15):
+            await broker.client.publish("s.0", body, reply=inbox, headers={"Nats-Batch-Id": "c", "Nats-Batch-Sequence": f"{place}"})
+        answers = [(await last.next_msg(timeout=30)).data for _ in range(14)]
+        first = next(json.loads(data) for data in answers if data)
+        assert first["error"]["err_code"] == (10002 if whose == "the account's" else 10023)
+        await eventually(lambda: _written(broker))
+        staged = sum(len(broker.store.objects[key]) for key in runs(broker.store) if key not in let_go)
+        assert most // 8 < staged <= most
+        await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"]})
+        await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
+        assert (await publish(broker, rows_of(21), "d"))["count"] == 21
+        nothing_is_left(broker)
 
 
 class Recorded(MemoryStore):
