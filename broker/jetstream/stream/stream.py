@@ -441,7 +441,9 @@ class Stream:
         """
         await self.queue.quiet()
         await self.look()
-        return await self.retention.delete(seq)
+        deleted = await self.retention.delete(seq)
+        await self._told()
+        return deleted
 
     async def purge(self, wanted: bytes | None, seq: int = 0, keep: int = 0) -> int:
         """Remove what matches ``wanted`` (None: all) below ``seq`` (0: no bound) but the ``keep`` newest; returns how many.
@@ -464,9 +466,17 @@ class Stream:
                         raise ApiError(NOT_AVAILABLE) from None
                 purged, keep = purged + count, 0
                 await asyncio.sleep(0)
-            return purged
-        await self.queue.quiet()
-        return await self.retention.purge_matching(filters, seq, keep)
+        else:
+            await self.queue.quiet()
+            purged = await self.retention.purge_matching(filters, seq, keep)
+        await self._told()
+        return purged
+
+    async def _told(self) -> None:
+        """Return once all consumers know what was removed, so that the answer to a request waits for what they have to store."""
+        if self.listeners.behind:
+            await self.listeners.told()
+            self.log.barrier(self)
 
     def update(self, config: StreamConfig) -> asyncio.Future[None]:
         """Apply a new configuration at once; messages beyond max_msgs and max_bytes are removed before anything else is

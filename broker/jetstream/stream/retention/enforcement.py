@@ -271,7 +271,7 @@ class Enforcement:
             if len(removed) >= _ROWS_AT_ONCE or looked_at % (4 * _ROWS_AT_ONCE) == 0:
                 self._retention.take_out(removed)
                 removed = []
-                await asyncio.sleep(0)
+                await self._retention.breathe()
                 if self._subjects.index is not index or _limit(self._owner.config) != limit:
                     return False
         self._retention.take_out(removed)
