@@ -50,7 +50,8 @@ class ServerProcess:
 
     Args: ``flags`` come after those for ports; ``environ`` is added to the test's own environment, less whatever
         configures a broker there; ``monitor``: with monitoring pages; ``listen`` False: no ``-a``/``-p`` (the
-        configuration file names them); ``port``: for a broker whose clients must know it before it is ready.
+        configuration file names them). Its ports are free ones, kept from their first use on: ``port`` may be asked for
+        before the start.
     """
 
     command: tuple[str, ...]
@@ -89,8 +90,7 @@ class ServerProcess:
     async def start(self, *, ready: bool = True) -> None:
         """Start the process; ``ready`` False: return before it is (a standby never is, some are not meant to)."""
         assert self._process is None, "already running"
-        if not self._held:
-            self._port, self._http_port = self._hold(self._port), self._hold(self._http_port)
+        self._hold_ports()
         flags = [*self.flags, "--ports_file_dir", str(self._directory)]
         if self._listen:
             flags[:0] = ["-a", "127.0.0.1", "-p", str(self._port)]
@@ -111,7 +111,7 @@ class ServerProcess:
         await self.wait_line("Server is ready", seconds or self.ready_seconds)
         path = self._directory / f"nats-server_{self.pid}.ports"
         # nats-server writes its ports file about when it says that it is ready, not strictly before.
-        for _ in range(500):
+        for _ in range(3000):
             if path.exists() and (text := path.read_text()):
                 self.ports = json.loads(text)
                 break
@@ -202,7 +202,15 @@ class ServerProcess:
 
     @property
     def port(self) -> int:
+        if self._port < 0 and self._listen:
+            self._hold_ports()
         return self._port
+
+    @property
+    def http_port(self) -> int:
+        """Of the monitoring pages, for who must know it before the broker is ready."""
+        self._hold_ports()
+        return self._http_port
 
     @property
     def url(self) -> str:
@@ -225,6 +233,10 @@ class ServerProcess:
     def failed(self, why: str) -> ServerFailed:
         words = " ".join((*self.command, *self.flags))
         return ServerFailed(f"{words}: {why}\n--- its last lines:\n{self.tail()}")
+
+    def _hold_ports(self) -> None:
+        if not self._held:
+            self._port, self._http_port = self._hold(self._port), self._hold(self._http_port)
 
     def _hold(self, port: int) -> int:
         """``port``, or a free one for -1, which the system gives to nobody's connection while the server does not run: it finds

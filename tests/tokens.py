@@ -11,8 +11,10 @@ from broker.jwt.token import encode_token
 from broker.nkeys import ACCOUNT, OPERATOR, USER, KeyPair
 from tests.keys import key, signed
 
-__all__ = ["NO_LIMITS", "account", "activation", "configuration", "connect", "operator", "user"]
+__all__ = ["LOGIN", "NO_LIMITS", "account", "activation", "configuration", "connect", "operator", "user"]
 
+LOGIN = "authorization { timeout: 60 }"
+"""A line of a configuration: the default, 2 s, is too short for a test's own client on a busy machine now and then."""
 NO_LIMITS: dict[str, Any] = {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": True, "conn": -1,
                              "leaf": -1}
 
@@ -56,7 +58,7 @@ def configuration(accounts: Mapping[str, str], *lines: str, operator_token: str 
     tokens = {"SYS": account("SYS"), **accounts}
     preload = "\n".join(f"  {key(ACCOUNT, name).public}: {token}" for name, token in tokens.items())
     named = f"system_account: {key(ACCOUNT, system).public}" if system else ""
-    return "\n".join([f"operator: {operator_token or operator()}", "resolver: MEMORY", named, *lines,
+    return "\n".join([f"operator: {operator_token or operator()}", "resolver: MEMORY", LOGIN, named, *lines,
                       f"resolver_preload {{\n{preload}\n}}", ""])
 
 

@@ -156,6 +156,10 @@ class AccountSettings:
     mappings: tuple[SubjectMapping, ...] = ()
     outer_trace: OuterTrace | None = None
 
+    def payload_bytes_max(self, server_max: int) -> int:
+        """Bytes of a message at most, headers included, where the server's max_payload is ``server_max``."""
+        return server_max if self.max_payload < 0 else min(server_max, self.max_payload)
+
 
 def split_pattern(text: str) -> tuple[bytes, bytes]:
     """The subject of a pattern, and its queue group or b"". Raises: ValueError."""

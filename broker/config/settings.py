@@ -465,7 +465,7 @@ class StorageSettings:
         "least so long, from its plan, to read it. Costs the space of what is removed in that time.", "jetblock.reader_grace")
     inbox_interval_ns: int = _setting(
         60 * SECOND, kinds.duration_ns(0), "How often the broker looks for requests to let staged messages join a stream, one "
-        "listing each time; 0: only when it is asked to, and what nobody asks for stays.", "jetblock.inbox_interval")
+        "listing each time; 0: only when it is asked to.", "jetblock.inbox_interval")
     staged_grace_ns: int = _setting(
         24 * 60 * MINUTE, kinds.duration_ns(MINUTE), "How long staged messages stay in the store that no request names.",
         "jetblock.staged_grace")

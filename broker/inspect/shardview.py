@@ -17,8 +17,9 @@ from broker.storage.format.errors import CutOff, FormatError, VersionUnknown
 from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import ShardPaths, block_key, parse
-from broker.storage.read import snapshot
-from broker.storage.read.snapshot import Listing, Request, Snapshot, Steps, replay
+from broker.storage.read import steps as requests
+from broker.storage.read.snapshot import Snapshot, replay
+from broker.storage.read.steps import Listing, Request, Steps
 from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
 
@@ -26,7 +27,7 @@ __all__ = ["NAMED_AND_GONE", "NoStream", "ShardView", "drive", "find_stream", "k
            "require_shard", "shards"]
 
 NAMED_AND_GONE = ", which it names, is gone"
-"""The end of ``snapshot``'s message about a checkpoint's missing page."""
+"""The end of ``storage.read.root``'s message about a checkpoint's missing page."""
 _DAMAGED_MAX = 32
 _PROBES = 16
 _POSITION = re.compile(r"\b([0-9a-f]{8})-([0-9a-f]{12})\b")
@@ -103,7 +104,7 @@ async def read_shard(source: Source, paths: ShardPaths) -> ShardView:
 
 async def drive(source: Source, steps: Steps[T], until: Position | None = None) -> T:
     """Run ``steps`` on the store up to ``until`` (None: all of it). Raises: as ``steps``; StoreError."""
-    return await snapshot.drive(steps, lambda request: _answer(source, request, until))
+    return await requests.drive(steps, lambda request: _answer(source, request, until))
 
 
 async def _answer(source: Source, request: Request, until: Position | None) -> Any:

@@ -283,7 +283,8 @@ class JetStream(LogListener):
                    let_go: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
         """Restore the streams and consumers of ``log.state``, which this broker owns from now on.
 
-        Args: ``inbox``: how the shard's inbox is looked after; ``let_go(keys)`` deletes runs that nothing will ever name.
+        Args: ``inbox``: how the shard's inbox is looked after, None: only when asked; ``let_go(keys)`` deletes runs that nothing
+            will ever name.
         Returns once the consumers serve, or after ``wait_seconds``: those whose messages take long to count continue
         opening.
         """
@@ -299,7 +300,7 @@ class JetStream(LogListener):
         openings = [opening for account in self.accounts.values() for opening in self._restore(account)]
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
-        settings, writing = inbox or InboxSettings(poll_ns=0), self._inflight.writing
+        settings, writing = inbox or InboxSettings(poll_ns=None), self._inflight.writing
         writing.aside, writing.let_go = settings.aside, let_go
         self.inbox = Inbox(self, log, self.clock, settings, let_go, open_runs=writing.keys)
         self.inbox.start()

@@ -34,7 +34,8 @@ _ISSUERS: Final = {
     "authorization_request": (SERVER,), "authorization_response": (ACCOUNT,)}
 """Which kinds of keys may sign each kind of token; others: any."""
 
-_DECORATED: Final = re.compile(r"\s*(?:-{3,}[^\n]*-{3,}\n)(.+)(?:\n\s*-{3,}[^\n]*-{3,}\n)")
+_DECORATED: Final = re.compile(r"\s*(?:-{3,}[^\n]*-{3,}\r?\n)(.+)(?:\r?\n\s*-{3,}[^\n]*-{3,}(?:\r?\n|\Z))")
+"""As in nats-io/jwt, creds_utils.go; the last line may end with the file."""
 
 
 @dataclass(frozen=True, slots=True)

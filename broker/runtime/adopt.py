@@ -7,6 +7,7 @@ becomes due meanwhile (messages that are too old, scheduled ones, mirrors) happe
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Mapping
 from typing import Final
@@ -16,14 +17,17 @@ from broker.config.access import AccountSettings
 from broker.config.settings import AccountLimits, Settings
 from broker.errors import StartError
 from broker.jetstream.engine import JetStream
-from broker.jetstream.inbox.inbox import Carried, InboxSettings
+from broker.jetstream.inbox.inbox import Carried, Inbox, InboxSettings
 from broker.jetstream.wire.errors import ApiError
 from broker.runtime.shard_host import ShardHost
 from broker.server.accounts.directory import wanted_accounts
 from broker.server.routing.router import Router
+from broker.storage.objectstore.base import StoreError
 from broker.storage.shard import Shard
 
 __all__ = ["Owned", "adopt"]
+
+_log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 5.0
 
@@ -48,15 +52,16 @@ async def adopt(settings: Settings) -> list[Carried]:
     standby = asyncio.Event()
     host.on_standby = standby.set
     js = JetStream(clock, rng, settings.jetstream)
+    accounts, most = {one.name: one for one in wanted_accounts(settings.accounts).values()}, settings.clients.max_payload
     try:
         await host.check(must_exist=True)
         shard = await _acquire(host, settings, standby)
-        _add_accounts(js, clock, rng, {one.name: one for one in wanted_accounts(settings.accounts).values()},
-                      {stream.account for stream in shard.state.streams.values()})
+        _add_accounts(js, clock, rng, accounts, {stream.account for stream in shard.state.streams.values()})
         await js.open(shard.log, host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
-            poll_ns=0, staged_grace_ns=settings.storage.staged_grace_ns))
+            poll_ns=None, staged_grace_ns=settings.storage.staged_grace_ns,
+            max_payload=lambda name: accounts[name].payload_bytes_max(most) if name in accounts else most))
         assert js.inbox is not None
-        carried = asyncio.create_task(js.inbox.carry_out_all(), name="inbox")
+        carried = asyncio.create_task(_look(js.inbox), name="inbox")
         await asyncio.wait((carried, lost), return_when=asyncio.FIRST_COMPLETED)
         if not carried.done():
             carried.cancel()
@@ -66,6 +71,16 @@ async def adopt(settings: Settings) -> list[Carried]:
         await js.close(tell=host.shard is not None)
         await host.give_back()
         await host.close()
+
+
+async def _look(inbox: Inbox) -> list[Carried]:
+    """Raises: StoreError if the requests cannot be listed."""
+    done = await inbox.carry_out_all()
+    try:
+        await inbox.sweep()
+    except StoreError as error:
+        _log.warning("staged runs that nobody asked for are swept another time: %s", error)
+    return done
 
 
 async def _acquire(host: ShardHost, settings: Settings, standby: asyncio.Event) -> Shard:

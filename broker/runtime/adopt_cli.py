@@ -27,8 +27,8 @@ __all__ = ["main"]
 
 _EPILOG = """\
 Staged messages join their streams as if they were published: limits, duplicate windows and consumers hold. Limits of accounts
-are those of the configuration file; without it, accounts have none. No broker may own the store: one that does looks at its
-inbox by itself.
+and max_payload are those of the configuration file; without it, accounts have none, and max_payload is 1 MiB. No broker may
+own the store: one that does looks at its inbox by itself.
 status: 0 all were granted, 1 some were refused or stay, 2 the inbox could not be looked at
 """
 

@@ -11,17 +11,13 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import random
-import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from ssl import SSLContext
 from typing import TYPE_CHECKING, Any
 
 from broker import NATS_SERVER_VERSION, __version__
@@ -29,21 +25,21 @@ from broker.clock import Clock, GuardedClock
 from broker.config.settings import ConfigError, Settings
 from broker.errors import StartError
 from broker.gotime import format_duration
+from broker.runtime.listening import or_start_error
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_files import urls
 from broker.runtime.reload import Prepare, ReloadError, changed, lines, refuse_fixed
 from broker.runtime.system_pages import SystemPages
-from broker.server.listeners.certificates import TlsParameters
 from broker.server.server import Server
 from broker.server.system.requests import RequestError
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
     from broker.maintenance.scrub import Finding
-    from broker.monitor.listener import MonitorServer
     from broker.monitor.views import Views
+    from broker.runtime.jetstream_accounts import JetStreamAccounts
+    from broker.runtime.pages import Pages
     from broker.runtime.shard_host import ShardHost
-    from broker.server.accounts.account import Account
     from broker.storage.log.log import Log
 
 __all__ = ["App", "StartError"]
@@ -72,8 +68,8 @@ class App:
         self.lag = LoopLag()
         self.jetstream: JetStream | None = None
         self.shard_host: ShardHost | None = None
-        self._monitor: MonitorServer | None = None
-        self._monitoring = False
+        self._accounts: JetStreamAccounts | None = None
+        self.pages: Pages | None = None
         self._serving = False
         self._settling = False
         """Whether ``_serve`` is running, which starts over by itself if the shard is lost."""
@@ -109,7 +105,7 @@ class App:
         # as soon as it begins to wait.
         if self._waiting is not None:
             await self._waiting
-        await self._start_monitor()
+        await self._start_pages()
         # Not earlier: the imports and reads of a start delay no client.
         self.lag.start()
 
@@ -130,8 +126,8 @@ class App:
         await self.server.close()
         if self.shard_host is not None:
             await self.shard_host.close()
-        if self._monitor is not None:
-            await self._monitor.close()
+        if self.pages is not None:
+            await self.pages.close()
 
     async def failed(self) -> str:
         """Wait for a reason other than a signal to end the process (another broker of our name took the store…)."""
@@ -160,7 +156,8 @@ class App:
         for apply in ready:
             apply()
         self.settings = new
-        self._reload_jetstream()
+        if self._accounts is not None:
+            self._accounts.reloaded()
         for line in lines(differences, new):
             log.info("%s", line)
         log.info("Reloaded server configuration")
@@ -179,26 +176,6 @@ class App:
         except ReloadError as error:
             raise RequestError(str(error)) from None
 
-    def _reload_jetstream(self) -> None:
-        """Its accounts follow the server's."""
-        js = self.jetstream
-        if js is None:
-            return
-        from broker.jetstream.wire.errors import ApiError
-
-        accounts = {account.name: account for account in self.server.accounts if self._answers_in(account)}
-        for name in js.apis.keys() - accounts.keys():
-            js.remove_account(name)
-        for name, account in accounts.items():
-            try:
-                if name in js.apis:
-                    js.change_limits(name, account.settings.jetstream)
-                else:
-                    js.add_account(name, account.router, account.settings.jetstream)
-            except ApiError as error:
-                log.error("Error enabling jetstream on account %r: %s", name, error)
-        js.external.look_again()
-
     async def lame_duck(self) -> None:
         """Send the clients elsewhere; returns when the lame duck period is over."""
         await self.server.lame_duck()
@@ -209,8 +186,8 @@ class App:
         websocket = self.server.websocket
         if websocket is not None:
             found["websocket"] = urls(websocket.scheme, websocket.settings.host, websocket.port)
-        if self._monitor is not None:
-            found["monitoring"] = urls(self._monitor.scheme, self._monitor.host, self._monitor.port)
+        if self.pages is not None:
+            found["monitoring"] = urls(self.pages.scheme, self.pages.host, self.pages.port)
         return found
 
     # ---- JetStream ---------------------------------------------------------------------------------------------------
@@ -218,6 +195,7 @@ class App:
     async def _start_jetstream(self) -> None:
         # Imported only if JetStream is enabled.
         from broker.jetstream.engine import JetStream
+        from broker.runtime.jetstream_accounts import JetStreamAccounts
         from broker.runtime.shard_host import ShardHost
 
         assert isinstance(self.clock, GuardedClock)
@@ -236,12 +214,8 @@ class App:
         await self.shard_host.check()
         self.jetstream = JetStream(self.clock, self.rng, settings.jetstream, server_name=self.server.server_name,
                                    direct_bytes_max=settings.clients.max_pending)
-        for account in self.server.accounts:
-            if self._answers_in(account):
-                await self._add_to_jetstream(account)
-        if (system := self.server.accounts.system) is not None:
-            self.jetstream.serve_system(system.name, system.router)
-        self.server.delegation.on_account = self._account_came
+        self._accounts = JetStreamAccounts(self.jetstream, self.server)
+        await self._accounts.start()
         self.shard_host.on_damage = self._tell_damage
         self.jetstream.listen()
 
@@ -251,48 +225,6 @@ class App:
             if (account := self.jetstream.accounts.get(affected.account)) is not None:
                 account.events.damaged(affected.stream, finding.problem.object, finding.problem.what, affected.first_seq,
                                        affected.last_seq)
-
-    def _answers_in(self, account: Account) -> bool:
-        """Whether JetStream answers requests in the account: one without its own may import another account's."""
-        imports = self.server.accounts.exchange.imports_service(account.name, b"$JS.API.INFO")
-        return not account.is_system and (account.settings.jetstream is not None or not imports)
-
-    async def _add_to_jetstream(self, account: Account) -> None:
-        from broker.jetstream.wire.errors import ApiError
-
-        assert self.jetstream is not None
-        try:
-            await self.jetstream.add_account(account.name, account.router, account.settings.jetstream)
-        except ApiError as error:
-            raise StartError(f"Can't start JetStream: Error enabling jetstream on configured accounts: Error enabling "
-                             f"jetstream on account {account.name!r}: {error}") from None
-
-    def _account_came(self, account: Account) -> Awaitable[None] | None:
-        """An account was added or changed while the broker runs; its users wait for its streams."""
-        from broker.jetstream.wire.errors import ApiError
-
-        js = self.jetstream
-        if js is None or account.is_system:
-            return None
-        js.external.look_again()
-        try:
-            if account.name in js.apis:
-                return js.change_limits(account.name, account.settings.jetstream)
-            return js.add_account(account.name, account.router, account.settings.jetstream)
-        except ApiError as error:
-            log.error("Error configuring jetstream for account [%s]: %s", account.name, error)
-        return None
-
-    async def _look_up_owners(self, names: Iterable[str]) -> None:
-        """Have the accounts that own stored streams, which no user has asked for yet."""
-        from broker.server.operator.accounts import AccountError
-
-        assert self.server.delegation.operator is not None
-        for name in names:
-            try:
-                await self.server.delegation.operator.get(name)
-            except AccountError as error:
-                log.warning("Account %s, which has streams, is not known: %s", name, error)
 
     async def _serve(self) -> None:
         """Returns when clients can connect, however often the shard is lost on the way. Raises: StartError."""
@@ -312,6 +244,7 @@ class App:
 
         assert self.shard_host is not None
         assert self.jetstream is not None
+        assert self._accounts is not None
         shard = await self.shard_host.acquire()
         recovered = shard.recovered
         log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
@@ -320,36 +253,32 @@ class App:
         if shard.log.store.put_unsynced is not None:
             log.info("Syncs: every %s; a power cut may take what was acknowledged since the last one",
                      format_duration(self.settings.storage.sync_interval_ns or 0))
-        if self.server.delegation.operator is not None:
-            owners = {state.account for state in shard.state.streams.values()} - self.jetstream.apis.keys()
-            await self._look_up_owners(sorted(owners))
+        await self._accounts.look_up({state.account for state in shard.state.streams.values()})
         storage = self.settings.storage
         await self.jetstream.open(shard.log, self.shard_host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
-            poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns))
+            poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns, max_payload=self._max_payload))
         return shard.log
+
+    def _max_payload(self, name: str) -> int:
+        """Of an account's messages, by the settings as they are now."""
+        most, account = self.settings.clients.max_payload, self.server.accounts.get(name)
+        return most if account is None else account.settings.payload_bytes_max(most)
 
     async def _bind(self) -> None:
         """Bind the ports, or fail before anything else is touched. Raises: StartError."""
         await self._bind_for_clients()
-        try:
-            self._monitor = self._make_monitor()
-        except ValueError as error:
-            raise StartError(str(error)) from None
-        if self._monitor is not None:
-            host, port = self._monitor.host, self._monitor.port
-            try:
-                await self._monitor.bind()
-            except (OSError, UnicodeError) as error:
-                raise StartError(f"Can't start monitoring: {_cannot_listen(host, port, error)}") from None
+        if self.settings.monitoring.port is not None or self.settings.monitoring.https_port is not None:
+            # Imported only if the pages are enabled.
+            from broker.runtime.pages import Pages
+
+            self.pages = Pages(self.settings, self.views)
+            self.reloaders.append(self.pages.prepare)
+            await self.pages.bind()
 
     async def _bind_for_clients(self) -> None:
         if (websocket := self.server.websocket) is not None:
-            host, port = websocket.settings.host, websocket.port
-            try:
+            with or_start_error("Unable to listen for websocket connections on port", websocket.settings.host, websocket.port):
                 await websocket.bind()
-            except (OSError, UnicodeError) as error:
-                why = _cannot_listen(host, port, error)
-                raise StartError(f"Unable to listen for websocket connections on port: {why}") from None
         with self._clients_port():
             await self.server.bind()
 
@@ -358,13 +287,8 @@ class App:
             await self.server.start()
         self._serving = True
 
-    @contextmanager
-    def _clients_port(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, UnicodeError) as error:
-            why = _cannot_listen(self.settings.clients.host, self.settings.clients.port, error)
-            raise StartError(f"Error listening on port: {why}") from None
+    def _clients_port(self) -> AbstractContextManager[None]:
+        return or_start_error("Error listening on port", self.settings.clients.host, self.settings.clients.port)
 
     def _lost(self, error: BaseException) -> None:
         """The log failed: everything in memory that is not persisted is now worthless."""
@@ -413,49 +337,17 @@ class App:
     def _show_pages(self) -> None:
         """Serve the monitoring pages before clients may connect."""
         if self._waiting is None:
-            self._waiting = asyncio.create_task(self._monitor_standby(), name="pages of a standby")
+            self._waiting = asyncio.create_task(self._show_early(), name="pages of a standby")
 
-    async def _monitor_standby(self) -> None:
+    async def _show_early(self) -> None:
         try:
-            await self._start_monitor()
+            await self._start_pages()
         except StartError as error:
             self._fail(str(error))
 
-    async def _start_monitor(self) -> None:
-        monitor = self._monitor
-        if monitor is None or self._monitoring:
-            return
-        self._monitoring = True
-        try:
-            await monitor.start()
-        except OSError as error:
-            raise StartError(f"Can't start monitoring: {_cannot_listen(monitor.host, monitor.port, error)}") from None
-        log.info("Starting %s monitor on %s", monitor.scheme, _host_port(monitor.host, monitor.port))
-
-    def _make_monitor(self) -> MonitorServer | None:
-        settings = self.settings.monitoring
-        port = settings.port if settings.port is not None else settings.https_port
-        if port is None:
-            return None
-        # Imported only if the pages are enabled.
-        from broker.monitor.listener import MonitorServer
-
-        tls = None
-        if settings.https_port is not None:
-            tls = _pages_context(self.settings)
-            self.reloaders.append(self._prepare_monitor)
-        return MonitorServer(self.views, settings.host or self.settings.clients.host, port, base_path=settings.base_path,
-                             tls=tls)
-
-    def _prepare_monitor(self, settings: Settings) -> Callable[[], None]:
-        """Load the certificates anew. Raises: ValueError."""
-        context = _pages_context(settings)
-
-        def apply() -> None:
-            if self._monitor is not None:
-                self._monitor.use(context)
-
-        return apply
+    async def _start_pages(self) -> None:
+        if self.pages is not None:
+            await self.pages.start()
 
     @cached_property
     def views(self) -> Views:
@@ -472,10 +364,9 @@ class App:
     @property
     def monitored_at(self) -> dict[str, Any]:
         """``http_host``, ``http_port`` and ``https_port`` of /varz."""
-        monitor = self._monitor
-        if monitor is None:
-            return {"http_host": self.settings.monitoring.host or self.settings.clients.host, "http_port": 0, "https_port": 0}
-        return {"http_host": monitor.host, "http_port": 0, "https_port": 0, f"{monitor.scheme}_port": monitor.port}
+        if self.pages is not None:
+            return self.pages.address
+        return {"http_host": self.settings.monitoring.host or self.settings.clients.host, "http_port": 0, "https_port": 0}
 
 
 def commit_cost(interval_ns: int, puts_cost: bool) -> str:
@@ -487,11 +378,6 @@ def commit_cost(interval_ns: int, puts_cost: bool) -> str:
     dollars = puts * 86_400 * 30 * 0.005 / 1000
     return (f"Commits: at most one put every {interval_ns / 1e6:g} ms, {puts:.0f} a second; at $0.005 for a thousand puts "
             f"that is at most ${dollars:,.0f} a month under constant load")
-
-
-def _pages_context(settings: Settings) -> SSLContext:
-    """The TLS of the pages: the clients' port's, without asking for certificates. Raises: ValueError."""
-    return TlsParameters(replace(settings.tls, verify=False, verify_and_map=False)).context
 
 
 def prepare_directory(path: str) -> None:
@@ -514,17 +400,3 @@ def _friendly_bytes(size: int) -> str:
         return "unlimited"
     power = min(max(size.bit_length() - 1, 0) // 10, 6)
     return f"{size / (1 << 10 * power):.2f} {'KMGTPE'[power - 1]}B" if power else f"{size} B"
-
-
-def _host_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _cannot_listen(host: str, port: int, error: Exception) -> str:
-    """The error in nats-server's words; launchers look for ``port`` and for ``address already in use``."""
-    where = _host_port(host, max(port, 0))
-    if isinstance(error, socket.gaierror | UnicodeError):
-        return f'{where}, "listen tcp: lookup {host}: no such host"'
-    number = error.errno if isinstance(error, OSError) else None
-    why = os.strerror(number).lower() if number in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) else str(error)
-    return f'{where}, "listen tcp {where}: bind: {why}"'

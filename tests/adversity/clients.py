@@ -176,7 +176,7 @@ async def read_all(client: Client, stream: str) -> dict[int, bytes]:
     held: dict[int, bytes] = {}
     sub = await js.pull_subscribe_bind(consumer=name, stream=stream)
     while len(held) < state.messages:
-        for message in await sub.fetch(500, timeout=10):
+        for message in await sub.fetch(500, timeout=30):
             held[message.metadata.sequence.stream] = message.data
     await js.delete_consumer(stream, name)
     return held

@@ -178,7 +178,7 @@ class Load:
         held: dict[int, tuple[bytes, bytes]] = {}
         sub = await js.subscribe("kill.>", ordered_consumer=True)
         while len(held) < last:
-            message = await sub.next_msg(timeout=10)
+            message = await sub.next_msg(timeout=30)
             held[message.metadata.sequence.stream] = message.headers["Nats-Msg-Id"].encode(), message.data
         await disconnect(nc)
         return held, last

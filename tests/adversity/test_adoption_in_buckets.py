@@ -109,6 +109,6 @@ async def _whole(server: S3Server, url: str, steps: Sequence[str]) -> None:
         js = client.jetstream()
         messages = (await js.stream_info("S")).state.messages
         subscription = await js.subscribe("S", ordered_consumer=True)
-        found = [(await subscription.next_msg(timeout=20)).data for _ in range(messages)]
+        found = [(await subscription.next_msg(timeout=30)).data for _ in range(messages)]
         await client.close()
     assert found == [b"published", *(payload for name in steps for _, payload, *_ in rows_of(name))]

@@ -84,7 +84,7 @@ async def watched(tmp_path: Path, restarts: int = 0) -> AsyncIterator[tuple[Brok
             nonlocal sent
             while not stop.is_set():
                 try:
-                    await js.publish("a.good", b"good %d" % sent, timeout=10, headers={"Nats-Msg-Id": str(sent)})
+                    await js.publish("a.good", b"good %d" % sent, timeout=5 if restarts else 30, headers={"Nats-Msg-Id": str(sent)})
                 except FAILED:
                     assert restarts
                     continue
@@ -101,7 +101,7 @@ async def watched(tmp_path: Path, restarts: int = 0) -> AsyncIterator[tuple[Brok
         # Every good message is there, in order, and is delivered to the consumer.
         held = await read_all(good, "S")
         assert [data for data in held.values() if data.startswith(b"good ")] == [b"good %d" % n for n in range(sent)]
-        assert await pull.fetch(1, timeout=10)
+        assert await pull.fetch(1, timeout=30)
         assert not unexpected(broker), broker.tail()
         # The folder contains only the path to the store, and the store only jetblock's own files.
         assert [p.name for p in room.iterdir()] == ["a"]
@@ -204,12 +204,12 @@ async def test_any_json_on_every_api_subject(tmp_path: Path) -> None:
                 await nc.publish(subject, body, reply=inbox)
                 asked += 1
                 if asked % 20 == 0:
-                    await nc.flush(10)
-        await nc.flush(10)
-        info = await nc.request("$JS.API.INFO", timeout=10)
+                    await nc.flush(30)
+        await nc.flush(30)
+        info = await nc.request("$JS.API.INFO", timeout=30)
         assert b'"streams"' in info.data
         assert answers.pending_msgs > asked // 2, (answers.pending_msgs, asked)
-        names = json.loads((await nc.request("$JS.API.STREAM.NAMES", timeout=10)).data)["streams"]
+        names = json.loads((await nc.request("$JS.API.STREAM.NAMES", timeout=30)).data)["streams"]
         assert set(names) <= {"S", "T"}, names
         await nc.close()
 
@@ -225,7 +225,7 @@ async def test_names_cannot_leave_the_store(tmp_path: Path) -> None:
                 continue  # a line longer than max_control_line ends the connection; it is tried in the body below
             try:
                 reply = await nc.request(f"$JS.API.STREAM.CREATE.{name}", json.dumps(
-                    {"name": name, "subjects": [f"n{i}.>"]}).encode(), timeout=10 if name.isalnum() else 0.5)
+                    {"name": name, "subjects": [f"n{i}.>"]}).encode(), timeout=30 if name.isalnum() else 0.5)
             except (nats.errors.Error, ValueError):
                 continue
             if "error" not in json.loads(reply.data):
@@ -236,7 +236,7 @@ async def test_names_cannot_leave_the_store(tmp_path: Path) -> None:
             reply = await nc.request("$JS.API.STREAM.CREATE.plain", config, timeout=30)
             assert "error" in json.loads(reply.data), name
             reply = await nc.request("$JS.API.CONSUMER.CREATE.S", json.dumps(
-                {"stream_name": "S", "config": {"durable_name": name, "ack_policy": "explicit"}}).encode(), timeout=5)
+                {"stream_name": "S", "config": {"durable_name": name, "ack_policy": "explicit"}}).encode(), timeout=30)
             assert reply.data
         assert "A" in made
         assert "a" in made
@@ -285,12 +285,12 @@ async def test_acks_of_any_form(tmp_path: Path) -> None:
             for payload in payloads:
                 nc._pending.append(b"PUB %s %s %d\r\n%s\r\n" % (form.encode(), inbox.encode(), len(payload), payload))
                 nc._pending_data_size += 1
-            await nc.flush(10)
+            await nc.flush(30)
         # On the delivery itself too: all but those that settle it.
         for payload in payloads:
             if payload[:4] not in (b"", b"+ACK", b"+TER", b"+NXT", b"-NAK"):
                 await nc.publish(reply, payload)
-        await nc.flush(10)
+        await nc.flush(30)
         info = await js.consumer_info("S", "mine")
         assert info.delivered.stream_seq >= 1
         await nc.close()

@@ -21,7 +21,7 @@ async def read(broker: BrokerProcess) -> tuple[int, int]:
     nc = await connect(broker.url)
     sub = await nc.jetstream().subscribe("big.>", ordered_consumer=True, config=ConsumerConfig())
     for i in range(COUNT):
-        msg = await sub.next_msg(timeout=20)
+        msg = await sub.next_msg(timeout=30)
         assert msg.data[:8] == b"%08d" % i
         assert len(msg.data) == SIZE
     await nc.close()

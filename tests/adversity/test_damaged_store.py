@@ -162,7 +162,7 @@ async def test_a_damaged_block_costs_its_own_reads_alone(tmp_path: Path, part: s
         # It still accepts messages, and the unreadable ones can be purged, so that the consumer continues after them.
         await js.publish("A.new", b"new")
         await js.purge_stream("A", seq=lost + 1)
-        message = (await first.fetch(1, timeout=10))[0]
+        message = (await first.fetch(1, timeout=30))[0]
         assert message.metadata.sequence.stream == lost + 1
         assert not unexpected(broker), broker.tail()
         # A damaged block at which a consumer waits does not fill the disk with log lines.

@@ -58,7 +58,7 @@ async def test_killed_while_adopting(tmp_path: Path) -> None:
             asked[name] = rows
             asked_id = await request(store, writer, name)
             if rng.random() < 0.8:
-                await client.request("$JS.API.JETBLOCK.ADOPT.S", json.dumps({"request": asked_id}).encode(), timeout=10)
+                await client.request("$JS.API.JETBLOCK.ADOPT.S", json.dumps({"request": asked_id}).encode(), timeout=30)
 
     async with BrokerProcess("-js", "-sd", str(tmp_path), environ={"JETBLOCK_INBOX_INTERVAL": "100ms"}) as broker:
         client = await nats.connect(broker.url)
@@ -103,7 +103,7 @@ async def test_killed_while_adopting(tmp_path: Path) -> None:
         subscription = await js.subscribe("S", ordered_consumer=True)
         there = {}
         for _ in range(stream.msgs):
-            msg = await subscription.next_msg(timeout=20)
+            msg = await subscription.next_msg(timeout=30)
             there[msg.metadata.sequence.stream] = msg.data
         await client.close()
     assert {seq: payload for seq, payload in there.items() if b"/" in payload} == expected

@@ -35,7 +35,7 @@ async def send(client: Client, name: str) -> dict[str, object]:
     for place in range(1, COUNT + 1):
         headers = {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(place)}
         if place == COUNT:
-            answer = await client.request("S", body(name, place), headers={**headers, "Nats-Batch-Commit": "1"}, timeout=20)
+            answer = await client.request("S", body(name, place), headers={**headers, "Nats-Batch-Commit": "1"}, timeout=30)
             said: dict[str, object] = json.loads(answer.data)
             return said
         await client.publish("S", body(name, place), headers=headers)
@@ -72,7 +72,7 @@ async def test_killed_while_large_batches_are_committed(tmp_path: Path) -> None:
 
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as broker:
         client = await nats.connect(broker.url)
-        created = await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "allow_atomic": true}', timeout=10)
+        created = await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "allow_atomic": true}', timeout=30)
         assert b"error" not in created.data
         assert (await send(client, "first"))["seq"] == COUNT
         sent.append("first")
@@ -97,7 +97,7 @@ async def test_killed_while_large_batches_are_committed(tmp_path: Path) -> None:
         subscription = await js.subscribe("S", ordered_consumer=True)
         there: dict[int, bytes] = {}
         for _ in range((await js.stream_info("S")).state.messages):
-            msg = await subscription.next_msg(timeout=20)
+            msg = await subscription.next_msg(timeout=30)
             there[msg.metadata.sequence.stream] = msg.data.rstrip(b"\0")
         await client.close()
     assert acked.items() <= there.items()

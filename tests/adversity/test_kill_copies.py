@@ -146,7 +146,7 @@ async def _msgs(nc: Client, stream: str) -> dict[int, tuple[str, bytes]]:
     sub = await js.subscribe(">", stream=stream, ordered_consumer=True)
     found = {}
     while len(found) < count:
-        msg = await sub.next_msg(timeout=10)
+        msg = await sub.next_msg(timeout=30)
         found[msg.metadata.sequence.stream] = msg.subject, msg.data
     await sub.unsubscribe()
     return found
@@ -156,6 +156,8 @@ async def _check(run: Run, nc: Client) -> None:
     js = nc.jetstream()
     kv = await js.key_value("KILL")
     for key, (revision, value) in run.revisions.items():
+        if not revision:
+            continue  # none was acknowledged: on a busy machine it may have had no time
         entry = await kv.get(key)
         assert (entry.revision or 0) >= revision, key
         assert int(entry.value or b"0") >= int(value or b"0"), key

@@ -37,7 +37,7 @@ from tests.adversity.clients import connect, read_all, unexpected
 from tests.adversity.load import Load
 from tests.adversity.queue_load import QueueLoad
 from tests.adversity.staging_load import StagingLoad
-from tests.harness import BrokerProcess, free_port
+from tests.harness import BrokerProcess
 from tests.pipeline.read.test_scan import EXACT
 from tests.stores import Store, make_store
 
@@ -60,7 +60,7 @@ class Pair:
         self.rng, self.load = rng, load
         self.pauses = store.url.startswith("s3://")
         """A paused owner of a directory keeps it."""
-        self.brokers = [BrokerProcess("--store", store.url, "-n", name, port=free_port(), environ={
+        self.brokers = [BrokerProcess("--store", store.url, "-n", name, environ={
             **ENVIRON, **store.environ, "JETBLOCK_SERVER_NAME": name}) for name in ("one", "two")]
         self.urls = [f"nats://127.0.0.1:{broker.port}" for broker in self.brokers]
         self.kills = self.paused = self.merges = 0

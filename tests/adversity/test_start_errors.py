@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import zlib
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.adversity.clients import unexpected
-from tests.harness import BrokerProcess, free_port
+from tests.harness import BrokerProcess
 from tests.real.proxy import TcpProxy
 from tests.real.s3 import S3Server
 from tests.storage.objectstore.fake_s3 import fake_s3
@@ -55,7 +56,9 @@ async def test_an_endpoint_that_does_not_answer(minio: S3Server, put_timeout: st
     logs that, however short the while, and then names the endpoint."""
     async with TcpProxy.to(minio.endpoint) as silent:
         silent.stall()
-        for endpoint in (f"http://127.0.0.1:{free_port()}", silent.endpoint):
+        nobody = socket.socket()  # its port is nobody else's
+        nobody.bind(("127.0.0.1", 0))
+        for endpoint in (f"http://127.0.0.1:{nobody.getsockname()[1]}", silent.endpoint):
             broker = BrokerProcess("--store", "s3://bucket/x", environ={
                 **KEYS, "AWS_ENDPOINT_URL": endpoint, "JETBLOCK_PUT_TIMEOUT": put_timeout})
             try:

@@ -18,7 +18,7 @@ from nats.js.api import StreamConfig
 
 from tests.adversity.clients import connect, raise_ended, running, unexpected, until
 from tests.adversity.load import STREAM, Load
-from tests.harness import BrokerProcess, free_port
+from tests.harness import BrokerProcess
 from tests.real.s3 import S3Server, own_minio
 
 pytestmark = pytest.mark.shows("store.lost_store")
@@ -107,7 +107,7 @@ async def test_a_standby_whose_keys_are_replaced_takes_over(tmp_path: Path) -> N
     folder.mkdir()
     with own_minio(folder) as server:
         url, env = server.new_url(), environ(server, tmp_path / "credentials")
-        two = BrokerProcess("--store", url, "-n", "two", port=free_port(), environ=env)
+        two = BrokerProcess("--store", url, "-n", "two", environ=env)
         async with BrokerProcess("--store", url, "-n", "one", environ=env) as one, contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(two.close)
             await two.start(ready=False)

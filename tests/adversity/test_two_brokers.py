@@ -38,7 +38,7 @@ STREAM = StreamConfig(name="S", subjects=["s.>"])
 
 
 def broker_on(store: str, name: str, environ: dict[str, str] | None = None) -> BrokerProcess:
-    return BrokerProcess("--store", store, "-n", name, port=free_port(), environ={
+    return BrokerProcess("--store", store, "-n", name, environ={
         "JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **(environ or {})})
 
 
@@ -240,7 +240,7 @@ async def test_a_second_broker_without_a_name_is_a_standby(minio: S3Server) -> N
     environ = {"JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **minio.env}
     store = minio.new_url()
     async with BrokerProcess("--store", store, environ=environ) as one:
-        two = BrokerProcess("--store", store, environ=environ, port=free_port())
+        two = BrokerProcess("--store", store, environ=environ)
         try:
             await two.start(ready=False)
             await two.wait_line("standby: .* owns")
@@ -307,7 +307,7 @@ async def test_an_owner_cut_off_from_its_store_falls_silent(minio: S3Server) -> 
             pull = await js.pull_subscribe("s.>", durable="pull")
             await js.add_consumer("S", ConsumerConfig(durable_name="push", ack_policy=AckPolicy.NONE,
                                                       deliver_subject="to.me", filter_subject="s.x"))
-            [first] = await pull.fetch(1)
+            [first] = await pull.fetch(1, timeout=30)
             epoch = (await broker.monitor("/varz"))["jetblock"]["log"]["epoch"]
             proxy.stall()
             await until(lambda: health_is(broker, 503))

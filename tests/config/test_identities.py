@@ -307,7 +307,7 @@ def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
     """nats-server's text is part of ours, except for the column and suggestions."""
     with pytest.raises(ConfigError) as caught:
         loaded(text, tmp_path)
-    done = subprocess.run([*NatsServerProcess.command, "-t", "-c", "x.conf"], capture_output=True, text=True, timeout=20,
+    done = subprocess.run([*NatsServerProcess.command, "-t", "-c", "x.conf"], capture_output=True, text=True, timeout=100,
                           check=False, cwd=tmp_path)
     assert done.returncode != 0
     ours = {_told(line) for line in str(caught.value).splitlines()}
@@ -366,3 +366,8 @@ def test_any_block(file: dict[str, Any]) -> None:
     assert again.accounts == found.accounts
     assert {(user.user, user.account, user.permissions) for user in again.auth.users} == {
         (user.user, user.account, user.permissions) for user in found.auth.users}
+
+
+def test_the_lower_max_payload_counts() -> None:
+    """Shows an account without a limit of its own, and with lower and higher ones than the server's; 0 is one, too."""
+    assert [AccountSettings("A", max_payload=own).payload_bytes_max(5) for own in (-1, 0, 3, 9)] == [5, 0, 3, 5]

@@ -129,7 +129,7 @@ def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
         loaded(text, tmp_path)
     # Without -t, which does not look at how settings contradict each other.
     done = subprocess.run([*NatsServerProcess.command, "-a", "127.0.0.1", "-p", "-1", "-c", "x.conf"], capture_output=True,
-                          text=True, timeout=20, check=False, cwd=tmp_path)
+                          text=True, timeout=100, check=False, cwd=tmp_path)
     assert done.returncode != 0, done.stderr
     theirs = [re.sub(r"^(nats-server: )?(\S*x\.conf:\d+:\d+: )?", "", line) for line in done.stderr.splitlines() if line]
     ours = str(caught.value)

@@ -434,7 +434,7 @@ def test_an_unknown_no_auth_user_as_the_real_server_tells_it(load_with: Load, tm
     with pytest.raises(ConfigError) as caught:
         load_with(file=text)
     done = subprocess.run([*NatsServerProcess.command, "-p", "-1", "-c", str(tmp_path / "x.conf")], capture_output=True,
-                          text=True, timeout=20, check=False)
+                          text=True, timeout=100, check=False)
     assert done.returncode == 1
     assert str(caught.value).partition(":1:0: ")[2] in done.stderr
 
@@ -512,7 +512,7 @@ def test_unknown_fields_as_the_real_server_tells_them(load_with: Load, tmp_path:
     with pytest.raises(ConfigError) as caught:
         load_with(file=text)
     done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(tmp_path / "x.conf")], capture_output=True,
-                          text=True, timeout=20, check=False)
+                          text=True, timeout=100, check=False)
     assert done.returncode == 1
     ours = {f"nats-server: {line}" for line in str(caught.value).splitlines()}
     theirs = set(done.stderr.strip().splitlines())

@@ -27,7 +27,7 @@ from broker.config.flags import read_flags
 from broker.config.load import load, read_text
 from broker.config.settings import SETTINGS, Settings
 from broker.config.syntax import parse, plain
-from tests.harness import BrokerProcess, fetch, free_port
+from tests.harness import BrokerProcess, fetch
 from tests.real.s3 import S3Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,9 +190,9 @@ async def test_health_check_of_the_image(tmp_path: Path) -> None:
         return await check.wait() == 0
 
     store = f"file://{tmp_path / 'store'}"
-    standby_port = free_port()
     async with BrokerProcess("--store", store) as owner:
-        standby = BrokerProcess("--store", store, "-m", str(standby_port), monitor=False)
+        standby = BrokerProcess("--store", store)
+        standby_port = standby.http_port
         try:
             await standby.start(ready=False)
             await standby.wait_line("Starting http monitor")
@@ -248,15 +248,14 @@ async def test_a_long_start_is_alive() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        port = free_port()
-        broker = BrokerProcess("--store", "s3://bucket/x", "-m", str(port), monitor=False, environ={
+        broker = BrokerProcess("--store", "s3://bucket/x", environ={
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ACCESS_KEY_ID": "k",
             "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1", "JETBLOCK_PUT_TIMEOUT": "2s"})
         try:
             await broker.start(ready=False)
             await broker.wait_line("Starting http monitor")
-            assert await fetch(f"http://127.0.0.1:{port}/healthz?live=1") == (200, b'{"status":"ok"}')
-            assert (await fetch(f"http://127.0.0.1:{port}/healthz"))[0] == 503
+            assert await fetch(f"http://127.0.0.1:{broker.http_port}/healthz?live=1") == (200, b'{"status":"ok"}')
+            assert (await fetch(f"http://127.0.0.1:{broker.http_port}/healthz"))[0] == 503
         finally:
             await broker.close()
 

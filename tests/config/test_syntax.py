@@ -163,5 +163,5 @@ def test_real_server_reads_the_same(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.conf"
     path.write_text(text)
     done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True,
-                          timeout=20, check=False)
+                          timeout=100, check=False)
     assert "Parse error" not in done.stderr, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
-from tests.harness import BrokerProcess, free_port
+from tests.harness import BrokerProcess
 from tests.tour import tour
 
 library = tour("library")
@@ -112,12 +113,14 @@ async def test_what_is_not_there(broker: BrokerProcess, client: Client) -> None:
     for words, why in ((["read"], "the stream LIBRARY is empty\n"),
                        (["show", "lib.nobody"], "no message under the subject lib.nobody in the stream LIBRARY\n")):
         assert await script(*words, "--url", broker.url) == (1, "", why)
-    nowhere = f"nats://127.0.0.1:{free_port()}"
-    for words in (["publish"], ["read"], ["show", "lib.a"]):
-        status, said, err = await script(*words, "--url", nowhere)
-        assert (status, said, err.count("\n")) == (1, "", 1)
-        assert err.startswith(f"no broker at {nowhere}: ")
-        assert "make run" in err
+    with socket.socket() as unheard:  # bound, and so nobody else's
+        unheard.bind(("127.0.0.1", 0))
+        nowhere = f"nats://127.0.0.1:{unheard.getsockname()[1]}"
+        for words in (["publish"], ["read"], ["show", "lib.a"]):
+            status, said, err = await script(*words, "--url", nowhere)
+            assert (status, said, err.count("\n")) == (1, "", 1)
+            assert err.startswith(f"no broker at {nowhere}: ")
+            assert "make run" in err
 
 
 def test_arguments() -> None:

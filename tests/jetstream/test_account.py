@@ -190,7 +190,7 @@ async def test_a_deleted_consumer_answers_nothing() -> None:
         for subject in ("$JS.API.CONSUMER.MSG.NEXT.S.D", "$JS.ACK.S.D.1.1.1.1.0",
                         f"$JS.ACK._.{short_hash('$G')}.S.D.1.1.1.1.0.x"):
             with pytest.raises(NoRespondersError):
-                await broker.client.request(subject, timeout=10)
+                await broker.client.request(subject, timeout=30)
 
 
 @pytest.mark.shows("api.ack_subjects")
@@ -206,7 +206,7 @@ async def test_acks_come_in_both_forms() -> None:
             delivered = await broker.pull("S.D")
             numbers = delivered.reply.split(".", 4)[4]
             more = "" if form == "$JS.ACK" else ".x"
-            assert (await broker.client.request(f"{form}.S.D.{numbers}{more}", b"+ACK", timeout=10)).data == b""
+            assert (await broker.client.request(f"{form}.S.D.{numbers}{more}", b"+ACK", timeout=30)).data == b""
         assert (await broker.ok("CONSUMER.INFO.S.D"))["ack_floor"]["stream_seq"] == 2
 
 

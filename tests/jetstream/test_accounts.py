@@ -62,7 +62,7 @@ class RealPeer:
 
     async def request(self, subject: str, body: bytes = b"") -> Any:
         try:
-            return json.loads((await self._client.request(subject, body, timeout=10)).data)
+            return json.loads((await self._client.request(subject, body, timeout=30)).data)
         except NoRespondersError:
             raise NoResponders(subject) from None
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.shows("publish.atomic_limits")
 async def send(broker: Inside, batch: str, place: int, body: bytes = b"x", **headers: str) -> Any:
     """One message of an atomic batch; its answer, None where that is empty."""
     given = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place), **headers}
-    data = (await broker.client.request("s.a", body, timeout=10, headers=given)).data
+    data = (await broker.client.request("s.a", body, timeout=30, headers=given)).data
     return json.loads(data) if data else None
 
 

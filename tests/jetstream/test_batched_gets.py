@@ -102,7 +102,7 @@ async def test_last_values_of_many_keys_are_what_single_gets_find(broker: Inside
     """With headers and without, neighbours and far apart, some replaced, some removed; in one answer, and cut by its bounds."""
     keys = [f"s.k.{n}" for n in range(120)]
     for at in range(0, 120, 40):
-        await asyncio.gather(*(broker.client.request(key, b"v of " + key.encode(), 10, headers={"K": key} if n % 3 else None)
+        await asyncio.gather(*(broker.client.request(key, b"v of " + key.encode(), 30, headers={"K": key} if n % 3 else None)
                                for n, key in enumerate(keys[at:at + 40])))
     await asyncio.gather(*(broker.publish(key, b"newer") for key in keys[::11]))
     state = (await broker.ok("STREAM.INFO.S"))["state"]
@@ -110,7 +110,7 @@ async def test_last_values_of_many_keys_are_what_single_gets_find(broker: Inside
         await broker.ok("STREAM.MSG.DELETE.S", {"seq": seq})
     if cold and await stored(broker):
         await broker.restart()
-    single = [await broker.client.request(f"$JS.API.DIRECT.GET.S.{key}", b"", 10) for key in keys]
+    single = [await broker.client.request(f"$JS.API.DIRECT.GET.S.{key}", b"", 30) for key in keys]
     found = sorted((int(msg.headers["Nats-Sequence"]), msg.headers["Nats-Subject"], msg.headers.get("K"), msg.data,
                     msg.headers["Nats-Time-Stamp"]) for msg in single if "Status" not in msg.headers)
     assert 100 <= len(found) < len(keys)

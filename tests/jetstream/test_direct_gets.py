@@ -52,7 +52,7 @@ async def _batch(broker: Inside, body: dict[str, Any]) -> list[tuple[Any, bytes]
     await broker.client.publish("$JS.API.DIRECT.GET.S", json.dumps(body).encode(), reply=inbox)
     got: list[tuple[Any, bytes]] = []
     while not got or (not (got[-1][0] or {}).get("Status") and got[-1][1]):
-        msg = await subscription.next_msg(timeout=10)
+        msg = await subscription.next_msg(timeout=30)
         got.append((msg.headers, msg.data))
     await subscription.unsubscribe()
     return got

@@ -128,10 +128,10 @@ async def test_a_restore_goes_on(broker: Inside) -> None:
     backup = await take(broker.client, "S")
     to = await begin_restore(broker.client, backup, name="T", subjects=["t"])
     half = len(backup.archive) // 2
-    await broker.client.request(to, backup.archive[:half], timeout=10)
+    await broker.client.request(to, backup.archive[:half], timeout=30)
     await broker.js.purge("$G")
-    await broker.client.request(to, backup.archive[half:], timeout=10)
-    await broker.client.request(to, b"", timeout=10)
+    await broker.client.request(to, backup.archive[half:], timeout=30)
+    await broker.client.request(to, b"", timeout=30)
     assert (await broker.ok("STREAM.INFO.T"))["state"]["messages"] == 1
     assert (await restore(broker.client, backup))["state"]["messages"] == 1
 

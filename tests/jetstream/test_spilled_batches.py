@@ -54,7 +54,7 @@ async def publish(broker: Inside, rows: Sequence[Row], batch: str = "b", *, last
 async def commit(broker: Inside, rows: Sequence[Row], batch: str = "b") -> dict[str, Any]:
     subject, headers = rows[-1]
     given = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(len(rows)), "Nats-Batch-Commit": "1", **headers}
-    answer = await broker.client.request(subject, payload(batch, len(rows)), timeout=20, headers=given)
+    answer = await broker.client.request(subject, payload(batch, len(rows)), timeout=30, headers=given)
     said: dict[str, Any] = json.loads(answer.data)
     return said
 
@@ -83,7 +83,7 @@ async def contents(broker: Inside, stream: str = "S") -> list[tuple[int, str, by
     if not left:
         return []
     subscription = await js.subscribe(">", stream=stream, ordered_consumer=True)
-    found = [await subscription.next_msg(timeout=10) for _ in range(left)]
+    found = [await subscription.next_msg(timeout=30) for _ in range(left)]
     await subscription.unsubscribe()
     return [(msg.metadata.sequence.stream, msg.subject, msg.data) for msg in found]
 
@@ -96,17 +96,17 @@ async def test_its_messages_are_the_streams_as_if_it_were_small(broker: Inside) 
     assert await broker.publish("s.0", b"before") == 1
     js = broker.client.jetstream()
     waiting = await js.subscribe("s.>", stream="S", ordered_consumer=True)
-    assert (await waiting.next_msg(timeout=5)).data == b"before"
+    assert (await waiting.next_msg(timeout=30)).data == b"before"
     rows: list[Row] = [(subject, {"Nats-Msg-Id": f"id{at}", "X": "y" * at}) for at, (subject, _) in enumerate(rows_of(30))]
     assert await publish(broker, rows) == {"stream": "S", "seq": 31, "batch": "b", "count": 30}
     assert len(runs(broker.store)) > 3
     nothing_is_left(broker)
-    got = [await waiting.next_msg(timeout=5) for _ in rows]
+    got = [await waiting.next_msg(timeout=30) for _ in rows]
     assert [(msg.metadata.sequence.stream, msg.subject, msg.data, msg.headers["X"]) for msg in got] == [  # type: ignore[index]
         (at + 2, subject, payload("b", at + 1), headers["X"]) for at, (subject, headers) in enumerate(rows)]
     times = [msg.metadata.timestamp for msg in got]
     assert times == sorted(times)
-    again = await broker.client.request("s.0", b"x", headers={"Nats-Msg-Id": "id29"}, timeout=5)
+    again = await broker.client.request("s.0", b"x", headers={"Nats-Msg-Id": "id29"}, timeout=30)
     assert json.loads(again.data) == {"stream": "S", "seq": 31, "duplicate": True}
     assert await broker.publish("s.9", b"after") == 32
     expected = await contents(broker)
@@ -121,7 +121,7 @@ async def test_its_messages_are_the_streams_as_if_it_were_small(broker: Inside) 
         assert (await js.get_last_msg("S", "s.2")).seq == 31
         await broker.restart()
         assert await contents(broker) == expected
-    again = await broker.client.request("s.0", b"x", headers={"Nats-Msg-Id": "id0"}, timeout=5)
+    again = await broker.client.request("s.0", b"x", headers={"Nats-Msg-Id": "id0"}, timeout=30)
     assert json.loads(again.data) == {"stream": "S", "seq": 2, "duplicate": True}
 
 
@@ -230,7 +230,7 @@ async def test_a_batch_that_is_committed_by_its_end(broker: Inside) -> None:
     await create(broker)
     await publish(broker, rows_of(12), last=False)
     head = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "13", "Nats-Batch-Commit": "eob"}
-    answer = await broker.client.request("s.0", b"", headers=head, timeout=10)
+    answer = await broker.client.request("s.0", b"", headers=head, timeout=30)
     assert json.loads(answer.data) == {"stream": "S", "seq": 12, "batch": "b", "count": 12}
     js = broker.client.jetstream()
     last = await js.get_msg("S", 12)
@@ -251,7 +251,7 @@ async def test_what_is_published_behind_the_commit_comes_after_it(broker: Inside
         await broker.client.publish("s.0", b"%d" % number, reply=inbox)
     await publish(broker, rows[:-1], "c", last=False)
     await broker.client.publish("s.2", payload("c", 12), reply=inbox, headers={**head, "Nats-Batch-Id": "c"})
-    seqs = [json.loads((await answers.next_msg(timeout=10)).data)["seq"] for _ in range(5)]
+    seqs = [json.loads((await answers.next_msg(timeout=30)).data)["seq"] for _ in range(5)]
     assert seqs == [12, 13, 14, 15, 27]
     assert [data for _, _, data in await contents(broker)] == [
         *(payload("b", place) for place in range(1, 13)), b"0", b"1", b"2", *(payload("c", place) for place in range(1, 13))]
@@ -266,7 +266,7 @@ async def test_a_batch_that_ends_without_a_commit_leaves_nothing(broker: Inside)
     await broker.client.flush()
     await eventually(lambda: _there(broker, 3))
     assert broker.js._inflight.writing.keys >= set(runs(broker.store))
-    answer = await broker.client.request("s.0", b"x", headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "30"}, timeout=5)
+    answer = await broker.client.request("s.0", b"x", headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "30"}, timeout=30)
     assert json.loads(answer.data)["error"]["err_code"] == 10176
     first = runs(broker.store)
     assert set(let_go) >= set(first)
@@ -300,7 +300,7 @@ async def test_the_inbox_sweeps_no_open_batch(broker: Inside) -> None:
     async def swept() -> list[str]:
         inbox = Inbox(broker.js, broker.log, broker.clock, InboxSettings(poll_ns=0, staged_grace_ns=-(1 << 60)), let_go.extend,
                       open_runs=shared.keys)
-        await inbox._sweep()
+        await inbox.sweep()
         return let_go
 
     assert await swept() == []
@@ -551,7 +551,7 @@ async def test_a_publisher_waits_for_a_slow_store(monkeypatch: pytest.MonkeyPatc
         assert 300_000 < writing.bytes < 2_000_000
         assert broker.js._inflight.staged_bytes < 2_500_000
         store.free.set()
-        answer = await broker.client.request("s.0", body, timeout=20, headers={
+        answer = await broker.client.request("s.0", body, timeout=30, headers={
             "Nats-Batch-Id": "b", "Nats-Batch-Sequence": "201", "Nats-Batch-Commit": "1"})
         assert json.loads(answer.data)["count"] == 201
         assert not writing._held

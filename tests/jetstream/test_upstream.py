@@ -262,7 +262,7 @@ async def test_sums_of_counters_are_those_of_a_plain_model(seed: int) -> None:
         amount, counts = rng.choice([1, -7, 10 ** 25]), counted[stream]
         counts[name] = amount + (0 if (stream, name) in over else counts.get(name, 0))
         over.discard((stream, name))
-        answer = await broker.client.request(f"{stream}.{name}", b"", timeout=10, headers={"Nats-Incr": str(amount)})
+        answer = await broker.client.request(f"{stream}.{name}", b"", timeout=30, headers={"Nats-Incr": str(amount)})
         if stream != "D":
             assert json.loads(answer.data)["val"] == str(counts[name])
 

@@ -28,11 +28,11 @@ class Peer:
         self._client = client
 
     async def api(self, subject: str, body: dict[str, Any] | None = None) -> Any:
-        answer = await self._client.request(f"$JS.API.{subject}", json.dumps(body).encode() if body else b"", timeout=10)
+        answer = await self._client.request(f"$JS.API.{subject}", json.dumps(body).encode() if body else b"", timeout=30)
         return json.loads(answer.data).get("error", "ok")
 
     async def publish(self, subject: str, size: int, headers: dict[str, str] | None = None) -> Any:
-        answer = json.loads((await self._client.request(subject, bytes(size), headers=headers, timeout=10)).data)
+        answer = json.loads((await self._client.request(subject, bytes(size), headers=headers, timeout=30)).data)
         return answer.get("error") or (answer["seq"], answer.get("duplicate", False))
 
 
@@ -111,7 +111,7 @@ async def burst(client: Client, subjects: Sequence[str], size: int) -> list[Any]
         await client.publish(subject, bytes(size), reply=f"{inbox}.{n}")
     got = {}
     for _ in subjects:
-        msg = await answers.next_msg(timeout=10)
+        msg = await answers.next_msg(timeout=30)
         got[int(msg.subject.rpartition(".")[2])] = json.loads(msg.data)
     await answers.unsubscribe()
     return [got[n].get("error") or got[n]["seq"] for n in range(len(subjects))]

@@ -226,9 +226,11 @@ def test_a_changed_token() -> None:
 
 
 def test_a_decorated_file() -> None:
-    """A file with lines of dashes has its token between them."""
+    """A file with lines of dashes has its token between them; no newline need follow, and lines may end as on Windows."""
     text = tokens.operator()
-    assert undecorated(f"-----BEGIN NATS OPERATOR JWT-----\n{text}\n------END NATS OPERATOR JWT------\n\n") == text
+    for end in ("\n\n", "\n", ""):
+        file = f"-----BEGIN NATS OPERATOR JWT-----\n{text}\n------END NATS OPERATOR JWT------{end}"
+        assert undecorated(file) == undecorated(file.replace("\n", "\r\n")) == text
     assert undecorated(f"\n{text}\n") == text
 
 

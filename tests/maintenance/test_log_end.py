@@ -25,7 +25,8 @@ from broker.storage.objectstore.base import Buffers
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.wrapper import Wrapper
 from broker.storage.paths import COPYING, parse
-from broker.storage.read.snapshot import catch_up, read_snapshot, run
+from broker.storage.read.snapshot import catch_up, read_snapshot
+from broker.storage.read.steps import run
 from tests.inspect.stores import PATHS, Owner
 from tests.maintenance.test_fsck import checked, contents, copy_of, rows
 from tests.storage.rig import SECOND, in_virtual_time

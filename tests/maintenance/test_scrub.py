@@ -280,7 +280,10 @@ async def test_a_broker_scrubs_while_it_serves(folder: Path) -> None:
         assert (await broker.monitor("/varz"))["jetblock"]["scrub"]["damaged"] == 0
         path = next(path for path, head in segments_of(folder)
                     if any(row.first_seq == 5 for row in head.rows) and b"of A" in path.read_bytes())
-        change(path, flip(len(path.read_bytes()) - 5))
+        damaged = folder.parent / "damaged"  # takes its place at once: the broker may read it at any time
+        shutil.copyfile(path, damaged)
+        change(damaged, flip(len(path.read_bytes()) - 5))
+        damaged.replace(path)
         advisory = json.loads((await told.next_msg()).data)
         assert (advisory["stream"], advisory["first_seq"], advisory["last_seq"]) == ("A", 5, 5)
         assert advisory["object"].endswith(path.name)

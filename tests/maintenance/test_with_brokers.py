@@ -30,6 +30,9 @@ async def test_a_broker_serves_while_it_is_backed_up(tmp_path: Path) -> None:
                 acked += 1
 
         publishing = asyncio.create_task(publish())
+        async with asyncio.timeout(30):
+            while not acked:  # noqa: ASYNC110 (it goes on)
+                await asyncio.sleep(0.01)
         for _ in range(3):
             expected = acked
             assert await asyncio.to_thread(copy, "backup", [store, backup]) == 0
@@ -41,7 +44,7 @@ async def test_a_broker_serves_while_it_is_backed_up(tmp_path: Path) -> None:
     async with BrokerProcess("--store", restored) as broker:
         nc = await connect(broker.url)
         there = await read_all(nc, "A")
-        assert expected <= len(there) <= acked
+        assert expected <= len(there) <= acked + 1  # the last may be stored and not acknowledged yet
         await nc.jetstream().publish("A.more", b"it goes on")
         await nc.close()
 

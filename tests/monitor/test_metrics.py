@@ -38,7 +38,7 @@ async def used(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Broker
         for _ in range(5):
             await js.publish("s", b"x" * 100)
         subscription = await js.pull_subscribe("s", "C")
-        for message in (await subscription.fetch(2))[:1]:
+        for message in (await subscription.fetch(2, timeout=30))[:1]:
             await message.ack_sync()
         await client.flush()
         yield broker

@@ -53,7 +53,7 @@ async def held(broker: Broker, stream: str) -> list[bytes]:
     js = client.jetstream()
     count = (await js.stream_info(stream)).state.messages
     subscription = await js.subscribe(">", stream=stream, ordered_consumer=True) if count else None
-    found = [(await subscription.next_msg(timeout=10)).data for _ in range(count)] if subscription is not None else []
+    found = [(await subscription.next_msg(timeout=30)).data for _ in range(count)] if subscription is not None else []
     await client.close()
     return found
 
@@ -192,6 +192,55 @@ async def test_abandoned_runs_are_swept_and_pending_ones_are_not(tmp_path: Path)
         await client.close()
         assert len(await held(broker, "S")) == 500
     await store.close()
+
+
+async def test_abandoned_runs_are_swept_where_nobody_looks_for_requests(tmp_path: Path) -> None:
+    """Shows them deleted soon after the start of a broker with ``inbox_interval: 0``, and by ``jetblock adopt`` with the broker
+    after it; that such a broker carries out no request, and keeps the old runs that one names."""
+    await made(tmp_path, "S")
+    store = FileStore(tmp_path)
+    state = (await read_snapshot(store)).state
+    old = time.time_ns() - 2 * DAY
+    abandoned = await stage(store, state, "S", ROWS, now_ns=old)
+    pending = await asked(tmp_path, "S", "old but asked for", now_ns=old)
+    async with Broker(tmp_path, settings={**QUIET, "storage.reader_grace_ns": 0}) as broker:
+        await gone(tmp_path, f"{abandoned.entries[0].run_id:016x}")
+        assert await held(broker, "S") == []
+        assert await keys(tmp_path, f"{pending.entries[0].run_id:016x}")
+        assert await keys(tmp_path, "/inbox/")
+    abandoned = await stage(store, state, "S", ROWS, now_ns=old)
+    assert await asyncio.to_thread(adopt, [f"file://{tmp_path}"]) == 0
+    state = (await read_snapshot(store)).state
+    released = [key for one in state.released.values() for key in one.runs]
+    assert [key for key in released if key.endswith(f"{abandoned.entries[0].run_id:016x}")]
+    async with Broker(tmp_path, settings=QUIET) as broker:
+        assert await held(broker, "S") == [payload for _, payload in ROWS]
+    await store.close()
+
+
+async def test_no_message_is_larger_than_max_payload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shows a request refused by a broker and by the command, each with its own limit and what to do; and granted by the command
+    under a configuration that allows it."""
+    await made(tmp_path, "S")
+    large = [(b"s.1", b"small"), (b"s.2", b"x" * 2_000_000)]
+    await asked(tmp_path, "S", "large", rows=large)
+    async with Broker(tmp_path, settings={**QUIET, "clients.max_payload": 1_999_999}) as broker:
+        client = await nats.connect(broker.url)
+        body = json.dumps({"request": f"{request_id_of('large'):016x}"}).encode()
+        error = json.loads((await client.request("$JS.API.JETBLOCK.ADOPT.S", body, timeout=30)).data)["error"]
+        assert error["description"] == ("it has a message of 2000000 bytes, and max_payload is 1999999: raise that, or stage "
+                                        "smaller messages")
+        await client.close()
+        assert await held(broker, "S") == []
+    await asked(tmp_path, "S", "large", rows=large)
+    assert await asyncio.to_thread(adopt, [f"file://{tmp_path}"]) == 1
+    assert "max_payload is 1048576" in capsys.readouterr().out
+    config = tmp_path / "jetblock.conf"
+    config.write_text("max_payload: 2MB\n")
+    await asked(tmp_path, "S", "large", rows=large)
+    assert await asyncio.to_thread(adopt, [f"file://{tmp_path}", "-c", str(config)]) == 0
+    async with Broker(tmp_path, settings=QUIET) as broker:
+        assert await held(broker, "S") == [payload for _, payload in large]
 
 
 async def test_compaction_rewrites_them_and_copies_have_them(tmp_path: Path) -> None:

@@ -87,19 +87,19 @@ async def test_a_consumer_in_mid_stream(tmp_path: Path) -> None:
             await js.publish(f"s.{i % 3}", b"%d" % i)
         whole = await js.pull_subscribe("s.>", durable="whole")
         filtered = await js.pull_subscribe("s.1", durable="filtered")
-        first = await whole.fetch(20)
+        first = await whole.fetch(20, timeout=30)
         for msg in first[:10]:
             await msg.ack_sync()
         assert await js.delete_msg("S", 50)
         await compact(broker)
         assert await js.delete_msg("S", 51)
-        rest = await whole.fetch(78)
+        rest = await whole.fetch(78, timeout=30)
         assert [int(msg.data) for msg in rest] == [*range(21, 50), *range(52, 101)]
         for msg in first[10:]:
             await msg.nak()
-        again = await whole.fetch(10)
+        again = await whole.fetch(10, timeout=30)
         assert sorted(int(msg.data) for msg in again) == list(range(11, 21))
-        assert [int(msg.data) for msg in await filtered.fetch(34)] == [i for i in range(1, 101) if i % 3 == 1]
+        assert [int(msg.data) for msg in await filtered.fetch(34, timeout=30)] == [i for i in range(1, 101) if i % 3 == 1]
         assert (await js.stream_info("S")).state.messages == 98
         for i in range(101, 131):
             await js.publish(f"s.{i % 3}", b"%d" % i)
@@ -161,7 +161,7 @@ async def test_a_work_queue(tmp_path: Path) -> None:
         for i in range(1, 61):
             await js.publish("w", b"%d" % i)
         worker = await js.pull_subscribe("w", durable="w")
-        msgs = await worker.fetch(40)
+        msgs = await worker.fetch(40, timeout=30)
         for msg in msgs[::2]:
             await msg.ack_sync()
         await compact(broker)
@@ -174,7 +174,7 @@ async def test_a_work_queue(tmp_path: Path) -> None:
         assert (await js.stream_info("W")).state.messages == 30
         live = set(range(22, 41, 2)) | set(range(41, 61))
         worker = await js.pull_subscribe("w", durable="w")
-        assert {int(msg.data) for msg in await worker.fetch(20)} == set(range(41, 61))
+        assert {int(msg.data) for msg in await worker.fetch(20, timeout=30)} == set(range(41, 61))
         for seq in range(1, 61):
             try:
                 await js.get_msg("W", seq)
@@ -253,7 +253,7 @@ async def test_publishes_and_reads_go_on_while_blocks_are_merged(tmp_path: Path)
 
         async def read() -> None:
             while len(got) < 300:
-                for msg in await reader.fetch(10, timeout=10):
+                for msg in await reader.fetch(10, timeout=30):
                     got.append(int(msg.data))
                     await msg.ack()
 

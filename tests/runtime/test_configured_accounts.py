@@ -16,9 +16,12 @@ from nats.js.errors import APIError
 
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 
+FULL = b"-ERR 'maximum account active connections exceeded'\r\n"
+
 BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 
 FILE = """
+authorization { timeout: 60 }
 accounts {
   A {
     users [ {user: a, password: a}, {user: r, password: r, permissions { publish: "r.>", subscribe: ["_INBOX.>", "r.*"] }} ]
@@ -139,7 +142,10 @@ async def limits(broker: ServerProcess, user: str) -> tuple[int, int]:
         await reader.readline()
         fields = {"verbose": False, "protocol": 1, "user": user, "pass": user}
         writer.write(b"CONNECT " + json.dumps(fields).encode() + b"\r\nPING\r\n")
-        assert await reader.readline() == b"PONG\r\n"
+        if (line := await reader.readline()) == FULL:  # the connection before is on its way out yet
+            writer.close()
+            return await limits(broker, user)
+        assert line == b"PONG\r\n"
         size = int(json.loads((await reader.readline()).removeprefix(b"INFO "))["max_payload"])
         for sid in (b"1", b"2", b"3"):
             writer.write(b"SUB y " + sid + b"\r\n")

@@ -28,7 +28,7 @@ SUBJECTS = ("open.1", "secret.1", "open.2", "secret.2", "secret.3", "open.3")
 
 
 async def ask(client: Client, api: str, request: dict[str, object]) -> None:
-    reply = json.loads((await client.request(f"$JS.API.{api}", json.dumps(request).encode(), timeout=10)).data)
+    reply = json.loads((await client.request(f"$JS.API.{api}", json.dumps(request).encode(), timeout=30)).data)
     assert "error" not in reply, reply
 
 
@@ -61,7 +61,7 @@ async def test_denied_subjects_are_not_delivered(process: type[ServerProcess], p
         free, denied = [await nats.connect(broker.url, user=user, password="p") for user in ("free", "denied")]
         await ask(free, "STREAM.CREATE.S", STREAM)
         for subject in SUBJECTS:
-            await free.request(subject, b"", timeout=10)
+            await free.request(subject, b"", timeout=30)
         wide = await denied.subscribe("*.1")
         assert await heard(denied, "d.x", pull) == ["open.1", "open.2", "open.3"]
         assert await heard(free, "d.x", pull) == list(SUBJECTS)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from tests.harness import ROOT, BrokerProcess, NatsServerProcess, ServerProcess, fetch, free_port
+from tests.harness import ROOT, BrokerProcess, NatsServerProcess, ServerProcess, fetch
 
 BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 
@@ -101,8 +102,7 @@ def test_bad_configuration(tmp_path: Path) -> None:
 
 def test_address_that_cannot_be_listened_on() -> None:
     """Status 1 and a fatal line that names the port."""
-    port = free_port()
-    with BlockedPort(port):
+    with BlockedPort() as port:
         done = run("-a", "127.0.0.1", "-p", str(port))
     assert done.returncode == 1
     assert re.search(r"\[FTL\] Error listening on port: 127\.0\.0\.1:\d+, .*address already in use", done.stderr)
@@ -161,14 +161,11 @@ async def test_no_raw_error_of_a_path(flag: str, tmp_path: Path) -> None:
 class BlockedPort:
     """Somebody else listens there."""
 
-    def __init__(self, port: int) -> None:
-        import socket
-
+    def __enter__(self) -> int:
         self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", port))
+        self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()
-
-    def __enter__(self) -> None: ...
+        return int(self._socket.getsockname()[1])
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
@@ -223,22 +220,26 @@ async def test_clean_end(process: type[ServerProcess], number: signal.Signals, n
 async def test_lame_duck(process: type[ServerProcess], tmp_path: Path) -> None:
     """SIGUSR2: a connected client is informed, new ones are refused, and without clients it ends with 0."""
     config = tmp_path / "x.conf"
-    config.write_text('lame_duck_duration: "30s"\nlame_duck_grace_period: "3s"\n')
-    async with process("-c", str(config)) as server:
-        told = asyncio.Event()
+    for grace_s in (3, 12):  # on a busy machine it may be over when the client looks
+        config.write_text(f'lame_duck_duration: "60s"\nlame_duck_grace_period: "{grace_s}s"\n')
+        async with process("-c", str(config)) as server:
+            told = asyncio.Event()
 
-        async def on_lame_duck() -> None:
-            told.set()
+            async def on_lame_duck(told: asyncio.Event = told) -> None:
+                told.set()
 
-        client = await nats.connect(server.url, lame_duck_mode_cb=on_lame_duck, allow_reconnect=False)
-        server.send_signal(signal.SIGUSR2)
-        async with asyncio.timeout(30):
-            await told.wait()
-        assert client.is_connected
-        with pytest.raises(OSError):
-            await asyncio.open_connection("127.0.0.1", server.port)
-        await client.close()
-        assert await server.wait_end() == 0
+            client = await nats.connect(server.url, lame_duck_mode_cb=on_lame_duck, allow_reconnect=False)
+            server.send_signal(signal.SIGUSR2)
+            async with asyncio.timeout(30):
+                await told.wait()
+            stayed = client.is_connected
+            with pytest.raises(OSError):
+                await asyncio.open_connection("127.0.0.1", server.port)
+            await client.close()
+            assert await server.wait_end() == 0
+        if stayed:
+            break
+    assert stayed
 
 
 @BOTH

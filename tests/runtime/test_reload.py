@@ -14,6 +14,7 @@ import nats
 import pytest
 
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+from tests.tokens import LOGIN
 
 pytestmark = pytest.mark.shows("operation.reload")
 
@@ -96,10 +97,10 @@ async def serving(process: type[ServerProcess], tmp_path: Path, text: str, *flag
 async def test_users(process: type[ServerProcess], tmp_path: Path) -> None:
     """One who is gone is closed without a word, one with another password is told; others stay, new ones may come."""
     hashed = {word: bcrypt.hashpw(word.encode(), bcrypt.gensalt(4)).decode() for word in ("p", "q")}
-    before = (f"authorization {{ users [ {{user: stays, password: p}}, {{user: goes, password: p}}, "
+    before = (f"authorization {{ timeout: 60, users [ {{user: stays, password: p}}, {{user: goes, password: p}}, "
               f"{{user: changes, password: p}}, {{user: hashed, password: '{hashed['p']}'}}, "
               f"{{user: rehashed, password: '{hashed['p']}'}} ] }}")
-    after = (f"authorization {{ users [ {{user: stays, password: p}}, {{user: comes, password: p}}, "
+    after = (f"authorization {{ timeout: 60, users [ {{user: stays, password: p}}, {{user: comes, password: p}}, "
              f"{{user: changes, password: q}}, {{user: hashed, password: '{hashed['p']}'}}, "
              f"{{user: rehashed, password: '{hashed['q']}'}} ] }}")
     async with serving(process, tmp_path, before) as server:
@@ -119,7 +120,8 @@ async def test_users(process: type[ServerProcess], tmp_path: Path) -> None:
 async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None:
     """Subscriptions no longer permitted end with an -ERR each; the rest goes on under the new rules."""
     def text(permissions: str) -> str:
-        return f"authorization {{ users [ {{user: a, password: p, permissions {permissions}}}, {{user: b, password: p}} ] }}"
+        return (f"authorization {{ timeout: 60, users [ {{user: a, password: p, permissions {permissions}}}, "
+                f"{{user: b, password: p}} ] }}")
 
     async with serving(process, tmp_path, text("{ publish: '>', subscribe: '>' }")) as server:
         a, b = await Line.login(server.broker, "a"), await Line.login(server.broker, "b")
@@ -150,7 +152,7 @@ async def test_accounts(process: type[ServerProcess], tmp_path: Path) -> None:
         return f"users [ {{user: {name}, password: p}} ]"
 
     async with serving(process, tmp_path,
-                       f"accounts {{ A {{ users [ {{user: a, password: p}}, {{user: moves, password: p}} ], "
+                       f"{LOGIN}\naccounts {{ A {{ users [ {{user: a, password: p}}, {{user: moves, password: p}} ], "
                        f"jetstream {{ max_streams: 1 }} }}, B {{ {user('b')} }}, C {{ {user('c')} }} }}",
                        "-js", "-sd", str(tmp_path / "store")) as server:
         broker = server.broker
@@ -159,7 +161,7 @@ async def test_accounts(process: type[ServerProcess], tmp_path: Path) -> None:
         js = at_a.jetstream()
         await js.add_stream(name="ONE", subjects=["one"])
         assert await clients["b"].ask("SUB x 1") == []
-        await server.change(f"accounts {{ A {{ {user('a')}, jetstream {{ max_streams: 2 }} }}, "
+        await server.change(f"{LOGIN}\naccounts {{ A {{ {user('a')}, jetstream {{ max_streams: 2 }} }}, "
                             f"B {{ users [ {{user: b, password: p}}, {{user: moves, password: p}} ], jetstream: enabled }}, "
                             f"D {{ {user('d')}, jetstream: enabled }} }}")
         assert await clients["moves"].rest() == []
@@ -196,7 +198,7 @@ async def test_limits(process: type[ServerProcess], tmp_path: Path) -> None:
 async def test_connections_of_an_account(process: type[ServerProcess], tmp_path: Path) -> None:
     """Where an account may have fewer connections than it has, only so many stay; other accounts keep theirs."""
     def text(most: int) -> str:
-        return (f"accounts {{ A {{ users [ {{user: a, password: p}} ], limits {{ max_conn: {most} }} }}, "
+        return (f"{LOGIN}\naccounts {{ A {{ users [ {{user: a, password: p}} ], limits {{ max_conn: {most} }} }}, "
                 f"B {{ users [ {{user: b, password: p}} ], limits {{ max_conn: 1 }} }} }}")
 
     async with serving(process, tmp_path, text(5)) as server:
@@ -243,7 +245,7 @@ CANNOT = [
 async def test_what_cannot_change(tmp_path: Path) -> None:
     """It is named, by its key, and nothing changes, neither what could."""
     def text(user: str) -> str:
-        return f"listen: '127.0.0.1:-1', accounts {{ A {{ users [ {{user: {user}, password: p}} ] }} }}\n"
+        return f"{LOGIN}, listen: '127.0.0.1:-1', accounts {{ A {{ users [ {{user: {user}, password: p}} ] }} }}\n"
 
     async with serving(BrokerProcess, tmp_path, text("a"), listen=False) as server:
         client = await Line.login(server.broker, "a")

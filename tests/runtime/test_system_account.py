@@ -26,6 +26,7 @@ server_name: one
 server_tags: ["zone:a", ssd]
 server_metadata: { zone: a, "rack row": "7" }
 jetstream { domain: hub, max_mem: 64MB, max_file: 1GB, sync_interval: "2m" }
+authorization { timeout: 60 }
 accounts {
   A { users [ {user: a, password: p} ], jetstream: enabled }
   B { users [ {user: b, password: p} ] }
@@ -125,6 +126,12 @@ class Broker:
             await gone.client.jetstream(domain="hub").add_stream(name="LEFT", subjects=["left"])
         await self.user.client.subscribe("x.*")
         await self.user.client.flush()
+        async with asyncio.timeout(30):
+            # Gone, for those who are asked about connections.
+            while (await self.system.ask("$SYS.REQ.ACCOUNT.D.CONNZ"))["data"]["num_connections"]:
+                pass
+            while not (await self.system.ask("$SYS.REQ.SERVER.PING.CONNZ", {"state": 1}))["data"]["num_connections"]:
+                pass
         self.id = (await self.system.ask("$SYS.REQ.SERVER.PING.IDZ"))["id"]
 
     async def ask(self, subject: str, request: object) -> Any:
@@ -356,7 +363,8 @@ async def test_reload_and_shutdown(kind: type[ServerProcess], tmp_path: Path) ->
     """A new user can log in; a wrong file changes nothing and is the answer; the end is announced. The system account
     may have another name."""
     path = tmp_path / "x.conf"
-    text = "system_account: ADMIN\naccounts { ADMIN { users [ {user: sys, password: p} ] }, A { users [ %s ] } }\n"
+    text = ("authorization { timeout: 60 }\nsystem_account: ADMIN\n"
+            "accounts { ADMIN { users [ {user: sys, password: p} ] }, A { users [ %s ] } }\n")
     path.write_text(text % "{user: a, password: p}")
     async with kind("-c", str(path)) as process, Listener(process.url, "$SYS.SERVER.>") as system:
         server_id = (await system.ask("$SYS.REQ.SERVER.PING.IDZ"))["id"]

@@ -15,7 +15,7 @@ _TRACED = b"NATS/1.0\r\nNats-Trace-Dest: denied\r\n\r\n"
 
 _USERS = """
 authorization {
-  timeout: 0.5
+  timeout: 60
   users: [ { user: u, password: p, permissions: { publish: { deny: denied }, subscribe: { allow: [ "ok.>", "ok.> q" ] } } } ]
 }
 accounts { ONE { limits: { max_connections: 1 }, users: [ { user: one, password: p } ] } }
@@ -58,8 +58,10 @@ SHOWN: dict[str, Group] = {
     "silent clients": Group('ping_interval: "100ms", ping_max: 1', {
         "Stale Connection": [("a", OLD, END)],
     }),
-    "users": Group(_USERS, {
+    "silent strangers": Group("authorization { user: u, password: p, timeout: 0.2 }", {
         "Authentication Timeout": [("a", b"", END)],
+    }),
+    "users": Group(_USERS, {
         "Authorization Violation": [("a", _LOGIN.replace(b'"p"', b'"q"'), END)],
         "maximum account active connections exceeded": [("a", _ONE), ("b", _ONE, END)],
         'Permissions Violation for Publish to "denied"': [("a", _LOGIN), ("a", b"PUB denied 1\r\nx\r\nPUB yes 1\r\nx\r\n")],

@@ -12,7 +12,9 @@ from broker.config.settings import AuthSettings, make_settings
 from broker.server.auth.login import Authenticator
 from broker.server.server import Server
 
-__all__ = ["running"]
+__all__ = ["LOGIN_SECONDS", "running"]
+
+LOGIN_SECONDS = 60
 
 _AUTH = {field.name for field in dataclasses.fields(AuthSettings)}
 
@@ -20,7 +22,12 @@ _AUTH = {field.name for field in dataclasses.fields(AuthSettings)}
 @asynccontextmanager
 async def running(accounts: Iterable[AccountSettings] = (), *, authenticators: Sequence[Authenticator] = (),
                   **fields: Any) -> AsyncIterator[Server]:
-    """A server on a port of its own; ``fields`` of its settings for clients and authentication."""
+    """A server on a port of its own; ``fields`` of its settings for clients and authentication.
+
+    Clients have ``LOGIN_SECONDS`` to log in unless ``timeout_ns`` says otherwise: the default, 2 s, is too short for a test's
+    own client on a busy machine now and then.
+    """
+    fields.setdefault("timeout_ns", LOGIN_SECONDS * 1_000_000_000)
     server = Server(make_settings({
         "clients.host": "127.0.0.1", "clients.port": -1, "accounts.configured": tuple(accounts),
         **{f"auth.{name}" if name in _AUTH else f"clients.{name}": value for name, value in fields.items()}}),

@@ -188,7 +188,7 @@ ANY_ORDER = {"two subscriptions of one connection"}
 CONFIGURED: dict[str, tuple[str, dict[str, Any], list[Step]]] = {
     "authentication timeout": ("authorization { user: u, password: p, timeout: 0.2 }",
                                {"user": "u", "password": "p", "timeout_ns": 200_000_000}, [("a", b"", END)]),
-    "no auth user": ("authorization { users: [ { user: u, password: p } ] }\nno_auth_user: u",
+    "no auth user": ("authorization { timeout: 60, users: [ { user: u, password: p } ] }\nno_auth_user: u",
                      {"users": (User("u", "p"),), "no_auth_user": "u"},
                      [("a", b"PING\r\n"), ("b", OLD), ("b", b"SUB foo 1\r\nPUB foo 1\r\nx\r\n"),
                       ("c", b'CONNECT {"user":"u","pass":"q"}\r\n', END)]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import Self
 
 __all__ = ["Wire"]
@@ -51,11 +52,11 @@ class Wire:
 
     async def end(self) -> bytes:
         """All up to the end of the connection."""
+        data = b""
         async with asyncio.timeout(SECONDS):
-            try:
-                data = await self.reader.read()
-            except ConnectionResetError:
-                data = b""
+            with suppress(ConnectionResetError):  # what came before counts
+                while part := await self.reader.read(1 << 16):
+                    data += part
         self.closed = True
         return self._told(data)
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from tests.harness import NatsServerProcess
 from tests.server.dialogue import Step, Transcript, play
-from tests.server.in_process import running
+from tests.server.in_process import LOGIN_SECONDS, running
 from tests.server.protocol_dialogues import ANY_ORDER, CONFIGURED, DIALOGUES, GUARDED
 from tests.server.raw_client import Wire
 
@@ -39,11 +39,13 @@ async def test_dialogue(name: str, real_port: int) -> None:
 
 
 @pytest.mark.parametrize("name", GUARDED)
-async def test_guarded_dialogue(name: str) -> None:
+async def test_guarded_dialogue(name: str, tmp_path: Path) -> None:
     """The same behind a password or a token."""
     flags, fields, steps = GUARDED[name]
     ours = await play_ours(steps, **fields)
-    async with NatsServerProcess(*flags, monitor=False) as process:
+    path = tmp_path / "nats.conf"
+    path.write_text(f"authorization {{ timeout: {LOGIN_SECONDS} }}\n")
+    async with NatsServerProcess(*flags, "-c", str(path), monitor=False) as process:
         assert ours == await play(process.port, steps)
 
 

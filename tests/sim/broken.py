@@ -14,7 +14,7 @@ import broker.cluster.entries as log_entries
 import broker.cluster.ownership as ownership
 import broker.storage.checkpoint.orphans as orphans
 import broker.storage.checkpoint.sweeper as sweeper
-import broker.storage.read.snapshot as snapshot
+import broker.storage.read.chain as chain
 import broker.storage.state.applied as applied
 from broker.cluster.entries import entries
 from broker.cluster.identity import Identity
@@ -26,6 +26,7 @@ from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Patience
+from broker.storage.read.steps import Steps
 from broker.storage.state.applied import ShardState
 from broker.storage.state.released import Released
 
@@ -183,9 +184,9 @@ def bounded_window(patch: pytest.MonkeyPatch) -> None:
 
 def end_is_the_end(patch: pytest.MonkeyPatch) -> None:
     """What a fenced owner put beyond the end of its epoch is read with the rest of it."""
-    read = snapshot._Chain._epoch
+    read = chain.Chain._epoch
 
-    def broken(self: snapshot._Chain, epoch: int, number: int, end: int | None) -> snapshot.Steps[int]:
+    def broken(self: chain.Chain, epoch: int, number: int, end: int | None) -> Steps[int]:
         reached = yield from read(self, epoch, number, end)
         if end is not None and reached == end:
             sealed = self.sealed
@@ -193,7 +194,7 @@ def end_is_the_end(patch: pytest.MonkeyPatch) -> None:
             self.sealed = sealed
         return reached
 
-    patch.setattr(snapshot._Chain, "_epoch", broken)
+    patch.setattr(chain.Chain, "_epoch", broken)
 
 
 def landed_is_a_fact(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, block_key, parse
-from broker.storage.read.snapshot import replay, run_blocking
+from broker.storage.read.snapshot import replay
+from broker.storage.read.steps import run_blocking
 from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
 

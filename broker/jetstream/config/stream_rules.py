@@ -10,7 +10,6 @@ server/jetstream_versioning.go.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from broker import JETSTREAM_API_LEVEL
@@ -29,7 +28,8 @@ from broker.jetstream.config.upstream_rules import (
 )
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import SEQ_MAX
-from broker.protocol.subject import collide, is_literal, is_valid, subset
+from broker.protocol.subject import collide, is_valid, subset
+from broker.protocol.subject_tree import SubjectTree
 
 __all__ = ["DESCRIPTION_MAX", "METADATA_MAX", "NAME_MAX", "UNSUPPORTED", "check_stream", "check_supported",
            "check_update", "is_asset_name", "required_level", "same_config", "subjects_overlap",
@@ -152,11 +152,10 @@ def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours,
 
 def subjects_overlap(subjects: Iterable[str], others: Iterable[StreamConfig]) -> bool:
     """Whether a subject could belong to one of ``subjects`` and to one of the ``others``."""
-    mine = [subject.encode() for subject in subjects]
-    # Two literals overlap only if they are equal, so thousands of them cost one look-up each.
-    literals, patterns = set(mine), [subject for subject in mine if not is_literal(subject)]
-    return any(theirs in literals or any(collide(theirs, one) for one in (patterns if is_literal(theirs) else mine))
-               for other in others for theirs in other.subjects_bytes)
+    mine: SubjectTree[str] = SubjectTree()
+    for subject in subjects:
+        mine.add(subject.encode(), subject)
+    return any(True for other in others for theirs in other.subjects_bytes for _ in mine.overlapping(theirs))
 
 
 # --- metadata ---------------------------------------------------------------------------------------------------------
@@ -284,8 +283,9 @@ def _check_subjects(config: StreamConfig) -> None:
             config.subjects = [config.name]
         return
     subjects = config.subjects_bytes
-    patterns = [i for i, subject in enumerate(subjects) if not is_literal(subject)]
-    counts = Counter(subjects)
+    places: SubjectTree[int] = SubjectTree()
+    for i, subject in enumerate(subjects):
+        places.add(subject, i)
     for i, subject in enumerate(subjects):
         if not is_valid(subject):
             raise invalid_config("invalid subject")
@@ -299,13 +299,9 @@ def _check_subjects(config: StreamConfig) -> None:
                 raise invalid_config("subjects that overlap with jetstream api require no-ack to be true")
             if collide(subject, b"$SYS.>") and not subset(subject, b"$SYS.ACCOUNT.>"):
                 raise invalid_config("subjects that overlap with system api require no-ack to be true")
-        # A literal can only overlap a later pattern or itself again, which nats-server counts as an overlap too.
-        later: Iterable[int] = range(i + 1, len(subjects))
-        if is_literal(subject):
-            later = (j for j in patterns if j > i) if counts[subject] == 1 else later
-        for j in later:
-            if collide(subjects[j], subject):
-                raise invalid_config(f'subject "{config.subjects[i]}" overlaps with "{config.subjects[j]}"')
+        # nats-server counts the same subject again as an overlap, too.
+        if later := [j for j in places.overlapping(subject) if j > i]:
+            raise invalid_config(f'subject "{config.subjects[i]}" overlaps with "{config.subjects[min(later)]}"')
 
 
 def _check_bytes(config: StreamConfig, account: AccountLimits) -> None:

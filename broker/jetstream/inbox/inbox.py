@@ -41,20 +41,24 @@ _log = logging.getLogger(__name__)
 _LISTED_AT_ONCE: Final = 1000
 _SWEPT_AT_ONCE: Final = 4096
 """Runs: they are named by one record."""
+_SWEPT_EVERY_NS: Final = 60_000_000_000
+"""Whether runs are to be swept is asked as often, where requests are not looked for. Without a request to the store."""
 _GENERAL: Final = 10051
 _LATER: Final = frozenset((NOT_AVAILABLE, STREAM_OFFLINE))
 """Errors that say nothing about the request."""
 
 
 class InboxSettings:
-    """How often the inbox is looked at (0: never), after what time runs that nobody asks for are swept, and how what takes
-    milliseconds is called."""
+    """How often requests are looked for (0: never; None: nothing is done unasked, nor is anything swept), after what time runs that
+    nobody asks for are swept, how large the messages of an account may be, headers included (None: as large as any), and how what
+    takes milliseconds is called."""
 
-    def __init__(self, *, poll_ns: int = 60_000_000_000, staged_grace_ns: int = 86_400_000_000_000,
-                 aside: Aside = asyncio.to_thread) -> None:
+    def __init__(self, *, poll_ns: int | None = 60_000_000_000, staged_grace_ns: int = 86_400_000_000_000,
+                 max_payload: Callable[[str], int] | None = None, aside: Aside = asyncio.to_thread) -> None:
         self.aside = aside
         self.poll_ns = poll_ns
         self.staged_grace_ns = staged_grace_ns
+        self.max_payload = max_payload
 
 
 class Carried(NamedTuple):
@@ -126,8 +130,8 @@ class Inbox:
         self._swept_at_ns: int | None = None
 
     def start(self) -> None:
-        """Look at the inbox from now on, at once and then at the set rate."""
-        if self.settings.poll_ns:
+        """Look at the inbox from now on, at once and then at the set rate, and sweep."""
+        if self.settings.poll_ns is not None:
             self._poll = asyncio.get_running_loop().create_task(self._look_again(), name="inbox")
 
     async def stop(self) -> None:
@@ -207,15 +211,16 @@ class Inbox:
         while self._log.failure is None:
             try:
                 if self._host.available:
-                    await self.carry_out_all()
-                    await self._sweep()
+                    if self.settings.poll_ns:
+                        await self.carry_out_all()
+                    await self.sweep()
             except StoreError as error:
                 _log.debug("the inbox is looked at later: %s", error)
             except Exception as error:
                 if self._log.failure is not None:
                     return
                 _log.error("looking at the inbox failed; it is tried again", exc_info=error)
-            await asyncio.sleep(self.settings.poll_ns / 1e9)
+            await asyncio.sleep((self.settings.poll_ns or _SWEPT_EVERY_NS) / 1e9)
 
     # --- one request --------------------------------------------------------------------------------------------------
 
@@ -307,8 +312,12 @@ class Inbox:
 
     async def _read(self, stream: Stream, request: Request) -> Staged:
         """Raises: NotAdoptable; StoreError."""
-        return await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max,
-                                 aside=self.settings.aside)
+        staged = await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max, aside=self.settings.aside)
+        limit = self.settings.max_payload
+        if limit is not None and staged.body_bytes_max > (most := limit(request.account)):
+            raise NotAdoptable(f"it has a message of {staged.body_bytes_max} bytes, and max_payload is {most}: raise that, or "
+                               f"stage smaller messages")
+        return staged
 
     def _check_runs(self, request: Request) -> None:
         """Raises: ApiError for a run that must not join any more."""
@@ -349,8 +358,9 @@ class Inbox:
 
     # --- abandoned runs -----------------------------------------------------------------------------------------------
 
-    async def _sweep(self) -> None:
-        """Let go of staged runs that are older than the grace and that no request names. Raises: StoreError."""
+    async def sweep(self) -> None:
+        """Let go of staged runs that are older than the grace and that no request names; at most once in a quarter of the grace.
+        Raises: StoreError."""
         now_ns, grace_ns = self._clock.now_ns(), self.settings.staged_grace_ns
         if not self._log.clock_trusted() or (
                 self._swept_at_ns is not None and 0 <= now_ns - self._swept_at_ns < grace_ns // 4):

@@ -197,7 +197,7 @@ class Appending:
             open_block.add(expiry)
         live.expect(joining)
         for after in arrival.afters:
-            stream.sequencer.follow_up(after)
+            stream.sequencer.appender.follow_up(after)
         await self._joined()
         stream.dedupe.add(arrival.ids, arrival.last_id, time_ns, stored=False)
         stream.msg_ids.expire_later()

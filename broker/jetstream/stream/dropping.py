@@ -45,7 +45,7 @@ def drop_blocks(stream: Stream) -> int:
     count = stream.live.drop(stream.applied) if state is not None and len(state.blocks) <= _MANY else 0
     if count:
         stream.msg_ids.dropped()
-        stream.queries.dropped()
+        stream.chunks.dropped()
         stream.rollups.forget()
     return count
 

@@ -17,6 +17,7 @@ from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import Heads, blocks_from
 from broker.jetstream.stream.state.live import Live
 from broker.jetstream.stream.state.rows import NotLoaded
+from broker.jetstream.stream.state.subject_search import SubjectSearch
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import NotFound
@@ -39,11 +40,12 @@ class SubjectCounts(dict[str, int]):
 class StreamInfo:
     """Reads the live state, whose blocks the caller has loaded, and loads what an answer needs from the store."""
 
-    def __init__(self, name: str, live: Live, heads: Heads, subjects: SubjectState) -> None:
+    def __init__(self, name: str, live: Live, heads: Heads, subjects: SubjectState, search: SubjectSearch) -> None:
         self._name = name
         self._live = live
         self._heads = heads
         self._subjects = subjects
+        self._search = search
 
     async def state(self, deleted_details: bool, subjects_filter: bytes, subjects_offset: int) -> dict[str, Any]:
         """StreamState as JSON values, less ``consumer_count``. Raises: StoreError; FormatError.
@@ -55,7 +57,7 @@ class StreamInfo:
         subjects, first_time_ns = 0, live.first_time[0]
         try:
             first_time_ns = await decide(live, self._heads, self._first_time)
-            subjects = await self._subjects.distinct()
+            subjects = await self._search.distinct()
         except (FormatError, NotFound) as error:
             _log.warning("stream %s: its subjects cannot be counted: %s", self._name, error)
         shown: dict[str, Any] = {
@@ -83,7 +85,7 @@ class StreamInfo:
         return first_time_ns
 
     async def _subject_counts(self, filters: Filters, offset: int) -> SubjectCounts:
-        names, total = await self._subjects.page(filters, offset, SUBJECTS_PAGE)
+        names, total = await self._search.page(filters, offset, SUBJECTS_PAGE)
         index = await self._subjects.build()
         counts = SubjectCounts(total)
         for at in range(0, len(names), _COUNTED_AT_ONCE):

@@ -1,10 +1,9 @@
-"""Queries a live stream: chunks for consumers, single messages, counts and start positions.
+"""Queries a live stream: single messages, counts and start positions.
 
-Owns: finding which block and which message answers a question, over the live state.
-Does not own: loading and caching (storage.read), the subjects (subject_state), the consumers' cursors.
+Owns: finding the message that answers a question, over the live state. Does not own: chunks and what is known of their
+blocks (chunks), loading and caching (storage.read), the subjects (subject_state).
 
-Consumers see messages at or below ``persisted_seq``. Gets, counts by subject and start positions use the whole live
-stream, including the acknowledged tail.
+They see the whole live stream, including the acknowledged tail; ``count_from``, for consumers, what is persisted.
 
 A block whose object was swept during a query raises NotFound in the reader: its messages have left the stream, so the
 query is repeated on the current state.
@@ -14,26 +13,22 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.jetstream.filters import ALL, Filters
-from broker.jetstream.stream.read_ahead import ReadAhead
+from broker.jetstream.stream.chunks import Chunks
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_back, blocks_from
 from broker.jetstream.stream.state.in_turns import sorted_in_turns
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import (
-    EXCLUDED_AT_ONCE,
     candidates,
     listed_match,
     matching_ids,
-    matching_ordinals,
     matching_rows,
-    may_match,
 )
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.stored import (
@@ -46,7 +41,6 @@ from broker.jetstream.stream.state.stored import (
     from_open,
 )
 from broker.jetstream.stream.state.subject_index import UNKNOWN
-from broker.jetstream.wire.errors import STREAM_NOT_FOUND, ApiError
 from broker.protocol.subject import is_literal
 from broker.storage.format.frame import Chunk
 from broker.storage.format.index import Head
@@ -55,16 +49,13 @@ from broker.storage.objectstore.base import NotFound
 if TYPE_CHECKING:
     from broker.jetstream.stream.state.heads import Heads
     from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.subject_search import SubjectSearch
     from broker.jetstream.stream.state.subject_state import SubjectState
-    from broker.jetstream.stream.state.tasks import Tasks
     from broker.storage.read.reader import BlockReader
 
-__all__ = ["Loading", "Queries"]
+__all__ = ["Queries"]
 
 T = TypeVar("T")
-
-_PICKS_MAX = 64
-"""Blocks whose matching messages are remembered, for all filtered readers of a stream together."""
 
 _BLOCKS_AT_ONCE = 1024
 """Blocks whose lists of subjects are looked at in one turn of the loop: about 3 ms."""
@@ -76,166 +67,17 @@ _TRIES = 5
 """A message may be removed, and its block swept, while it is looked up; the next try sees the current state."""
 
 
-class Loading:
-    """A chunk or a head being loaded from the store. ``ready`` may be awaited by several callers, which then ask again.
-
-    What was loaded stays in memory for as long as the Loading is held, however small the cache, so the repeated call
-    finds it. There is no match below ``seq``: ask from there on, so that skipped blocks are not needed again.
-    """
-
-    __slots__ = ("ready", "seq")
-
-    def __init__(self, ready: Awaitable[object], seq: int) -> None:
-        self.ready = ready
-        self.seq = seq
-
-    async def wait(self) -> None:
-        """Return when it is loaded. Raises: ApiError 10059: the stream is gone meanwhile; StoreError; FormatError."""
-        try:
-            await self.ready
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Not this task was cancelled but what it waited for, with its stream.
-            raise ApiError(STREAM_NOT_FOUND) from None
-
-
 class Queries:
     """The reading side of one stream."""
 
-    def __init__(self, live: Live, heads: Heads, subjects: SubjectState, reader: BlockReader, tasks: Tasks) -> None:
+    def __init__(self, live: Live, heads: Heads, subjects: SubjectState, search: SubjectSearch,
+                 reader: BlockReader, chunks: Chunks) -> None:
         self._live = live
         self._heads = heads
         self._subjects = subjects
+        self._search = search
         self._reader = reader
-        self._tasks = tasks
-        self._ahead = ReadAhead(live, reader, listed_match)
-        self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
-
-    def dropped(self) -> None:
-        """The blocks are let go."""
-        self._picks.clear()
-
-    # --- for consumers ------------------------------------------------------------------------------------------------
-
-    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
-        """The chunk with the first persisted live message at or after ``seq`` that matches, and its place in it.
-
-        Returns: a Loading when something must be loaded first; None when there is no match up to ``persisted_seq``.
-        The messages that follow in the chunk may be dead (``block.dead``) or not match.
-        """
-        live = self._live
-        if seq < live.first_seq:
-            seq = live.first_seq
-        if seq > live.persisted_seq:
-            return None
-        if filters is not None and (known := self._subjects.next(filters, seq)) is not None:
-            if not 0 < known <= live.persisted_seq:
-                return None
-            seq = known
-            if (block := live.find(known)) is not None and block.gapless and (chunk := self._stored(block, known)) is not None:
-                return chunk, block, known - block.first_seq - chunk.start
-        blocks, excluded = live.blocks, 0
-        for i in range(live.index_at(seq), len(blocks)):
-            block = blocks[i]
-            if block.open is not None:
-                return None
-            if not block.live_msgs or (filters is not None and not listed_match(block, filters)):
-                continue
-            first = seq if seq > block.first_seq else block.first_seq
-            if filters is not None or block.dead is not None or not block.gapless:
-                ordinal = self._next_ordinal(block, first, filters)
-                if ordinal is None:
-                    if filters is not None and excluded < EXCLUDED_AT_ONCE and not may_match(block, filters):
-                        excluded += 1
-                        continue
-                    return self._loading(block, None, first, filters)
-                if ordinal < 0:
-                    continue
-            else:
-                ordinal = first - block.first_seq
-            chunk = self._cached(block, ordinal)
-            if chunk is None:
-                return self._loading(block, ordinal, first, filters)
-            return chunk, block, ordinal - chunk.start
-        return None
-
-    def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
-        """The first ``most`` persisted live messages at or after ``seq`` that match; None: not known without the blocks."""
-        return self._subjects.seqs(filters, seq, most)
-
-    def chunk_of(self, seq: int) -> tuple[Chunk, LiveBlock, int] | None:
-        """``next_chunk`` for a ``seq`` that is known to be live, if its chunk is in memory; else ask ``next_chunk``."""
-        block = self._live.find(seq)
-        if block is None or not block.gapless or (chunk := self._stored(block, seq)) is None:
-            return None
-        return chunk, block, seq - block.first_seq - chunk.start
-
-    def _stored(self, block: LiveBlock, seq: int) -> Chunk | None:
-        """The chunk with ``seq`` if it is in memory, in a block without gaps."""
-        return self._cached(block, seq - block.first_seq) if block.open is None else None
-
-    def _next_ordinal(self, block: LiveBlock, seq: int, filters: Filters | None) -> int | None:
-        """Ordinal of the first live match at or after ``seq`` in a persisted block; -1: none; None: its head is needed."""
-        live = self._live
-        if filters is None and block.gapless:
-            seq = live.next_live(block, seq)
-            return seq - block.first_seq if seq <= block.last_seq else -1
-        if block.gapless and block.subjects is not None and len(block.subjects) == 1:
-            seq = live.next_live(block, seq)
-            return seq - block.first_seq if seq <= block.last_seq else -1
-        rows = live.resident(block)
-        if rows is None:
-            return None
-        assert isinstance(rows, Head)
-        start = rows.ordinal_of(seq)
-        picks: Sequence[int] = range(block.count) if filters is None else self._picked(block, rows, filters)
-        dead = block.dead
-        for at in range(bisect_left(picks, start), len(picks)):
-            ordinal = picks[at]
-            if dead is None or rows.seq_of(ordinal) not in dead:
-                return ordinal
-        return -1
-
-    def _picked(self, block: LiveBlock, head: Head, filters: Filters) -> Sequence[int]:
-        """Ordinals of the matching messages of ``block``; cached, since a reader calls again for each chunk."""
-        key = filters, block
-        picks = self._picks.get(key)
-        if picks is not None:
-            self._picks.move_to_end(key)
-            return picks
-        picks = matching_ordinals(head, filters)
-        self._picks[key] = picks
-        if len(self._picks) > _PICKS_MAX:
-            self._picks.popitem(last=False)
-        return picks
-
-    def _cached(self, block: LiveBlock, ordinal: int) -> Chunk | None:
-        if block.chunks is not None:
-            assert block.starts is not None
-            return block.chunks[bisect_right(block.starts, ordinal) - 1]
-        return self._reader.cached_chunk(block, ordinal)
-
-    def _loading(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> Loading:
-        return Loading(self._tasks.start(self._load(block, ordinal, seq, filters), "read"), seq)
-
-    async def _load(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> tuple[object, ...]:
-        """Load a head, and the chunk with message ``ordinal`` or else with the first match; the caller holds what is returned."""
-        reader, begun = self._reader, self._ahead.begun(block, seq, filters)
-        try:
-            head = await reader.head(block, begun if filters is None else None)
-            if ordinal is None:
-                ordinal = self._next_ordinal(block, seq, filters)
-            if ordinal is None or ordinal < 0:
-                return head, None
-            # What is read ahead is decoded too: worth it only if each of those frames has messages that are wanted.
-            sparse = filters is not None and len(self._picked(block, head, filters)) < len(head.frames)
-            return head, await reader.chunk(block, ordinal, None if sparse else begun)
-        except NotFound:
-            if self._live.holds(block):
-                raise
-            return ()
+        self._chunks = chunks
 
     # --- single messages ----------------------------------------------------------------------------------------------
 
@@ -258,7 +100,7 @@ class Queries:
             ordinal = rows.ordinal_of(seq)
             if ordinal >= block.count or rows.seq_of(ordinal) != seq:
                 return None
-        chunk = self._cached(block, ordinal)
+        chunk = self._chunks.cached(block, ordinal)
         if chunk is None:
             raise NotLoaded("a message")
         return chunk, ordinal
@@ -360,7 +202,7 @@ class Queries:
             try:
                 head = live.resident(block) or await self._reader.head(block)
                 ordinal = head.ordinal_of(seq)
-                chunk = self._cached(block, ordinal) or await self._reader.chunk(block, ordinal)
+                chunk = self._chunks.cached(block, ordinal) or await self._reader.chunk(block, ordinal)
             except NotFound:
                 if live.holds(block):
                     raise
@@ -368,7 +210,7 @@ class Queries:
             end = chunk.start + len(chunk)
             places: Sequence[int] = range(ordinal, end)
             if not filters.all and isinstance(head, Head):
-                places = self._picked(block, head, filters)
+                places = self._chunks.picked(block, head, filters)
                 places = places[bisect_left(places, ordinal):bisect_left(places, end)]
             if block.dead is not None or chunk.first_seq < live.first_seq:
                 places = [at for at in places if live.is_live(block, chunk.seq(at - chunk.start))]
@@ -412,7 +254,7 @@ class Queries:
                 if filters.match(subjects[at]) and live.is_live(block, found := rows.seq_of(at)):
                     return found
             return 0
-        ordinal = self._next_ordinal(block, first, None if filters.all else filters)
+        ordinal = self._chunks.next_ordinal(block, first, None if filters.all else filters)
         if ordinal is None or ordinal < 0:
             return None if ordinal is None else 0
         return block.first_seq + ordinal if block.gapless else live.rows(block).seq_of(ordinal)
@@ -440,7 +282,7 @@ class Queries:
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
         """Sequence of the last live message at or below ``up_to_seq`` of each matching subject, ascending."""
         live, state = self._live, self._subjects
-        names = await state.matching(filters)
+        names = await self._search.matching(filters)
         found: list[int] = []
         earlier: list[bytes] = []
         for at in range(0, len(names), _SUBJECTS_AT_ONCE):
@@ -542,7 +384,7 @@ class Queries:
         if filters.all:
             return live.msgs
         while True:
-            names = await state.matching(filters)
+            names = await self._search.matching(filters)
             index = await state.build()
             as_of = index, index.merged_seq, live.first_seq, live.msgs
             if len(names) == len(index):

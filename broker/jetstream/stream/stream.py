@@ -3,16 +3,16 @@
 Owns: how its parts are connected, its side of the log (sealing, persisted), restart, and its info.
 Does not own: which streams exist, their creation records and subscriptions (account).
 
-    publish ──> publish_queue ──> sequencer ──> live ──> open block ──> log
+    publish ──> queue ──> sequencer ──> appender ──> live ──> open block ──> log
                              │            ^
               dedupe, subject_state   retention (limits, age, deletes, purges)
-    consumers, gets <── reading <── live, storage.reader
+    consumers <── chunks, gets <── queries <── live, storage.reader
 
 Two layers: ``live`` is what has been sequenced, and every decision is made from it at once; ``log.state`` is what has
 been persisted. A reply that shows live state goes through ``log.wait``, so no client sees what a crash could undo.
 
     ceiling     an async stream hands out only sequences below a persisted ceiling. After a crash it continues at the
-                ceiling, after a clean stop (``rest``) where it was, so no sequence ever names two messages.
+                ceiling, after a clean stop (``prepare_shutdown``) where it was, so no sequence ever names two messages.
 
 A restart does no heavy work: blocks are taken from the applied state at first use, subjects and message ids when a
 publish or a request first needs them.
@@ -31,8 +31,10 @@ from broker.clock import Clock
 from broker.garbage import discarded
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.appending import Appending
+from broker.jetstream.stream.chunks import Chunks, Loading
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
+from broker.jetstream.stream.publish.appender import Appender
 from broker.jetstream.stream.publish.batching import Batching
 from broker.jetstream.stream.publish.blocked import BlockedPublish
 from broker.jetstream.stream.publish.ceiling import SequenceCeiling
@@ -45,7 +47,7 @@ from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
 from broker.jetstream.stream.publish.totals import Totals
 from broker.jetstream.stream.publish.ttl import delete_marker
-from broker.jetstream.stream.queries import Loading, Queries
+from broker.jetstream.stream.queries import Queries
 from broker.jetstream.stream.queue import PublishQueue
 from broker.jetstream.stream.retention.enforcement import Enforcement
 from broker.jetstream.stream.retention.interest import Interest
@@ -53,14 +55,15 @@ from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.retention.ttl import MessageTtls
 from broker.jetstream.stream.scheduler import Scheduler
-from broker.jetstream.stream.state import memory_blocks
 from broker.jetstream.stream.state.decision import WAIT_SECONDS
 from broker.jetstream.stream.state.heads import Heads
 from broker.jetstream.stream.state.live import Live, LiveBlock
+from broker.jetstream.stream.state.memory_blocks import MemoryBlocks
 from broker.jetstream.stream.state.removal import Removal, joined
 from broker.jetstream.stream.state.rows import OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg, StoredMsgs
 from broker.jetstream.stream.state.subject_pages import SubjectPages
+from broker.jetstream.stream.state.subject_search import SubjectSearch
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.state.tasks import Tasks
 from broker.jetstream.stream.upstream.positions import Positions
@@ -88,8 +91,6 @@ __all__ = ["Stream"]
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-_TIDY_SECONDS = 0.1
 
 
 class Stream:
@@ -132,17 +133,18 @@ class Stream:
         self.positions = Positions(state.extra if state is not None else {})
         self.tasks = Tasks(self.name)
         self.appending = Appending(self, self.tasks, state.extra if state is not None else {})
-        self._shrunk: dict[int, LiveBlock] = {}
+        self.memory_blocks = MemoryBlocks(self.live, self._blocks_held) if not self.stored else None
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
-        self._tidy_timer: asyncio.TimerHandle | None = None
         self.msg_ids = MsgIds(self.dedupe, self.live, reader, clock, self.applied, state.last_seq if state is not None else 0)
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0,
                                      SubjectPages(self.applied, reader) if self.stored else None)
-        self.queries = Queries(self.live, self.heads, self.subjects, reader, self.tasks)
+        self.chunks = Chunks(self.live, self.subjects, reader, self.tasks)
+        self.subject_search = SubjectSearch(self.live, self.subjects)
+        self.queries = Queries(self.live, self.heads, self.subjects, self.subject_search, reader, self.chunks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
                                    self.tasks, clock)
         self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self.tasks)
-        self._info = StreamInfo(self.name, self.live, self.heads, self.subjects)
+        self._info = StreamInfo(self.name, self.live, self.heads, self.subjects, self.subject_search)
         self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
                                        self.tasks, empty=state is None)
         self.ttls = MessageTtls(self.live, self.heads, self.subjects, self.queries, self.retention, log, self.tasks, clock,
@@ -158,9 +160,10 @@ class Stream:
             self._publish_when_stored, self.interest, self.ttls)
         self._batching = Batching(self, log, context, replies, inflight,
                                   partial(StreamEvents, bus, clock, rng, domain, self.name), clock)
-        self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
+        self.sequencer = Sequencer(self, log, context, self.retention,
+                                   Appender(self, log, context, self.retention, self.ttls, self._batching, replies, clock),
                                    BlockedPublish(self, self.live, self.heads, self.tasks, replies, clock), self._batching,
-                                   replies, bus, clock)
+                                   replies, bus)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
         self.copies = Copies(self.queue, self.sequencer, self.live, self.heads, log)
         self._configure(config)
@@ -296,8 +299,8 @@ class Stream:
                 self.reader.admit(ref, block.head, block.chunks)
             if isinstance(mine, LiveBlock):
                 live.persisted(mine, block, not self.stored)
-        if not self.stored:
-            self._tidy_memory()
+        if self.memory_blocks is not None:
+            self.memory_blocks.tidy()
         if live.joining is not None:
             self.appending.persisted(block)
         last_seq = block.outcome.last_seq
@@ -305,17 +308,9 @@ class Stream:
             live.persisted_seq = last_seq
             self.listeners.wake()
 
-    def _tidy_memory(self) -> None:
-        """Keep the blocks of a memory stream few and free of removed messages."""
-        if self._tidy_timer is not None:
-            self._tidy_timer.cancel()
-            self._tidy_timer = None
-        held = self.queue.busy or self.heads.walks  # a running operation holds blocks
-        if not held and not memory_blocks.rewrite(self.live, self._shrunk):
-            memory_blocks.join_small(self.live)
-        if self._shrunk:
-            # Not with the next publish, which may never come.
-            self._tidy_timer = asyncio.get_running_loop().call_later(_TIDY_SECONDS if held else 0, self._tidy_memory)
+    def _blocks_held(self) -> bool:
+        """Whether a running operation holds blocks."""
+        return bool(self.queue.busy or self.heads.walks)
 
     def failed(self, error: Exception) -> None:
         """The stream's records cannot be stored: accept nothing more, and leave after the current decision."""
@@ -349,16 +344,16 @@ class Stream:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
-        """See ``Queries.next_chunk``."""
-        return self.queries.next_chunk(seq, filters)
+        """See ``Chunks.next_chunk``."""
+        return self.chunks.next_chunk(seq, filters)
 
     def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
-        """See ``Queries.known_seqs``."""
-        return self.queries.known_seqs(filters, seq, most)
+        """See ``Chunks.known_seqs``."""
+        return self.chunks.known_seqs(filters, seq, most)
 
     def chunk_of(self, seq: int) -> tuple[Chunk, LiveBlock, int] | None:
-        """See ``Queries.chunk_of``."""
-        return self.queries.chunk_of(seq)
+        """See ``Chunks.chunk_of``."""
+        return self.chunks.chunk_of(seq)
 
     def may_hold(self, seq: int) -> bool:
         """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""
@@ -493,8 +488,8 @@ class Stream:
 
     def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, told: bool = True) -> None:
         """Messages were removed, all of ``subject`` when it is given: notify the consumers if ``told``."""
-        if not self.stored:
-            self._shrunk.update((id(removal.block), removal.block) for removal in gone)
+        if self.memory_blocks is not None:
+            self.memory_blocks.removed(gone)
         if told and (self.listeners.by_name or self.ttls.expiries or self.scheduler.schedules):
             self.tell_removed(joined(gone), subject, purged)
         else:
@@ -533,8 +528,8 @@ class Stream:
         self.ttls.close()
         self.scheduler.close()
         self.live.leave()
-        if self._tidy_timer is not None:
-            self._tidy_timer.cancel()
+        if self.memory_blocks is not None:
+            self.memory_blocks.close()
         self.msg_ids.close()
         self.tasks.cancel()
         discarded(self)

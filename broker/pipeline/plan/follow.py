@@ -2,7 +2,7 @@
 
 The first look replays each shard's log from its newest checkpoint. A later one resumes there: two listings and a few
 gets if little is new, however large the store. If the next segments have been swept, it replays from a checkpoint
-again. ``storage.read.snapshot`` decides where a log ends.
+again. ``storage.read.chain`` decides where a log ends.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ from broker.storage.format.header import Position
 from broker.storage.format.index import decode_index
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths, block_key
-from broker.storage.read.snapshot import Snapshot, Steps, replay, replay_to, run_answering
+from broker.storage.read.snapshot import Snapshot, replay, replay_to
+from broker.storage.read.steps import Steps, run_answering
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.stream import StreamState
@@ -243,7 +244,7 @@ def uncollected() -> Iterator[None]:
 
 
 def stepped(objects: ObjectClient, shard: int, steps: Steps[T]) -> T:
-    """Run steps of ``storage.read.snapshot`` on the store. Raises: CutOff; Damaged; Newer; Unreachable."""
+    """Run ``steps`` on the store. Raises: CutOff; Damaged; Newer; Unreachable."""
     try:
         return run_answering(steps, objects.get_many, objects.list)
     except FormatError as error:

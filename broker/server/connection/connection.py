@@ -6,11 +6,11 @@
 
 Owns: subscriptions, CONNECT's options, the account and user logged in to, counts, and the order of serving and
 closing. Does not own: logging in (handshake), what may be published (publishing), pings (keepalive), how much is read at
-a time (read_pacing), unsent bytes (outbound).
+a time (read_pacing), unsent bytes (outbound), slowing down for receivers (stalling).
 
 Nothing here is awaited; timers are the loop's.
 
-Source: nats-server, server/client.go (processConnect, processPing, stalledWait, closeConnection).
+Source: nats-server, server/client.go (processConnect, processPing, closeConnection).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Collection
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from broker.garbage import discarded
 from broker.protocol import encoder
@@ -31,9 +31,11 @@ from broker.server.connection.connect_options import CONNECT_DEFAULTS, described
 from broker.server.connection.handshake import EVERYBODY, Handshake
 from broker.server.connection.host import Entrance, Host
 from broker.server.connection.keepalive import KeepAlive
-from broker.server.connection.outbound import SLOW_TIME, Outbound, hold_until_caught_up
+from broker.server.connection.limits import Limits
+from broker.server.connection.outbound import SLOW_TIME, Outbound
 from broker.server.connection.publishing import Publishing
 from broker.server.connection.read_pacing import ReadPacing
+from broker.server.connection.stalling import stall
 from broker.server.connection.subscribing import Subscribing, quoted
 from broker.server.connection.trace import Trace, TracedOutbound
 from broker.server.routing.route import Subscription
@@ -42,10 +44,6 @@ from broker.server.routing.router import Router
 __all__ = ["Client"]
 
 log = logging.getLogger(__name__)
-
-_STALL_PER_READ_NS: Final = 10_000_000
-_READ_BYTES: Final = 64 * 1024
-"""A producer is stalled for at most 10 ms per this many bytes read, as in nats-server's read loop."""
 
 
 class Client(asyncio.Protocol):
@@ -435,14 +433,11 @@ class Client(asyncio.Protocol):
         self.fail("maximum account active connections exceeded", "Maximum Account Connections Exceeded")
 
     def _take_limits(self) -> None:
-        """Apply the server's limits, or those of account and user where they are lower."""
-        own, account, user = self.server.settings.clients, self.account.settings, self.login
-        self.parser.limit(own.max_control_line, min(bound for bound in (
-            own.max_payload, account.max_payload, user.max_payload) if bound >= 0))
-        most = min((bound for bound in (
-            own.max_subscriptions or -1, account.max_subscriptions, user.max_subscriptions) if bound >= 0), default=-1)
-        self._subscribing.limit(most, own.max_sub_tokens)
-        if most == 0 and user.kind == "jwt":
+        clients = self.server.settings.clients
+        limits = Limits.of(clients, self.account, self.login)
+        self.parser.limit(clients.max_control_line, limits.max_payload)
+        self._subscribing.limit(limits.max_subscriptions, clients.max_sub_tokens)
+        if limits.max_subscriptions == 0 and self.login.kind == "jwt":
             # A token that names no number allows none: as on nats-server, such a client cannot even stay.
             self.fail("maximum subscriptions exceeded", "Maximum Subscriptions Exceeded")
 
@@ -538,9 +533,7 @@ class Client(asyncio.Protocol):
 
     def _stall(self, read_bytes: int) -> None:
         """Receivers of this read's messages are far behind: stop reading until they catch up, or for a bounded time."""
-        behind = {id(outbound): outbound for outbound in self.server.stalled}
-        self.server.stalled.clear()
         self.stalls += 1
         self.server.stalled_clients += 1
-        reads = -(-read_bytes // _READ_BYTES)
-        hold_until_caught_up(self, behind.values(), reads * _STALL_PER_READ_NS / 1e9)
+        stall(self, self.server.stalled, read_bytes)
+        self.server.stalled.clear()

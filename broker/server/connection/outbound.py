@@ -6,7 +6,7 @@
 Everything that one turn of the loop queues for a client is sent in one write. A client with more than ``max_pending``
 queued, or that does not take what was handed to the transport within ``write_deadline_ns``, is a slow consumer and is
 closed; with ``write_timeout: retry`` not while it takes anything. Above three quarters of the bound it is ``stalled``, and
-its publishers are slowed down.
+its publishers are slowed down (stalling).
 
 Source: nats-server, server/client.go (queueOutbound, flushOutbound).
 """
@@ -14,10 +14,10 @@ Source: nats-server, server/client.go (queueOutbound, flushOutbound).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
-__all__ = ["SLOW_BYTES", "SLOW_TIME", "Flusher", "Outbound", "hold_until_caught_up"]
+__all__ = ["SLOW_BYTES", "SLOW_TIME", "Flusher", "Outbound"]
 
 SLOW_BYTES: Final = "Slow Consumer (Pending Bytes)"
 SLOW_TIME: Final = "Slow Consumer (Write Deadline)"
@@ -183,35 +183,3 @@ class Outbound:
         self._mark = self._handed
         self._sent = self._handed - left
         self._deadline = self._loop.call_later(self._deadline_s, self._check)
-
-
-class Reader(Protocol):
-    """A connection whose reading can be held; holds nest."""
-
-    def hold(self) -> None: ...
-
-    def release(self) -> None: ...
-
-
-def hold_until_caught_up(reader: Reader, behind: Collection[Outbound], seconds: float) -> None:
-    """Hold ``reader``, which published to those ``behind``, until all have caught up, but no longer than ``seconds``."""
-    reader.hold()
-    left = len(behind)
-    held = True
-
-    def go_on() -> None:
-        nonlocal held
-        if held:
-            held = False
-            timer.cancel()
-            reader.release()
-
-    def caught_up() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            go_on()
-
-    timer = asyncio.get_running_loop().call_later(seconds, go_on)
-    for outbound in behind:
-        outbound.waiting.append(caught_up)

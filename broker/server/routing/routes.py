@@ -139,15 +139,15 @@ class Routes:
         ``family`` then identifies the other subjects with the same route: those with this head and number of dots. An
         ack with an empty number is included; its consumer will reject it.
         """
-        self.lookups += 1
-        if subject[-1:] != b".":
-            if subject.startswith(_INBOXES):
-                head = subject.rpartition(b".")[0]
-                route = self.inbox(head)
-                if route is not None:
-                    self.family = (head + b".", head.count(b".") + 1)
-                    return route
-            elif subject.startswith(ACK) and not self._ack_readers:
+        if subject[-1:] != b"." and subject.startswith(_INBOXES):
+            head = subject.rpartition(b".")[0]
+            route = self.inbox(head)
+            if route is not None:
+                self.family = (head + b".", head.count(b".") + 1)
+                return route
+        else:
+            self.lookups += 1
+            if subject[-1:] != b"." and subject.startswith(ACK) and not self._ack_readers:
                 head = subject.rsplit(b".", 5)[0]
                 route = self._acks.get(head)
                 self.family_hits += route is not None
@@ -188,6 +188,7 @@ class Routes:
 
     def inbox(self, prefix: bytes) -> Route | None:
         """The route of all subjects one token longer than ``prefix``, or None if they differ."""
+        self.lookups += 1
         try:
             route = self._inboxes[prefix]
         except KeyError:

@@ -7,7 +7,8 @@ from broker.storage.format.header import Position
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced, Patience
-from broker.storage.read.snapshot import Snapshot, replay, run
+from broker.storage.read.snapshot import Snapshot, replay
+from broker.storage.read.steps import run
 
 __all__ = ["recover"]
 

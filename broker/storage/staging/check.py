@@ -1,15 +1,17 @@
 """Reads staged runs for the shard's owner: every byte is checked before anything relies on it, and what a stream has to know
 of the messages is gathered.
 
-The frames are compared with their checksums and not decoded: they stay where they are, as they are.
+The frames stay where they are, as they are. All are compared with their checksums; those of messages with headers are decoded
+too, since a reader's library has to parse these.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import ge, gt
@@ -21,13 +23,14 @@ from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
 from broker.storage.format.codec import says_size
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind
-from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, Head, decode_index
+from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, Head, decode_frame, decode_index
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.request import BLOCK_MESSAGES_MAX, BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
 from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import StreamPaths
+from broker.storage.staging.headers import first_flaw
 from broker.storage.staging.subjects import is_stageable
 
 __all__ = ["SUBJECTS_MAX", "Aside", "Ids", "NotAdoptable", "Staged", "StagedBlock", "read_staged"]
@@ -67,14 +70,22 @@ class Ids(NamedTuple):
         """The subject of the ``at``-th of them."""
         return self.names[self.subjects[at]]
 
+    def within(self, start: int, count: int) -> list[bytes]:
+        """The id of each of ``count`` messages of the block, b"" for those that have none."""
+        found, ordinals = [b""] * count, self.ordinals
+        for at in range(bisect_left(ordinals, start), bisect_left(ordinals, start + count)):
+            found[ordinals[at] - start] = self.ids[at]
+        return found
+
 
 class _Frame(NamedTuple):
-    """``offset`` in the object, ``size`` as stored."""
+    """``offset`` in the object, ``size`` as stored. ``headed``: its block and its number there, if that has headers or ids."""
 
     offset: int
     size: int
     crc: int
     raw_bytes: int
+    headed: tuple[Head, int, Ids] | None
 
 
 class StagedBlock(NamedTuple):
@@ -142,15 +153,19 @@ async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int
         if staged.ids_bytes > ids_bytes_max:
             raise NotAdoptable("it has more message ids than the stream's duplicate window can hold: "
                                "make several requests of it, or leave the ids out")
-    for span in _spans(frames):
+        *full, frames = _spans(frames)  # so that no more than some blocks' indexes are in memory
+        for span in full:
+            await _check_span(store, key, run.size, span, aside)
+    await _check_span(store, key, run.size, frames, aside)
+
+
+async def _check_span(store: ObjectStore, key: str, size: int, span: Sequence[_Frame], aside: Aside) -> None:
+    """Raises: NotAdoptable; NotFound; StoreError; FormatError."""
+    if span:
         start, end = span[0].offset, span[-1].offset + span[-1].size
         # One byte more: an object that is longer than it should be has been tampered with too.
-        data = await store.get(key, start, end + 1 if end == run.size else end)
-        if not await aside(_sound, data, start, end, span):
-            raise NotAdoptable(f"{key} is damaged: a checksum of its frames does not match, from byte {start} on")
-        if not all(frame.size == frame.raw_bytes or says_size(_first_bytes(data, frame.offset - start), frame.raw_bytes)
-                   for frame in span):
-            raise NotAdoptable(f"{key} has a frame, from byte {start} on, that does not say as zstd's content size how long it was")
+        data = await store.get(key, start, end + 1 if end == size else end)
+        await aside(_check_frames, key, data, start, end, span)
 
 
 async def _head(store: ObjectStore, key: str, run: StagedRun) -> SegmentHead:
@@ -191,7 +206,9 @@ def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes)
     ids = _ids(head, core)
     staged.ids_bytes += sum(map(len, ids.ids)) + ID_BYTES * len(ids.ids)
     staged.blocks.append(StagedBlock(ref, ids))
-    return [_Frame(ref.frames_offset + frame.offset, frame.stored_bytes, frame.crc, frame.raw_bytes) for frame in head.frames]
+    has_headers = bool(head.hlen if head.hlens is None else any(head.hlens))
+    return [_Frame(ref.frames_offset + frame.offset, frame.stored_bytes, frame.crc, frame.raw_bytes,
+                   (head, number, ids) if has_headers or ids.ids else None) for number, frame in enumerate(head.frames)]
 
 
 def _check_lengths(head: Head, key: str) -> None:
@@ -218,23 +235,34 @@ def _ids(head: Head, core: BlockCore) -> Ids:
                array("I", subjects), tuple(head.subjects))
 
 
-def _spans(frames: list[_Frame]) -> Iterator[list[_Frame]]:
-    """Neighbouring frames that are read together."""
-    span: list[_Frame] = []
+def _spans(frames: Sequence[_Frame]) -> list[list[_Frame]]:
+    """Neighbouring frames that are read together; the last of these may get more."""
+    spans: list[list[_Frame]] = [[]]
     for frame in frames:
-        if span and frame.offset + frame.size - span[0].offset > _READ_BYTES:
-            yield span
-            span = []
-        span.append(frame)
-    if span:
-        yield span
+        if spans[-1] and frame.offset + frame.size - spans[-1][0].offset > _READ_BYTES:
+            spans.append([])
+        spans[-1].append(frame)
+    return spans
 
 
-def _sound(data: bytes, start: int, end: int, span: list[_Frame]) -> bool:
+def _check_frames(key: str, data: bytes, start: int, end: int, span: Sequence[_Frame]) -> None:
+    """``data`` has these frames, as its bytes from start to end. In a thread. Raises: NotAdoptable; FormatError."""
     view = memoryview(data)
-    return len(data) == end - start and all(
-        crc32(view[frame.offset - start:frame.offset - start + frame.size]) == frame.crc for frame in span)
-
-
-def _first_bytes(data: bytes, at: int) -> memoryview:
-    return memoryview(data)[at:at + _FRAME_HEADER_BYTES]
+    if len(data) != end - start or not all(
+            crc32(view[frame.offset - start:frame.offset - start + frame.size]) == frame.crc for frame in span):
+        raise NotAdoptable(f"{key} is damaged: a checksum of its frames does not match, from byte {start} on")
+    for frame in span:
+        stored = view[frame.offset - start:frame.offset - start + frame.size]
+        if frame.size != frame.raw_bytes and not says_size(stored[:_FRAME_HEADER_BYTES], frame.raw_bytes):
+            raise NotAdoptable(f"{key} has a frame, from byte {frame.offset} on, that does not say as zstd's content size how long "
+                               f"it was")
+        if frame.headed is None:
+            continue
+        head, number, ids = frame.headed
+        chunk = decode_frame(head, number, stored, key)
+        count = len(chunk.bodies)
+        found = first_flaw(chunk.hlens or [0] * count, chunk.bodies, ids.within(chunk.start, count))
+        if found is not None:
+            at, why = found
+            raise NotAdoptable(f"{key} has a message that cannot be staged, number {chunk.start + at + 1} of its block, subject "
+                               f"{chunk.subjects[at].decode('utf-8', 'replace')[:80]!r}: {why}")

@@ -12,5 +12,16 @@ _BYTES_MAX: Final = 1 << 16
 
 
 def is_stageable(subject: bytes) -> bool:
-    """Whether a message can have it. One with a space or a line break would end the protocol's line wherever it is delivered."""
-    return len(subject) <= _BYTES_MAX and b"\0" not in subject and is_valid(subject) and is_literal(subject)
+    """Whether a message can have it. One with a space or a line break would end the protocol's line wherever it is delivered; one
+    that is not UTF-8 can be published, and whoever gets it with nats-py gets nothing any more."""
+    if len(subject) > _BYTES_MAX or b"\0" in subject or b"\v" in subject or not (is_valid(subject) and is_literal(subject)):
+        return False
+    return subject.isascii() or _is_text(subject)
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -31,20 +31,10 @@ from broker.storage.format.staged import staged_position
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
 from broker.storage.paths import ShardPaths, StreamPaths
+from broker.storage.staging.headers import MSG_ID, MSG_ID_BLOCK, flaw
 from broker.storage.staging.subjects import is_stageable
 
-__all__ = ["ACTED_UPON", "MSG_ID", "RowRefused", "RunWriter", "ToPut", "request_id_of", "request_object"]
-
-MSG_ID: Final = b"Nats-Msg-Id"
-_MSG_ID_BLOCK: Final = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n"
-
-ACTED_UPON: Final = frozenset((
-    b"Nats-Batch-Commit", b"Nats-Batch-Id", b"Nats-Batch-Sequence", b"Nats-Counter-Sources", b"Nats-Expected-Last-Msg-Id",
-    b"Nats-Expected-Last-Sequence", b"Nats-Expected-Last-Subject-Sequence", b"Nats-Expected-Last-Subject-Sequence-Subject",
-    b"Nats-Expected-Stream", b"Nats-Incr", b"Nats-Required-Api-Level", b"Nats-Rollup", b"Nats-Schedule",
-    b"Nats-Schedule-Next", b"Nats-Schedule-Rollup", b"Nats-Schedule-Source", b"Nats-Schedule-TTL", b"Nats-Schedule-Target",
-    b"Nats-Schedule-Time-Zone", b"Nats-Scheduler", b"Nats-Stream-Source", b"Nats-TTL", b"Nats-Request-Info"))
-"""Headers that ask a stream for something beyond storing the message. Nobody would do it for staged ones."""
+__all__ = ["RowRefused", "RunWriter", "ToPut", "request_id_of", "request_object"]
 
 _RUN_BYTES: Final = 32 << 20
 _BLOCK_BYTES: Final = 4 << 20
@@ -215,13 +205,9 @@ def request_object(account: str, stream: str, stream_id: int, request_id: int, e
 def _with_id(headers: bytes, msg_id: bytes | None) -> tuple[bytes, bytes]:
     """The header block with the message id, and the id. Raises: RowRefused."""
     if msg_id and not headers:
-        return _MSG_ID_BLOCK % _checked_id(msg_id), msg_id
-    if headers and not (headers.startswith(header_block.VERSION + b"\r\n") and headers.endswith(b"\r\n\r\n")):
-        raise RowRefused("the headers are no header block: it begins with NATS/1.0 and ends with an empty line")
-    for name, _ in header_block.items(headers):
-        if name in ACTED_UPON:
-            raise RowRefused(f"the header {name.decode()} asks the stream for something that is done for published messages only: "
-                             f"leave it out, or publish the message")
+        return MSG_ID_BLOCK % _checked_id(msg_id), msg_id
+    if (why := flaw(headers)) is not None:
+        raise RowRefused(why)
     own = header_block.get(headers, MSG_ID)
     if msg_id is None or msg_id == own:
         return headers, own or b""
@@ -236,6 +222,10 @@ def _checked_id(msg_id: bytes) -> bytes:
     """Raises: RowRefused."""
     if b"\r" in msg_id or b"\n" in msg_id or msg_id != msg_id.strip(b" "):
         raise RowRefused(f"{msg_id[:80]!r} is no message id: it has line breaks, or spaces around it")
+    try:
+        msg_id.decode()
+    except UnicodeDecodeError:
+        raise RowRefused(f"{msg_id[:80]!r} is no message id: it is not UTF-8") from None
     return msg_id
 
 

@@ -207,30 +207,30 @@ async def test_advisories(clients: tuple[Client, Client]) -> None:
     name, other = new_name(), new_name()
     for client in clients:
         events: list[tuple[Any, ...]] = []
-        over = asyncio.Event()
+        news = asyncio.Event()
 
-        async def note(msg: Any, events: list[tuple[Any, ...]] = events, over: asyncio.Event = over) -> None:
+        async def note(msg: Any, events: list[tuple[Any, ...]] = events, news: asyncio.Event = news) -> None:
             event = json.loads(msg.data)
             for key in _VARIES & event.keys():
                 event[key] = type(event[key]).__name__
             events.append((msg.subject, plain(event.pop("state", None)), event, broken(msg.data)))
-            if "COMPLETE" in msg.subject:
-                over.set()
+            news.set()
 
-        async def done(over: asyncio.Event = over) -> None:
-            await asyncio.wait_for(over.wait(), 30)
-            over.clear()
+        async def told(count: int, events: list[tuple[Any, ...]] = events, news: asyncio.Event = news) -> None:
+            while len(events) < count:
+                news.clear()
+                await asyncio.wait_for(news.wait(), 30)
 
         subscription = await client.subscribe("$JS.EVENT.ADVISORY.STREAM.>", cb=note)
         await api(client, f"STREAM.CREATE.{name}", {"name": name, "subjects": ["s"]})
         backup = await take(client, name)
-        await done()
+        await told(3)
         await gone(client, name)
         await restore(client, backup, name=other)
-        await done()
+        await told(7)
         with pytest.raises(Failed):
             await restore(client, Backup({"name": name, "subjects": ["t"]}, {}, b"no archive"))
-        await done()
+        await told(9)
         await subscription.unsubscribe()
         heard.append(sorted(events, key=lambda event: event[0]))
     assert heard[1] == heard[0]

@@ -63,6 +63,39 @@ async def test_a_list_of_last_messages_survives_a_purge_of_some() -> None:
     assert (cursor.pending, cursor.next_seq, len(cursor.skip)) == (0, 11, 0)
 
 
+async def test_what_leaves_around_a_list_of_last_messages() -> None:
+    """Between the listed ones nothing is pending; behind them all is that was counted, and what leaves there does not stay in the
+    count, nor the part of a range that reaches so far."""
+    stream = FakeStream(ManualClock())
+    stream.add(*"abcbcdbcd")
+    cursor = Cursor(stream, Filters([b"*"]), 1, set())  # type: ignore[arg-type]
+    cursor.list_first((1, 7, 8, 9), 9)
+    await cursor.recount()
+    taken = cursor.take(1, 1 << 20)
+    assert isinstance(taken, Taken)
+    cursor.passed(taken, 1)
+    for seq in (2, 3, 4, 5):
+        cursor.removed(seq, seq, 1, b"b")
+    assert (cursor.pending, cursor.exact) == (3, True)
+    stream.add("b", "b", "b", "c")
+    assert cursor.count() is None
+    assert cursor.pending == 7
+    cursor.removed(10, 10, 1, b"b")
+    cursor.removed(11, 11, 1, b"b")
+    assert (cursor.pending, cursor.exact) == (5, True)
+    stream.dead = {9, 10, 11, 12}
+    cursor.removed(9, 12, 2, None)
+    assert not cursor.exact
+    await cursor.recount()
+    assert cursor.count() is None
+    assert (cursor.pending, cursor.exact) == (4, True)
+    got = []
+    while isinstance(taken := cursor.take(10, 1 << 20), Taken):
+        got += taken.seqs
+        cursor.passed(taken, len(taken))
+    assert (got, cursor.pending) == ([7, 8, 13], 0)
+
+
 class Chunks:
     """A stream of chunks of four messages, sequences 1 to 20 without every fifth, of which some have left."""
 

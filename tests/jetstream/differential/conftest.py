@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.differential import coverage
-from tests.jetstream.differential.player import PATIENT_SECONDS, SILENT_SECONDS, Player
+from tests.jetstream.differential import coverage, player
+from tests.jetstream.differential.player import Played, Player
 from tests.jetstream.differential.scenarios import ALL
 
 __all__ = ["compare", "players"]
@@ -31,24 +31,16 @@ async def players(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 @pytest.fixture
 def compare(players: tuple[Player, ...]) -> Callable[[str], Awaitable[None]]:
-    """Plays a scenario by its name, and fails at the first step whose results differ.
-
-    nats-server's goroutines race: a difference gets two more tries, and only one found each time is reported.
-    """
+    """Plays a scenario by its name, and fails at the first step whose results differ."""
     async def compared(name: str) -> None:
-        for last_try in (False, False, True):
-            for player in players:
-                player.silent_seconds = PATIENT_SECONDS if last_try else SILENT_SECONDS
-            await asyncio.gather(*(player.clear() for player in players))
-            expected, *got = await asyncio.gather(*(player.play(ALL[name]) for player in players))
-            if last_try or all(one == expected for one in got):
-                break
-        for one in got:
-            for (step, theirs), (_, ours) in zip(expected, one, strict=True):
-                assert ours == theirs, step
+        async def play() -> list[Played]:
+            await asyncio.gather(*(one.clear() for one in players))
+            return await asyncio.gather(*(one.play(ALL[name]) for one in players))
+
+        expected = await player.compare(players, play)
         real, *others = players
-        for player in others:
-            assert player.broken <= real.broken, "messages that are not as their schemas say"
+        for one in others:
+            assert one.broken <= real.broken, "messages that are not as their schemas say"
         assert not coverage.unkept(name, expected), "coverage.py says that nats-server sends this"
 
     return compared

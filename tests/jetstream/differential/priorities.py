@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 __all__ = ["SCENARIOS", "SHOWS"]
 
 
@@ -12,7 +14,9 @@ def _consumer(policy: str, messages: int = 6, options: str = "") -> str:
 
 
 def _pull(box: str, batch: int = 1, **more: object) -> str:
-    fields = "".join(f', "{name}": {value!r}'.replace("'", '"').replace("True", "true") for name, value in more.items())
+    """A pull request; what ends in ``_ms`` is a duration."""
+    shown = {name.removesuffix("_ms"): f"{value}ms" if name.endswith("_ms") else json.dumps(value) for name, value in more.items()}
+    fields = "".join(f', "{name}": {value}' for name, value in shown.items())
     return f'pull C {box} {{"batch": {batch}, "group": "g"{fields}}}\n'
 
 
@@ -143,12 +147,12 @@ SCENARIOS: dict[str, str] = {
         info C""",
     "overflow: one-shots": _OVERFLOW + _pull("a", 2, min_pending=10, no_wait=True) + """get a 1
         """ + _pull("a", 10, min_pending=3, no_wait=True) + """until a 404
-        """ + _pull("a", 2, min_pending=10, expires=200_000_000) + """until a 408
+        """ + _pull("a", 2, min_pending=10, expires_ms=200) + """until a 408
         info C""",
     "overflow: bytes": _OVERFLOW + _pull("a", 10, min_pending=3, max_bytes=100) + """until a 409
         """ + _pull("b", 10, max_bytes=1) + """until b 409
         info C""",
-    "overflow: heartbeats": _OVERFLOW + _pull("a", 2, min_pending=10, expires=500_000_000, idle_heartbeat=200_000_000)
+    "overflow: heartbeats": _OVERFLOW + _pull("a", 2, min_pending=10, expires_ms=500, idle_heartbeat_ms=200)
         + "until a 408",
     "overflow: max_ack_pending": _consumer("overflow", 6, ', "max_ack_pending": 2')
         + _pull("a", 10, min_pending=1) + """get a 2
@@ -230,7 +234,7 @@ SCENARIOS: dict[str, str] = {
         pub[A: b; C: d] s.a three
         """ + _pull("a", 1, id="@pin1") + "get a 1",
     "pinned: one-shots and expiry": _PINNED + _pull("a", 1) + "get a 1\n" + _pull("b", 1, no_wait=True) + """get b 1
-        """ + _pull("b", 1, no_wait=True, expires=200_000_000) + "get b 1\n" + _pull("b", 1, expires=150_000_000) + """get b 1
+        """ + _pull("b", 1, no_wait=True, expires_ms=200) + "get b 1\n" + _pull("b", 1, expires_ms=150) + """get b 1
         """ + _pull("a", 20, id="@pin1", no_wait=True) + """until a 404
         info C""",
     "pinned: deleted under it": _PINNED + _pull("a", 1) + "get a 1\n" + _pull("b", 2) + """api CONSUMER.DELETE.S.C
@@ -266,7 +270,7 @@ SCENARIOS: dict[str, str] = {
         until a 409
         get b 5
         rest c""",
-    "prioritized: expiry and inboxes gone": _PRIORITIZED + _pull("a", 5, priority=1, expires=200_000_000)
+    "prioritized: expiry and inboxes gone": _PRIORITIZED + _pull("a", 5, priority=1, expires_ms=200)
         + _pull("b", 5, priority=2) + _pull("c", 5, priority=3) + """unsub b
         until a 408
         fill 2 s.#

@@ -10,12 +10,13 @@ _STREAM = 'stream {"allow_msg_schedules": true, "allow_msg_ttl": true}'
 _FAR = "@at 2099-01-01T00:00:00Z"
 
 _PATTERNS = (
-    _FAR, "@at 2099-01-01T00:00:00+02:00", "@at 2099-01-01", "@at", "@at ", "@every 1h", "@every 1s", "@every 999ms", "@every 0.5s",
+    _FAR, "@at 2099-01-01T00:00:00+02:00", "@at 2099-01-01", "@at", "@at ", "@every 1h", "@every 999ms", "@every 0.5s",
     "@every -1h", "@every x", "@every", "@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually", "@Daily",
     "@reboot", "0 0 0 1 1 *", "0 0 0 1 1", "0 0 0 1 1 * *", "* * * * 1 *", "60 0 0 1 1 *", "0 60 0 1 1 *", "0 0 24 1 1 *", "0 0 0 0 1 *",
     "0 0 0 32 1 *", "0 0 0 1 13 *", "0 0 0 1 1 7", "0 0 0 30 2 *", "0 0 0 29 feb *", "0 0 0 ? JAN mon-fri", "0 0 0 1 1-12/11 ?", "*/0 0 0 1 1 *",
     "5-3 0 0 1 1 *", "1-2-3 0 0 1 1 *", "1/2/3 0 0 1 1 *", ",, 0 0 1 1 *", "1,2,,3 0 0 1 1 *", "+1 0 0 1 1 *", "-1 0 0 1 1 *", "0/70 0 0 1 1 *",
-    "x", "0  0  0  1  1  *", "0 0 0 1 1 *  ")
+    "x", "0  0  0  1  1  *", "0 0 0 1 1 *  ", "@every 1s")
+"""The one that fires soon is the last, so that none of the sequences depends on how long the others take."""
 
 _ZONES = (("0 0 0 1 1 *", "Europe/Berlin"), ("0 0 0 1 1 *", "UTC"), ("0 0 0 1 1 *", "Nowhere/Town"), ("0 0 0 1 1 *", ""),
           ("@every 1h", "UTC"), (_FAR, "UTC"), ("@daily", "America/New_York"), ("", "Europe/Berlin"), ("", "x"), ("x", "x"))
@@ -111,7 +112,13 @@ SCENARIOS: dict[str, str] = {
     # One wait for all, and a stream for each, since their order is not defined.
     "firing": "\n".join([_STREAM, *(
         f'api STREAM.CREATE.{name} {{"name": "{name}", "subjects": ["{name}.>"], "allow_msg_schedules": true, "allow_msg_ttl": true, "storage": "{storage}"}}'
-        for name, storage in (("COPY", "file"), ("OWN", "file"), ("VOID", "file"), ("TICK", "file"), ("MEM", "memory")))]) + """
+        for name, storage in (("COPY", "file"), ("OWN", "file"), ("VOID", "file"), ("TICK", "file"), ("MEM", "memory"))), *(
+        f'api STREAM.CREATE.{name} {{"name": "{name}", "subjects": ["{name}.>"], "allow_msg_schedules": true, "allow_atomic": true}}'
+        for name in ("BATCHED", "FROM")),
+        # What comes in a batch is published without one, though it keeps the headers.
+        _batch(("BATCHED.b", ""), ("BATCHED.a", "Nats-Schedule: @at 2020-01-01T00:00:00Z; Nats-Schedule-Target: BATCHED.t")),
+        _batch(("FROM.b", ""), ("FROM.latest", "c: d"), batch="f"),
+        "pub[Nats-Schedule: @at 2020-01-01T00:00:00Z; Nats-Schedule-Target: FROM.t; Nats-Schedule-Source: FROM.latest] FROM.a own"]) + """
         consumer C {"filter_subject": "s.t"}
         pub[x: y; Nats-TTL: 1h; Nats-Expected-Stream: COPY] COPY.latest content
         pub[Nats-Schedule: @at 2020-01-01T00:00:00Z; Nats-Schedule-Target: COPY.t; Nats-Schedule-Source: COPY.latest; Nats-Schedule-TTL: 1m; Nats-Schedule-Rollup: sub] COPY.a own
@@ -130,6 +137,10 @@ SCENARIOS: dict[str, str] = {
         api STREAM.MSG.GET.OWN {"last_by_subj": "OWN.t"}
         api STREAM.MSG.GET.MEM {"last_by_subj": "MEM.t"}
         api STREAM.MSG.GET.MEM {"last_by_subj": "MEM.a"}
+        api STREAM.MSG.GET.BATCHED {"last_by_subj": "BATCHED.t"}
+        api STREAM.MSG.GET.BATCHED {"last_by_subj": "BATCHED.a"}
+        api STREAM.MSG.GET.FROM {"last_by_subj": "FROM.t"}
+        api STREAM.MSG.GET.FROM {"last_by_subj": "FROM.a"}
         api STREAM.MSG.GET.TICK {"seq": 1}
         api STREAM.MSG.GET.TICK {"last_by_subj": "TICK.cron"}
         api STREAM.MSG.GET.VOID {"last_by_subj": "VOID.t"}

@@ -23,7 +23,7 @@ async def outcome(url: str) -> tuple[list[Any], list[Any]]:
     """The answers to two batches, of which the second is refused at its last message; and what is in the stream after that."""
     client = await nats.connect(url)
     config = {"name": "S", "subjects": ["s.*"], "allow_atomic": True}
-    created = await client.request("$JS.API.STREAM.CREATE.S", json.dumps(config).encode(), timeout=10)
+    created = await client.request("$JS.API.STREAM.CREATE.S", json.dumps(config).encode(), timeout=30)
     assert b"error" not in created.data
     answers = []
     for batch, expected in (("a", ""), ("b", str(COUNT + 1))):

@@ -20,6 +20,7 @@ from broker.jetstream.stream.staged_ids import StagedIds
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.errors import ApiError
+from broker.protocol import headers as header_block
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.document import encode_document
 from broker.storage.format.header import ObjectKind, Position
@@ -34,7 +35,7 @@ from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.staging.answers import REFUSED, answer_in
 from broker.storage.staging.check import Ids, Staged, StagedBlock, read_staged
-from broker.storage.staging.writer import request_id_of
+from broker.storage.staging.writer import RunWriter, request_id_of
 from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
 from tests.jetstream.in_process import Inside
@@ -60,7 +61,7 @@ async def contents(broker: Inside, stream: str) -> list[tuple[int, str, bytes]]:
     if not info.state.messages:
         return []
     subscription = await js.subscribe(">", stream=stream, ordered_consumer=True)
-    found = [await subscription.next_msg(timeout=10) for _ in range(info.state.messages)]
+    found = [await subscription.next_msg(timeout=30) for _ in range(info.state.messages)]
     await subscription.unsubscribe()
     return [(msg.metadata.sequence.stream, msg.subject, msg.data) for msg in found]
 
@@ -208,7 +209,7 @@ async def test_copies_filters_and_limits_over_scattered_duplicates(broker: Insid
     assert (await contents(broker, "S"))[150:] == kept
     for name, pending in (("all", 300), ("some", len(some))):
         assert (await broker.ok(f"CONSUMER.INFO.S.{name}"))["num_pending"] == pending
-    batch = await (await broker.client.jetstream().pull_subscribe_bind("some", "S")).fetch(len(some), timeout=10)
+    batch = await (await broker.client.jetstream().pull_subscribe_bind("some", "S")).fetch(len(some), timeout=30)
     assert [(msg.metadata.sequence.stream, msg.subject, msg.data) for msg in batch] == some
     await settled(broker, "M", 300)
     assert (await contents(broker, "M"))[150:] == kept
@@ -503,7 +504,8 @@ async def test_a_refused_request_is_not_granted_later(broker: Inside) -> None:
     assert (await broker.ok("JETBLOCK.ADOPT.S", {"request": text_id("job")}))["messages"] == 1
 
 
-@pytest.mark.parametrize("subject", [b"s.a b", b"s.a\r\nPING", b"s.*", b"s.>", b"s..a", b"s.", b"s.\0", b"s." + b"x" * 70_000])
+@pytest.mark.parametrize("subject", [b"s.a b", b"s.a\r\nPING", b"s.*", b"s.>", b"s..a", b"s.", b"s.\0", b"s.\v",
+                                     b"s.\xff", b"s." + b"x" * 70_000])
 async def test_a_subject_that_no_message_can_have(broker: Inside, monkeypatch: pytest.MonkeyPatch, subject: bytes) -> None:
     """A writer of somebody's own may put one: delivered, it would end the protocol's line."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
@@ -511,6 +513,56 @@ async def test_a_subject_that_no_message_can_have(broker: Inside, monkeypatch: p
     answer = await adopt(broker, "S", [(b"s.a", b"1"), (subject, b"2")])
     assert "which no message can have" in answer["error"]["description"]  # type: ignore[index]
     assert await contents(broker, "S") == []
+
+
+async def test_headers_join_as_they_are(broker: Inside) -> None:
+    """Shows headers and ids of messages over several frames and blocks, some without any, as a consumer gets them."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    writer = RunWriter("$G", "S", broker.js.stream("$G", "S").stream_id, now_ns=broker.clock.now_ns(), block_messages=700)
+    expected: list[dict[str, str] | None] = []
+    for n in range(1500):
+        headers = {} if n % 3 == 0 else {"Trace": f"größe {n}"}
+        block = header_block.build([(name.encode(), value.encode()) for name, value in headers.items()]) if headers else b""
+        writer.add(b"S", b"x" * 300, block, msg_id=b"%d" % n if n % 2 else None)
+        expected.append(headers | ({"Nats-Msg-Id": str(n)} if n % 2 else {}) or None)
+    for run in writer.finish():
+        await broker.store.put(run.key, run.data)
+    answer = await broker.ok("JETBLOCK.ADOPT.S", {"request": await request(broker.store, writer, "job")})
+    assert (answer["messages"], answer["duplicates"]) == (1500, 0)
+    subscription = await broker.client.jetstream().subscribe("S", ordered_consumer=True)
+    assert [(await subscription.next_msg(timeout=30)).headers for _ in expected] == expected
+
+
+@pytest.mark.parametrize(("block", "msg_id", "why"), [
+    (b"no header block", b"", "no header block"), (b"NATS/1.0\r\nX: \xff\r\n\r\n", b"", "not UTF-8"),
+    (b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", b"", "no header block"),
+    (b"NATS/1.0\r\nNats-Expected-Stream: T\r\n\r\n", b"", "Nats-Expected-Stream"),
+    (b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n", b"2", "message id"), (b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n", b"", "message id"),
+    (b"", b"1", "message id"), (b"NATS/1.0\r\nX: " + b"y" * 65_600 + b"\r\n\r\n", b"", "header size exceeds")])
+async def test_headers_that_a_reader_could_not_parse(broker: Inside, monkeypatch: pytest.MonkeyPatch, block: bytes, msg_id: bytes,
+                                                     why: str) -> None:
+    """A writer of somebody's own may put any. Shows that the request is refused as a whole with the reason, which names the
+    message; that the answer is in the store; and that a sound request joins afterwards."""
+    await broker.ok("STREAM.CREATE.S", {"name": "S"})
+    with monkeypatch.context() as careless:
+        careless.setattr("broker.storage.staging.writer._with_id", lambda headers, msg_id: (block, msg_id))
+        careless.setattr("broker.storage.staging.writer._HEADERS_BYTES_MAX", 1 << 20)
+        writer = RunWriter("$G", "S", broker.js.stream("$G", "S").stream_id, now_ns=broker.clock.now_ns())
+        for _ in range(1000):
+            writer.add(b"S", b"x" * 200)
+        writer.add(b"S", b"payload", b"any", msg_id=msg_id)
+        for run in writer.finish():
+            await broker.store.put(run.key, run.data)
+    error = (await broker.api("JETBLOCK.ADOPT.S", {"request": await request(broker.store, writer, "job")}))["error"]
+    assert why in error["description"]
+    assert why == "header size exceeds" or "number 1001 of its block, subject 'S'" in error["description"]
+    state = broker.state.stream("$G", "S")
+    assert state is not None
+    answer = answer_in(state.extra, request_id_of("job"))
+    assert answer is not None
+    assert (answer.state, answer.why) == (REFUSED, error["description"])
+    assert (await broker.ok("STREAM.INFO.S"))["state"]["last_seq"] == 0
+    assert (await adopt(broker, "S", [(b"S", b"")]))["first_seq"] == 1
 
 
 @pytest.mark.parametrize("made", [
@@ -572,11 +624,11 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
     assert done[1].stays
     assert "version 2" in done[1].why
     assert done[request_id_of("job")].answer is not None
-    await inbox._sweep()
+    await inbox.sweep()
     assert (newer in broker.store.objects, let_go) == (True, [])
     await broker.store.delete(newer)
     inbox._swept_at_ns = None
-    await inbox._sweep()
+    await inbox.sweep()
     assert len(let_go) == 1
 
 
@@ -593,7 +645,7 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
     let_go: list[str] = []
     inbox = Inbox(broker.js, broker.log, broker.clock, InboxSettings(poll_ns=0), let_go.extend)
     for _ in range(4):
-        await inbox._sweep()
+        await inbox.sweep()
     assert sorted(let_go) == keys[4:]
     reached, may_go_on = asyncio.Event(), asyncio.Event()
     read = inbox._read
@@ -612,13 +664,13 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
         await broker.store.delete(key)
     for _ in range(4):
         inbox._swept_at_ns = None
-        await inbox._sweep()
+        await inbox.sweep()
     assert len(inbox._gone) == 7
     may_go_on.set()
     with pytest.raises(ApiError, match="was let go"):
         await granting
     inbox._swept_at_ns = None
-    await inbox._sweep()
+    await inbox.sweep()
     assert (len(inbox._gone), len(let_go)) == (0, 7)
 
 

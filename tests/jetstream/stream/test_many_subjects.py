@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.queries import Loading
-from broker.jetstream.stream.state import subject_state
+from broker.jetstream.stream.chunks import Loading
+from broker.jetstream.stream.state import subject_search, subject_state
 from broker.jetstream.stream.stream import Stream
 from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.world import World, pub, publish
@@ -41,14 +41,14 @@ async def _check(stream: Stream, msgs: dict[int, bytes]) -> None:
         for subject in msgs.values():
             if filters.match(subject):
                 counts[subject] = counts.get(subject, 0) + 1
-        assert sorted(await stream.subjects.matching(filters)) == sorted(counts), question
+        assert sorted(await stream.subject_search.matching(filters)) == sorted(counts), question
         assert await stream.queries.count(filters) == sum(counts.values())
         for up_to in (stream.last_seq, 200):
             lasts = {subject: seq for seq, subject in sorted(msgs.items()) if filters.match(subject) and seq <= up_to}
             assert await stream.last_seqs_by_subject(filters, up_to) == sorted(lasts.values()), (question, up_to)
         names = sorted(counts)
         for offset, limit in ((0, 100), (1, 3), (len(names) - 1, 5), (len(names) + 1, 5)):
-            page, total = await stream.subjects.page(filters, max(offset, 0), limit)
+            page, total = await stream.subject_search.page(filters, max(offset, 0), limit)
             assert (page, total) == (names[max(offset, 0):max(offset, 0) + limit], len(names))
         shown = await stream.info_state(subjects_filter=question[0] if question else b">", subjects_offset=1)
         if len(question) < 2:
@@ -64,8 +64,9 @@ async def test_answers_with_an_order_and_without(seed: int, tracked: bool, monke
     rng = random.Random(seed)
     world, stream, msgs = await _world(rng, tracked=tracked)
     await _check(stream, msgs)
-    monkeypatch.setattr(subject_state, "_UNORDERED_MAX", 0)
-    monkeypatch.setattr(subject_state, "_ORDER_WORTH", 0)
+    monkeypatch.setattr(subject_search, "_UNORDERED_MAX", 0)
+    monkeypatch.setattr(subject_search, "_ORDER_WORTH", 0)
+    monkeypatch.setattr(subject_search, "_NAMES_AT_ONCE", 5)
     monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", 5)
     monkeypatch.setattr(subject_state, "_FEW", 16)
     await _check(stream, msgs)
@@ -85,15 +86,15 @@ async def test_answers_with_an_order_and_without(seed: int, tracked: bool, monke
 
 async def test_a_question_of_many_filters_is_answered_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each filter leads to a few of the subjects in order: together they are no more in a turn of the loop than one filter's."""
-    monkeypatch.setattr(subject_state, "_ORDER_WORTH", 0)
-    monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(subject_search, "_ORDER_WORTH", 0)
+    monkeypatch.setattr(subject_search, "_NAMES_AT_ONCE", 10)
     world = World()
     stream = world.stream()
     await world.settle()
     publish(world, stream, *[pub(b"S.%03d.%d" % (i // 4, i % 4), reply=b"") for i in range(400)])
     await world.settle(stream)
     filters = Filters([b"S.%03d.*" % i for i in range(0, 100, 2)])
-    await stream.subjects.matching(Filters([b"S.000.*"]))  # looks in vain, so that the next one makes an order
+    await stream.subject_search.matching(Filters([b"S.000.*"]))  # looks in vain, so that the next one makes an order
     sizes: list[int] = []
     select = Filters.select
 
@@ -103,7 +104,8 @@ async def test_a_question_of_many_filters_is_answered_in_slices(monkeypatch: pyt
         return select(self, names)
 
     monkeypatch.setattr(Filters, "select", counted)
-    assert sorted(await stream.subjects.matching(filters)) == [b"S.%03d.%d" % (i, k) for i in range(0, 100, 2) for k in range(4)]
+    found = sorted(await stream.subject_search.matching(filters))
+    assert found == [b"S.%03d.%d" % (i, k) for i in range(0, 100, 2) for k in range(4)]
     assert sum(sizes) == 200, "others are not looked at"
     turns = "".join("x" * size or "|" for size in sizes).split("|")
     assert max(map(len, turns)) <= 20
@@ -112,14 +114,14 @@ async def test_a_question_of_many_filters_is_answered_in_slices(monkeypatch: pyt
 
 async def test_an_order_whose_making_is_cut_off_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request that waits for it is cancelled; the next one finds every subject."""
-    monkeypatch.setattr(subject_state, "_UNORDERED_MAX", 0)
+    monkeypatch.setattr(subject_search, "_UNORDERED_MAX", 0)
     world = World()
     stream = world.stream()
     await world.settle()
     publish(world, stream, *[pub(b"S.%d" % i, reply=b"") for i in range(9000)])
     await world.settle(stream)
     await stream.subjects.build()
-    asking = asyncio.ensure_future(stream.subjects.page(Filters([b"S.*"]), 0, 10))
+    asking = asyncio.ensure_future(stream.subject_search.page(Filters([b"S.*"]), 0, 10))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert stream.subjects.index is not None
@@ -129,7 +131,7 @@ async def test_an_order_whose_making_is_cut_off_is_made_anew(monkeypatch: pytest
     with pytest.raises(asyncio.CancelledError):
         await asking
     publish(world, stream, pub(b"S.00", reply=b""))
-    page, total = await stream.subjects.page(Filters([b"S.*"]), 0, 3)
+    page, total = await stream.subject_search.page(Filters([b"S.*"]), 0, 3)
     assert (page, total) == ([b"S.0", b"S.00", b"S.1"], 9001)
     await world.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker.jetstream.bus import Msg
+from broker.jetstream.stream import queue
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
@@ -85,8 +86,9 @@ async def test_a_full_log_slows_and_then_refuses() -> None:
     await world.close()
 
 
-async def test_a_short_hold_refuses_nobody() -> None:
+async def test_a_short_hold_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the store comes back in time, queued publishes are sequenced in order, and the sources are released."""
+    monkeypatch.setattr(queue, "HOLD_SECONDS", 30.0)
     world, store = stuck_world(tail_bytes_max=2000)
     stream = world.stream()
     await world.settle()

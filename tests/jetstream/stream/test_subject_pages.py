@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.state import subject_state
+from broker.jetstream.stream.state import subject_search, subject_state
 from broker.jetstream.stream.stream import Stream
 from broker.storage.checkpoint import checkpointer, subject_pages
 from broker.storage.compaction.settings import CompactionSettings
@@ -44,8 +44,8 @@ async def _check(stream: Stream, msgs: dict[int, bytes]) -> None:
     lasts = {subject: seq for seq, subject in sorted(msgs.items())}
     index = await stream.subjects.build()
     assert index.counts(SUBJECTS, stream.first_seq) == [Counter(msgs.values())[subject] for subject in SUBJECTS]
-    assert await stream.subjects.distinct() == len(lasts)
-    assert sorted(await stream.subjects.matching(Filters([b"S.*"]))) == sorted(lasts)
+    assert await stream.subject_search.distinct() == len(lasts)
+    assert sorted(await stream.subject_search.matching(Filters([b"S.*"]))) == sorted(lasts)
     assert [await stream.queries.last_seq_of(Filters([subject])) for subject in SUBJECTS] == [
         lasts.get(subject, 0) for subject in SUBJECTS]
     if index.tracked:
@@ -123,7 +123,8 @@ async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.
                                                  caplog: pytest.LogCaptureFixture) -> None:
     """Random publishes, deletes, purges, limits, rounds, merges, stops, kills, and pages of a few messages: every answer right."""
     rng = random.Random(seed)
-    monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", rng.choice([7, 4096]))
+    monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", at_once := rng.choice([7, 4096]))
+    monkeypatch.setattr(subject_search, "_NAMES_AT_ONCE", at_once)
     merging = CompactionSettings(few=2, segments=1 << 30, quiet_ns=1 << 60, cpu=1.0, bytes_per_second=1 << 40)
     how = settings(blocks_min=rng.choice([1, 3]), rows_max=rng.choice([30, 100, 1000]), compaction=merging)
     config = rng.choice([{}, {"max_msgs_per_subject": 2}, {"max_msgs": 300}, {"max_msgs_per_subject": 1, "max_bytes": 9000}])

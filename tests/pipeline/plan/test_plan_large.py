@@ -16,7 +16,7 @@ from tests.pipeline.large import BLOCK_MESSAGES, STREAM, checkpoint_of
 BLOCKS = 100_000
 MEMORY_MAX = 500 << 20
 SECONDS_MAX = 30
-"""About 3 s alone on one core; tests share the machine."""
+"""Of processor time, about 3 s alone: how long it takes depends on what else the machine does."""
 
 PLAN = """
 import json, pickle, resource, sys, time
@@ -65,7 +65,7 @@ def planned(url: str, subject: str = "") -> dict[str, float]:
     print(f"{url}: {found}")
     assert found["blocks"] == BLOCKS
     assert found["memory"] <= MEMORY_MAX
-    assert found["seconds"] <= SECONDS_MAX
+    assert found["cpu"] <= SECONDS_MAX
     return found
 
 

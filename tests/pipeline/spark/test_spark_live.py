@@ -12,7 +12,7 @@ import nats.errors
 import pytest
 from nats.js.api import StreamConfig
 
-from tests.harness import BrokerProcess, free_port
+from tests.harness import BrokerProcess
 from tests.pipeline.environment import environment
 from tests.real.s3 import S3Server
 
@@ -59,10 +59,11 @@ async def _follow(spark: Any, url: str, folder: Path, messages: int, environ: di
 
     Returns: the rows of each batch that had any.
     """
-    async with BrokerProcess("-js", "--store", url, environ=environ, port=free_port()) as broker:
+    async with BrokerProcess("-js", "--store", url, environ=environ) as broker:
         setup = await nats.connect(broker.url)
         await setup.jetstream().add_stream(StreamConfig(name="LIVE", subjects=["live.*"]))
         await setup.close()
+        spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 10_000)  # all: a busy machine has more than the last 100
         frame = spark.readStream.format("jetblock").options(store=url, stream="LIVE").load()
         query = (frame.writeStream.format("parquet").option("path", f"{folder}/rows")
                  .option("checkpointLocation", f"{folder}/checkpoint").trigger(processingTime="200 milliseconds").start())

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, Permissions, SubjectPermission, User
+from tests.server.in_process import LOGIN_SECONDS
 
 __all__ = ["configuration", "connect"]
 
@@ -13,7 +14,7 @@ __all__ = ["configuration", "connect"]
 def configuration(users: Sequence[User], accounts: Iterable[AccountSettings] = (), *, no_auth_user: str = "") -> str:
     """The configuration file of nats-server for these."""
     lines = [f"no_auth_user: {json.dumps(no_auth_user)}"] if no_auth_user else []
-    named = []
+    default, named = f"authorization {{ timeout: {LOGIN_SECONDS} }}", []
     for account in accounts:
         parts = [f"users: [{_users(users, account.name)}]"]
         if account.default_permissions is not None:
@@ -22,10 +23,10 @@ def configuration(users: Sequence[User], accounts: Iterable[AccountSettings] = (
             parts.append(f"limits: {{ max_connections: {account.max_connections} }}")
         body = "{ " + ", ".join(parts) + " }"
         if account.name == DEFAULT_ACCOUNT:
-            lines.append(f"authorization {body}")
+            default = default.replace(" }", "," + body[1:])
         else:
             named.append(f"{account.name} {body}")
-    return "\n".join([*lines, "accounts {", *named, "}", ""])
+    return "\n".join([*lines, default, "accounts {", *named, "}", ""])
 
 
 def connect(user: str, **fields: object) -> bytes:

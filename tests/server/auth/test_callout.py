@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,10 @@ def response(request: Request, token: str = "", *, signer: KeyPair = ISSUER, sub
     return encode_token(claims, signer, int(time.time()))
 
 
+def half_a_day_ago() -> datetime:
+    return datetime.now(UTC) - timedelta(hours=12)
+
+
 ANSWERS: dict[str, tuple[Answer, bytes]] = {
     "right": (lambda request: response(request, user(request)), OK),
     "expires later": (lambda request: response(request, user(request, exp=int(time.time()) + 100)), OK),
@@ -90,7 +95,8 @@ ANSWERS: dict[str, tuple[Answer, bytes]] = {
     "by no kind that is known": (lambda request: response(request, user(request, allowed_connection_types=["X"])), REFUSED),
     "invalid permissions": (lambda request: response(request, user(request, pub={"allow": ["a..b"]})), REFUSED),
     "at another time": (lambda request: response(request, user(
-        request, times=[{"start": "00:00:00", "end": "00:00:01"}], times_location="UTC")), REFUSED),
+        request, times=[{"start": f"{half_a_day_ago():%H}:00:00", "end": f"{half_a_day_ago():%H}:00:01"}],
+        times_location="UTC")), REFUSED),
 }
 
 
@@ -247,8 +253,8 @@ async def refused_in_the_end(server: ServerProcess) -> None:
     """A client that nobody answers for waits as long as it has to log in."""
     heard = TOO_LATE
     while heard == TOO_LATE:  # a busy machine: its time was up before the server had read its CONNECT
+        began = time.monotonic()
         async with Wire(server.port) as wire:
-            began = time.monotonic()
             wire.send(as_user("x") + b"PING\r\n" * 3)
             async with Wire(server.port) as gone:
                 gone.send(as_user("y"))
@@ -302,7 +308,7 @@ async def test_an_account_that_delegates(process: type[ServerProcess], tmp_path:
     ]
     sentinel = tokens.user("sentinel", "AUTH", bearer_token=True)
     for i, (more, answer, wanted) in enumerate(cases):
-        text = tokens.configuration(claims(**more), f"default_sentinel: {sentinel}", "authorization { timeout: 30 }")
+        text = tokens.configuration(claims(**more), f"default_sentinel: {sentinel}")
         async with (process("-c", write(tmp_path, text), monitor=False) as server,
                     connected(server, tokens.user("auth", "AUTH"), "auth") as auth):
             requests: list[Request] = []
@@ -321,7 +327,7 @@ async def test_an_update_lets_nobody_ask_the_service(process: type[ServerProcess
     """Users of the service's account may not publish requests of their own, also after its claims have changed."""
     account = key(ACCOUNT, "AUTH")
     rows = {"authorization": {"auth_users": [key(USER, "auth").public]}}
-    text = directory(tmp_path, "authorization { timeout: 30 }", AUTH=tokens.account("AUTH", **rows))
+    text = directory(tmp_path, AUTH=tokens.account("AUTH", **rows))
 
     def answer(request: Request) -> str:
         return response(request, user(request, "", signer=account), signer=account)

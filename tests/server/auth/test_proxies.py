@@ -20,14 +20,14 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.shows("auth.proxies")]
 
 ONE, OTHER, STRANGER, NKEY = key(SERVER, "one"), key(OPERATOR, "other"), key(USER, "stranger"), key(USER, "user")
 
-USERS = f"""authorization {{ users: [ {{user: free, password: p}}, {{user: bound, password: p, proxy_required: true}}
+USERS = f"""authorization {{ timeout: 60, users: [ {{user: free, password: p}}, {{user: bound, password: p, proxy_required: true}}
   {{nkey: {NKEY.public}, proxy_required: true}} ] }}"""
 KEYS = f"\nproxies {{ trusted: [ {{key: {ONE.public}}}, {{public_key: {OTHER.public}}} ] }}"
 
 ACCESS = {
     "users": USERS + KEYS, "users, no proxy is trusted": USERS,
-    "one user": "authorization { user: free, password: p, proxy_required: true }" + KEYS,
-    "a token": "authorization { token: t, proxy_required: true }" + KEYS,
+    "one user": "authorization { timeout: 60, user: free, password: p, proxy_required: true }" + KEYS,
+    "a token": "authorization { timeout: 60, token: t, proxy_required: true }" + KEYS,
     "anybody": KEYS,
 }
 
@@ -55,14 +55,17 @@ async def _log_in(server: ServerProcess, name: str, fields: dict[str, Any], sign
             shown = (await server.monitor("/connz"))["connections"][-1].get("proxy")
         else:
             answer += await wire.end()
-            # It is listed a moment later.
-            async with asyncio.timeout(30):
-                while not (rows := [  # noqa: ASYNC110 - a server tells nobody
-                        row for row in (await server.monitor("/connz?state=closed"))["connections"]
-                        if row.get("name") == name]):
-                    await asyncio.sleep(0.01)
-            shown = rows[0]["reason"]
+            shown = (await _closed(server, name))[0]
         return bool(nonce), answer, shown
+
+
+async def _closed(server: ServerProcess, name: str) -> list[str]:
+    """Why connections of this name ended, once there is one: it is listed a moment after its end."""
+    async with asyncio.timeout(30):
+        while not (rows := [  # noqa: ASYNC110 - a server tells nobody
+                row for row in (await server.monitor("/connz?state=closed"))["connections"] if row.get("name") == name]):
+            await asyncio.sleep(0.01)
+    return [row["reason"] for row in rows]
 
 
 @pytest.mark.parametrize("access", list(ACCESS))
@@ -86,12 +89,11 @@ async def test_who_came_through_a_proxy_that_is_trusted_no_more_is_closed(tmp_pa
             for wire, signer in ((gone, ONE), (stays, OTHER), (free, None)):
                 nonce = json.loads(wire.info.removeprefix(b"INFO "))["nonce"].encode()
                 by = {"user": "bound", "proxy_sig": encode_base64url(signer.sign(nonce))} if signer else {"user": "free"}
-                wire.send(b"CONNECT " + json.dumps({"verbose": False, "pass": "p", **by}).encode() + b"\r\n")
+                wire.send(b"CONNECT " + json.dumps({"verbose": False, "pass": "p", "name": "n", **by}).encode() + b"\r\n")
                 assert await wire.settled() == b"PONG\r\n"
             config.write_text('http: "127.0.0.1:-1"\n' + USERS + f"\nproxies {{ trusted: [ {{key: {OTHER.public}}} ] }}")
             os.kill(server.pid, signal.SIGHUP)
             assert b"-ERR 'Authorization Violation'\r\n" in await gone.end()
             for wire in (stays, free):
                 assert (await wire.settled()).endswith(b"PONG\r\n")
-            closed = (await server.monitor("/connz?state=closed"))["connections"]
-            assert [row["reason"] for row in closed] == ["Proxy Not Trusted"]
+            assert await _closed(server, "n") == ["Proxy Not Trusted"]

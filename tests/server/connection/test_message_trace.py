@@ -45,7 +45,7 @@ async def _received(subscription: Subscription) -> list[Any]:
 
 async def _events_before_last(traces: Subscription) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    while (event := json.loads((await traces.next_msg(timeout=10)).data))["events"][0]["subj"] != LAST:
+    while (event := json.loads((await traces.next_msg(timeout=30)).data))["events"][0]["subj"] != LAST:
         found.append(event)
     return found
 
@@ -67,8 +67,8 @@ async def _play(client: Client) -> list[Any]:
     for subject, headers in PUBLISHES:
         inbox = await client.subscribe(client.new_inbox())
         await client.publish(subject, b"x" if not subject.startswith("$") else b"", headers=headers, reply=inbox.subject)
-        await client.request(LAST, b"", headers=DEST, timeout=10)
-        await client.request("$JS.API.INFO", b"", timeout=10)
+        await client.request(LAST, b"", headers=DEST, timeout=30)
+        await client.request("$JS.API.INFO", b"", timeout=30)
         events = await _events_before_last(traces)
         replies = [(msg.headers or {}).get("Status") or json.loads(msg.data) for msg in await _received(inbox)]
         played.append((subject, headers, replies, [len(await _received(one)) for one in heard], list(map(_shown, events))))
@@ -97,7 +97,7 @@ async def test_a_trace_among_others_of_one_read(tmp_path: Path) -> None:
         inbox = await client.subscribe(client.new_inbox())
         for i in range(20):
             await client.publish("s.a", b"%d" % i, reply=inbox.subject, headers=ONLY if i == 7 else None if i % 2 else {"A": "b"})
-        assert json.loads((await client.request("s.a", b"last", timeout=10)).data)["seq"] == 20
+        assert json.loads((await client.request("s.a", b"last", timeout=30)).data)["seq"] == 20
         assert [json.loads(msg.data)["seq"] for msg in await _received(inbox)] == list(range(1, 20))
         last = await client.jetstream().get_msg("S", seq=8)
         assert last.data == b"8"

@@ -97,7 +97,8 @@ async def test_the_clients_own_address_is_shown(secure: bool, tmp_path_factory: 
     authority = Authority(tmp_path_factory.mktemp("certificates"))
     files = authority.server()
     tls = {"tls.cert_file": files.cert, "tls.key_file": files.key} if secure else {}
-    server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "clients.proxy_protocol": True, **tls}))
+    server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "clients.proxy_protocol": True,
+                                   "tls.timeout_ns": 60_000_000_000, **tls}))
     await server.start()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

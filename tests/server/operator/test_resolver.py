@@ -74,7 +74,8 @@ def account_server() -> Iterator[str]:
 @BOTH
 async def test_an_account_server(process: type[ServerProcess], account_server: str, tmp_path: Path) -> None:
     """Users come whose account it knows; one that it is slow about is refused in time, and delays nobody else."""
-    text = f"operator: {tokens.operator()}\nsystem_account: {key(ACCOUNT, 'SYS').public}\nresolver: URL({account_server})"
+    text = "\n".join([f"operator: {tokens.operator()}", f"system_account: {key(ACCOUNT, 'SYS').public}",
+                      f"resolver: URL({account_server})", tokens.LOGIN])
     async with (process("-c", write(tmp_path, text), monitor=False) as server, Wire(server.port) as slow,
                 Wire(server.port) as unknown):
         slow.send(tokens.connect(slow.info, tokens.user(of="C")))
@@ -89,7 +90,7 @@ async def test_an_account_server(process: type[ServerProcess], account_server: s
 async def test_an_account_server_with_a_password(process: type[ServerProcess], account_server: str, tmp_path: Path) -> None:
     """The user and password of its URL are sent to it."""
     url = account_server.replace("//", "//user:p%40ss@")
-    text = f"operator: {tokens.operator()}\nsystem_account: {key(ACCOUNT, 'SYS').public}\nresolver: URL({url})"
+    text = f"operator: {tokens.operator()}\nsystem_account: {key(ACCOUNT, 'SYS').public}\nresolver: URL({url})\n{tokens.LOGIN}"
     async with (process("-c", write(tmp_path, text), monitor=False) as server, connected(server, tokens.user()) as nc):
         await nc.flush()
     assert set(Accounts.credentials) == {"Basic " + base64.b64encode(b"user:p@ss").decode()}

@@ -19,6 +19,7 @@ from broker.server.routing.inward import MSGS_AT_ONCE
 from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
 from broker.server.routing.routes import ROUTES_KEPT
+from broker.server.routing.statistics import routing_statistics
 
 
 def at_once(fn: Callable[[], None]) -> None:
@@ -149,6 +150,20 @@ def test_inboxes_do_not_fill_the_cache(router: Router) -> None:
         router.publish(b"_INBOX.me.%d" % i, b"", 0, b"")
     assert peer.counted == [100_000, 0]
     assert not router.routes.by_subject
+
+
+@pytest.mark.shows("monitoring.subsz")
+def test_hits_are_part_of_the_look_ups(router: Router) -> None:
+    """Inboxes are looked up for single messages and for runs of PubAcks; monitoring shows the share of hits, at most 1."""
+    peer = FakePeer(router)
+    peer.sub(b"_INBOX.me.*")
+    peer.sub(b"other")
+    for i in range(10):
+        router.publish(b"_INBOX.me.%d" % i, b"", 0, b"")
+        router.pub_acks(None, [b"_INBOX.me.%d" % i, b"_INBOX.me.b"], b"", 1, b"")
+        router.publish(b"other", b"", 0, b"")
+    figures = routing_statistics(router)
+    assert (figures.lookups, figures.family_hits) == (21, 19)
 
 
 def test_the_cache_is_bounded(router: Router) -> None:

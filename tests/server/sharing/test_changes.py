@@ -12,6 +12,7 @@ import pytest
 from broker.config.access import AccountSettings, User
 from broker.config.sharing import Destination, Export, Import, Latency, SubjectMapping
 from broker.server.server import Server
+from tests import tokens
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.server.in_process import running
 from tests.server.raw_client import Wire
@@ -19,18 +20,21 @@ from tests.server.sharing.dialogue import BETWEEN, Frame, Step, play
 
 USERS = "users: [ {{user: {0}, password: {0}}} ]"
 
-NONE = f"accounts {{ A {{ {USERS.format('a')} }}, B {{ {USERS.format('b')} }} }}"
-SHARED = f"""accounts {{
+NONE = f"{tokens.LOGIN}\naccounts {{ A {{ {USERS.format('a')} }}, B {{ {USERS.format('b')} }} }}"
+SHARED = f"""{tokens.LOGIN}
+accounts {{
   A {{ {USERS.format('a')}, exports: [ {{service: "req.*"}}, {{stream: "ev.>"}} ] }}
   B {{ {USERS.format('b')}, imports: [ {{service: {{account: A, subject: "req.*"}}}}
                                        {{stream: {{account: A, subject: "ev.>"}}, prefix: a}} ], mappings: {{ m: m.one }} }}
 }}"""
-OTHERWISE = f"""accounts {{
+OTHERWISE = f"""{tokens.LOGIN}
+accounts {{
   A {{ {USERS.format('a')}, exports: [ {{service: "req.*", response_type: stream}}, {{stream: "ev.x"}} ] }}
   B {{ {USERS.format('b')}, imports: [ {{service: {{account: A, subject: "req.u"}}, to: ask}}
                                        {{stream: {{account: A, subject: "ev.x"}}, prefix: b}} ], mappings: {{ m: m.two }} }}
 }}"""
-TURNED = f"""accounts {{
+TURNED = f"""{tokens.LOGIN}
+accounts {{
   B {{ {USERS.format('b')}, exports: [ {{service: "req.*"}}, {{stream: "ev.>"}} ] }}
   A {{ {USERS.format('a')}, imports: [ {{service: {{account: B, subject: "req.*"}}}}
                                        {{stream: {{account: B, subject: "ev.>"}}, prefix: a}} ], mappings: {{ m: m.one }} }}

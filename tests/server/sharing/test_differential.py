@@ -14,6 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CONFIG = """
 server_name: s
+authorization { timeout: 60 }
 accounts {
   A {
     users: [ {user: a, password: a}, {user: ares, password: ares, permissions: {

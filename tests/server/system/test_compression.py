@@ -29,7 +29,7 @@ REQUESTS = [("s", "$SYS.REQ.SERVER.PING.VARZ", b""), ("s", "$SYS.REQ.SERVER.PING
 
 
 async def _ask(client: Client, subject: str, body: bytes, accepted: str) -> tuple[str, list[str]]:
-    msg = await client.request(subject, body, headers={"Accept-Encoding": accepted}, timeout=10)
+    msg = await client.request(subject, body, headers={"Accept-Encoding": accepted}, timeout=30)
     encoding = (msg.headers or {}).get("Content-Encoding", "")
     decode: dict[str, Any] = {"snappy": cramjam.snappy.decompress, "gzip": gzip.decompress}
     return encoding, sorted(json.loads(bytes(decode.get(encoding, bytes)(msg.data))))

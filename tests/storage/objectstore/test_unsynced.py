@@ -136,7 +136,7 @@ def test_past_the_bound_it_is_sooner_and_past_twice_that_puts_wait(make: Make, s
     waiting.join(0.1)
     assert waiting.is_alive()
     syncs.may.set()
-    waiting.join(10)
+    waiting.join(30)
     assert not waiting.is_alive()
     assert syncs.paths[0] == ["1"]
 

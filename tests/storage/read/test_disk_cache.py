@@ -241,7 +241,7 @@ async def test_what_is_distrusted_while_its_file_goes_is_not_kept(cache: DiskCac
         if not reading.is_set():
             await cache.get(f"o{i}", 0, MIB // 4 * 3)
             await asyncio.sleep(0.01)
-    assert await asyncio.to_thread(reading.wait, 10)
+    assert await asyncio.to_thread(reading.wait, 30)
     cache.forget("o0")
     store.objects["o0"] = store.objects["o1"]
     go_on.set()
@@ -273,14 +273,14 @@ async def test_a_file_stays_open_for_a_thread_whose_task_was_cancelled(what: str
         await written(cache)
         monkeypatch.setattr(disk_cache, "_read_at", stopped)
         task = asyncio.ensure_future(cache.get("o0", 0, MIB))  # type: ignore[assignment]
-    assert await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, 30)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     cache.clear()
     if what == "read":
         await written(cache)  # its own part in the file is over
     go_on.set()
-    assert await asyncio.to_thread(done.wait, 10)
+    assert await asyncio.to_thread(done.wait, 30)
     assert found == [True]
     await written(cache)
     await asyncio.to_thread(cache._readers.shutdown)

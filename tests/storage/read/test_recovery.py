@@ -19,7 +19,8 @@ from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Fenced
 from broker.storage.read.recovery import recover
-from broker.storage.read.snapshot import read_snapshot, replay, run_blocking
+from broker.storage.read.snapshot import read_snapshot, replay
+from broker.storage.read.steps import run_blocking
 from broker.storage.shard import ShardSettings
 from broker.storage.state.applied import ShardState
 from tests.storage.rig import MS, PATHS, Counting, Publisher, Rig, Stream, dump, in_virtual_time, read_all

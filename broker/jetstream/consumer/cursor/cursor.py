@@ -145,8 +145,8 @@ class Cursor:
 
         Returns None at the end of what is persisted. The cursor moves past them only in ``passed``.
         """
-        if self.skip:
-            return self._take_listed(count_max, bytes_max)
+        if self.skip and (listed := self._take_listed(count_max, bytes_max)) is not None:
+            return listed
         if not self.filters.all and (seqs := self.stream.known_seqs(self.filters, self.next_seq, count_max)) is not None:
             if not seqs:
                 self._to_take = None
@@ -266,7 +266,8 @@ class Cursor:
         return self._picked[1]
 
     def _take_listed(self, count_max: int, bytes_max: int) -> Taken | Loading | None:
-        """The next of the listed sequences (last message of each subject), as far as they are in one chunk."""
+        """The next of the listed sequences (last message of each subject), as far as they are in one chunk; None: the others are
+        gone, too, and the list has ended."""
         while self.skip:
             found = self.stream.next_chunk(self.skip.first, None)
             self._to_take = None if isinstance(found, tuple) else found
@@ -425,8 +426,11 @@ class Cursor:
 
     def removed(self, first: int, last: int, msgs: int, subject: bytes | None) -> None:
         """``msgs`` messages within first..last left the stream, all of ``subject`` if it is given."""
-        if self.skip and last >= self.skip.first:
-            return  # listed ones are looked up one by one
+        if self.skip and first <= self.resume:
+            # Listed ones are looked up one by one, and nothing between them is pending.
+            if last > self.resume:
+                self._off = self._void = True  # how many of them were behind the list is unknown
+            return
         if last < self.next_seq:
             return
         self._void = True  # a running count may reach further than ``counted``

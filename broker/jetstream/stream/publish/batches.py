@@ -57,9 +57,14 @@ def fast_ingest(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def atomic(context: CheckContext, config: StreamConfig) -> Check:
-    """10174, after the checks that apply to any message. Raises: BatchMember for a message that passes."""
+    """10174, after the checks that apply to any message. Raises: BatchMember for a message that passes.
+
+    What a schedule publishes keeps the headers of the message that it passes on, which may have come in a batch.
+    """
+    scheduled = context.scheduler.source
+
     def check(candidate: Candidate) -> None:
-        if batch_id := candidate.headers.get(BATCH_ID):
+        if (batch_id := candidate.headers.get(BATCH_ID)) and candidate.pending.source is not scheduled:
             _check_all(context, candidate, config)
             if not config.allow_atomic:
                 raise ApiError(10174)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from broker.clock import Clock
     from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.appender import Appender
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.publish.pending import Pending
     from broker.jetstream.stream.publish.replies import Replies
@@ -49,11 +50,12 @@ class Committing(Exception):
 
 
 class Sequencer(Protocol):
-    """What appends one message to the stream."""
+    """What decides on the messages of the stream, one by one or all of a batch."""
 
+    @property
+    def appender(self) -> Appender: ...
     def add(self, pending: Pending, candidate: Candidate) -> Callable[[], None] | None: ...
     def whole(self, msgs: Sequence[Msg], source: Source | None, time_ns: int) -> bool: ...
-    def follow_up(self, after: Callable[[], None]) -> None: ...
 
 
 class Batching:
@@ -227,7 +229,7 @@ class Batching:
         except ApiError as error:
             answers = fast.refused(batch, message, error)
         if after is not None and pending.append():
-            sequencer.follow_up(after)
+            sequencer.appender.follow_up(after)
         if not self._context.interest.wants(candidate.subject) and pending.append():
             self._context.interest.drop_unwanted(self._live.last_seq)
         self._answer(pending, reply, answers)
@@ -256,5 +258,5 @@ def _store(sequencer: Sequencer, pending: Pending, staged: Sequence[Candidate]) 
         if after is not None:
             if not pending.append():
                 return False
-            sequencer.follow_up(after)
+            sequencer.appender.follow_up(after)
     return pending.append()

@@ -77,7 +77,7 @@ class Copies:
 
     def skip_to(self, last_seq: int) -> None:
         """Skip the sequences up to ``last_seq``, as the origin did."""
-        self._sequencer.skip_to(last_seq)
+        self._sequencer.appender.skip_to(last_seq)
 
     async def store(self, runs: Sequence[Run], stored: Callable[[int], None]) -> ApiError | None:
         """Store messages in order, until one is refused; its error is returned.

@@ -1,8 +1,8 @@
 """Turns publishes into messages of a stream, or refusals, by the live state at their turn.
 
-Owns: the order of a run, its sequences, and appending what passes the checks. Does not own: the checks (checks), the
-live state (live), the subjects (subject_state), the ids (dedupe), removal by limits afterwards (retention), waiting for
-a turn (queue), the bytes of replies (replies).
+Owns: the order of a run, its sequences, and which of its messages are appended at once. Does not own: the checks (checks),
+appending what passed them (appender), the live state (live), the subjects (subject_state), the ids (dedupe), removal by limits
+afterwards (retention), waiting for a turn (queue), the bytes of replies (replies).
 
     run of publishes ─┬─ no check concerns one message ──> one append, one waiter for all its PubAcks    (``_bulk``)
                       ├─ the same, and a single message ─> the shortest way: many streams in turn        (``one``)
@@ -12,19 +12,16 @@ a turn (queue), the bytes of replies (replies).
 
 Refusals come before sequencing, never after: an appended message gets a PubAck or no answer. A decision that needs data
 not in memory raises ``NotLoaded`` before changing anything; the rest of the run then waits at the head of the queue.
-Nothing enters the stream during a decision (see bus), and a decision takes effect in one place (``_commit``).
-
-An unexpected error refuses the message that caused it. Appended messages keep their PubAcks, and nothing remembers the
-others; if even that cannot be ensured, the log stops.
+Nothing enters the stream during a decision (see bus). What an unexpected error leaves behind: see appender.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.stream.publish import traces
+from broker.jetstream.stream.publish.appender import Appender
 from broker.jetstream.stream.publish.batches import FAST_INGEST, BatchMember, FastMember
 from broker.jetstream.stream.publish.batching import Committing
 from broker.jetstream.stream.publish.candidate import Candidate, Duplicate, Unwanted
@@ -42,7 +39,6 @@ from broker.storage.log.open_block import NAMES_BYTES
 from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.batching import Batching
@@ -55,13 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Sequencer"]
 
-_log = logging.getLogger(__name__)
-
 _CEILING_MARGIN = 32_768
 """An async stream asks for its next ceiling this many sequences before it needs it."""
-
-_TELL_NS = 1_000_000_000
-"""Unexpected errors are logged at most this often: every message may cause one."""
 
 
 class Queue(Protocol):
@@ -76,8 +67,6 @@ class Owner(BlockOwner, Protocol):
     """What this module needs of the stream."""
 
     @property
-    def name(self) -> str: ...
-    @property
     def queue(self) -> Queue: ...
     @property
     def ceiling(self) -> SequenceCeiling: ...
@@ -88,30 +77,22 @@ class Retention(Protocol):
 
     def enforce(self) -> None: ...
     def arm(self) -> None: ...
-    def trim(self) -> None: ...
     def take_out(self, found: Iterable[tuple[int, int]]) -> None: ...
-
-
-class Ttls(Protocol):
-    """When messages with a TTL expire."""
-
-    def added(self, rows: Sequence[tuple[int, int]], time_ns: int) -> None: ...
 
 
 class Sequencer:
     """The publishing side of one stream. ``configure`` follows each change of its configuration."""
 
-    def __init__(self, owner: Owner, log: Log | MemoryLog, context: CheckContext, retention: Retention, ttls: Ttls,
-                 blocked: BlockedPublish, batching: Batching, replies: Replies, bus: Bus, clock: Clock) -> None:
+    def __init__(self, owner: Owner, log: Log | MemoryLog, context: CheckContext, retention: Retention, appender: Appender,
+                 blocked: BlockedPublish, batching: Batching, replies: Replies, bus: Bus) -> None:
         self._owner = owner
         self._log = log
         self.context = context
         self._live, self._dedupe, self._subjects = context.live, context.dedupe, context.subjects
-        self._retention, self._ttls, self._blocked, self._batching = retention, ttls, blocked, batching
-        self._clock = clock
+        self._retention, self._blocked, self._batching = retention, blocked, batching
+        self.appender = appender
         self._pub_acks_each = bus.pub_acks_each
         self.replies = replies
-        self._told_ns = -_TELL_NS
 
     def configure(self, config: StreamConfig) -> None:
         """Apply the limits of ``config``, and the checks that it requires."""
@@ -165,7 +146,7 @@ class Sequencer:
             if self._ages:
                 self._retention.arm()
         except Exception as error:
-            self._unforeseen(error, index=True)
+            self.appender.unforeseen(error, index=True)
         self._log.urgent()
 
     def _tell(self, msg: TracedMsg, source: Source | None, now_ns: int, time_ns: int) -> Msg | None:
@@ -181,7 +162,7 @@ class Sequencer:
                 self._owner.queue.requeue(((msg,), 0, 1, source, now_ns))
                 return None
         except Exception as error:
-            self._unforeseen(error, index=False)
+            self.appender.unforeseen(error, index=False)
         self.replies.refused(msg[1], ApiError(NOT_AVAILABLE))
         return None
 
@@ -208,7 +189,7 @@ class Sequencer:
             if reply:
                 log.wait_batched(self._pub_acks_each, reply, self._prefix, seq)
         except Exception as error:
-            self._unforeseen(error, index=False)
+            self.appender.unforeseen(error, index=False)
             if live.last_seq < seq:
                 self.replies.refused(reply, ApiError(NOT_AVAILABLE))
         log.urgent()
@@ -221,7 +202,7 @@ class Sequencer:
         try:
             return self._bulky and self._bulk(msgs, source, time_ns, batched=True)
         except Exception as error:
-            self._unforeseen(error, index=bool(self._per_subject))
+            self.appender.unforeseen(error, index=bool(self._per_subject))
             if self._live.last_seq == last_seq:
                 raise ApiError(NOT_AVAILABLE) from error
             return True
@@ -232,7 +213,7 @@ class Sequencer:
         try:
             return self._bulk(run, source, time_ns)
         except Exception as error:
-            self._unforeseen(error, index=bool(self._per_subject))
+            self.appender.unforeseen(error, index=bool(self._per_subject))
             return self._live.last_seq > last_seq
 
     def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int, batched: bool = False) -> bool:
@@ -300,7 +281,7 @@ class Sequencer:
     def _one_by_one(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, time_ns: int) -> int:
         """Decide each message; returns the index of the first one that must wait, or ``end``."""
         replies = self.replies
-        pending = Pending(self._live.last_seq + 1, source, time_ns, self._append)
+        pending = Pending(self._live.last_seq + 1, source, time_ns, self.appender.append)
         candidate = Candidate(pending)
         if (checks := self.checks) is None:
             checks = self.checks = Checks(self.context, self._config)
@@ -312,7 +293,7 @@ class Sequencer:
                 continue
             try:
                 if (after := self._accept(pending, checks, candidate, msg)) is not None and pending.append():
-                    self.follow_up(after)
+                    self.appender.follow_up(after)
             except ApiError as error:
                 pending.append()
                 replies.refused(msg[1], error)
@@ -320,7 +301,7 @@ class Sequencer:
                 pending.append()
                 replies.duplicate(msg[1], duplicate.seq)
             except Unwanted:
-                self._pass_over(pending, candidate)
+                self.appender.pass_over(pending, candidate)
             except Committing:
                 self._blocked.decided()
                 return i + 1
@@ -331,7 +312,7 @@ class Sequencer:
                 replies.refused(msg[1], ApiError(NOT_AVAILABLE))
             except Exception as error:
                 pending.append()
-                self._unforeseen(error, index=pending.indexed)
+                self.appender.unforeseen(error, index=pending.indexed)
                 pending.indexed = False
                 replies.refused(msg[1], ApiError(NOT_AVAILABLE))
             if i == start:
@@ -341,13 +322,6 @@ class Sequencer:
         return end
 
     # --- copies -------------------------------------------------------------------------------------------------------
-
-    def skip_to(self, last_seq: int) -> None:
-        """Skip the sequences up to ``last_seq``."""
-        live, index = self._live, self._subjects.index
-        if index is not None and index.merged_seq == live.last_seq:
-            index.merged_seq = last_seq
-        live.skip_to(last_seq)
 
     def copy(self, run: Sequence[Msg], first_seq: int, time_ns: int,
              stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
@@ -359,7 +333,7 @@ class Sequencer:
         """
         live = self._live
         if first_seq > live.last_seq + 1:
-            self.skip_to(first_seq - 1)
+            self.appender.skip_to(first_seq - 1)
         elif first_seq and first_seq <= live.last_seq:
             raise RuntimeError(f"a copy is to be message {first_seq}, but the stream is at {live.last_seq}")
         time_ns, last_seq = max(time_ns, live.last_time_ns), live.last_seq
@@ -376,7 +350,7 @@ class Sequencer:
             if self._ages:
                 self._retention.arm()
         except Exception as unforeseen:
-            self._unforeseen(unforeseen, index=True)
+            self.appender.unforeseen(unforeseen, index=True)
         return error
 
     def _copy_one_by_one(self, run: Sequence[Msg], time_ns: int, stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
@@ -384,7 +358,7 @@ class Sequencer:
 
         def append(pending: Pending) -> bool:
             nonlocal failed
-            failed = failed or not self._append(pending)
+            failed = failed or not self.appender.append(pending)
             if not failed:
                 stored(accepted)
             return not failed
@@ -399,7 +373,7 @@ class Sequencer:
                 after = self._accept(pending, checks, candidate, msg)
                 accepted += 1
                 if after is not None and pending.append():
-                    self.follow_up(after)
+                    self.appender.follow_up(after)
             except Duplicate:
                 accepted += 1
             except (ApiError, NotLoaded) as error:
@@ -407,96 +381,12 @@ class Sequencer:
                 return error if not failed else ApiError(NOT_AVAILABLE)
             except Exception as error:
                 pending.append()
-                self._unforeseen(error, index=pending.indexed)
+                self.appender.unforeseen(error, index=pending.indexed)
                 return ApiError(NOT_AVAILABLE)
             if failed:
                 return ApiError(NOT_AVAILABLE)
         pending.append()
         return ApiError(NOT_AVAILABLE) if failed else None
-
-    def _append(self, pending: Pending) -> bool:
-        """See ``Pending.append``."""
-        appended = True
-        if pending.msgs:
-            try:
-                self._commit(pending)
-            except Exception as error:
-                appended = self._live.last_seq >= pending.first_seq
-                self._unforeseen(error, index=True)
-                if not appended:
-                    self._batching.lost()
-                    for _, reply, _, _ in pending.msgs:
-                        self.replies.refused(reply, ApiError(NOT_AVAILABLE))
-        # Roll-ups and trims may remove messages and skip sequences.
-        pending.begin(self._live.last_seq + 1)
-        return appended
-
-    def _commit(self, pending: Pending) -> None:
-        """Add the accepted messages to the block, the counts and the window of ids. Their PubAcks are due from then on,
-        so they are queued before replaced messages are removed."""
-        live, first_seq, time_ns = self._live, pending.first_seq, pending.time_ns
-        if first_seq != live.last_seq + 1:
-            raise RuntimeError(f"accepted as {first_seq}, but the stream is at {live.last_seq}")
-        subjects, replies, hlens, bodies = zip(*pending.msgs, strict=True)
-        block = self._log.block(self._owner)
-        block.append_run(first_seq, subjects, hlens if any(hlens) else None, bodies, time_ns,
-                         sum(map(len, subjects)) + sum(map(len, replies)))
-        live.appended(block, len(bodies), pending.bytes, first_seq, time_ns)
-        self._dedupe.add(pending.ids, pending.last_id, time_ns)
-        if pending.ttls:
-            self._ttls.added(pending.ttls, time_ns)
-        if pending.due:
-            self.context.scheduler.set(pending.due)
-        if pending.values:
-            self._count(pending)
-            self.replies.counted(replies, first_seq, pending.values)
-        else:
-            self.replies.accepted(pending.source, replies, first_seq)
-        if pending.removed:
-            self._retention.take_out(pending.removed)
-
-    def _count(self, pending: Pending) -> None:
-        """Remember the totals of counters that were appended."""
-        seqs = {msg[0]: seq for seq, msg in enumerate(pending.msgs, pending.first_seq)}
-        for subject, total in pending.totals.items():
-            if total.as_stored:
-                self.context.totals.remember(subject, seqs[subject], total)
-
-    def _pass_over(self, pending: Pending, candidate: Candidate) -> None:
-        """Use a sequence for a message that is not stored, and acknowledge it. Nothing else is pending."""
-        live, seq, msg_id = self._live, self._live.last_seq + 1, candidate.msg_id
-        block = self._log.block(self._owner)
-        if block.empty:
-            # The sequence has no message; without this record the outcome would not be stored.
-            block.remove(seq, seq, 0, 0)
-        live.skip_to(seq)
-        self._dedupe.add({msg_id: seq} if msg_id else {}, msg_id, pending.time_ns, stored=False)
-        self.replies.accepted(pending.source, (candidate.reply,), seq)
-        pending.begin(seq + 1)
-        if candidate.after is not None:
-            self.follow_up(candidate.after)
-
-    def follow_up(self, after: Callable[[], None]) -> None:
-        """Run the follow-up of the stream's last message (``Candidate.after``)."""
-        try:
-            after()
-        except Exception as error:
-            self._unforeseen(error, index=True)
-
-    def _unforeseen(self, error: Exception, *, index: bool) -> None:
-        """Log an unexpected error, and ensure that nothing builds on a wrong state.
-
-        ``index``: the subject index may be wrong; it is rebuilt from the messages.
-        """
-        if index:
-            self._subjects.forget()
-        now_ns = self._clock.monotonic_ns()
-        if now_ns - self._told_ns >= _TELL_NS:
-            self._told_ns = now_ns
-            _log.error("stream %s: a publish failed", self._owner.name, exc_info=error)
-        if not self._live.counts(self._log.block(self._owner)):
-            _log.critical("stream %s: its numbers are not those of its messages, so nothing more is stored", self._owner.name)
-            self._log.fail(error)
 
     # --- one message --------------------------------------------------------------------------------------------------
 

@@ -26,12 +26,13 @@ from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.front import (
     after_bytes,
     after_msgs,
+    listed_front,
     many_leave,
     most_leave,
     slice_below,
     whole_front,
 )
-from broker.jetstream.stream.state.heads import blocks_from
+from broker.jetstream.stream.state.heads import blocks_back, blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import candidates, matching_rows
 from broker.jetstream.stream.state.rows import NotLoaded, size_between
@@ -280,7 +281,7 @@ class Retention:
         live = self._live
         if most_leave(live, end_seq) or (not self._listed and many_leave(live, end_seq)):
             return self._remove_whole(end_seq, record, purged)
-        gone = live.front(end_seq)
+        gone = listed_front(live, end_seq)
         if not gone:
             return 0
         self._subjects.removing_front(gone)
@@ -430,12 +431,14 @@ class Retention:
         live = self._live
         end = live.last_seq if not seq else min(seq - 1, live.last_seq)
         left = 1 << 63
-        if keep or (filters.literal and self._subjects.index is not None):
+        if keep:
+            end = await self._kept_from(filters, keep, end) - 1
+        elif filters.literal and self._subjects.index is not None:
             # For one subject it is then known when the last message was found.
-            left = await self._queries.count(filters) - keep
+            left = await self._queries.count(filters)
         purged = 0
         blocks = candidates(blocks_from(live, live.first_seq, end), filters)
-        if left > 0:
+        if left and end >= live.first_seq:
             async with aclosing(self._heads.each(blocks)) as walk:
                 async for block, rows in walk:
                     found = [one for one in matching_rows(rows, block, filters)
@@ -462,6 +465,20 @@ class Retention:
             first_seq = await self._queries.first_seq_of(filters) or next_seq
         self.tell_purged(filters, first_seq)
         return purged
+
+    async def _kept_from(self, filters: Filters, keep: int, end: int) -> int:
+        """The first of the ``keep`` newest matches up to ``end``: what leaves the stream meanwhile must not make it another. All
+        below it may go; the stream's first sequence, if there are no more matches than that."""
+        live, found = self._live, 0
+        if filters.literal and self._subjects.index is not None and await self._queries.count(filters) <= keep:
+            return live.first_seq
+        async with aclosing(self._heads.each(candidates(blocks_back(live, end, live.first_seq), filters))) as walk:
+            async for block, rows in walk:
+                seqs = [one for one, _ in matching_rows(rows, block, filters) if one <= end and live.is_live(block, one)]
+                found += len(seqs)
+                if found >= keep:
+                    return seqs[found - keep]
+        return live.first_seq
 
     def tell_purged(self, filters: Filters, first_seq: int) -> None:
         """Notify consumers where they continue after a purge; ``first_seq``: the first match left, or 0."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.state.live_seqs import GAPLESS
 from broker.jetstream.stream.state.removal import Front, Removal
-from broker.jetstream.stream.state.rows import sizes
+from broker.jetstream.stream.state.rows import size_between, sizes
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.live import Live
 
-__all__ = ["after_bytes", "after_msgs", "many_leave", "most_leave", "slice_below", "whole_front"]
+__all__ = ["after_bytes", "after_msgs", "listed_front", "many_leave", "most_leave", "slice_below", "whole_front"]
 
 _REMOVED_AT_ONCE = 1024
 """Blocks removed in one turn of the loop: about 2 ms."""
@@ -117,12 +117,29 @@ def most_leave(live: Live, end_seq: int) -> bool:
     return whole > _MANY and len(live.blocks) - whole <= whole
 
 
+def listed_front(live: Live, end_seq: int) -> list[Removal]:
+    """What leaves of each block when everything below ``end_seq`` does. Raises: NotLoaded."""
+    gone = []
+    for block in live.blocks:
+        if block.first_seq >= end_seq:
+            break
+        if block.last_seq < end_seq:
+            if block.live_msgs:
+                gone.append(Removal(block, max(block.first_seq, live.first_seq), block.last_seq, block.live_msgs, block.live_bytes))
+            continue
+        part = _part(live, block, end_seq)
+        if part is not None:
+            gone.append(part)
+        break
+    return gone
+
+
 def whole_front(live: Live, end_seq: int) -> tuple[Front, Removal]:
     """The removal of all below ``end_seq`` as one, counted where fewer blocks are; and of its last block. Raises: NotLoaded."""
     blocks, whole = live.blocks, live.index_at(end_seq)
     part = None
     if whole < len(blocks) and blocks[whole].first_seq < end_seq:
-        part = live.part(blocks[whole], blocks[whole].first_seq, end_seq - 1)
+        part = _part(live, blocks[whole], end_seq)
     if 2 * whole < len(blocks):
         gone = blocks[:whole]
         msgs, size = sum(map(_live_msgs, gone)), sum(map(_live_bytes, gone))
@@ -138,3 +155,17 @@ def whole_front(live: Live, end_seq: int) -> tuple[Front, Removal]:
         if block.live_msgs or not whole:
             last = Removal(block, max(block.first_seq, live.first_seq), block.last_seq, block.live_msgs, block.live_bytes)
     return Front(min(end_seq, live.last_seq + 1), msgs, size, part), last
+
+
+def _part(live: Live, block: LiveBlock, end_seq: int) -> Removal | None:
+    """The live messages of ``block`` below ``end_seq``, which is within it. Raises: NotLoaded."""
+    rows = live.rows(block)
+    seqs = live.live_seqs(block, rows, block.first_seq, end_seq - 1)
+    if not seqs:
+        return None
+    start, end = rows.ordinal_of(seqs[0]), rows.ordinal_of(seqs[-1]) + 1
+    if end - start == len(seqs):
+        size = size_between(rows, start, end)
+    else:
+        size = sum(rows.size_of(rows.ordinal_of(seq)) for seq in seqs)
+    return Removal(block, seqs[0], seqs[-1], len(seqs), size)

@@ -1,8 +1,8 @@
 """The live state of one stream: what has been sequenced and not removed, persisted or not.
 
 Owns: the stream's numbers (first and last sequence, messages, bytes), its block table, and which messages are dead.
-Does not own: why a message is removed (sequencer, retention), where the front is cut (front), where blocks come from (log)
-or are read (reading).
+Does not own: why a message is removed (appender, retention), where the front is cut (front), where blocks come from (log)
+or are read (chunks, queries).
 
     blocks   …│ persisted │ persisted │ sealed, in flight │ sealed │ open │
                ^first_seq              ^persisted_seq + 1            last_seq^
@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.joining import Joining
 from broker.jetstream.stream.state.live_seqs import GAPLESS, alive, dead_set, next_live, over_gaps, ranges
-from broker.jetstream.stream.state.loading import Look, let_go
+from broker.jetstream.stream.state.loading import Look, add_in_flight, let_go
 from broker.jetstream.stream.state.removal import Front, Removal
-from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows, size_between
+from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.storage.format.block import Outcome
 from broker.storage.state.dead import DeadSet
@@ -153,16 +153,7 @@ class Live:
     def _looked(self, blocks: list[LiveBlock], begins: list[int]) -> bool:
         """``blocks`` are those of the applied state as it is now: add those in flight, and keep them."""
         self._stored = None
-        # Some of those in flight, the newest of all, may be in the applied state before ``persisted`` is called.
-        applied = {block.first_seq: block for block in blocks[len(blocks) - min(len(blocks), len(self._in_flight)):]}
-        for at, mine in enumerate(self._in_flight):
-            if mine is not None:
-                assert not isinstance(mine, LiveBlock)
-                live = applied.get(mine.first_seq)
-                if live is None:
-                    live = LiveBlock.of_open(mine)
-                    blocks.append(live)
-                self._in_flight[at] = live
+        add_in_flight(blocks, self._in_flight)
         if self.open is not None:
             self._tail = LiveBlock.of_open(self.open)
             blocks.append(self._tail)
@@ -351,19 +342,15 @@ class Live:
         if i == len(blocks):
             return 0
         block = blocks[i]
-        here = block.live_msgs if block.first_seq >= seq else self._live_in(block, seq, block.last_seq)
+        if block.first_seq >= seq:
+            here = block.live_msgs
+        elif block.gapless and block.dead is None:
+            here = block.last_seq - seq + 1
+        else:
+            here = len(self.live_seqs(block, GAPLESS if block.gapless else self.rows(block), seq, block.last_seq))
         if 2 * i < len(blocks):
             return here + self.msgs - sum(map(_live_msgs, blocks[:i + 1]))
         return here + sum(map(_live_msgs, blocks[i + 1:]))
-
-    def _live_in(self, block: LiveBlock, first: int, last: int) -> int:
-        first = max(first, self.first_seq)
-        if first > last:
-            return 0
-        if block.gapless and block.dead is None:
-            return last - first + 1
-        rows = GAPLESS if block.gapless else self.rows(block)
-        return len(self.live_seqs(block, rows, first, last))
 
     @property
     def first_time(self) -> tuple[int, bool]:
@@ -380,38 +367,8 @@ class Live:
 
     # --- removing -----------------------------------------------------------------------------------------------------
 
-    def front(self, end_seq: int) -> list[Removal]:
-        """What leaves when everything below ``end_seq`` does. Raises: NotLoaded."""
-        gone = []
-        for block in self.blocks:
-            if block.first_seq >= end_seq:
-                break
-            if block.last_seq < end_seq:
-                if block.live_msgs:
-                    gone.append(Removal(block, max(block.first_seq, self.first_seq), block.last_seq, block.live_msgs,
-                                        block.live_bytes))
-                continue
-            part = self.part(block, block.first_seq, end_seq - 1)
-            if part is not None:
-                gone.append(part)
-            break
-        return gone
-
-    def part(self, block: LiveBlock, first: int, last: int) -> Removal | None:
-        """The live messages of ``block`` within first..last, which end inside it. Raises: NotLoaded."""
-        rows = self.rows(block)
-        seqs = self.live_seqs(block, rows, first, last)
-        if not seqs:
-            return None
-        start, end = rows.ordinal_of(seqs[0]), rows.ordinal_of(seqs[-1]) + 1
-        if end - start == len(seqs):
-            size = size_between(rows, start, end)
-        else:
-            size = sum(rows.size_of(rows.ordinal_of(seq)) for seq in seqs)
-        return Removal(block, seqs[0], seqs[-1], len(seqs), size)
-
     def remove_front(self, gone: Sequence[Removal], end_seq: int) -> None:
-        """Carry out ``front(end_seq)``."""
+        """Carry out ``listed_front(end_seq)``."""
         for block, _, _, msgs, size in gone:
             block.live_msgs -= msgs
             block.live_bytes -= size

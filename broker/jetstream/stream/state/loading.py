@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.stream.state.block import LiveBlock
 
 if TYPE_CHECKING:
+    from broker.storage.log.open_block import OpenBlock
     from broker.storage.state.stream import StreamState
 
-__all__ = ["Look", "let_go"]
+__all__ = ["Look", "add_in_flight", "let_go"]
 
 _LET_GO_AT_ONCE = 8192
 """Blocks freed between two turns of the loop: about 2 ms."""
@@ -44,6 +46,21 @@ class Look:
         self.bytes += sum([block.live_bytes for block in blocks])
         if self._told is not None:
             self._told(blocks)
+
+
+def add_in_flight(blocks: list[LiveBlock], in_flight: deque[LiveBlock | OpenBlock[Any] | None]) -> None:
+    """Append the open blocks of ``in_flight`` to ``blocks``, those of the applied state as it is now, and put their live blocks
+    in their places."""
+    # Some of them, the newest of all, may be in the applied state before ``persisted`` is called.
+    applied = {block.first_seq: block for block in blocks[len(blocks) - min(len(blocks), len(in_flight)):]}
+    for at, mine in enumerate(in_flight):
+        if mine is not None:
+            assert not isinstance(mine, LiveBlock)
+            live = applied.get(mine.first_seq)
+            if live is None:
+                live = LiveBlock.of_open(mine)
+                blocks.append(live)
+            in_flight[at] = live
 
 
 def let_go(blocks: list[LiveBlock]) -> None:

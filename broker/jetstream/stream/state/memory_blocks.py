@@ -8,6 +8,7 @@ sequences may have gaps.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.stream.state.live import LiveBlock
@@ -16,11 +17,12 @@ from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import seal_block
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.removal import Removal
 
-__all__ = ["join_small", "rewrite"]
+__all__ = ["MemoryBlocks"]
 
 _JOINED_AT_ONCE = 8
 _CLASSES = 3
@@ -29,31 +31,69 @@ _CLASSES = 3
 _COPIED_AT_ONCE = 4096
 """Messages of blocks rewritten between two turns of the loop: about 10 ms; a single block may have more."""
 
-
-def join_small(live: Live) -> None:
-    """Join the newest persisted blocks as long as eight of them are of one size."""
-    while True:
-        end = len(live.blocks)
-        while end and not live.blocks[end - 1].persisted:
-            end -= 1
-        start = end
-        while start and end - start < _JOINED_AT_ONCE and _size_class(live.blocks[start - 1]) == _size_class(
-                live.blocks[end - 1]):
-            start -= 1
-        if end - start < _JOINED_AT_ONCE or _size_class(live.blocks[end - 1]) == _CLASSES:
-            return
-        _replace(live, live.blocks[start:end])
+_HELD_SECONDS = 0.1
+"""Until blocks that were held are looked at again."""
 
 
-def rewrite(live: Live, shrunk: dict[int, LiveBlock]) -> bool:
-    """Write some of ``shrunk`` anew, those of which less than half lives, and drop them there; returns whether some are left."""
-    copied = 0
-    while shrunk and copied < _COPIED_AT_ONCE:
-        _, block = shrunk.popitem()
-        if block.persisted and 0 < block.live_msgs < block.count // 2 and live.holds(block):
-            copied += block.live_msgs
-            _replace(live, [block])
-    return bool(shrunk)
+class MemoryBlocks:
+    """Keeps the blocks of one memory stream in order. ``held``: whether an operation that goes on holds blocks, which must stay
+    as they are."""
+
+    def __init__(self, live: Live, held: Callable[[], bool]) -> None:
+        self._live = live
+        self._held = held
+        self._shrunk: dict[int, LiveBlock] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def untidy(self) -> bool:
+        """Whether blocks that lost messages are still to be looked at."""
+        return bool(self._shrunk)
+
+    def removed(self, gone: Iterable[Removal]) -> None:
+        """Messages left these blocks."""
+        self._shrunk.update((id(removal.block), removal.block) for removal in gone)
+
+    def tidy(self) -> None:
+        """A block came: rewrite and join what there is to."""
+        self.close()
+        held = self._held()
+        if not held and not self._rewrite():
+            self._join_small()
+        if self._shrunk:
+            # Not with the next publish, which may never come.
+            self._timer = asyncio.get_running_loop().call_later(_HELD_SECONDS if held else 0, self.tidy)
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _join_small(self) -> None:
+        """Join the newest persisted blocks as long as eight of them are of one size."""
+        live = self._live
+        while True:
+            end = len(live.blocks)
+            while end and not live.blocks[end - 1].persisted:
+                end -= 1
+            start = end
+            while start and end - start < _JOINED_AT_ONCE and _size_class(live.blocks[start - 1]) == _size_class(
+                    live.blocks[end - 1]):
+                start -= 1
+            if end - start < _JOINED_AT_ONCE or _size_class(live.blocks[end - 1]) == _CLASSES:
+                return
+            _replace(live, live.blocks[start:end])
+
+    def _rewrite(self) -> bool:
+        """Write some of those that lost messages anew, where less than half lives; returns whether some are left."""
+        live, shrunk, copied = self._live, self._shrunk, 0
+        while shrunk and copied < _COPIED_AT_ONCE:
+            _, block = shrunk.popitem()
+            if block.persisted and 0 < block.live_msgs < block.count // 2 and live.holds(block):
+                copied += block.live_msgs
+                _replace(live, [block])
+        return bool(shrunk)
 
 
 def _size_class(block: LiveBlock) -> int:

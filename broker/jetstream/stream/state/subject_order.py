@@ -1,7 +1,7 @@
 """The subjects of an index in order, so that a question about a few of very many does not look at them all.
 
 Owns: the order, which costs 8 bytes a subject. Does not own: which subjects there are (subject_index), nor when an order
-is worth its making (subject_state).
+is worth its making (subject_search).
 
     names in order, some of them gone        │ names that came since, in no order
     [bench.1.a bench.1.b bench.2.a …]  stale │ {bench.1.c …}

@@ -1,7 +1,8 @@
 """Keeps a stream's subject index up to date with its live state, only when it is needed.
 
 Owns: when the index is built, how far it has merged the stream's messages, and removals it has yet to take in.
-Does not own: the index (subject_index), the messages (live), the loading of heads (heads).
+Does not own: the index (subject_index), which subjects match (subject_search), the messages (live), the loading of heads
+(heads).
 
 A stream that never asks for its subjects has no index and pays nothing. Once asked, everything up to ``merged_seq`` is in
 it, and what came later is merged at the next question: from the open block's lists, from a block's short list of subjects,
@@ -29,11 +30,9 @@ from typing import NamedTuple
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state.decision import Stuck
 from broker.jetstream.stream.state.heads import Heads, at_once, blocks_back
-from broker.jetstream.stream.state.in_turns import sorted_in_turns
 from broker.jetstream.stream.state.live import Live, LiveBlock, Removal
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.subject_index import SubjectIndex
-from broker.jetstream.stream.state.subject_order import Part, SubjectOrder
 from broker.jetstream.stream.state.subject_pages import SubjectPages
 from broker.storage.format.index import Head
 from broker.storage.format.subject_rows import SubjectRows
@@ -48,12 +47,6 @@ _ROWS_AT_ONCE = 4096
 """Merged in one go: about 2 ms of the loop."""
 _COUNTED_UNASKED_MAX = 10_000
 """Messages, or subjects, that may be counted for a page of which nobody may have asked for the count."""
-_IN_VAIN = 4
-"""So many subjects may be looked at for each that matches."""
-_ORDER_WORTH = 3
-"""Subjects looked at in vain, for each that there is, that cost as much as to sort them."""
-_UNORDERED_MAX = 16_384
-"""So many are sorted for each page of them."""
 _COUNTS_WORTH = 8
 """Counts by a stream's blocks that take as long as building its index: they skip blocks, and look for a few names only."""
 _COUNTED_BEFORE = _COUNTS_WORTH * _ROWS_AT_ONCE
@@ -92,9 +85,6 @@ class SubjectState:
         self._counted = _COUNTED_BEFORE
         """Messages in the blocks by which others were counted."""
         self._building: asyncio.Lock = asyncio.Lock()
-        self._ordering = asyncio.Lock()
-        self._in_vain = 0
-        """Subjects that were looked at and did not match, since there is no order."""
 
     @property
     def index(self) -> SubjectIndex | None:
@@ -242,77 +232,6 @@ class SubjectState:
     def count(self, subject: bytes) -> int:
         """Live messages of ``subject``. Raises: NotLoaded."""
         return self.ready().count(subject, self._live.first_seq)
-
-    async def matching(self, filters: Filters) -> list[bytes]:
-        """The subjects that have live messages and match, in no order; in as many turns of the loop as it takes."""
-        index = await self.build()
-        first_seq = self._live.first_seq
-        if filters.literal:
-            return index.alive(list(filters.literals), first_seq)
-        parts: list[Part] = []
-        if filters.spans and (index.order is not None or self._in_vain > _ORDER_WORTH * max(len(index), _ROWS_AT_ONCE)):
-            parts = (await self._ordered(index)).within(filters.spans)
-        if not parts:
-            names = list(index)
-            parts = [(names, 0, len(names))]
-        found = await self._select(index, parts, filters)
-        if filters.all:
-            index.swept_seq = max(index.swept_seq, first_seq)
-        else:
-            self._in_vain += max(0, sum(end - start for _, start, end in parts) - _IN_VAIN * len(found))
-        return found
-
-    async def page(self, filters: Filters, offset: int, limit: int) -> tuple[list[bytes], int]:
-        """Up to ``limit`` of ``matching``, in order and after the first ``offset`` of them; and how many they all are."""
-        index = await self.build()
-        if filters.literal or (index.order is None and len(index) <= _UNORDERED_MAX):
-            found = await sorted_in_turns(await self.matching(filters))
-            return found[offset:offset + limit], len(found)
-        order = await self._ordered(index, complete=True)
-        parts = order.within(filters.spans)
-        names, start, end = parts[0]
-        settled = not self.tracked or index.swept_seq >= self._live.first_seq
-        if filters.contiguous and settled and not order.stale and not order.unsorted:
-            return names[start + offset:min(start + offset + limit, end)], end - start
-        found = await sorted_in_turns(await self._select(index, parts, filters))
-        return found[offset:offset + limit], len(found)
-
-    async def _select(self, index: SubjectIndex, parts: Sequence[Part], filters: Filters) -> list[bytes]:
-        """Those in ``parts``, of which there may be one for each filter, that have live messages and match."""
-        found: list[bytes] = []
-        looked_at = 0
-        for names, start, end in parts:
-            for at in range(start, end, _ROWS_AT_ONCE):
-                if looked_at >= _ROWS_AT_ONCE:
-                    looked_at = 0
-                    await asyncio.sleep(0)
-                some = names[at:min(at + _ROWS_AT_ONCE, end)]
-                looked_at += len(some)
-                found += index.alive(filters.select(some), self._live.first_seq)
-        return found
-
-    async def _ordered(self, index: SubjectIndex, *, complete: bool = False) -> SubjectOrder:
-        """The subjects in order, but for those that came lately; ``complete``: but for those that come meanwhile."""
-        async with self._ordering:
-            order, names = index.order, list[bytes]()
-            if order is None or order.worn:
-                order, names = SubjectOrder(), list(index)
-                index.order = order
-            if names or order.due or (complete and order.unsorted):
-                try:
-                    await order.merge(names)
-                except BaseException:
-                    index.order = None
-                    raise
-            self._in_vain = 0
-            return order
-
-    async def distinct(self) -> int:
-        """How many subjects have live messages."""
-        index = await self.build()
-        if self.tracked and index.swept_seq < self._live.first_seq:
-            return len(await self.matching(Filters()))
-        return len(index)
 
     def known_count(self) -> int | None:
         """How many subjects have live messages; None if that is not known without loading or much counting."""

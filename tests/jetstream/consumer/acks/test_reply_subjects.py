@@ -26,7 +26,7 @@ async def client(request: pytest.FixtureRequest, tmp_path: Path, config: str) ->
 
 
 async def ask(client: Client, subject: str, body: dict[str, object]) -> dict[str, object]:
-    answer: dict[str, object] = json.loads((await client.request(f"$JS.API.{subject}", json.dumps(body).encode(), 5)).data)
+    answer: dict[str, object] = json.loads((await client.request(f"$JS.API.{subject}", json.dumps(body).encode(), 30)).data)
     assert "error" not in answer, answer
     return answer
 
@@ -50,13 +50,13 @@ async def test_reply_subjects(client: Client, origin: str) -> None:
     asked = ""
     async with asyncio.timeout(30):
         while not asked.startswith("$JS.FC."):
-            asked = (await messages.next_msg(timeout=10)).reply
+            asked = (await messages.next_msg(timeout=30)).reply
     assert asked.startswith(f"$JS.FC.{origin}S.P."), asked
 
     inbox = client.new_inbox()
     pulled = await client.subscribe(inbox)
     await client.publish("$JS.API.CONSUMER.MSG.NEXT.S.C", b"3", reply=inbox)
-    replies = [(await pulled.next_msg(timeout=10)).reply for _ in range(3)]
+    replies = [(await pulled.next_msg(timeout=30)).reply for _ in range(3)]
     assert all(reply.startswith(f"$JS.ACK.{origin}S.C.") for reply in replies), replies
     # Whichever is sent, both are answered.
     short, long = (f"$JS.ACK.{tokens}S.C." + reply.split("S.C.")[1]

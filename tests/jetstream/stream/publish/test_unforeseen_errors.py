@@ -85,7 +85,7 @@ STEPS: dict[str, Callable[[Stream], tuple[Any, str]]] = {
     "subject index": lambda stream: (PlantedCheck(stream, limits.subject_index), "check"),
     "discard new": lambda stream: (PlantedCheck(stream, limits.discard_new), "check"),
     "index": lambda stream: (stream.sequencer, "_index"),
-    "commit": lambda stream: (stream.sequencer, "_commit"),
+    "append": lambda stream: (stream.sequencer.appender, "_add"),
     "block": lambda stream: (stream.log, "block"),
     "answer": lambda stream: (stream.sequencer.replies, "accepted"),
     "refusal": lambda stream: (stream.retention, "enforce"),

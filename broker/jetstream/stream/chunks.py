@@ -1,0 +1,195 @@
+"""Finds the chunk that a reader of one stream needs next, and has it loaded.
+
+Owns: which block and which place in it come next, and which matches of a block are remembered. Does not own: loading and
+caching (storage.read), what is loaded ahead (read_ahead), the subjects (subject_state), the readers' cursors.
+
+Readers are consumers and backups: they see messages at or below ``persisted_seq``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING
+
+from broker.jetstream.filters import Filters
+from broker.jetstream.stream.read_ahead import ReadAhead
+from broker.jetstream.stream.state.live import LiveBlock
+from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, listed_match, matching_ordinals, may_match
+from broker.jetstream.wire.errors import STREAM_NOT_FOUND, ApiError
+from broker.storage.format.frame import Chunk
+from broker.storage.format.index import Head
+from broker.storage.objectstore.base import NotFound
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.subject_state import SubjectState
+    from broker.jetstream.stream.state.tasks import Tasks
+    from broker.storage.read.reader import BlockReader
+
+__all__ = ["Chunks", "Loading"]
+
+_PICKS_MAX = 64
+"""Blocks whose matching messages are remembered, for all filtered readers of a stream together."""
+
+
+class Loading:
+    """A chunk or a head being loaded from the store. ``ready`` may be awaited by several callers, which then ask again.
+
+    What was loaded stays in memory for as long as the Loading is held, however small the cache, so the repeated call
+    finds it. There is no match below ``seq``: ask from there on, so that skipped blocks are not needed again.
+    """
+
+    __slots__ = ("ready", "seq")
+
+    def __init__(self, ready: Awaitable[object], seq: int) -> None:
+        self.ready = ready
+        self.seq = seq
+
+    async def wait(self) -> None:
+        """Return when it is loaded. Raises: ApiError 10059: the stream is gone meanwhile; StoreError; FormatError."""
+        try:
+            await self.ready
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but what it waited for, with its stream.
+            raise ApiError(STREAM_NOT_FOUND) from None
+
+
+class Chunks:
+    """The chunks of one stream."""
+
+    def __init__(self, live: Live, subjects: SubjectState, reader: BlockReader, tasks: Tasks) -> None:
+        self._live = live
+        self._subjects = subjects
+        self._reader = reader
+        self._tasks = tasks
+        self._ahead = ReadAhead(live, reader, listed_match)
+        self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
+
+    def dropped(self) -> None:
+        """The blocks are let go."""
+        self._picks.clear()
+
+    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
+        """The chunk with the first persisted live message at or after ``seq`` that matches, and its place in it.
+
+        Returns: a Loading when something must be loaded first; None when there is no match up to ``persisted_seq``.
+        The messages that follow in the chunk may be dead (``block.dead``) or not match.
+        """
+        live = self._live
+        if seq < live.first_seq:
+            seq = live.first_seq
+        if seq > live.persisted_seq:
+            return None
+        if filters is not None and (known := self._subjects.next(filters, seq)) is not None:
+            if not 0 < known <= live.persisted_seq:
+                return None
+            seq = known
+            if (block := live.find(known)) is not None and block.gapless and (chunk := self._stored(block, known)) is not None:
+                return chunk, block, known - block.first_seq - chunk.start
+        blocks, excluded = live.blocks, 0
+        for i in range(live.index_at(seq), len(blocks)):
+            block = blocks[i]
+            if block.open is not None:
+                return None
+            if not block.live_msgs or (filters is not None and not listed_match(block, filters)):
+                continue
+            first = seq if seq > block.first_seq else block.first_seq
+            if filters is not None or block.dead is not None or not block.gapless:
+                ordinal = self.next_ordinal(block, first, filters)
+                if ordinal is None:
+                    if filters is not None and excluded < EXCLUDED_AT_ONCE and not may_match(block, filters):
+                        excluded += 1
+                        continue
+                    return self._loading(block, None, first, filters)
+                if ordinal < 0:
+                    continue
+            else:
+                ordinal = first - block.first_seq
+            chunk = self.cached(block, ordinal)
+            if chunk is None:
+                return self._loading(block, ordinal, first, filters)
+            return chunk, block, ordinal - chunk.start
+        return None
+
+    def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
+        """The first ``most`` persisted live messages at or after ``seq`` that match; None: not known without the blocks."""
+        return self._subjects.seqs(filters, seq, most)
+
+    def chunk_of(self, seq: int) -> tuple[Chunk, LiveBlock, int] | None:
+        """``next_chunk`` for a ``seq`` that is known to be live, if its chunk is in memory; else ask ``next_chunk``."""
+        block = self._live.find(seq)
+        if block is None or not block.gapless or (chunk := self._stored(block, seq)) is None:
+            return None
+        return chunk, block, seq - block.first_seq - chunk.start
+
+    def next_ordinal(self, block: LiveBlock, seq: int, filters: Filters | None) -> int | None:
+        """Ordinal of the first live match at or after ``seq`` in a persisted block; -1: none; None: its head is needed."""
+        live = self._live
+        if filters is None and block.gapless:
+            seq = live.next_live(block, seq)
+            return seq - block.first_seq if seq <= block.last_seq else -1
+        if block.gapless and block.subjects is not None and len(block.subjects) == 1:
+            seq = live.next_live(block, seq)
+            return seq - block.first_seq if seq <= block.last_seq else -1
+        rows = live.resident(block)
+        if rows is None:
+            return None
+        assert isinstance(rows, Head)
+        start = rows.ordinal_of(seq)
+        picks: Sequence[int] = range(block.count) if filters is None else self.picked(block, rows, filters)
+        dead = block.dead
+        for at in range(bisect_left(picks, start), len(picks)):
+            ordinal = picks[at]
+            if dead is None or rows.seq_of(ordinal) not in dead:
+                return ordinal
+        return -1
+
+    def picked(self, block: LiveBlock, head: Head, filters: Filters) -> Sequence[int]:
+        """Ordinals of the matching messages of ``block``; cached, since a reader calls again for each chunk."""
+        key = filters, block
+        picks = self._picks.get(key)
+        if picks is not None:
+            self._picks.move_to_end(key)
+            return picks
+        picks = matching_ordinals(head, filters)
+        self._picks[key] = picks
+        if len(self._picks) > _PICKS_MAX:
+            self._picks.popitem(last=False)
+        return picks
+
+    def cached(self, block: LiveBlock, ordinal: int) -> Chunk | None:
+        """The chunk with message ``ordinal`` of a persisted block if it is in memory."""
+        if block.chunks is not None:
+            assert block.starts is not None
+            return block.chunks[bisect_right(block.starts, ordinal) - 1]
+        return self._reader.cached_chunk(block, ordinal)
+
+    def _stored(self, block: LiveBlock, seq: int) -> Chunk | None:
+        """The chunk with ``seq`` of a block without gaps if it is in memory."""
+        return self.cached(block, seq - block.first_seq) if block.open is None else None
+
+    def _loading(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> Loading:
+        return Loading(self._tasks.start(self._load(block, ordinal, seq, filters), "read"), seq)
+
+    async def _load(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> tuple[object, ...]:
+        """Load a head, and the chunk with message ``ordinal`` or else with the first match; the caller holds what is returned."""
+        reader, begun = self._reader, self._ahead.begun(block, seq, filters)
+        try:
+            head = await reader.head(block, begun if filters is None else None)
+            if ordinal is None:
+                ordinal = self.next_ordinal(block, seq, filters)
+            if ordinal is None or ordinal < 0:
+                return head, None
+            # What is read ahead is decoded too: worth it only if each of those frames has messages that are wanted.
+            sparse = filters is not None and len(self.picked(block, head, filters)) < len(head.frames)
+            return head, await reader.chunk(block, ordinal, None if sparse else begun)
+        except NotFound:
+            if self._live.holds(block):
+                raise
+            return ()

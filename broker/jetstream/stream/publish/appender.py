@@ -1,0 +1,164 @@
+"""Appends accepted publishes to a stream: the one place where decisions on single messages take effect.
+
+Owns: in which order block, counts, ids, answers and removals learn of messages, and what an unexpected error leaves of that.
+Does not own: the decisions (sequencer, checks), what has been accepted (pending), the bytes of replies (replies).
+
+An unexpected error refuses the message that caused it. Appended messages keep their PubAcks, and nothing remembers the
+others; if even that cannot be ensured, the log stops.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.storage.log.owner import BlockOwner
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.stream.publish.candidate import Candidate
+    from broker.jetstream.stream.publish.context import CheckContext
+    from broker.jetstream.stream.publish.pending import Pending
+    from broker.jetstream.stream.publish.replies import Replies
+    from broker.storage.log.log import Log
+    from broker.storage.log.memory_log import MemoryLog
+
+__all__ = ["Appender"]
+
+_log = logging.getLogger(__name__)
+
+_TELL_NS = 1_000_000_000
+"""Unexpected errors are logged at most this often: every message may cause one."""
+
+
+class Owner(BlockOwner, Protocol):
+    """What this module needs of the stream."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Retention(Protocol):
+    """What removes messages that others replace."""
+
+    def take_out(self, found: Iterable[tuple[int, int]]) -> None: ...
+
+
+class Ttls(Protocol):
+    """When messages with a TTL expire."""
+
+    def added(self, rows: Sequence[tuple[int, int]], time_ns: int) -> None: ...
+
+
+class Batching(Protocol):
+    """The open batches."""
+
+    def lost(self) -> None: ...
+
+
+class Appender:
+    """The end of one stream, where messages are added."""
+
+    def __init__(self, owner: Owner, log: Log | MemoryLog, context: CheckContext, retention: Retention, ttls: Ttls,
+                 batching: Batching, replies: Replies, clock: Clock) -> None:
+        self._owner = owner
+        self._log = log
+        self._context = context
+        self._live, self._dedupe, self._subjects = context.live, context.dedupe, context.subjects
+        self._retention, self._ttls, self._batching = retention, ttls, batching
+        self._replies = replies
+        self._clock = clock
+        self._told_ns = -_TELL_NS
+
+    def append(self, pending: Pending) -> bool:
+        """See ``Pending.append``."""
+        appended = True
+        if pending.msgs:
+            try:
+                self._add(pending)
+            except Exception as error:
+                appended = self._live.last_seq >= pending.first_seq
+                self.unforeseen(error, index=True)
+                if not appended:
+                    self._batching.lost()
+                    for _, reply, _, _ in pending.msgs:
+                        self._replies.refused(reply, ApiError(NOT_AVAILABLE))
+        # Roll-ups and trims may remove messages and skip sequences.
+        pending.begin(self._live.last_seq + 1)
+        return appended
+
+    def _add(self, pending: Pending) -> None:
+        """Add the accepted messages to the block, the counts and the window of ids. Their PubAcks are due from then on,
+        so they are queued before replaced messages are removed."""
+        live, first_seq, time_ns = self._live, pending.first_seq, pending.time_ns
+        if first_seq != live.last_seq + 1:
+            raise RuntimeError(f"accepted as {first_seq}, but the stream is at {live.last_seq}")
+        subjects, replies, hlens, bodies = zip(*pending.msgs, strict=True)
+        block = self._log.block(self._owner)
+        block.append_run(first_seq, subjects, hlens if any(hlens) else None, bodies, time_ns,
+                         sum(map(len, subjects)) + sum(map(len, replies)))
+        live.appended(block, len(bodies), pending.bytes, first_seq, time_ns)
+        self._dedupe.add(pending.ids, pending.last_id, time_ns)
+        if pending.ttls:
+            self._ttls.added(pending.ttls, time_ns)
+        if pending.due:
+            self._context.scheduler.set(pending.due)
+        if pending.values:
+            self._count(pending)
+            self._replies.counted(replies, first_seq, pending.values)
+        else:
+            self._replies.accepted(pending.source, replies, first_seq)
+        if pending.removed:
+            self._retention.take_out(pending.removed)
+
+    def _count(self, pending: Pending) -> None:
+        """Remember the totals of counters that were appended."""
+        seqs = {msg[0]: seq for seq, msg in enumerate(pending.msgs, pending.first_seq)}
+        for subject, total in pending.totals.items():
+            if total.as_stored:
+                self._context.totals.remember(subject, seqs[subject], total)
+
+    def pass_over(self, pending: Pending, candidate: Candidate) -> None:
+        """Use a sequence for a message that is not stored, and acknowledge it. Nothing else is pending."""
+        live, seq, msg_id = self._live, self._live.last_seq + 1, candidate.msg_id
+        block = self._log.block(self._owner)
+        if block.empty:
+            # The sequence has no message; without this record the outcome would not be stored.
+            block.remove(seq, seq, 0, 0)
+        live.skip_to(seq)
+        self._dedupe.add({msg_id: seq} if msg_id else {}, msg_id, pending.time_ns, stored=False)
+        self._replies.accepted(pending.source, (candidate.reply,), seq)
+        pending.begin(seq + 1)
+        if candidate.after is not None:
+            self.follow_up(candidate.after)
+
+    def follow_up(self, after: Callable[[], None]) -> None:
+        """Run the follow-up of the stream's last message (``Candidate.after``)."""
+        try:
+            after()
+        except Exception as error:
+            self.unforeseen(error, index=True)
+
+    def unforeseen(self, error: Exception, *, index: bool) -> None:
+        """Log an unexpected error, and ensure that nothing builds on a wrong state.
+
+        ``index``: the subject index may be wrong; it is rebuilt from the messages.
+        """
+        if index:
+            self._subjects.forget()
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._told_ns >= _TELL_NS:
+            self._told_ns = now_ns
+            _log.error("stream %s: a publish failed", self._owner.name, exc_info=error)
+        if not self._live.counts(self._log.block(self._owner)):
+            _log.critical("stream %s: its numbers are not those of its messages, so nothing more is stored", self._owner.name)
+            self._log.fail(error)
+
+    def skip_to(self, last_seq: int) -> None:
+        """Skip the sequences up to ``last_seq``."""
+        live, index = self._live, self._subjects.index
+        if index is not None and index.merged_seq == live.last_seq:
+            index.merged_seq = last_seq
+        live.skip_to(last_seq)

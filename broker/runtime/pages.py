@@ -1,0 +1,90 @@
+"""The port of the monitoring pages, by the settings: bound, served and given new certificates with the rest of the broker.
+
+Owns: which port that is, and its TLS. Does not own: when it is served (app), the port itself (monitor.listener), what the
+pages show (sources).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from ssl import SSLContext
+from typing import Any
+
+from broker.config.settings import Settings
+from broker.errors import StartError
+from broker.monitor.listener import MonitorServer
+from broker.monitor.views import Views
+from broker.runtime.listening import host_port, or_start_error
+from broker.server.listeners.certificates import TlsParameters
+
+__all__ = ["Pages"]
+
+log = logging.getLogger(__name__)
+
+_CANNOT = "Can't start monitoring"
+
+
+class Pages:
+    """The pages of one broker, whose settings give them a port. ``bind``, ``start``, ``close`` once each."""
+
+    def __init__(self, settings: Settings, views: Views) -> None:
+        """Raises: StartError when the certificates cannot be used."""
+        own = settings.monitoring
+        port = own.port if own.port is not None else own.https_port
+        assert port is not None
+        self._secure = own.https_port is not None
+        try:
+            tls = _context(settings) if self._secure else None
+        except ValueError as error:
+            raise StartError(str(error)) from None
+        self._server = MonitorServer(views, own.host or settings.clients.host, port, base_path=own.base_path, tls=tls)
+        self._started = False
+
+    @property
+    def scheme(self) -> str:
+        return self._server.scheme
+
+    @property
+    def host(self) -> str:
+        return self._server.host
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def address(self) -> dict[str, Any]:
+        """``http_host``, ``http_port`` and ``https_port`` of /varz."""
+        return {"http_host": self.host, "http_port": 0, "https_port": 0, f"{self.scheme}_port": self.port}
+
+    async def bind(self) -> None:
+        """Take the port; nothing is accepted yet. Raises: StartError."""
+        with or_start_error(_CANNOT, self.host, self.port):
+            await self._server.bind()
+
+    async def start(self) -> None:
+        """Serve, unless that has begun already. Raises: StartError."""
+        if self._started:
+            return
+        self._started = True
+        with or_start_error(_CANNOT, self.host, self.port):
+            await self._server.start()
+        log.info("Starting %s monitor on %s", self.scheme, host_port(self.host, self.port))
+
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Load the certificates anew; returns what applies them. Raises: ValueError."""
+        if not self._secure:
+            return lambda: None
+        context = _context(settings)
+        return lambda: self._server.use(context)
+
+    async def close(self) -> None:
+        """Serve no longer."""
+        await self._server.close()
+
+
+def _context(settings: Settings) -> SSLContext:
+    """The clients' port's TLS, without asking for certificates. Raises: ValueError."""
+    return TlsParameters(replace(settings.tls, verify=False, verify_and_map=False)).context

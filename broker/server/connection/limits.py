@@ -1,0 +1,27 @@
+"""The limits of one connection: the server's, or those of its account and user where they are lower."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker.config.settings import ClientSettings
+from broker.server.accounts.account import Account
+from broker.server.auth.login import Login
+
+__all__ = ["Limits"]
+
+
+class Limits(NamedTuple):
+    """max_payload: in bytes. max_subscriptions: -1: any number."""
+
+    max_payload: int
+    max_subscriptions: int
+
+    @classmethod
+    def of(cls, server: ClientSettings, account: Account, user: Login) -> Limits:
+        """A bound below 0 is none, as is the server's 0 for subscriptions."""
+        own = account.settings
+        payload = (server.max_payload, own.max_payload, user.max_payload)
+        subscriptions = (server.max_subscriptions or -1, own.max_subscriptions, user.max_subscriptions)
+        return cls(min(bound for bound in payload if bound >= 0),
+                   min((bound for bound in subscriptions if bound >= 0), default=-1))

@@ -1,0 +1,112 @@
+"""A checkpoint read into a state: its root, then the pages that the root names.
+
+Owns: which pages are read, in what pieces, and what makes a root unusable. Does not own: the bytes (format), what a page
+adds to the state (storage.state.pages), which root is tried (snapshot).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from broker.storage.format.checkpoint import Root
+from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
+from broker.storage.format.header import ObjectKind, Position, object_name
+from broker.storage.format.page import Page, PageKind, PageRef, decode_page
+from broker.storage.paths import ShardPaths
+from broker.storage.read.lazy import LazyBlockRef, unpack_table_page
+from broker.storage.read.steps import Gets, Steps
+from broker.storage.state.applied import ShardState
+from broker.storage.state.pages import Part, load_directory, load_part, note_unlisted, shard_of
+
+__all__ = ["Unusable", "load_root"]
+
+_PIECES_AT_ONCE = 32
+_PIECE_BYTES = 1 << 20
+_BATCH_BYTES = 8 << 20
+
+
+class Unusable(Exception):
+    """A root, or a page of it, is damaged or gone."""
+
+
+def load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool] | None,
+               until: Position | None) -> Steps[tuple[Root, ShardState, dict[int, frozenset[int]]]]:
+    key = paths.checkpoint(position)
+    [data] = yield Gets([(key, 0, None)])
+    if data is None:
+        raise Unusable(f"{key} is gone")
+    try:
+        root = Root.decode(data, position)
+        state = shard_of(root.extra, root.replay_from, key, wanted)
+        needed: list[Part] = []
+        members: dict[int, frozenset[int]] = {}
+
+        def in_time(page: Page) -> Page:
+            if until is not None and page.position > until:
+                # A round copies while the log goes on.
+                raise Unusable(f"{key} has a page of {page.position}")
+            return page
+
+        def take_directory(data: bytes, at: int) -> None:
+            page = in_time(decode_page(data, root.pages[at]))
+            if page.kind != PageKind.DIRECTORY:
+                raise Corrupt(key, "pages", 0, f"a root names a page of kind {page.kind}")
+            needed.extend(load_directory(state, page, object_name(ObjectKind.PAGES, root.pages[at].position)))
+            members[page.key] = frozenset(entry[0] for entry in page.body)
+
+        def take_part(data: bytes, at: int) -> None:
+            part = needed[at]
+            if part.ref.kind != PageKind.BLOCKS:
+                load_part(state, in_time(decode_page(data, part.ref)), part)
+            elif wanted is None:
+                load_part(state, in_time(decode_page(data, part.ref, None)), part)
+            else:
+                load_part(state, in_time(decode_page(data, part.ref, unpack_table_page)), part, LazyBlockRef.unpack)
+
+        yield from _read_pages(paths, root.pages, take_directory)
+        yield from _read_pages(paths, [part.ref for part in needed], take_part)
+        if wanted is None:
+            note_unlisted(state, root.extra)
+    except VersionUnknown:
+        raise
+    except (FormatError, ValueError) as error:
+        raise Unusable(f"{key}: {error}") from None
+    return root, state, members
+
+
+def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], take: Callable[[bytes, int], None]) -> Steps[None]:
+    """Pass each page's bytes to ``take`` with its place in ``refs``, in order and one at a time, since decoded they are many
+    times as large. Pages that a round has written one behind the other are read in one piece."""
+    pieces = list(_pieces(refs))
+    at = 0
+    while at < len(pieces):
+        batch: list[range] = []
+        size = 0
+        while at < len(pieces) and len(batch) < _PIECES_AT_ONCE and (not batch or size + _size(pieces[at], refs) <= _BATCH_BYTES):
+            batch.append(pieces[at])
+            size += _size(pieces[at], refs)
+            at += 1
+        found = yield Gets([(paths.pages(refs[some[0]].position), refs[some[0]].offset, refs[some[-1]].offset + refs[some[-1]].size)
+                            for some in batch])
+        for some, data in zip(batch, found, strict=True):
+            start = refs[some[0]]
+            if data is None:
+                raise Unusable(f"{paths.pages(start.position)}, which it names, is gone")
+            for i in some:
+                begin = refs[i].offset - start.offset
+                take(data[begin:begin + refs[i].size], i)
+
+
+def _pieces(refs: Sequence[PageRef]) -> Iterator[range]:
+    """Neighbours in ``refs`` that are neighbours in their object, up to a size that one request reads."""
+    start = 0
+    for i in range(1, len(refs) + 1):
+        if i == len(refs) or not (refs[i].position == refs[i - 1].position
+                                  and refs[i].offset == refs[i - 1].offset + refs[i - 1].size
+                                  and refs[i].offset + refs[i].size - refs[start].offset <= _PIECE_BYTES):
+            yield range(start, i)
+            start = i
+
+
+def _size(piece: range, refs: Sequence[PageRef]) -> int:
+    return refs[piece[-1]].offset + refs[piece[-1]].size - refs[piece[0]].offset
