@@ -1,6 +1,7 @@
 """How much of its own processor time a loop takes in one turn, whatever else the machine does; and a broker on such a loop.
 
-    python -m bench.turns FILE [flags of the broker]        appends a JSON line of its longest turns to FILE on SIGRTMIN
+    python -m bench.turns FILE [flags of the broker]        appends a JSON line of its longest turns to FILE on SIGRTMIN, and
+                                                            when it stops (``bench.many_consumers`` drives one)
 
 A turn is one pass over what is ready. Wall time would count other processes' work, too.
 """
@@ -11,6 +12,7 @@ import asyncio
 import gc
 import heapq
 import json
+import logging
 import signal
 import sys
 import time
@@ -126,6 +128,9 @@ def main() -> None:
     process._loop_factory = lambda: factory  # type: ignore[assignment,return-value]
     signal.signal(signal.SIGRTMIN, report)
     gc.disable()
+    # The process ends with what closes its log.
+    shutdown = logging.shutdown
+    logging.shutdown = lambda *args: (report(), shutdown(*args))[1]
     sys.exit(cli.run(sys.argv[2:]))
 
 

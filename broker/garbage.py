@@ -59,7 +59,10 @@ class Collector:
         self._worked_s = 0.0
 
     def start(self) -> None:
-        """Set aside what was made until now, unexamined; from now on collect in steps."""
+        """Set aside what was made until now, unexamined; from now on collect in steps. Again: set aside what was made since."""
+        if self._timer is not None:
+            gc.freeze()
+            return
         self._loop = asyncio.get_running_loop()
         self._thresholds = gc.get_threshold()
         gc.set_threshold(*self._thresholds[:2], _NEVER)

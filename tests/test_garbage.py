@@ -141,3 +141,32 @@ def _broker_objects() -> int:
         ("broker.server.connection.connection", "Client"), ("broker.jetstream.stream.stream", "Stream"),
         ("broker.jetstream.consumer.consumer", "Consumer")))
     return sum(isinstance(thing, kinds) for thing in gc.get_objects())
+
+
+async def test_what_a_start_made_is_not_examined() -> None:
+    """Shows it of a collector that starts while very much is being made, and again when all is there."""
+    examined: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            examined.append(sum(len(gc.get_objects(generation)) for generation in range(info["generation"] + 1)))
+
+    collector = Collector(every_s=3600)
+    gc.disable()
+    made = [[number] for number in range(100_000)]
+    gc.callbacks.append(note)
+    try:
+        collector.start()
+        made += [[number] for number in range(20_000)]
+        thresholds, before = gc.get_threshold(), gc.get_freeze_count()
+        collector.start()
+        assert gc.get_freeze_count() >= before + 20_000
+        assert gc.get_threshold() == thresholds
+        assert examined
+        assert max(examined) < 60_000
+    finally:
+        gc.callbacks.remove(note)
+        collector.stop()
+        gc.enable()
+    assert gc.get_threshold() != thresholds
+    del made

@@ -7,6 +7,9 @@ Every stream adds what it sequences to its ``Usage`` and subtracts what it remov
 ``size_bytes + size > bytes_max`` means that ``refusal`` has to decide. The streams of an account without a limit count
 in the server's directly, so only accounts with a limit pay for one.
 
+What open atomic batches have in the store counts by itself, against the same limits: a batch may be dropped, and its commit
+decides whether there is room for its messages. nats-server bounds only how many batches there are, each of a thousand messages.
+
 nats-server's two rules differ: the server refuses when *more* than its limit is stored, so the message that exceeds it
 is still accepted; an account refuses the message that would exceed it.
 
@@ -31,9 +34,11 @@ _LOG_INTERVAL_NS = 10_000_000_000
 
 
 class Usage(Protocol):
-    """Attributes: ``size_bytes``: user bytes of all live messages; ``bytes_max``: nothing is refused up to it."""
+    """Attributes: ``size_bytes``: user bytes of all live messages; ``bytes_max``: nothing is refused up to it; ``staged_bytes``:
+    of messages in the store that have not joined a stream."""
 
     size_bytes: int
+    staged_bytes: int
 
     @property
     def bytes_max(self) -> int: ...
@@ -41,15 +46,18 @@ class Usage(Protocol):
     def refusal(self, size: int, now_ns: int) -> int:
         """The error code that refuses one more message of ``size`` bytes, which is logged; 0: it is accepted."""
 
+    def staging_refusal(self, size: int, now_ns: int) -> int:
+        """The same for ``size`` bytes more of an open batch."""
+
 
 class ServerUsage:
     """See ``Usage``."""
 
-    __slots__ = ("_limit_log", "bytes_max", "size_bytes")
+    __slots__ = ("_limit_log", "bytes_max", "size_bytes", "staged_bytes")
 
     def __init__(self, kind: str = "", bytes_max: int = -1) -> None:
         """``kind`` as in a stream's ``storage``; ``bytes_max`` -1: no limit."""
-        self.size_bytes = 0
+        self.size_bytes = self.staged_bytes = 0
         self.bytes_max = bytes_max if bytes_max >= 0 else sys.maxsize
         self._limit_log = _LimitLog(logging.ERROR, f"JetStream {kind} resource limits exceeded for server")
 
@@ -60,16 +68,23 @@ class ServerUsage:
         self._limit_log.write(now_ns)
         return SERVER_EXCEEDED
 
+    def staging_refusal(self, size: int, now_ns: int) -> int:
+        """See ``Usage``."""
+        if self.staged_bytes + size <= self.bytes_max:
+            return 0
+        self._limit_log.write(now_ns)
+        return SERVER_EXCEEDED
+
 
 class AccountUsage:
     """See ``Usage``. ``account_max`` is the account's limit, 0 or more; ``server`` counts the same bytes."""
 
-    __slots__ = ("_account_max", "_limit_log", "_server", "_size_bytes")
+    __slots__ = ("_account_max", "_limit_log", "_server", "_size_bytes", "_staged_bytes")
 
     def __init__(self, account: str, kind: str, account_max: int, server: ServerUsage) -> None:
         self._account_max = account_max
         self._server = server
-        self._size_bytes = 0
+        self._size_bytes = self._staged_bytes = 0
         self._limit_log = _LimitLog(logging.WARNING, f'JetStream {kind} resource limits exceeded for account: "{account}"')
 
     @property
@@ -82,6 +97,15 @@ class AccountUsage:
         self._size_bytes = size_bytes
 
     @property
+    def staged_bytes(self) -> int:
+        return self._staged_bytes
+
+    @staged_bytes.setter
+    def staged_bytes(self, staged_bytes: int) -> None:
+        self._server.staged_bytes += staged_bytes - self._staged_bytes
+        self._staged_bytes = staged_bytes
+
+    @property
     def bytes_max(self) -> int:
         server = self._server
         return min(self._account_max, self._size_bytes + server.bytes_max - server.size_bytes)
@@ -90,6 +114,14 @@ class AccountUsage:
         """See ``Usage``."""
         err_code = self._server.refusal(size, now_ns)
         if not err_code and self._size_bytes + size > self._account_max:
+            self._limit_log.write(now_ns)
+            err_code = ACCOUNT_EXCEEDED
+        return err_code
+
+    def staging_refusal(self, size: int, now_ns: int) -> int:
+        """See ``Usage``."""
+        err_code = self._server.staging_refusal(size, now_ns)
+        if not err_code and self._staged_bytes + size > self._account_max:
             self._limit_log.write(now_ns)
             err_code = ACCOUNT_EXCEEDED
         return err_code

@@ -11,7 +11,6 @@ The broker itself is ``broker.runtime.app``; this module starts and stops it.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -78,8 +77,9 @@ class _Process:
     async def run(self) -> int:
         """Returns the exit status."""
         loop = asyncio.get_running_loop()
-        # Garbage collection is off during a start (see broker.cli), but not during a long one, such as a standby's.
-        loop.call_later(1.0, gc.enable)
+        # Garbage collection is off during a start (see broker.cli), but not during a long one, such as a standby's. To enable it
+        # alone would have the first one examine all that was made until then, in one turn.
+        loop.call_later(1.0, self._collector.start)
         for number in _NAMES:
             loop.add_signal_handler(number, self._signalled, number)
         starting = asyncio.create_task(self._start(), name="start")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from broker.config.settings import AccountLimits, JetStreamSettings, ServerLimits
 from broker.jetstream import inflight
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.stream.publish import atomic
@@ -364,6 +365,47 @@ async def test_a_batch_of_too_many_blocks_is_refused(broker: Inside, monkeypatch
     assert (await broker.ok("STREAM.INFO.S"))["state"]["messages"] == 0
 
 
+@pytest.mark.parametrize("whose", ["the account's", "the server's"])
+async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows it of batches that are never committed; which are abandoned with that limit's error, and that there is room again once
+    the others have ended."""
+    monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
+    most = 20_000
+    inside = (Inside(limits=AccountLimits(max_storage=most)) if whose == "the account's"
+              else Inside(JetStreamSettings(server=ServerLimits(max_storage=most))))
+    async with inside as broker:
+        let_go: set[str] = set()
+        broker.js._inflight.writing.let_go = let_go.update
+        await create(broker)
+        advisories = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.S")
+        refused = []
+        for number in range(20):
+            batch = f"b{number}"
+            await publish(broker, rows_of(19), batch, last=False)
+            answer = await broker.client.request("s.0", payload(batch, 20), timeout=20, headers={
+                "Nats-Batch-Id": batch, "Nats-Batch-Sequence": "20"})
+            if answer.data:
+                assert json.loads(answer.data)["error"]["err_code"] == 10176  # not a batch any more
+                refused.append(batch)
+        assert 5 < len(refused) < 18
+        told = [json.loads((await advisories.next_msg(timeout=30)).data) for _ in refused]
+        assert [(one["batch"], one["reason"]) for one in told] == [(batch, "large") for batch in refused]
+        body = bytes(1800)
+        last = await broker.client.subscribe(inbox := broker.client.new_inbox())
+        for place in range(1, 15):
+            await broker.client.publish("s.0", body, reply=inbox, headers={"Nats-Batch-Id": "c", "Nats-Batch-Sequence": f"{place}"})
+        answers = [(await last.next_msg(timeout=30)).data for _ in range(14)]
+        first = next(json.loads(data) for data in answers if data)
+        assert first["error"]["err_code"] == (10002 if whose == "the account's" else 10023)
+        await eventually(lambda: _written(broker))
+        staged = sum(len(broker.store.objects[key]) for key in runs(broker.store) if key not in let_go)
+        assert most // 8 < staged <= most
+        await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"]})
+        await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
+        assert (await publish(broker, rows_of(21), "d"))["count"] == 21
+        nothing_is_left(broker)
+
+
 class Recorded(MemoryStore):
     """Remembers the order in which objects came; and waits before those that ``slow`` is set for."""
 
@@ -411,6 +453,17 @@ async def test_killed_between_any_two_steps_there_are_all_or_none(monkeypatch: p
 
 def _replayed(store: MemoryStore, keys: Sequence[str]) -> tuple[int, int, int]:
     """First and last sequence and messages of the stream, by these objects alone; what its blocks name is among them."""
+    paths, state = ShardPaths(0), _state(store, keys)
+    stream = next(iter(state.streams.values()), None)
+    if stream is None:
+        return 0, 0, 0
+    for entry in stream.blocks:
+        assert block_key(paths, stream.account, stream.name, entry.ref) in keys
+    return stream.first_seq, stream.last_seq, stream.msgs
+
+
+def _state(store: MemoryStore, keys: Sequence[str]) -> ShardState:
+    """What a start finds in these objects."""
     state = ShardState()
     state.apply_segment(Position(1, 0))
     paths = ShardPaths(0)
@@ -426,12 +479,57 @@ def _replayed(store: MemoryStore, keys: Sequence[str]) -> tuple[int, int, int]:
         for at, row in enumerate(head.rows):
             core = head.core(at)
             state.apply_block(core, row.ref(BlockPlace.LOG, core) if row.messages else None)
-    stream = next(iter(state.streams.values()), None)
-    if stream is None:
-        return 0, 0, 0
-    for entry in stream.blocks:
-        assert block_key(paths, stream.account, stream.name, entry.ref) in keys
-    return stream.first_seq, stream.last_seq, stream.msgs
+    return state
+
+
+@pytest.mark.parametrize("name", ["messages, and per subject", "what subjects may not keep makes room",
+                                  "what nobody waits for makes room"])
+async def test_a_start_behind_its_record_takes_out_what_would_have_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows it by a start from what was in the store after each put behind the commit: messages of the batch that are to leave in
+    any case make room, before the limits of the stream take out others."""
+    monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
+    config, rows = SAME[name]
+    interest = config.get("retention") == "interest"
+    inside = Inside()
+    inside.store = Recorded()
+    async with inside as broker:
+        await create(broker, **config)
+        if interest:
+            await broker.ok("CONSUMER.CREATE.S.C", {"stream_name": "S", "config": {
+                "durable_name": "C", "ack_policy": "explicit", "filter_subject": "s.1"}})
+        before = [await broker.publish("s.1", b"x") for _ in range(2 if interest else 1)]
+        await publish(broker, rows[:-1], last=False)
+        begun = len(inside.store.order)
+        await commit(broker, rows)
+        await broker.log.drain()
+        expected = await _seqs(broker)
+        assert set(before) <= set(expected)
+    starts = 0
+    for end in range(begun + 1, len(inside.store.order) + 1):
+        keys = inside.store.order[:end]
+        state = _state(inside.store, keys)
+        stream = next(iter(state.streams.values()))
+        if stream.last_seq == before[-1]:
+            continue
+        starts += stream.msgs > len(expected)
+        again = Inside(opened=False)
+        again.store.objects.update({key: inside.store.objects[key] for key in keys})
+        async with again:
+            again.state = state
+            await again.open()
+
+            async def all_has_left(again: Inside = again) -> bool:
+                return len(await _seqs(again)) <= len(expected)
+
+            await eventually(all_has_left)
+            assert await _seqs(again) == expected
+    assert starts
+
+
+async def _seqs(broker: Inside) -> list[int]:
+    """The sequences that the stream has."""
+    state = (await broker.ok("STREAM.INFO.S", {"deleted_details": True}))["state"]
+    return [seq for seq in range(state["first_seq"], state["last_seq"] + 1) if seq not in state.get("deleted", ())]
 
 
 async def test_a_publisher_waits_for_a_slow_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,14 +186,14 @@ def ceiling_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
 
 def redelivered_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint forgets how often messages were delivered."""
-    pack = ConsumerState.pack
+    pack_later = ConsumerState.pack_later
 
-    def broken(self: ConsumerState) -> list[Any]:
-        packed = pack(self)
+    def broken(self: ConsumerState) -> Callable[[], list[Any]]:
+        packed = pack_later(self)()
         packed[12] = packed[13] = b""
-        return packed
+        return lambda: packed
 
-    patch.setattr(ConsumerState, "pack", broken)
+    patch.setattr(ConsumerState, "pack_later", broken)
 
 
 def dead_bytes_wrong(patch: pytest.MonkeyPatch) -> None:
@@ -254,16 +254,16 @@ def update_not_recorded(patch: pytest.MonkeyPatch) -> None:
 
 def late_applied_pages(patch: pytest.MonkeyPatch) -> None:
     """A consumer's pending list is kept by its checkpoint without the newest delivery."""
-    pack = ConsumerState.pack
+    pack_later = ConsumerState.pack_later
 
-    def broken(self: ConsumerState) -> list[Any]:
-        packed = pack(self)
+    def broken(self: ConsumerState) -> Callable[[], list[Any]]:
+        packed = pack_later(self)()
         if len(self.pending) > 1:
             for column in (9, 10, 11):
                 packed[column] = packed[column][:-8]
-        return packed
+        return lambda: packed
 
-    patch.setattr(ConsumerState, "pack", broken)
+    patch.setattr(ConsumerState, "pack_later", broken)
 
 
 def removals_come_back(patch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ Owns the consumer's configuration and lifecycle, and the order in which its part
     DeadlineTimer: its one timer
 
 All of it runs on the event loop in plain calls over whole runs of messages. Nothing awaits in the middle; a read from
-the store is a ``Loading``, after which the delivery runs again. Time comes from the clock, timers from ``loop``
-(call_soon, call_later), so a test can control both.
+the store is a ``Loading``, after which the delivery runs again. Very large acks take several turns (acks.large), and a
+stream with very many consumers leaves word (``news``) that each hears before it does or says anything else. Time comes
+from the clock, timers from ``loop`` (call_soon, call_later), so a test can control both.
 
 It does not validate configurations (consumer_rules), decide where a new consumer starts (start), store anything itself
 (the stream calls ``take_delta`` when it seals a block), or remove messages on acks: the stream is notified of acks, and
@@ -27,12 +28,14 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from broker.clock import Clock
 from broker.garbage import discarded
 from broker.jetstream.bus import Bus, Msg, Source
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.handler import AckHandler
+from broker.jetstream.consumer.acks.large import LargeAcks
 from broker.jetstream.consumer.acks.reply_subjects import ReplySubjects
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor.cursor import Cursor
@@ -63,14 +66,15 @@ _UNSTORED_MAX = 65_536
 another 5 to apply them."""
 
 _COUNT_LAG = 16_384
-"""Uncounted messages at which an idle consumer counts them, while their chunks are still cached."""
+"""Uncounted messages at which an idle consumer counts them, while their chunks are still cached; up to twice as many, by its name,
+so that a thousand of them do not count at once."""
 
 
 class Consumer:
     """One consumer. ``await open()`` makes it live; ``stop`` or ``delete`` end it.
 
     Attributes:
-        acks: what it has delivered and what became of it, to read.
+        news: what its stream has to tell, which ``hear`` takes in.
         on_inactive: called after it was unused for ``inactive_threshold``; the owner deletes it.
     """
 
@@ -89,11 +93,12 @@ class Consumer:
         self.reply_subjects = ReplySubjects(stream.domain, stream.account, stream.name, self.name, long=long_reply_subjects)
         mono_ns = clock.monotonic_ns()
         self.events = ConsumerEvents(bus, clock, rng, stream.domain, stream.account, stream.name, self.name)
-        self.acks = self._acks = AckState((), 0, 1)
+        self.news: list[Callable[[Consumer], None]] = []
+        self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), mono_ns)
         self._resume = int(state.extra.get(RESUME, 0))
         filters = Filters([f.encode() for f in config.filters])
-        self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead)
+        self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead, self.hear)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
         self._double_acks = DoubleAcks(stream, bus, self._changed, stored=config.stored)
@@ -101,6 +106,8 @@ class Consumer:
                                       self._double_acks.acked)
         self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, self.reply_subjects.ack[:-1],
                                    self._request, self._double_acks.acked)
+        self._large_acks = LargeAcks(self._acks, self._answers, self._loop, self._take_acks, self._changed,
+                                     lambda: stream.log.barrier(stream), self._acked_many)
         if restored:
             # A crash loses up to a second of deliveries, all of messages that the restart found.
             self._answers.forgotten_seq = stream.last_seq
@@ -124,6 +131,7 @@ class Consumer:
         self._dirty = False
         self._blocked = False
         self._resume_at_ns = 0
+        self._count_lag = _COUNT_LAG + crc32(self.name.encode()) % _COUNT_LAG
         self._adopt(config)
 
     # ---- life
@@ -163,6 +171,8 @@ class Consumer:
         if text and self._admission is not None and not self._closed:
             self._admission.dismiss(text, pending=pending)
         self._closed = self._ended = True
+        self.news = []
+        self._large_acks.drop()
         self._double_acks.close()
         if self._push is not None:
             self._push.close()
@@ -172,6 +182,7 @@ class Consumer:
 
     def shutdown(self) -> None:
         """Stop because the server stops; waiting pulls are notified."""
+        self._large_acks.finish()
         self.stop(status.SERVER_SHUTDOWN, pending=True)
 
     def delete(self) -> None:
@@ -180,6 +191,8 @@ class Consumer:
 
     def update(self, config: ConsumerConfig) -> None:
         """Apply an updated configuration, already validated against the current one."""
+        if self.news:
+            self.hear()
         old, self.config = self.config, config
         mono_ns = self._clock.monotonic_ns()
         self._adopt(config)
@@ -200,6 +213,8 @@ class Consumer:
     @property
     def waits_above_seq(self) -> int:
         """Nothing at or below it is unacked or yet to be delivered."""
+        if self.news:
+            self.hear()
         return min([self._acks.floor_sseq, *(seq - 1 for seq in self._acks.redelivered)])
 
     async def reset(self, seq: int) -> int:
@@ -215,6 +230,9 @@ class Consumer:
 
     def rewind(self, seq: int = 0) -> int:
         """Like ``reset``, without checking whether it is allowed, and without waiting for the pending count."""
+        if self.news:
+            self.hear()
+        self._large_acks.finish()
         seq = seq or self._acks.floor_sseq + 1
         self._acks.restart(seq)
         self._cursor.jump(seq)
@@ -231,6 +249,13 @@ class Consumer:
         self._kick()
 
     @property
+    def acks(self) -> AckState:
+        """What it has delivered and what became of it, to read."""
+        if self.news:
+            self.hear()
+        return self._acks
+
+    @property
     def filters(self) -> list[str]:
         """The subjects that it receives; empty: all."""
         return self.config.filters
@@ -244,12 +269,15 @@ class Consumer:
 
     async def counted(self) -> None:
         """Wait until ``num_pending`` is exact, for an ``info`` call with no await in between."""
+        await self._large_acks.finished()
         if self._cursor.long_tail:
             await self.stream.log.persisted()
         await self._prefetcher.counted()
 
     def info(self) -> dict[str, Any]:
         """ConsumerInfo as JSON members, without ``type``."""
+        if self.news:
+            self.hear()
         self._cursor.count()
         if not self._closed:
             self._sweep(self._clock.monotonic_ns(), at_end=False)
@@ -260,17 +288,30 @@ class Consumer:
 
     def backlog(self) -> tuple[int, int]:
         """How many messages are yet to be delivered for the first time, and how many are delivered and unanswered."""
+        if self.news:
+            self.hear()
         self._cursor.count()
         return max(0, self._cursor.pending), len(self._acks.pending)
 
     # ---- called by the stream
 
+    def hear(self) -> None:
+        """Take in what the stream has told and this consumer has not looked at: nothing is decided before."""
+        if self.news:
+            news, self.news = self.news, []
+            for tell in news:
+                tell(self)
+
     def waits_for(self, seqs: Sequence[int]) -> Sequence[int]:
         """Those of ``seqs``, ascending, that are not delivered yet, or not acked; ignores filters."""
+        if self.news:
+            self.hear()
         return self._acks.waits_for(seqs, self._cursor.next_seq)
 
     def waits_from(self, seq: int) -> bool:
         """Whether all from ``seq`` on are still to be delivered; ignores filters."""
+        if self.news:
+            self.hear()
         return seq >= self._cursor.next_seq and not self._acks.ahead
 
     def wake(self) -> None:
@@ -279,7 +320,7 @@ class Consumer:
             return
         if self._delivery.waiting or (self._push is not None and self._push.active):
             self._kick()
-        elif self.stream.persisted_seq - self._cursor.counted > _COUNT_LAG:
+        elif self.stream.persisted_seq - self._cursor.counted > self._count_lag:
             # Count them now, before they are evicted from the cache.
             self._prefetcher.load(self._cursor.count())
 
@@ -289,6 +330,8 @@ class Consumer:
 
         They are no longer pending; unless it was a purge, each is reported as TERMINATED.
         """
+        if self.news:
+            self.hear()
         self._cursor.removed(first_seq, last_seq, msgs, subject)
         if self._answers.removed(first_seq, last_seq, self._clock.now_ns(), purged=purged):
             self._changed()
@@ -301,6 +344,8 @@ class Consumer:
 
         Source: nats-server consumer.go purge.
         """
+        if self.news:
+            self.hear()
         self._cursor.pass_over(next_seq)
         self._acks.purge(next_seq)
         # What could not be read may have been purged.
@@ -319,6 +364,7 @@ class Consumer:
         """The record of what changed since the last call; None: nothing changed, or state is not stored."""
         self._dirty = False
         delta = self._acks.take_delta(self.name)
+        self._large_acks.sealed()
         return delta if self.config.stored else None
 
     # ---- handlers of the bus
@@ -327,6 +373,8 @@ class Consumer:
         """Pull requests: CONSUMER.MSG.NEXT.<stream>.<consumer>."""
         if self._closed:
             return
+        if self.news:
+            self.hear()
         mono_ns = self._clock.monotonic_ns()
         self._inactivity.used_ns = mono_ns
         for reply, body in pulls(self._bus, ops, start, end):
@@ -336,6 +384,12 @@ class Consumer:
         """Acks and all other answers to deliveries: by the subjects of ``reply_subjects``."""
         if self._closed:
             return
+        if self.news:
+            self.hear()
+        if not self._large_acks.put_off(ops, start, end, now_ns):
+            self._take_acks(ops, start, end, now_ns)
+
+    def _take_acks(self, ops: Sequence[Msg], start: int, end: int, now_ns: int) -> None:
         mono_ns = self._clock.monotonic_ns()
         self._inactivity.used_ns = mono_ns
         acks = self._acks
@@ -350,6 +404,11 @@ class Consumer:
             self._prefetcher.count()
         if acks.queue or self._blocked:
             self._kick()
+
+    def _acked_many(self) -> None:
+        """Very many acks are all applied: go on with what has waited."""
+        self._rearm(self._clock.monotonic_ns())
+        self._kick()
 
     def _request(self, reply: bytes, body: bytes, mono_ns: int) -> None:
         """One pull request, from MSG.NEXT or after a +NXT."""
@@ -377,8 +436,10 @@ class Consumer:
 
     def _run(self) -> None:
         self._scheduled = False
-        if self._closed or self._prefetcher.loading:
+        if self._closed or self._prefetcher.loading or self._large_acks.under_way:
             return
+        if self.news:
+            self.hear()
         mono_ns = self._clock.monotonic_ns()
         self._blocked = False
         if self._resume_at_ns > mono_ns:
@@ -426,6 +487,8 @@ class Consumer:
 
     def _flowed(self, acked: Sequence[tuple[int, int]]) -> None:
         """A flow control request was answered: there is room, and the answer may ack messages."""
+        if self.news:
+            self.hear()
         if acked:
             self._answers.take_flow(acked, self._clock.now_ns())
             self._changed()
@@ -469,8 +532,10 @@ class Consumer:
 
     def _tick(self) -> None:
         """The timer fired: handle everything that is due."""
-        if self._closed:
+        if self._closed or self._large_acks.under_way:
             return
+        if self.news:
+            self.hear()
         mono_ns = self._clock.monotonic_ns()
         acks, delivery, push = self._acks, self._delivery, self._push
         due = acks.next_due_ns

@@ -198,10 +198,9 @@ class Stream:
             live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
         live.persisted_seq = live.last_seq
         # A crash may have come between an update and its removals.
-        self.enforcement.resume(state.extra, state.msgs)
+        self.enforcement.resume(state.extra, state.msgs, self.interest.resume(state.extra))
         self.ttls.restore(state.expiries)
         self.scheduler.restore(state.schedules)
-        self.interest.resume(state.extra)
         if self.config.max_age > 0 and state.msgs:
             # Without loading the blocks; the timer's own check is exact.
             self.retention.arm_at(state.first_time_ns)
@@ -437,7 +436,9 @@ class Stream:
         """
         await self.queue.quiet()
         await self.look()
-        return await self.retention.delete(seq)
+        deleted = await self.retention.delete(seq)
+        await self._told()
+        return deleted
 
     async def purge(self, wanted: bytes | None, seq: int = 0, keep: int = 0) -> int:
         """Remove what matches ``wanted`` (None: all) below ``seq`` (0: no bound) but the ``keep`` newest; returns how many.
@@ -460,9 +461,17 @@ class Stream:
                         raise ApiError(NOT_AVAILABLE) from None
                 purged, keep = purged + count, 0
                 await asyncio.sleep(0)
-            return purged
-        await self.queue.quiet()
-        return await self.retention.purge_matching(filters, seq, keep)
+        else:
+            await self.queue.quiet()
+            purged = await self.retention.purge_matching(filters, seq, keep)
+        await self._told()
+        return purged
+
+    async def _told(self) -> None:
+        """Return once all consumers know what was removed, so that the answer to a request waits for what they have to store."""
+        if self.listeners.behind:
+            await self.listeners.told()
+            self.log.barrier(self)
 
     def update(self, config: StreamConfig) -> asyncio.Future[None]:
         """Apply a new configuration at once; messages beyond max_msgs and max_bytes are removed before anything else is

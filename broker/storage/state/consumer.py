@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 from broker.storage.format.records.column import packed_bytes, unpack_column
@@ -13,6 +14,7 @@ from broker.storage.state.extra import update_extra
 
 __all__ = ["ConsumerState"]
 
+_CSEQ, _AT_NS = itemgetter(0), itemgetter(1)
 _TYPES = [str, dict, int, int, int, int, int, int, int, dict]
 
 
@@ -78,10 +80,20 @@ class ConsumerState:
 
     def pack(self) -> list[Any]:
         """For a page; ``unpack`` takes it back."""
-        return [self.name, self.config, self.created_ns, self.delivered_cseq, self.delivered_sseq, self.floor_cseq,
-                self.floor_sseq, self.last_active_ns, self.last_ack_ns, packed_bytes(self.pending),
-                packed_bytes(cseq for cseq, _ in self.pending.values()), packed_bytes(at for _, at in self.pending.values()),
-                packed_bytes(self.redelivered), packed_bytes(self.redelivered.values()), self.extra]
+        return self.pack_later()()
+
+    def pack_later(self) -> Callable[[], list[Any]]:
+        """``pack`` of what there is now, in any thread: to copy a million pending messages takes 10 ms, and to pack them ten times
+        as long."""
+        front = [self.name, self.config, self.created_ns, self.delivered_cseq, self.delivered_sseq, self.floor_cseq,
+                 self.floor_sseq, self.last_active_ns, self.last_ack_ns]
+        pending, deliveries = list(self.pending), list(self.pending.values())
+        redelivered, extra = dict(self.redelivered), dict(self.extra)
+
+        def pack() -> list[Any]:
+            return [*front, packed_bytes(pending), packed_bytes(map(_CSEQ, deliveries)), packed_bytes(map(_AT_NS, deliveries)),
+                    packed_bytes(redelivered), packed_bytes(redelivered.values()), extra]
+        return pack
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> ConsumerState:

@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from broker.storage.format.block import BlockRef
-from broker.storage.format.codec import unpack_value
+from broker.storage.format.codec import pack_value, unpack_value
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import (
     EPOCH_MAX,
@@ -237,7 +237,8 @@ class StreamCopy:
                 row[1] = consumer.place.pack()
                 continue
             consumer.place = self
-            yield (Page(PageKind.CONSUMERS, position(), stream_id, consumer.pack()), _placer(self, consumer, row, 1))
+            body = PageBody.later(partial(_pack_value, consumer.pack_later()))
+            yield Page(PageKind.CONSUMERS, position(), stream_id, body), _placer(self, consumer, row, 1)
         for kind, some, row in self._times:
             if isinstance(some.place, PageRef) and not moved(some.place):
                 row[1] = some.place.pack()
@@ -252,6 +253,10 @@ def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]
                 any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies),
                 any(copy.staged for copy in copies), any(len(copy.entry) > _SUBJECTS for copy in copies),
                 any(len(copy.entry) > _IDS for copy in copies))
+
+
+def _pack_value(pack: Callable[[], list[Any]]) -> bytes:
+    return pack_value(pack())
 
 
 def _table_placer(copy: StreamCopy, page: TablePage, packed: Packed, row: list[Any]) -> Callable[[PageRef], None]:

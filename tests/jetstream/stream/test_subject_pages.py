@@ -7,6 +7,7 @@ import logging
 import random
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -400,6 +401,51 @@ async def test_what_there_is_of_pages_when_time_runs_out_stays(monkeypatch: pyte
     await _fill(world, stream, 1, random.Random(2))
     assert await world.shard.checkpointer.cut()
     assert _pages(world, stream)[-1].last_seq == 200  # type: ignore[attr-defined]
+    await _check(stream, await _messages(stream))
+    await world.stop(stream)
+
+
+class _Busy(Counting):
+    """While ``publish`` is set, a block comes to the stream with each page that is put."""
+
+    publish: Callable[[], Awaitable[None]] | None = None
+
+    async def put(self, key: str, data: Buffers) -> None:
+        await super().put(key, data)
+        if "/pages/" in key and (come := self.publish) is not None:
+            await come()
+
+
+async def test_a_round_does_not_follow_the_end_of_a_busy_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes pages of what there was when it began. Had it gone on to what came while it put a page, each such block would have
+    cost another page, until it had read as many blocks as a round may."""
+    monkeypatch.setattr(subject_pages, "_SECONDS", 60)
+    how = settings(blocks_min=4, rows_max=100)
+    world = PagedWorld()
+    store = _Busy(world.store)
+    await world.open(store, how)
+    stream = world.stream()
+    await world.settle(stream)
+    await _fill(world, stream, 8, random.Random(1))
+    came = 0
+
+    async def one_more() -> None:
+        nonlocal came
+        came += 1
+        assert came < 20, "the round follows the stream"
+        await _fill(world, stream, 1, random.Random(came))
+
+    for _ in range(2):
+        last_seq, came = stream.last_seq, 0
+        pages, put = len(_pages(world, stream)), len(store.calls)
+        store.publish = one_more
+        assert await world.shard.checkpointer.cut()
+        store.publish = None
+        assert _pages(world, stream)[-1].last_seq == last_seq  # type: ignore[attr-defined]
+        made = len(_pages(world, stream)) - pages
+        puts = [key for operation, key in store.calls[put:] if operation == "put" and "/pages/" in key]
+        assert len(puts) <= made + 1, (puts, made)  # one with the directory
+        await _fill(world, stream, 4, random.Random(came))
     await _check(stream, await _messages(stream))
     await world.stop(stream)
 

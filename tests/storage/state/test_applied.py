@@ -18,6 +18,7 @@ from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.format.page import PageBody
 from broker.storage.format.record import Record
+from broker.storage.format.records.consumer_state import ConsumerDelta, PendingColumns
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.release import Release, pack_runs, unpack_runs
 from broker.storage.state.applied import ShardState
@@ -211,6 +212,18 @@ def test_consumer_records() -> None:
     segment(state, 6, records=[(RecordKind.CONSUMER_DELETE, {"name": "c"}),
                                (RecordKind.CONSUMER_STATE, {"n": "c", "d": [9, 9, 9]})])
     assert state.streams[7].consumers == {}
+
+
+def test_a_consumer_is_packed_as_it_was() -> None:
+    """Its page is made in a thread, while its stream goes on: with none of what comes meanwhile, and in the order of delivery."""
+    consumer = ConsumerState("c", {}, 1)
+    consumer.apply_delta(ConsumerDelta("c", [3, 3, 1], [0, 0], 0, pending=PendingColumns([2, 1, 3], [1, 2, 3], [5, 5, 6]),
+                                       redelivered={2: 1}, extra={"x": 1}))
+    before, later = consumer.pack(), consumer.pack_later()
+    consumer.apply_delta(ConsumerDelta("c", [4, 4, 2], [1, 1], 9, [1], PendingColumns([4, 2], [4, 1], [7, 7]),
+                                       redelivered={2: 0, 3: 2}, extra={"x": 2}))
+    assert later() == before != consumer.pack()
+    assert list(ConsumerState.unpack(before).pending.items()) == [(2, (1, 5)), (1, (2, 5)), (3, (3, 6))]
 
 
 def test_a_damaged_record_takes_its_stream_offline_and_no_other() -> None:

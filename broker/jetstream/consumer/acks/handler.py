@@ -32,6 +32,7 @@ _ACK_WAIT_NS = 30_000_000_000
 _FOR_EVER_NS = 1 << 63
 _PLAIN = (b"", b"+ACK", b"+OK")
 _NAK = b"-NAK"
+_ACKS = (AckKind.ACK, AckKind.NEXT, AckKind.TERM)
 
 
 class _Stream(Protocol):
@@ -127,6 +128,29 @@ class AckHandler:
         if naks:
             self._nak_run(naks)
         return replies
+
+    def ack_first(self, run: Sequence[Msg], most: int, now_ns: int) -> bool:
+        """Ack the first ``most`` of the messages that an answer of ``run`` acks, by the policy all; False: it acks no more, so
+        that ``take`` is to do it."""
+        if self.policy != "all":
+            return False
+        acks, next_seq = self._acks, self._cursor.next_seq
+        found = [(seq, cseq) for subject, _, hlen, body in run
+                 if parse_answer(body[hlen:] if hlen else body)[0] in _ACKS
+                 for _, seq, cseq in (parse_subject(subject),) if seq < next_seq]
+        seq, cseq = max(found, default=(0, 0))
+        # No more are pending up to there than were delivered for the first time since the floor.
+        if seq <= acks.floor_sseq or cseq <= acks.floor_cseq + most:
+            return False
+        first = acks.first(most + 1)
+        # A client may name a consumer sequence as it likes: the floor must not pass it before the ack itself is taken.
+        if len(first) <= most or first[-1] > seq or acks.pending[first[-1]].cseq_of(first[-1]) > cseq:
+            return False
+        first.pop()
+        acks.ack(first, now_ns)
+        acks.advance_floor()
+        self._done(first)
+        return True
 
     def take_flow(self, acked: Sequence[tuple[int, int]], now_ns: int) -> None:
         """Apply answers to flow control requests: each acks all up to (stream sequence, consumer sequence)."""

@@ -19,6 +19,7 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 __all__ = ["PendingAcks", "PendingRun"]
 
@@ -122,6 +123,17 @@ class PendingAcks:
         # Most first deliveries are of neighbours, where the place needs no search.
         return [run.cseqs[seq - run.seqs.start if type(run.seqs) is range else bisect_left(run.seqs, seq)]
                 for seq, run in zip(seqs, runs, strict=True)]
+
+    def first(self, most: int) -> list[int]:
+        """The first ``most`` pending sequences, ascending."""
+        found: list[int] = []
+        i = self._order_at
+        for seqs in self._order:
+            found += islice(filter(self.pending.__contains__, islice(seqs, i, None)), most - len(found))
+            if len(found) == most:
+                break
+            i = 0
+        return found
 
     def upto(self, seq: int) -> list[int]:
         """Pending sequences up to ``seq``, ascending, found by delivery order rather than by scanning ``pending``."""

@@ -139,6 +139,10 @@ class AckState:
         """The pending sequences from ``first_seq`` to ``last_seq``, ascending."""
         return _within(self.pending, first_seq, last_seq)
 
+    def first(self, most: int) -> list[int]:
+        """The first ``most`` pending sequences, ascending."""
+        return self._pending_acks.first(most)
+
     def exhausted(self, first_seq: int, last_seq: int) -> list[int]:
         """Sequences from ``first_seq`` to ``last_seq`` that reached max_deliver and are not pending, ascending."""
         pending = self.pending
@@ -381,6 +385,11 @@ class AckState:
     def unstored(self) -> int:
         """About how many messages ``take_delta`` would list as pending."""
         return self._delta.fresh_msgs
+
+    @property
+    def unstored_acks(self) -> int:
+        """How many messages ``take_delta`` would list as no longer pending."""
+        return len(self._delta.dropped)
 
     def take_delta(self, name: str) -> ConsumerDelta | None:
         """Net change since the last call, for the consumer ``name``; None when nothing changed."""

@@ -14,7 +14,7 @@ delivered. Where that number is unknown (a range, of a filtered consumer) ``pend
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import compress, takewhile
 from typing import Protocol
@@ -103,8 +103,11 @@ class Cursor:
     sequences to skip because they were already acked, which ``pending`` no longer counts.
     """
 
-    def __init__(self, stream: Readable, filters: Filters, next_seq: int, ahead: set[int]) -> None:
+    def __init__(self, stream: Readable, filters: Filters, next_seq: int, ahead: set[int],
+                 hear: Callable[[], None] = lambda: None) -> None:
+        """``hear`` calls ``removed`` for what has been removed by now."""
         self.stream = stream
+        self._hear = hear
         self.filters = filters
         self.next_seq = next_seq
         self.ahead = ahead
@@ -348,6 +351,7 @@ class Cursor:
 
     def count(self) -> Loading | None:
         """Bring ``pending`` up to ``persisted_seq``; returns a Loading when that needs a read from the store."""
+        self._hear()
         stream = self.stream
         while self.known and self.counted < stream.persisted_seq:
             found = stream.next_chunk(self.counted + 1, self.narrow)
@@ -401,6 +405,7 @@ class Cursor:
     async def recount(self) -> None:
         """Recount, through the stream's indexes, until ``exact``. Deliveries and removals may continue meanwhile."""
         stream = self.stream
+        self._hear()
         tries = 0
         while not self.exact:
             if self.skip:
@@ -410,6 +415,7 @@ class Cursor:
             self._void = False
             start, jumps, passed, ahead = self.next_seq, self._jumps, self._passed, set(self.ahead)
             n, end = await stream.count_from(start, self.narrow)
+            self._hear()
             tries += 1
             delivered = self._passed - passed
             # What was delivered meanwhile may have left the stream, as by its ack, before it was counted.

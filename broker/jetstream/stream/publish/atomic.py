@@ -216,6 +216,8 @@ class AtomicBatches:
         size = _ROW_BYTES + len(msg[0]) + len(msg[3])
         if batch.whole_bytes + size > SPILL_BYTES and batch.whole_bytes and self.spill is not None:
             batch.spill = batch.spill or self.spill()
+            if err_code := batch.spill.refusal(batch.whole_bytes - _ROW_BYTES * (len(batch.msgs) - len(batch.spill.payloads))):
+                raise self._abandon(batch, "large", ApiError(err_code))
             self.write(batch, source)
             if batch.spill.blocks >= BLOCKS_MAX:
                 raise self._abandon(batch, "large", ApiError(10199, size=f"{BLOCKS_MAX} blocks"))

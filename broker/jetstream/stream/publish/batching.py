@@ -89,7 +89,10 @@ class Batching:
             inflight = self._inflight = self._inflight or Inflight()
             self._atomic = self._atomic or AtomicBatches(inflight, self._clock, self._events().batch_abandoned)
             self._fast = self._fast or FastBatches(inflight, self._clock, self._replies.batch_ack)
-            self._atomic.spill = partial(Spill, self._owner, cast("Log", self._log), inflight) if may_spill(config) else None
+            self._atomic.spill = partial(self._spill, inflight) if may_spill(config) else None
+
+    def _spill(self, inflight: Inflight) -> Spill:
+        return Spill(self._owner, cast("Log", self._log), inflight, self._live.usage)
 
     def renumbered(self) -> None:
         """See ``Sequencer``."""

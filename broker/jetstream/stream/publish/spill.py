@@ -7,7 +7,8 @@
 A run that no commit has named is nobody's: after a crash the inbox sweeps it, like all staged runs that nobody asked for.
 
 Owns: writing the runs, and deleting those of a batch that is dropped. Does not own: the batch (atomic), its checks
-(batching), how the messages become the stream's (stream.appending), what all batches may write at a time (inflight).
+(batching), how the messages become the stream's (stream.appending), what all batches may write at a time (inflight), nor what
+those of an account may have in the store (usage).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.inflight import Inflight
+    from broker.jetstream.usage import Usage
     from broker.storage.format.block import BlockRef
     from broker.storage.format.header import Position
     from broker.storage.log.log import Log
@@ -75,12 +77,13 @@ class Spill:
     Attributes: ``payloads``: the bytes of payload of each message, in the batch's order; ``blocks``: how many they are in.
     """
 
-    __slots__ = ("_ended", "_inflight", "_log", "_named", "_owner", "_runs", "blocks", "payloads")
+    __slots__ = ("_ended", "_inflight", "_log", "_named", "_owner", "_runs", "_staged_bytes", "_usage", "blocks", "payloads")
 
-    def __init__(self, owner: Owner, log: Log, inflight: Inflight) -> None:
+    def __init__(self, owner: Owner, log: Log, inflight: Inflight, usage: Usage) -> None:
         self.payloads: list[int] = []
         self.blocks = 0
-        self._owner, self._log, self._inflight = owner, log, inflight
+        self._owner, self._log, self._inflight, self._usage = owner, log, inflight, usage
+        self._staged_bytes = 0
         self._runs: list[tuple[str, asyncio.Task[list[BlockRef]]]] = []
         self._named = self._ended = False
 
@@ -89,13 +92,18 @@ class Spill:
         """Whether some of it is still on its way."""
         return not all(task.done() for _, task in self._runs)
 
+    def refusal(self, size: int) -> int:
+        """The error code that refuses ``size`` bytes more, or 0."""
+        return self._usage.staging_refusal(size, self._owner.clock.now_ns())
+
     def write(self, msgs: Sequence[Msg], source: Source | None) -> tuple[list[Msg], int]:
         """Write the next messages of the batch, in the background; returns what has to be kept of them, which is their headers,
         and how many bytes less that is."""
         owner, writing = self._owner, self._inflight.writing
-        rows, left, freed, copied = [], [], 0, 0
+        rows, left, freed, copied, staged = [], [], 0, 0, 0
         for subject, _, hlen, body in msgs:
             freed += len(body)
+            staged += len(subject) + len(body)
             block = body[:hlen]
             if hlen and as_stored(hlen, block) != (hlen, block):
                 hlen, body = as_stored(hlen, body)
@@ -105,6 +113,8 @@ class Spill:
             self.payloads.append(len(body) - hlen)
             freed -= hlen
             copied += hlen
+        self._staged_bytes += staged
+        self._usage.staged_bytes += staged
         blocks = in_blocks(rows)
         self.blocks += len(blocks)
         position, run_id = staged_position(owner.clock.now_ns()), owner.rng.getrandbits(64) or 1
@@ -134,6 +144,7 @@ class Spill:
         if self._ended:
             return
         self._ended = True
+        self._usage.staged_bytes -= self._staged_bytes
         writing = self._inflight.writing
         keys = [key for key, _ in self._runs]
         writing.keys.difference_update(keys)

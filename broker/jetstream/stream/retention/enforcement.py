@@ -7,7 +7,8 @@ Does not own: what a limit takes out (retention), expiry by age, which has a tim
     max_msgs_per_subject    known from the subject index alone, which takes the heads of all blocks
 
 Messages are removed in the stream's turn, before anything else is published. Where that takes too long, the sweep
-subject by subject continues outside the turn: each publish keeps its own subject within the limit.
+subject by subject continues outside the turn: each publish keeps its own subject within the limit. An update is trimmed first
+and swept then, as by nats-server. At a start it is the other way round: a batch may have joined whose own messages go first.
 
     STREAM_CREATE, STREAM_UPDATE carry ``per_subject``: the most messages that any subject can have. A create, or an
     update that raises the limit, records its own; an update that lowers it leaves the value, and the end of the sweep
@@ -31,7 +32,7 @@ from broker.storage.log.owner import BlockOwner
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.retention.retention import Retention
@@ -136,13 +137,14 @@ class Enforcement:
             self._most = limit
         return self.begin()
 
-    def resume(self, extra: Mapping[str, Any], msgs: int) -> None:
-        """Compare what a start found with the limits; ``extra`` has the extra members of its records."""
+    def resume(self, extra: Mapping[str, Any], msgs: int, first: asyncio.Task[None] | None = None) -> None:
+        """Compare what a start found with the limits; ``extra`` has the extra members of its records. ``first`` removes what no
+        consumer waits for: messages that max_msgs and max_bytes need not count."""
         most = extra.get(PER_SUBJECT)
         if isinstance(most, int):
             self._most = most
         if self._retention.over or (self._to_sweep and msgs > _limit(self._owner.config)):
-            self.begin()
+            self._begin(() if first is None else (first,))
 
     @property
     def _to_sweep(self) -> bool:
@@ -154,10 +156,14 @@ class Enforcement:
 
         Returns: done once they hold, or failed when that must wait; then it is retried here.
         """
+        return self._begin(None)
+
+    def _begin(self, first: Sequence[asyncio.Task[None]] | None) -> asyncio.Future[None]:
+        """``first``, and the sweep, come before max_msgs and max_bytes; None: they come before the sweep."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_heard)
         self._round += 1
-        self._tasks.start(self._carry_out(self._round, self._owner.queue.ticket(), done), "limits")
+        self._tasks.start(self._carry_out(self._round, self._owner.queue.ticket(), done, first), "limits")
         return done
 
     def soon(self) -> None:
@@ -182,17 +188,24 @@ class Enforcement:
             else:
                 return
 
-    async def _carry_out(self, number: int, ticket: asyncio.Future[None] | None, done: asyncio.Future[None]) -> None:
+    async def _carry_out(self, number: int, ticket: asyncio.Future[None] | None, done: asyncio.Future[None],
+                         first: Sequence[asyncio.Task[None]] | None) -> None:
         delay = _RETRY_SECONDS
         try:
             # Until it succeeds, or a newer configuration takes over.
             while True:
                 try:
                     async with self._owner.queue.turn(ticket):
-                        await self.trim()
+                        if first is None:
+                            await self.trim()
                         sweep = self._tasks.start(self._sweep(), "sweep")
-                        await asyncio.wait((sweep,), timeout=WAIT_SECONDS)
+                        _, late = await asyncio.wait((sweep, *(first or ())), timeout=WAIT_SECONDS)
+                        if not late:
+                            await self.trim()
                     await sweep
+                    if late:
+                        async with self._owner.queue.turn():
+                            await self.trim()
                 except Exception as error:
                     if number == self._round:
                         self._failed("what its limits remove", error, delay)
@@ -258,7 +271,7 @@ class Enforcement:
             if len(removed) >= _ROWS_AT_ONCE or looked_at % (4 * _ROWS_AT_ONCE) == 0:
                 self._retention.take_out(removed)
                 removed = []
-                await asyncio.sleep(0)
+                await self._retention.breathe()
                 if self._subjects.index is not index or _limit(self._owner.config) != limit:
                     return False
         self._retention.take_out(removed)

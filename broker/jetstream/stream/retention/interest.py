@@ -394,15 +394,16 @@ class Interest:
         self._joining_seq = 0
         return sweep
 
-    def resume(self, extra: Mapping[str, Any]) -> None:
-        """Do what a crash interrupted; ``extra`` has the extra members of the stream's records."""
+    def resume(self, extra: Mapping[str, Any]) -> asyncio.Task[None] | None:
+        """Do what a crash interrupted; ``extra`` has the extra members of the stream's records. Returns: as ``sweep``."""
         begun = extra.get(SWEEP)
         if not self.selective and isinstance(leaving := extra.get(LEAVING), int):
             begun = [leaving, True]
         if isinstance(begun, list) and len(begun) == 2 and isinstance(begun[0], int):
             self._stored = begun
             if self.active:
-                self.sweep(begun[0], acked=bool(begun[1]))
+                return self.sweep(begun[0], acked=bool(begun[1]))
+        return None
 
     def take_changes(self) -> dict[str, Any]:
         """The extra members to store so that a restart begins early enough; {}: none."""

@@ -104,6 +104,7 @@ class Listeners(Protocol):
 
     def any_within(self, filters: Filters) -> bool: ...
     def purged(self, filters: Filters, next_seq: int, front_seq: int) -> None: ...
+    async def told(self) -> None: ...
 
 
 class OneByOne(Protocol):
@@ -317,6 +318,11 @@ class Retention:
         self._owner.tell_removed(((first_seq, front.end_seq - 1, front.msgs),), None, purged)
         return front.msgs
 
+    async def breathe(self) -> None:
+        """Let the loop turn, and very many consumers hear what was removed, before more is."""
+        await asyncio.sleep(0)
+        await self._listeners.told()
+
     def take_out(self, found: Iterable[tuple[int, int]]) -> None:
         """Remove these live (sequence, size) messages, which the subjects have already forgotten."""
         live = self._live
@@ -449,7 +455,7 @@ class Retention:
                         purged += len(part)
                         left -= len(part)
                         self._log.urgent()
-                        await asyncio.sleep(0)
+                        await self.breathe()
                     if left <= 0:
                         break
         first_seq = 0

@@ -1,0 +1,196 @@
+"""Very many consumers of a stream hear of removals some in each turn of the loop, and nobody notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+
+from broker.jetstream.stream import listeners
+from broker.jetstream.stream.listeners import Listeners
+from tests.jetstream.in_process import Inside
+
+FILTERS = [[], ["s.0"], ["s.1", "s.2"], ["s.*"], ["s.3"], ["s.1"]]
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of consumers is very many."""
+    monkeypatch.setattr(listeners, "_CALLS_AT_ONCE", 1)
+    monkeypatch.setattr(listeners, "_TURNS", 1 << 30)
+
+
+class Told:
+    """A listener that notes what it is told."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.filters: list[str] = []
+        self.news: list[Callable[[Any], None]] = []
+        self.heard: list[object] = []
+
+    def hear(self) -> None:
+        news, self.news = self.news, []
+        for tell in news:
+            tell(self)
+
+    def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *, purged: bool = False) -> None:
+        self.hear()
+        if (self.name, first_seq) == ("broken", 3):
+            raise RuntimeError("as if by mistake")
+        self.heard.append((first_seq, last_seq))
+
+    def doubt(self) -> None:
+        self.heard.append("doubt")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+async def test_all_hear_all_in_order(one_at_a_time: None, caplog: pytest.LogCaptureFixture) -> None:
+    """One that is gone hears nothing more, one that came later nothing of before; a mistake in one is not the others'."""
+    there = {name: Told(name) for name in ("a", "broken", "gone", "z")}
+    told = Listeners("S", there)  # type: ignore[arg-type]
+    told.removed([(1, 2, 2)], None, False)
+    late = there["late"] = Told("late")
+    told.removed([(3, 3, 1), (5, 6, 2)], None, False)
+    gone = there.pop("gone")
+    gone.news = []
+    assert not any(one.heard for one in there.values())
+    there["z"].hear()
+    assert there["z"].heard == [(1, 2), (3, 3), (5, 6)]
+    turns = 0
+    while told.behind:
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 3
+    assert there["a"].heard == there["z"].heard == [(1, 2), (3, 3), (5, 6)]
+    assert late.heard == [(3, 3), (5, 6)]
+    assert there["broken"].heard == [(1, 2), "doubt"]
+    assert not gone.heard
+    told.removed([(7, 7, 1)], None, False)
+    await told.told()
+    assert [one.heard[-1] for one in there.values()] == [(7, 7)] * 4
+
+
+async def test_more_is_heard_in_a_turn_the_more_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what is told all the time does not pile up."""
+    monkeypatch.setattr(listeners, "_CALLS_AT_ONCE", 4)
+    there = {f"{number}": Told(f"{number}") for number in range(100)}
+    told = Listeners("S", there)  # type: ignore[arg-type]
+    most = 0
+    for seq in range(1, 500):
+        told.removed([(seq, seq, 1)], None, False)
+        await asyncio.sleep(0)
+        most = max(most, *(len(one.news) for one in there.values()))
+    assert most <= 2 * listeners._TURNS
+    await told.told()
+    assert all(one.heard == [(seq, seq) for seq in range(1, 500)] for one in there.values())
+    assert told._calls == 0
+
+
+async def test_very_many_followers_are_woken_in_turns() -> None:
+    """Each once, however often the stream grows before its turn; not one that has left meanwhile."""
+    told, woken = Listeners("S", {}), list[int]()
+    follow = [partial(woken.append, number) for number in range(50)]
+    told.followers.update(dict.fromkeys(follow))
+    told.wake()
+    told.wake()
+    assert not woken
+    await asyncio.sleep(0)
+    assert woken == list(range(16))
+    del told.followers[follow[40]]
+    told.wake()  # the first ones again, after the others
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert woken == [*range(40), *range(41, 50), *range(16)]
+
+
+async def _take(broker: Inside, consumer: str, batch: int) -> list[Msg]:
+    """Up to ``batch`` messages that are there."""
+    subscription = await broker.client.subscribe(inbox := broker.client.new_inbox())
+    body = json.dumps({"batch": batch, "no_wait": True}).encode()
+    await broker.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.S.{consumer}", body, reply=inbox)
+    found: list[Msg] = []
+    while len(found) < batch and "Status" not in ((msg := await subscription.next_msg(timeout=30)).headers or {}):
+        found.append(msg)
+    await subscription.unsubscribe()
+    return found
+
+
+def _shown(info: dict[str, Any]) -> dict[str, Any]:
+    numbers = {key: info[key] for key in ("num_pending", "num_ack_pending", "num_redelivered", "num_waiting")}
+    return numbers | {key: (info[key]["consumer_seq"], info[key]["stream_seq"]) for key in ("delivered", "ack_floor")}
+
+
+async def _script(seed: int, retention: str) -> list[Any]:
+    """What clients saw of a stream whose messages are published, consumed, deleted and purged."""
+    rng, seen = random.Random(seed), list[Any]()
+    async with Inside() as broker:
+        await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"], "retention": retention, "max_msgs": 60,
+                                            "discard": "old", "allow_rollup_hdrs": True})
+        names = []
+        for number, filters in enumerate(FILTERS if retention != "workqueue" else [["s.0"], ["s.1", "s.2"], ["s.3"]]):
+            names.append(f"c{number}")
+            await broker.ok(f"CONSUMER.CREATE.S.{names[-1]}", {"stream_name": "S", "config": {
+                "durable_name": names[-1], "ack_policy": "explicit", "filter_subjects": filters, "ack_wait": 3600 * 10**9}})
+        for _ in range(40):
+            what = rng.choice(["publish", "publish", "publish", "take", "take", "delete", "purge", "rollup"])
+            if what == "publish":
+                for _ in range(rng.randrange(1, 12)):
+                    await broker.publish(f"s.{rng.randrange(4)}")
+            elif what == "rollup":
+                headers = {"Nats-Rollup": "sub"}
+                await broker.client.request(f"s.{rng.randrange(4)}", b"r", headers=headers, timeout=30)
+            elif what == "take":
+                for msg in await _take(broker, rng.choice(names), rng.randrange(1, 9)):
+                    seen.append((msg.subject, msg.metadata.sequence))  # num_pending may be behind
+                    if rng.random() < 0.6:
+                        await broker.client.request(msg.reply, b"", timeout=30)
+            elif what == "delete":
+                state = (await broker.ok("STREAM.INFO.S"))["state"]
+                if state["messages"]:
+                    seen.append((await broker.api("STREAM.MSG.DELETE.S", {"seq": rng.randrange(
+                        state["first_seq"], state["last_seq"] + 1)})).get("success"))
+            else:
+                asked: dict[str, Any] = rng.choice([{}, {"filter": "s.1"}, {"keep": 10}, {"filter": "s.0", "keep": 2}])
+                seen.append((await broker.ok("STREAM.PURGE.S", asked))["purged"])
+            for name in rng.sample(names, 2):
+                seen.append(_shown(await broker.ok(f"CONSUMER.INFO.S.{name}")))
+        await broker.restart()
+        seen += [_shown(await broker.ok(f"CONSUMER.INFO.S.{name}")) for name in names]
+    return seen
+
+
+@pytest.mark.parametrize(("seed", "retention"), [(1, "limits"), (2, "interest"), (3, "workqueue")])
+async def test_clients_see_the_same(seed: int, retention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows what is delivered, acked and shown, also after a restart, with consumers that hear at once and one at a time."""
+    at_once = await _script(seed, retention)
+    monkeypatch.setattr(listeners, "_CALLS_AT_ONCE", 1)
+    monkeypatch.setattr(listeners, "_TURNS", 1 << 30)
+    told: list[int] = []
+    go_on = Listeners._go_on
+    monkeypatch.setattr(Listeners, "_go_on", lambda self: (told.append(len(self._behind)), go_on(self)))
+    assert await _script(seed, retention) == at_once
+    assert told
+
+
+async def test_a_purge_is_answered_once_all_have_heard(one_at_a_time: None) -> None:
+    """So that what consumers have to store of it is stored with it."""
+    async with Inside() as broker:
+        await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
+        for number in range(20):
+            await broker.ok(f"CONSUMER.CREATE.S.c{number}", {"stream_name": "S", "config": {"durable_name": f"c{number}"}})
+        for _ in range(5):
+            await broker.publish("s")
+        await broker.ok("STREAM.PURGE.S")
+        stream = broker.js.accounts["$G"].streams["S"]
+        assert not stream.listeners.behind
+        [state] = broker.state.streams.values()
+        assert {one.floor_sseq for one in state.consumers.values()} == {5}
