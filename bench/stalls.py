@@ -157,7 +157,7 @@ class Stalls:
         await self.close()
         await self.open(3600 * 10**9)
         await self.stream.look()
-        self.stream._clock = Later()  # type: ignore[assignment]
+        self.stream.clock = Later()  # type: ignore[assignment]
         self.stream.retention._clock = Later()  # type: ignore[assignment]
         await self.measure("expiry of all by max_age", self._expire())
         await self.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from heapq import heappop, heappush
 from typing import Any
 
@@ -48,6 +48,20 @@ class _Call:
         return self.at
 
 
+class _Task(asyncio.Task[Any]):
+    """A set of tasks is walked in an order that their hashes give: here not by where they lie in memory."""
+
+    __slots__ = ("number",)
+    number: int
+
+    def __init__(self, work: Coroutine[Any, Any, Any], loop: SimLoop, **given: Any) -> None:
+        self.number = loop.tasks_made = loop.tasks_made + 1
+        super().__init__(work, loop=loop, **given)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """``asyncio`` with ``clock`` for time.
 
@@ -65,6 +79,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, _Call]] = []
         self._timers_set = 0
         self._still_turns = 0
+        self.tasks_made = 0
+        self.set_task_factory(lambda loop, work, **given: _Task(work, self, **given))
         self.set_exception_handler(lambda loop, context: self._failed(context))
 
     def time(self) -> float:

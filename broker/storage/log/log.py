@@ -80,7 +80,7 @@ class Log:
         self._open = OpenSegment()
         self._waiters = Waiters()
         self._failed: set[int] = set()
-        self._futures: set[asyncio.Future[None]] = set()
+        self._futures: dict[asyncio.Future[None], None] = {}
         self._room: list[Callable[[], object]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: tuple[LogListener, ...] = ()
@@ -182,12 +182,12 @@ class Log:
         if self.failure is not None:
             raise self.failure
         future: asyncio.Future[None] = self._loop.create_future()
-        self._futures.add(future)
+        self._futures[future] = None
         try:
             self.wait(resolve, future)
             await future
         finally:
-            self._futures.discard(future)
+            del self._futures[future]
 
     @property
     def tail_bytes(self) -> int:
