@@ -225,13 +225,17 @@ class Compactor(LogListener):
         return adopted or len(self._source.damaged) > readable
 
     def _runs(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, list[Piece]]]:
-        """The pieces of each run, and the stream that it belongs to alone: those that have enough for one; 0: the rest."""
+        """The pieces of each run, and the stream that it belongs to alone: those that have enough for one; 0: the rest.
+
+        Enough is what the inventory calls enough. So at most one of the runs is merged again, and a merge of objects without
+        end is not possible, also where the dead stay.
+        """
         shared: list[Piece] = []
         streams: defaultdict[int, list[Piece]] = defaultdict(list)
         for piece in pieces:
             streams[piece.stream_id].append(piece)
         for stream_id, some in streams.items():
-            if sum(one.ref.bytes for piece in some for one in piece.inputs) >= self.settings.object_bytes:
+            if sum(piece.live_bytes for piece in some) >= self.settings.object_bytes:
                 yield stream_id, some
             else:
                 shared += some

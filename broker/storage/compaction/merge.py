@@ -43,11 +43,12 @@ class Input(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Neighbouring blocks of one stream. Messages below the stream's first sequence count as live: a block's number of dead
-    ones, from which that of the joined block is made, leaves them out too."""
+    """Neighbouring blocks of one stream, with ``live_bytes`` in them. Messages below the stream's first sequence count as live: a
+    block's number of dead ones, from which that of the joined block is made, leaves them out too."""
 
     stream_id: int
     keep_ids: bool
+    live_bytes: int
     inputs: Sequence[Input]
 
 

@@ -187,7 +187,8 @@ class Source:
             missing = [(ref, key) for ref, _, key in inputs if len(stored[key]) != len(together[key])]
             self._leave_missing(one.stream, missing)
             if not missing:
-                out.append(Piece(one.stream.stream_id, keep_ids, [
+                live_bytes = sum(entry.ref.bytes - entry.dead_bytes for entry in one.entries)
+                out.append(Piece(one.stream.stream_id, keep_ids, live_bytes, [
                     Input(ref, dead, _slice(stored[key], ref.core_offset, ref.core_bytes),
                           _slice(stored[key], ref.index_offset, ref.index_bytes),
                           _slice(stored[key], ref.frames_offset, ref.frames_bytes), key) for ref, dead, key in inputs]))

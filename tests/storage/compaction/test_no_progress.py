@@ -65,6 +65,33 @@ def test_a_block_whose_dead_stay_for_their_ids_is_rewritten_once(gone: int) -> N
     in_virtual_time(main)
 
 
+def test_streams_of_whose_dead_none_can_leave_are_merged_once() -> None:
+    """Each has enough messages for a run of its own, and too few that live: such runs would be merged again, without end."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await a_broker(shared, clock, segments=1000, compaction={"object_bytes": 100_000})
+        streams = [Stream(rig.log, stream_id, f"s{stream_id}") for stream_id in range(5, 10)]
+        for stream in streams:
+            stream.create()
+            stream.publish(120, random.Random(1).randbytes(1000), urgent=False)
+            rig.log.block(stream).add(MessageIds(list(range(120)), [b"id%d" % at for at in range(120)]))
+            rig.log.urgent()
+            await rig.log.persisted()
+            rig.log.block(stream).remove(50, 79, 30, 30 * 1033)
+            stream.msgs -= 30
+            rig.log.urgent()
+            await rig.log.persisted()
+        before = [await read_all(shared, stream.name) for stream in streams]
+        compactor = compactor_of(rig)
+        async with asyncio.timeout(60 * MINUTE):
+            await compactor.work(quiet=True)
+            await compactor.work(quiet=True)
+        assert compactor.merges == 1
+        assert [await read_all(shared, stream.name) for stream in streams] == before
+        await same_everywhere(shared, rig)
+    in_virtual_time(main)
+
+
 def test_blocks_whose_objects_are_missing_do_not_keep_merges_going(caplog: pytest.LogCaptureFixture) -> None:
     """The others of their group are merged once, and the missing ones named."""
     async def main(clock: ManualClock) -> None:
