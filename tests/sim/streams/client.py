@@ -122,13 +122,16 @@ class Client:
         record.configs.append(config)
         record.config = None
         record.updates += 1
+        record.updates_asked = number = record.updates_asked + 1
 
         def answered(answer: dict[str, Any]) -> None:
             record.updates -= 1
             if "error" in answer:
                 if answer["error"]["err_code"] not in NOT_AVAILABLE:
                     record.configs.remove(config)
-            elif not record.updates:
+                else:
+                    record.updates_in_doubt = record.updates_asked
+            elif not record.updates and number > record.updates_in_doubt:
                 record.config = config
             self.requests.strike(0.3)
 

@@ -162,6 +162,9 @@ class StreamRecord:
         """The one that was answered last, while nothing else was asked for since."""
         self.updates = 0
         """Updates that were asked for and not answered."""
+        self.updates_asked = 0
+        self.updates_in_doubt = 0
+        """How many had been asked for when one was answered that it could not be stored in time: it may have been, behind them."""
         self.shown: dict[str, Any] = {}
         """The configuration that the broker showed in the end."""
         self.sent: dict[bytes, Publish] = {}
