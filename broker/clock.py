@@ -59,7 +59,8 @@ class GuardedClock:
     The second source is the store's own clock (``witness``), or, where it has none, the last good pair of wall and boot-time
     clocks (the latter runs while the machine sleeps). While they differ by more than ``APART_NS``, ``now_ns`` continues from
     the last good pair, and nothing expires or is forgotten (``trusted`` is False). Where no wall clock was good yet, since the
-    machine started with a wrong one, it continues from the store's.
+    machine started with a wrong one, it continues from the store's; once the wall clock agrees with that, a leap of the store's
+    own is not followed.
 
     Without this, a clock that is ten years ahead for one second would empty every stream with a ``max_age``.
     """
@@ -76,6 +77,8 @@ class GuardedClock:
         self._base_ns = wall_ns() - self._elapsed_ns()
         self._confirmed = False
         """Whether the store's clock has ever agreed."""
+        self._follows_store = False
+        """Whether the time goes on from what the store's clock was."""
         self._doubted = False
         """Whether the store's clock disagreed when it was last asked."""
 
@@ -111,7 +114,10 @@ class GuardedClock:
             # A leap that the store's clock confirms is one of the machine, as when it was suspended.
             self._base_ns, self._confirmed = wall_ns - elapsed_ns, True
         elif not self._confirmed:
-            self._base_ns = witness_ns - elapsed_ns
+            if self._follows_store and abs(wall_ns - self._base_ns - elapsed_ns) <= self.APART_NS:
+                self._confirmed = True  # it agrees with what the store's was: now that one is wrong
+            else:
+                self._base_ns, self._follows_store = witness_ns - elapsed_ns, True
         return not self._doubted
 
 

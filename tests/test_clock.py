@@ -117,3 +117,20 @@ def test_a_machine_that_starts_with_a_wrong_clock(off: int) -> None:
     machine.advance(HOUR)
     assert machine.clock.now_ns() == machine.true_ns
     assert machine.clock.trusted
+
+
+@pytest.mark.parametrize("leap", LEAPS)
+def test_a_store_whose_clock_leaps_once_a_machines_was_set_right(leap: int) -> None:
+    """The machine started with a wrong clock; nobody read the time between its correction and the store's leap."""
+    machine = Machine(off_ns=HOUR, has_witness=True)
+    assert machine.clock.now_ns() == machine.true_ns + HOUR
+    assert not machine.clock.trusted
+    machine.advance(SECOND)
+    assert machine.clock.now_ns() == machine.true_ns
+    machine.off_ns, machine.witness_off_ns = 0, leap
+    for _ in range(3):
+        machine.advance(HOUR)
+        assert not machine.clock.trusted
+        assert machine.clock.now_ns() == machine.true_ns
+    machine.witness_off_ns = 0
+    assert machine.clock.trusted
