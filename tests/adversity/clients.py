@@ -17,11 +17,14 @@ from nats.js.errors import APIError
 
 from tests.harness import BrokerProcess, fetch
 
-__all__ = ["FAILED", "Writer", "connect", "disconnect", "health", "raise_ended", "read_all", "resident_bytes", "running",
-           "standby_health", "unexpected", "until"]
+__all__ = ["FAILED", "PATIENCE", "Writer", "connect", "disconnect", "health", "raise_ended", "read_all", "resident_bytes",
+           "running", "standby_health", "unexpected", "until"]
 
 FAILED = (nats.errors.Error, APIError, asyncio.TimeoutError, ConnectionError)
 """What a stock client raises while its broker is unavailable or refuses."""
+
+PATIENCE = 2.0
+"""Seconds that a client waits for an answer which a kill may have taken: it asks again. With more, it would only wait."""
 
 
 async def connect(*urls: str, **options: Any) -> Client:

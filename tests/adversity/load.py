@@ -17,7 +17,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from tests.adversity.clients import FAILED, connect, disconnect
+from tests.adversity.clients import FAILED, PATIENCE, connect, disconnect
 from tests.adversity.history import ACK_WAIT, History, Violation
 
 __all__ = ["STREAM", "Load"]
@@ -91,7 +91,7 @@ class Load:
 
     async def consumer(self, durable: str, history: History, double: bool) -> None:
         nc = await connect(*self.urls)
-        js = nc.jetstream()
+        js = nc.jetstream(timeout=PATIENCE)
         config = ConsumerConfig(durable_name=durable, ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT, max_ack_pending=500)
         sub = None
         since = began = time.monotonic()
@@ -123,7 +123,7 @@ class Load:
     async def bucket(self, key: str) -> None:
         """One writer of one key: a get returns the last acknowledged value, or a later one that was begun."""
         nc = await connect(*self.urls)
-        js = nc.jetstream()
+        js = nc.jetstream(timeout=PATIENCE)
         kv = None
         began = acked = 0
         while not self.stop.is_set():
@@ -147,7 +147,7 @@ class Load:
     async def ordered(self) -> None:
         """A push consumer that nats-py recreates at each gap: every sequence in turn, once, through all kills."""
         nc = await connect(*self.urls)
-        js = nc.jetstream()
+        js = nc.jetstream(timeout=PATIENCE)
         while not self.stop.is_set():
             try:
                 sub = await js.subscribe("kill.>", ordered_consumer=True, idle_heartbeat=0.5, config=ConsumerConfig(

@@ -16,7 +16,7 @@ from typing import Any
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 
-from tests.adversity.clients import FAILED, connect, disconnect
+from tests.adversity.clients import FAILED, PATIENCE, connect, disconnect
 
 __all__ = ["QueueLoad"]
 
@@ -91,7 +91,7 @@ class QueueLoad:
                 with suppress(*FAILED):
                     if self.stop.is_set():
                         # An ack without an answer may still take effect; then its message is not delivered again.
-                        info = await nc.jetstream().consumer_info(name, who)
+                        info = await nc.jetstream(timeout=PATIENCE).consumer_info(name, who)
                         left = info.num_pending + info.num_ack_pending
                 continue
             for message in messages:

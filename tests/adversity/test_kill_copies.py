@@ -24,7 +24,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
 
-from tests.adversity.clients import FAILED, connect, raise_ended, running, until
+from tests.adversity.clients import FAILED, PATIENCE, connect, raise_ended, running, until
 from tests.harness import BrokerProcess
 
 BATCH = 4
@@ -75,7 +75,7 @@ class Run:
         while not self.stop.is_set():
             revision, value = self.revisions.get(key, (0, b""))
             try:
-                kv = await nc.jetstream().key_value("KILL")
+                kv = await nc.jetstream(timeout=PATIENCE).key_value("KILL")
                 try:
                     entry = await kv.get(key)
                     found = entry.revision or 0, entry.value or b""
