@@ -27,7 +27,7 @@ from broker.storage.objectstore.wrapper import Wrapper
 from broker.storage.paths import COPYING, parse
 from broker.storage.read.snapshot import catch_up, read_snapshot
 from broker.storage.read.steps import run
-from tests.inspect.stores import PATHS, Owner
+from tests.inspect.stores import PATHS, Owner, Stream
 from tests.maintenance.test_fsck import checked, contents, copy_of, rows
 from tests.storage.rig import SECOND, in_virtual_time
 
@@ -155,17 +155,23 @@ class Ordered(Wrapper):
         await asyncio.sleep(0.01)
 
 
+async def one_message(inner: MemoryStore, clock: ManualClock, **log: int) -> tuple[Ordered, Owner, Stream]:
+    """An owner with a stream of one message, which is stored; entries from 3 on, four at a time, are held up."""
+    store = Ordered(inner, Position(1, 3))
+    owner = Owner(store, puts_in_flight=4, commit_interval_ns=1_000_000, **log)
+    owner.clock = clock
+    await owner.start()
+    orders = await owner.stream("ORDERS")
+    orders.publish(("ORDERS.x", b"", b"first"))
+    await owner.log.persisted()
+    return store, owner, orders
+
+
 def test_what_is_in_flight_proves_nothing() -> None:
     """A kill leaves later entries and not an earlier one: that is the end, for readers and the next owner."""
     async def main(clock: ManualClock) -> None:
         inner = MemoryStore()
-        store = Ordered(inner, Position(1, 3))
-        owner = Owner(store, puts_in_flight=4, commit_interval_ns=1_000_000)
-        owner.clock = clock
-        await owner.start()
-        orders = await owner.stream("ORDERS")
-        orders.publish(("ORDERS.x", b"", b"first"))
-        await owner.log.persisted()
+        store, owner, orders = await one_message(inner, clock)
         for i in range(6):
             orders.publish(("ORDERS.x", b"", b"%d" % i))
             await asyncio.sleep(0.01)
@@ -193,13 +199,7 @@ def test_a_deposed_owner_that_goes_on_proves_nothing() -> None:
     """What it puts beyond its seal, heartbeats too, names nothing there: not before the next epoch is opened, nor after."""
     async def main(clock: ManualClock) -> None:
         inner = MemoryStore()
-        store = Ordered(inner, Position(1, 3))
-        owner = Owner(store, puts_in_flight=4, commit_interval_ns=1_000_000, lease_ns=6 * SECOND)
-        owner.clock = clock
-        await owner.start()
-        orders = await owner.stream("ORDERS")
-        orders.publish(("ORDERS.x", b"", b"first"))
-        await owner.log.persisted()
+        store, owner, orders = await one_message(inner, clock, lease_ns=6 * SECOND)
         for i in range(4):
             orders.publish(("ORDERS.x", b"", b"%d" % i))
             await asyncio.sleep(3)
