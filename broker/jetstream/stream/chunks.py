@@ -131,10 +131,7 @@ class Chunks:
     def next_ordinal(self, block: LiveBlock, seq: int, filters: Filters | None) -> int | None:
         """Ordinal of the first live match at or after ``seq`` in a persisted block; -1: none; None: its head is needed."""
         live = self._live
-        if filters is None and block.gapless:
-            seq = live.next_live(block, seq)
-            return seq - block.first_seq if seq <= block.last_seq else -1
-        if block.gapless and block.subjects is not None and len(block.subjects) == 1:
+        if block.gapless and (filters is None or (block.subjects is not None and len(block.subjects) == 1)):
             seq = live.next_live(block, seq)
             return seq - block.first_seq if seq <= block.last_seq else -1
         rows = live.resident(block)
