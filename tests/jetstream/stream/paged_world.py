@@ -24,7 +24,9 @@ from broker.storage.state.applied import ShardState
 from tests.jetstream.stream.world import SHARD, World
 from tests.storage.rig import Counting
 
-__all__ = ["NEVER", "PagedWorld", "gets_of", "object_of", "settings"]
+__all__ = ["DAMAGES", "NEVER", "PagedWorld", "do_damage", "gets_of", "object_of", "settings"]
+
+DAMAGES = ["flipped", "cut", "gone", "of another stream"]
 
 NEVER = 1 << 60
 
@@ -92,6 +94,14 @@ def object_of(world: PagedWorld, kind: PageKind) -> tuple[str, bytes]:
     """Key and bytes of the first object that has pages of this kind alone."""
     return next((key, data) for key, data in sorted(world.store.objects.items())
                 if "/pages/" in key and _kinds(key, data) == {kind})
+
+
+def do_damage(world: PagedWorld, key: str, stream_id: int, damage: str) -> None:
+    """Do one of ``DAMAGES`` to an object with pages of this stream."""
+    data = world.store.objects.pop(key)
+    if damage != "gone":
+        world.store.objects[key] = {"flipped": data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], "cut": data[:-9],
+                                    "of another stream": data.replace(stream_id.to_bytes(8, "little"), bytes(8))}[damage]
 
 
 def _kinds(key: str, data: bytes) -> set[int]:

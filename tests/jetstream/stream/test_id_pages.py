@@ -22,7 +22,7 @@ from broker.storage.format.page import PageKind
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.state import ids as state_ids
 from broker.storage.state import pages as state_pages
-from tests.jetstream.stream.paged_world import PagedWorld, gets_of, object_of, settings
+from tests.jetstream.stream.paged_world import DAMAGES, PagedWorld, do_damage, gets_of, object_of, settings
 from tests.jetstream.stream.world import SHARD, ask, pub, publish
 from tests.storage.rig import Counting
 
@@ -194,20 +194,16 @@ async def test_answers_are_those_of_a_window(seed: int, monkeypatch: pytest.Monk
     await world.stop(stream)
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "of another stream"])
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("finder", ["publish", "round"])
 async def test_a_page_that_cannot_be_read(damage: str, finder: str, caplog: pytest.LogCaptureFixture) -> None:
     """The blocks are read instead, with a warning; the ids after it are in a page of their own."""
     world, stream = await _paged()
-    key, data = object_of(world, PageKind.DEDUPE)
+    key, _ = object_of(world, PageKind.DEDUPE)
     stream = await world.reopen(stream)
     if finder == "round":
         await _duplicate(world, stream, 2)
-    if damage == "gone":
-        await world.store.delete(key)
-    else:
-        world.store.objects[key] = {"flipped": data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], "cut": data[:-9],
-                                    "of another stream": data.replace(stream.stream_id.to_bytes(8, "little"), bytes(8))}[damage]
+    do_damage(world, key, stream.stream_id, damage)
     with caplog.at_level(logging.WARNING):
         if finder == "round":
             await _fill(world, stream, 20)

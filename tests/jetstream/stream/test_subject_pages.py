@@ -19,7 +19,7 @@ from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.page import PageKind
 from broker.storage.format.subject_rows import SubjectRows, SubjectRowsWriter
 from broker.storage.objectstore.base import Buffers
-from tests.jetstream.stream.paged_world import PagedWorld, gets_of, object_of, settings
+from tests.jetstream.stream.paged_world import DAMAGES, PagedWorld, do_damage, gets_of, object_of, settings
 from tests.jetstream.stream.world import SHARD, ask, pub, publish
 from tests.storage.rig import Counting
 
@@ -167,18 +167,14 @@ async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.
     await world.stop(stream)
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "of another stream"])
+@pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_page_that_cannot_be_read_is_made_anew(damage: str, caplog: pytest.LogCaptureFixture) -> None:
     """The blocks are read instead, with a warning that names the object; the next round makes another."""
     world, stream = await _paged()
     msgs = await _messages(stream)
-    key, data = object_of(world, PageKind.SUBJECTS)
+    key, _ = object_of(world, PageKind.SUBJECTS)
     stream = await world.reopen(stream)
-    if damage == "gone":
-        await world.store.delete(key)
-    else:
-        world.store.objects[key] = {"flipped": data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], "cut": data[:-9],
-                                    "of another stream": data.replace(stream.stream_id.to_bytes(8, "little"), bytes(8))}[damage]
+    do_damage(world, key, stream.stream_id, damage)
     with caplog.at_level(logging.WARNING):
         await _check(stream, msgs)
     assert "its blocks are read instead" in caplog.text
