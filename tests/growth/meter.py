@@ -1,0 +1,110 @@
+"""Growth of work: an operation with n, 2n and 4n elements may need processor time like n log n, and never a long turn.
+
+A broker serves all clients on one event loop, so an operation whose work grows faster, or that is not done in slices,
+lets one client stop all others. ``check`` plays a case with three sizes, each on a broker of its own, and asserts:
+
+    growth    cpu(4n) <= 4 * log(4n) / log(n) * cpu(n), with the tolerance below, or the same from 2n to 4n;
+              quadratic work has a ratio of 16
+    turn      no turn of the event loop needs more than 50 ms of processor time; work in threads is no turn
+
+Both are processor time, not wall time, as measured inside the broker (metered.py). On a busy machine the same work may
+take half as much again. So a failure counts only if it repeats: growth with n doubled, where an even larger ratio is
+expected if the growth is wrong; a turn by the minimum of several runs. Garbage collection is the broker's own, in a
+process that has nothing else in its heap.
+
+A case is a row of a table: ``Case(name, play, n)``; ``Stage`` shows how ``play`` looks. Choose n such that
+
+    * 4n is about as much as a client can send, or as a large configuration has, so that the longest turn is found, and
+    * cpu(n) is 5 ms or more, where the operation allows it: below, constant costs hide the growth.
+
+To see the figures of some cases: python -m tests.growth NAME …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log
+
+from tests.growth.stage import Figures, Stage, Template
+
+__all__ = ["TURN_MAX_S", "Case", "check", "measure"]
+
+TURN_MAX_S = 0.05
+_TOLERANCE = 1.5
+_CONSTANT_S = 0.01
+"""Differences as small say nothing: timers of the broker and interrupts of the machine cost as much."""
+
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation with n elements.
+
+    Args:
+        play: prepares and measures; see ``Stage``. None: the start of the broker is measured, which reads the configuration.
+        config: the configuration file's text for n elements.
+        most: no more elements are possible; n is not doubled beyond it.
+        turn_max_s: None for work that no client can cause: a start.
+    """
+
+    name: str
+    play: Callable[[Stage, int], None] | None
+    n: int
+    config: Callable[[int], str] | str = ""
+    jetstream: bool = False
+    most: int | None = None
+    turn_max_s: float | None = TURN_MAX_S
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def measure(template: Template, case: Case, n: int) -> Figures:
+    """Play ``case`` once with ``n`` elements, on a new broker."""
+    config = case.config if isinstance(case.config, str) else case.config(n)
+    with Stage(template, config, jetstream=case.jetstream) as stage:
+        if case.play is None:
+            return stage.started
+        case.play(stage, n)
+        assert stage.figures is not None, f"{case.name} measured nothing"
+        return stage.figures
+
+
+def check(template: Template, case: Case) -> None:
+    """Assert both rules for ``case``."""
+    n = case.n
+    reports: list[str] = []
+    growth_held = False
+    turn_s = float("inf")
+    for _ in range(_TRIES):
+        sizes = n, 2 * n, 4 * n
+        figures = [measure(template, case, size) for size in sizes]
+        turn_s = min(turn_s, max(one.turn_s for one in figures))
+        growth_held = growth_held or _holds(n, figures)
+        reports.append(report(sizes, figures))
+        if growth_held and (case.turn_max_s is None or turn_s <= case.turn_max_s):
+            return
+        if not growth_held and (case.most is None or 8 * n <= case.most):
+            n *= 2
+    said = f"{case.name}:\n" + "\n".join(reports)
+    assert growth_held, f"processor time grows faster than n log n. {said}"
+    raise AssertionError(f"a turn of the event loop takes {turn_s * 1000:.0f} ms. {said}")
+
+
+def _holds(n: int, figures: list[Figures]) -> bool:
+    one, two, four = (figure.cpu_s for figure in figures)
+    # A constant may hide in the first half only, and one disturbed run is in one of the two comparisons' denominators only.
+    return _within(n, one, 4 * n, four, _TOLERANCE) or _within(2 * n, two, 4 * n, four, _TOLERANCE ** 0.5)
+
+
+def _within(n: int, before_s: float, more: int, after_s: float, tolerance: float) -> bool:
+    allowed = more * log(max(more, 3)) / (n * log(max(n, 3)))
+    return after_s <= allowed * tolerance * before_s + _CONSTANT_S
+
+
+def report(sizes: tuple[int, ...], figures: list[Figures]) -> str:
+    """One line: for each size the processor time, the longest turn and the number of turns."""
+    return "  ".join(f"n={size}: {one.cpu_s * 1000:.1f} ms, longest of {one.turns} turns {one.turn_s * 1000:.1f} ms;"
+                     for size, one in zip(sizes, figures, strict=True))

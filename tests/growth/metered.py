@@ -1,0 +1,133 @@
+"""A broker process that counts the processor time of each turn of its event loop.
+
+    python -m tests.growth.metered FD       a template: imports the broker once, then forks a broker for each request
+
+The template reads requests from the socket ``FD``: a JSON object with the broker's arguments and the file for its
+standard error, together with one end of a control socket. It forks, and the child runs the broker's own command line.
+Only the event loop is replaced: by asyncio's, because a turn of uvloop has no place for a stop watch. A process of its
+own has its own garbage collector and interpreter lock, so the test's work is not counted.
+
+The control socket takes one command in each line and answers with one JSON object. A thread of the broker serves it,
+so that it adds no turn to the loop. Its end ends the broker.
+
+    start   {}                                     count from now on
+    look    {"cpu_s": …, "turn_s": …, "turns": …}  processor time of all threads, the longest turn, the number of turns
+    reload  {}                                     read the configuration file again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+__all__ = ["fork_brokers"]
+
+
+class MeteredLoop(asyncio.SelectorEventLoop):
+    """Measures each turn: from one wait for events to the next, in the processor time of the loop's thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        METER.loop = self
+        self.turn_s = 0.0
+        self.turns = 0
+        self.began_s: float | None = None
+
+    def _run_once(self) -> None:
+        self.began_s = began_s = time.thread_time()
+        super()._run_once()  # type: ignore[misc]
+        self.turn_s = max(self.turn_s, time.thread_time() - began_s)
+        self.turns += 1
+
+
+class Meter:
+    """Serves the control socket in a thread."""
+
+    loop: MeteredLoop | None = None
+
+    def __init__(self) -> None:
+        self._cpu_s = 0.0
+        self._turns = 0
+        self._commands = {"start": self.start, "look": self.look, "reload": self.reload}
+
+    def serve(self, control: socket.socket) -> None:
+        threading.Thread(target=self._serve, args=(control,), name="meter", daemon=True).start()
+
+    def _serve(self, control: socket.socket) -> None:
+        with control, control.makefile("rw") as stream:
+            for command in stream:
+                stream.write(json.dumps(self._commands[command.strip()]()) + "\n")
+                stream.flush()
+        os._exit(0)
+
+    def start(self) -> dict[str, Any]:
+        loop = self.loop
+        self._cpu_s = time.process_time()
+        if loop is not None:
+            loop.turn_s = 0.0
+            self._turns = loop.turns
+        return {}
+
+    def look(self) -> dict[str, Any]:
+        loop = self.loop
+        return {"cpu_s": time.process_time() - self._cpu_s, "turn_s": loop.turn_s if loop is not None else 0.0,
+                "turns": loop.turns - self._turns if loop is not None else 0}
+
+    def reload(self) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return {}
+
+
+METER = Meter()
+
+
+def fork_brokers(requests: socket.socket) -> None:
+    """Fork a broker for each request, until the socket ends."""
+    import broker.config.load
+    import broker.config.reading.accounts
+    import broker.monitor.listener
+    import broker.runtime.app
+    import broker.runtime.process
+    import broker.server.operator.accounts  # noqa: F401
+
+    # Ended brokers need no wait().
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 1)
+        if not data:
+            return
+        if os.fork() == 0:
+            requests.close()
+            _become_broker(json.loads(data), socket.socket(fileno=descriptors[0]))
+        os.close(descriptors[0])
+
+
+def _become_broker(request: dict[str, Any], control: socket.socket) -> None:
+    from broker.__main__ import main
+    from broker.runtime import process
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    errors = os.open(request["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(errors, 2)
+    os.dup2(errors, 1)
+    METER.serve(control)
+    METER.start()
+    process._loop_factory = lambda: MeteredLoop  # type: ignore[assignment]
+    sys.argv = ["jetblock", *request["arguments"]]
+    try:
+        main()
+    except SystemExit as end:
+        os._exit(int(end.code or 0))
+    finally:
+        os._exit(70)
+
+
+if __name__ == "__main__":
+    fork_brokers(socket.socket(fileno=int(sys.argv[1])))
