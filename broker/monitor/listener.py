@@ -22,7 +22,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, cast
 
-from broker.listen_socket import Bound
+from broker.listen_socket import Bound, Listener
 from broker.monitor.views import Views
 
 __all__ = ["CONNECTIONS_MAX", "MonitorServer"]
@@ -63,7 +63,7 @@ class MonitorServer:
         self._base_path = base_path
         self._tls = ReplaceableContext.of(tls) if tls is not None else None
         self._bound: Bound | None = None
-        self._servers: list[asyncio.Server] = []
+        self._listener: Listener | None = None
         self._loading: asyncio.Task[None] | None = None
         self._connections = _Connections(exchange_seconds_max)
 
@@ -79,12 +79,9 @@ class MonitorServer:
         if self._bound is None:
             raise RuntimeError("the port is not bound")
         bound, self._bound = self._bound, None
-        loop = asyncio.get_running_loop()
-        self._loading = loop.create_task(self._load(), name="load the monitoring pages")
-        self._servers = [await loop.create_server(
-            lambda: _Connection(self._connections), sock=listening, ssl=self._tls, backlog=_BACKLOG,
-            ssl_handshake_timeout=self._connections.seconds if self._tls is not None else None)
-            for listening in bound.listen(_BACKLOG)]
+        self._loading = asyncio.get_running_loop().create_task(self._load(), name="load the monitoring pages")
+        self._listener = Listener(bound, _BACKLOG, lambda: _Connection(self._connections), "Monitoring", monitoring=True,
+                                  ssl_context=self._tls, handshake_seconds=self._connections.seconds)
 
     def use(self, tls: ssl.SSLContext) -> None:
         """Use other certificates, for connections from now on."""
@@ -95,8 +92,9 @@ class MonitorServer:
         """Stop listening and abort exchanges in progress."""
         if self._bound is not None:
             self._bound.close()
-        for server in self._servers:
-            server.close()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         self._connections.close()
         if self._loading is not None:
             self._loading.cancel()

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from broker import NATS_SERVER_VERSION, __version__
 from broker.clock import Clock, GuardedClock
-from broker.config.settings import ConfigError, Settings
+from broker.config.settings import ClientSettings, ConfigError, Settings
+from broker.descriptors import open_files_max, reserved
 from broker.errors import StartError
 from broker.gotime import format_duration
 from broker.runtime.listening import or_start_error
@@ -85,6 +86,13 @@ class App:
         log.info("  Version:  %s", NATS_SERVER_VERSION)
         log.info("  Name:     %s", server.server_name)
         log.info("  ID:       %s", server.server_id)
+        files = open_files_max()
+        log.info("  Files:    at most %d open, the last %d of them kept for the store, the logs and the configuration", files,
+                 reserved(files))
+        connections = settings.clients.max_connections
+        if files - reserved(files) < connections != ClientSettings().max_connections:
+            log.warning("max_connections is %d, but this process may open only %d files: raise the limit (ulimit -n, or "
+                        "LimitNOFILE of systemd)", connections, files)
         for notice in (*settings.notices, *server.warnings):
             log.warning("%s", notice)
         try:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 
 from broker.config.settings import Settings
+from broker.descriptors import raise_limit
 from broker.errors import StartError
 from broker.garbage import Collector
 from broker.runtime.app import App
@@ -46,6 +47,7 @@ def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
     # Threads that encode and put segments hold the interpreter for up to this long before the loop gets it back; the
     # default of 5 ms would be the loop's lag under load.
     sys.setswitchinterval(0.0005)
+    raise_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         status = runner.run(_Process(settings, lines, read).run())
     # Everything is closed. To take the interpreter's objects apart one by one would take longer than all the rest of the stop.

@@ -28,7 +28,7 @@ from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock, SystemClock
 from broker.config.settings import AccountSettings, AuthSettings, Settings
 from broker.gotime import format_time
-from broker.listen_socket import Bound
+from broker.listen_socket import Bound, Listener
 from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
 from broker.server.auth.authenticator import AuthenticatorChain, authenticator, warnings
 from broker.server.auth.login import Authenticator
@@ -109,7 +109,7 @@ class Server:
         self._closed: deque[dict[str, Any]] = deque(maxlen=settings.clients.max_closed_clients)
         self._last_cid = 0
         self._bound: Bound | None = None
-        self._listeners: list[asyncio.Server] = []
+        self._listener: Listener | None = None
         self._transports = 0
         # Set while there are no clients, and while no connection still has queued output to write.
         self._no_clients = asyncio.Event()
@@ -159,9 +159,7 @@ class Server:
         await self.bind()
         bound, self._bound = self._bound, None
         if bound is not None:
-            self._listeners = [await self.loop.create_server(self._new_connection,
-                                                             sock=listening, backlog=_BACKLOG)
-                               for listening in bound.listen(_BACKLOG)]
+            self._listener = Listener(bound, _BACKLOG, self._new_connection, "Client")
             self.port = bound.port
             log.info("Listening for client connections on %s", _host_port(self.settings.clients.host, self.port))
         self._set_info()
@@ -228,9 +226,9 @@ class Server:
     def stop_listening(self) -> None:
         """Accept no more connections."""
         self.unbind()
-        for listener in self._listeners:
-            listener.close()
-        self._listeners = []
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         if self.websocket is not None:
             self.websocket.stop_listening()
 
@@ -264,7 +262,7 @@ class Server:
             for apply_entrance in entrances:
                 apply_entrance()
             self.accounts.change(wanted)
-            if self._listeners:
+            if self._listener is not None:
                 self._set_info()
             clients = list(self.clients.values())
             for client in clients:

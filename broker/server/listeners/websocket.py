@@ -18,7 +18,7 @@ from typing import Final, cast
 from websockets.http11 import Request, Response
 
 from broker.config.settings import WebSocketSettings
-from broker.listen_socket import Bound
+from broker.listen_socket import Bound, Listener
 from broker.server.connection.connection import Client
 from broker.server.connection.host import Host
 from broker.server.listeners import upgrade
@@ -45,7 +45,7 @@ class WebSocketListener:
         self.port = self.settings.port or 0
         self.openings: set[Opening] = set()
         self._bound: Bound | None = None
-        self._listeners: list[asyncio.Server] = []
+        self._listener: Listener | None = None
 
     @property
     def settings(self) -> WebSocketSettings:
@@ -70,8 +70,7 @@ class WebSocketListener:
         assert self._bound is not None
         bound, self._bound = self._bound, None
         self.port = self.entrance.port = bound.port
-        self._listeners = [await self.server.loop.create_server(lambda: Opening(self), sock=listening, backlog=backlog)
-                           for listening in bound.listen(backlog)]
+        self._listener = Listener(bound, backlog, lambda: Opening(self), "Websocket")
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         log.info("Listening for websocket clients on %s://%s:%d", self.scheme, host, self.port)
         if not self.settings.tls.enabled:
@@ -79,9 +78,9 @@ class WebSocketListener:
 
     def stop_listening(self) -> None:
         """Accept no more connections, and close those that are not clients yet."""
-        for listener in self._listeners:
-            listener.close()
-        self._listeners = []
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         for opening in list(self.openings):
             opening.abort()
 
