@@ -33,16 +33,21 @@ class Files:
 class Authority:
     """Writes what it signs into ``directory``; ``ca`` is the file with its own certificate."""
 
-    def __init__(self, directory: Path, name: str = "authority") -> None:
+    def __init__(self, directory: Path, name: str = "authority", parent: Authority | None = None,
+                 end: datetime.datetime = _END) -> None:
+        """Args: ``parent`` signs this authority's certificate, which is then sent with each one that it signs."""
         self._directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._subject = x509.Name.from_rfc4514_string(f"CN={name}")
+        issuer = parent or self
         self._certificate = (
-            self._builder(self._subject, self._key.public_key())
+            issuer._builder(self._subject, self._key.public_key(), end)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(self._key, hashes.SHA256()))
+            .sign(issuer._key, hashes.SHA256()))
+        own = self._certificate.public_bytes(Encoding.PEM)
+        self._chain = own + parent._chain if parent is not None else b""
         self.ca = str(directory / f"{name}.pem")
-        Path(self.ca).write_bytes(self._certificate.public_bytes(Encoding.PEM))
+        Path(self.ca).write_bytes(own)
 
     def server(self, name: str = "server", dns: Iterable[str] = ("localhost",)) -> Files:
         """A server's, for ``dns`` and 127.0.0.1."""
@@ -50,9 +55,10 @@ class Authority:
         return self._sign(name, f"CN={name}", [*names, x509.IPAddress(ipaddress.ip_address("127.0.0.1"))],
                           ExtendedKeyUsageOID.SERVER_AUTH)
 
-    def client(self, name: str, subject: str = "CN=client", names: Iterable[x509.GeneralName] = ()) -> Files:
+    def client(self, name: str, subject: str = "CN=client", names: Iterable[x509.GeneralName] = (),
+               end: datetime.datetime = _END) -> Files:
         """A client's; ``subject`` as of RFC 4514."""
-        return self._sign(name, subject, list(names), ExtendedKeyUsageOID.CLIENT_AUTH)
+        return self._sign(name, subject, list(names), ExtendedKeyUsageOID.CLIENT_AUTH, end)
 
     def trust(self, client: Files | None = None) -> ssl.SSLContext:
         """What a client needs: trust in this authority, and a certificate of its own."""
@@ -61,17 +67,18 @@ class Authority:
             context.load_cert_chain(client.cert, client.key)
         return context
 
-    def _sign(self, name: str, subject: str, names: list[x509.GeneralName], usage: x509.ObjectIdentifier) -> Files:
+    def _sign(self, name: str, subject: str, names: list[x509.GeneralName], usage: x509.ObjectIdentifier,
+              end: datetime.datetime = _END) -> Files:
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(x509.Name.from_rfc4514_string(subject), key.public_key())
+        builder = self._builder(x509.Name.from_rfc4514_string(subject), key.public_key(), end)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         certificate = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False).sign(self._key, hashes.SHA256())
         cert, private = self._directory / f"{name}.pem", self._directory / f"{name}-key.pem"
-        cert.write_bytes(certificate.public_bytes(Encoding.PEM))
+        cert.write_bytes(certificate.public_bytes(Encoding.PEM) + self._chain)
         private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return Files(str(cert), str(private), certificate.public_bytes(Encoding.DER))
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime.datetime) -> x509.CertificateBuilder:
         return (x509.CertificateBuilder().subject_name(subject).issuer_name(self._subject).public_key(key)
-                .serial_number(x509.random_serial_number()).not_valid_before(_START).not_valid_after(_END))
+                .serial_number(x509.random_serial_number()).not_valid_before(_START).not_valid_after(end))

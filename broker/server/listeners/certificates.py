@@ -65,12 +65,16 @@ class TlsParameters:
         begun.append(now_ns)
         return True
 
-    def is_pinned(self, certificate: bytes | None) -> bool:
-        """Whether a client with this certificate (DER) may connect."""
+    def objection(self, tls: ssl.SSLObject, now_ns: int) -> str:
+        """Why the client of a completed handshake may not connect, beyond what OpenSSL verified; "" if it may."""
+        if self.verify and tls.session_reused and not _is_valid(tls, now_ns):
+            return "tls: failed to verify certificate: certificate has expired"
         pinned = self.settings.pinned_certs
-        if not pinned:
-            return True
-        return certificate is not None and _fingerprint(certificate) in pinned
+        if pinned:
+            certificate = tls.getpeercert(binary_form=True)
+            if certificate is None or _fingerprint(certificate) not in pinned:
+                return "certificate not pinned"
+        return ""
 
 
 def _context(settings: TlsSettings, files: CertificateFiles, verify: bool) -> ssl.SSLContext:
@@ -89,6 +93,10 @@ def _context(settings: TlsSettings, files: CertificateFiles, verify: bool) -> ss
         # An intermediate certificate can be a trust anchor, too.
         context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
         _load_authorities(context, settings.ca_file)
+        # OpenSSL does not verify the certificate of a resumed session again, so with TLS 1.3 nothing is resumed. TLS 1.2
+        # also resumes by session ID, which Python cannot switch off: see _is_valid.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
     return context
 
 
@@ -153,6 +161,23 @@ def _names(path: str) -> frozenset[str]:
     except x509.ExtensionNotFound:
         return frozenset()
     return frozenset(name.lower() for name in names.get_values_for_type(x509.DNSName))
+
+
+def _is_valid(tls: ssl.SSLObject, now_ns: int) -> bool:
+    """Whether every certificate that the client of a resumed session once presented is valid at this time.
+
+    The server keeps these certificates with the session, for two hours, since it gives out no tickets.
+    """
+    # SSLObject has get_unverified_chain() from Python 3.13 on; the object below it has it from 3.10 on.
+    chain = tls._sslobj.get_unverified_chain()  # type: ignore[attr-defined]
+    if not chain:
+        return False
+    for certificate in chain:
+        fields = certificate.get_info()
+        begin, end = (ssl.cert_time_to_seconds(fields[name]) for name in ("notBefore", "notAfter"))
+        if not begin * 1_000_000_000 <= now_ns <= end * 1_000_000_000:
+            return False
+    return True
 
 
 def _fingerprint(certificate: bytes) -> str:

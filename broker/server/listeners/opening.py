@@ -184,8 +184,9 @@ class Opening(asyncio.Protocol):
             return
         client.upgrade(layer)
         layer.set_protocol(client)
-        if not tls.is_pinned(client.certificate):
-            log.error("%s - TLS handshake error: certificate not pinned", client.label)
+        why = tls.objection(layer.get_extra_info("ssl_object"), self._server.clock.now_ns())
+        if why:
+            log.error("%s - TLS handshake error: %s", client.label, why)
             client.close(_TLS_FAILED)
             return
         log.debug("%s - TLS handshake complete", client.label)

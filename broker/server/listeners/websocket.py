@@ -141,14 +141,15 @@ class Opening(asyncio.Protocol):
     # Steps
 
     def _await_request(self) -> None:
-        if self._layer is not None:
-            self._transport = self._layer
-        tls = self._tls
-        if tls is not None and not tls.is_pinned(_certificate(self._transport)):
-            log.error("%s - TLS handshake error: certificate not pinned", self._peer)
-            self._transport.close()
-            return
-        self._set_timer(self._listener.settings.handshake_timeout_ns)
+        listener, tls, layer = self._listener, self._tls, self._layer
+        if tls is not None and layer is not None:
+            self._transport = layer
+            why = tls.objection(layer.get_extra_info("ssl_object"), listener.server.clock.now_ns())
+            if why:
+                log.error("%s - TLS handshake error: %s", self._peer, why)
+                layer.close()
+                return
+        self._set_timer(listener.settings.handshake_timeout_ns)
 
     def _answer(self, request: bytes, early: bytes) -> None:
         settings = self._listener.settings
@@ -234,9 +235,3 @@ class Opening(asyncio.Protocol):
     def _leave(self) -> None:
         self._end_timer()
         self._listener.openings.discard(self)
-
-
-def _certificate(transport: asyncio.Transport) -> bytes | None:
-    tls = transport.get_extra_info("ssl_object")
-    certificate: bytes | None = tls.getpeercert(binary_form=True) if tls is not None else None
-    return certificate
