@@ -1,20 +1,33 @@
 """Clocks, passed as arguments so that tests and the simulation control time.
 
-Two clocks, never mixed: the wall clock (Unix UTC, may jump) stamps messages and drives expiry;
-the monotonic one (from an arbitrary start, never goes back) measures waits, leases and time-outs.
+Three clocks, never mixed:
+
+    wall        Unix UTC; may leap. Stamps messages and drives expiry.
+    monotonic   Time since an arbitrary start, the time during which the machine was suspended included; never goes back.
+                Measures waits and time-outs.
+    outside     The monotonic clock, and in addition each leap forward of the wall clock or the store's clock. A virtual
+                machine that was paused notices the pause by nothing else. Measures leases: other machines went on meanwhile.
+
+Timers of an event loop are a fourth kind: they stand still during a suspend, so they may fire late by the rest of their delay.
+Whatever must be right is compared with one of the clocks above.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 __all__ = ["Clock", "GuardedClock", "ManualClock", "SystemClock"]
 
+_monotonic_ns: Callable[[], int] = partial(time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) \
+    if hasattr(time, "clock_gettime_ns") else time.monotonic_ns
+"""Linux: CLOCK_MONOTONIC stands still while the machine is suspended, CLOCK_BOOTTIME does not."""
+
 
 class Clock(Protocol):
-    """Both clocks in nanoseconds."""
+    """The clocks in nanoseconds."""
 
     def now_ns(self) -> int:
         """Wall time, Unix UTC; may go back or leap ahead."""
@@ -22,12 +35,16 @@ class Clock(Protocol):
     def monotonic_ns(self) -> int:
         """Time since an arbitrary start; never goes back."""
 
+    def outside_ns(self) -> int:
+        """Time since an arbitrary start, at least as much as any clock shows to have passed; never goes back."""
+
 
 class SystemClock:
     """The machine's clocks."""
 
     now_ns = staticmethod(time.time_ns)
-    monotonic_ns = staticmethod(time.monotonic_ns)
+    monotonic_ns = staticmethod(_monotonic_ns)
+    outside_ns = staticmethod(_monotonic_ns)
 
 
 class ManualClock:
@@ -43,6 +60,9 @@ class ManualClock:
     def monotonic_ns(self) -> int:
         return self._monotonic_ns
 
+    def outside_ns(self) -> int:
+        return self._monotonic_ns
+
     def advance(self, ns: int) -> None:
         """Let ``ns`` nanoseconds pass on both clocks."""
         self._now_ns += ns
@@ -56,8 +76,8 @@ class ManualClock:
 class GuardedClock:
     """The machine's clocks; the wall clock is believed only while a second source agrees with it.
 
-    The second source is the store's own clock (``witness``), or, where it has none, the last good pair of wall and boot-time
-    clocks (the latter runs while the machine sleeps). While they differ by more than ``APART_NS``, ``now_ns`` continues from
+    The second source is the store's own clock (``witness``), or, where it has none, the last good pair of the wall and the
+    monotonic clock. While they differ by more than ``APART_NS``, ``now_ns`` continues from
     the last good pair, and nothing expires or is forgotten (``trusted`` is False). Where no wall clock was good yet, since the
     machine started with a wrong one, it continues from the store's; once the wall clock agrees with that, a leap of the store's
     own is not followed.
@@ -67,14 +87,14 @@ class GuardedClock:
 
     APART_NS = 60_000_000_000
 
-    def __init__(self, wall_ns: Callable[[], int] = time.time_ns, elapsed_ns: Callable[[], int] | None = None,
-                 monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, wall_ns: Callable[[], int] = time.time_ns, monotonic_ns: Callable[[], int] = _monotonic_ns) -> None:
         self.monotonic_ns = monotonic_ns
         self.witness: Callable[[], int | None] = lambda: None
         """The store's clock, UTC now; None: it has none, or has not told yet."""
         self._wall_ns = wall_ns
-        self._elapsed_ns = elapsed_ns or _boot_ns
-        self._base_ns = wall_ns() - self._elapsed_ns()
+        self._base_ns = wall_ns() - monotonic_ns()
+        self._wall_leaps = _Leaps(_WALL_BACK_NS, 0.0)
+        self._store_leaps = _Leaps(_STORE_BACK_NS, _STORE_DRIFT)
         self._confirmed = False
         """Whether the store's clock has ever agreed."""
         self._follows_store = False
@@ -83,7 +103,7 @@ class GuardedClock:
         """Whether the store's clock disagreed when it was last asked."""
 
     def now_ns(self) -> int:
-        elapsed_ns = self._elapsed_ns()
+        elapsed_ns = self.monotonic_ns()
         wall_ns = self._wall_ns()
         apart_ns = wall_ns - self._base_ns - elapsed_ns
         if -self.APART_NS <= apart_ns <= self.APART_NS and not self._doubted:
@@ -93,16 +113,24 @@ class GuardedClock:
         self._trust(wall_ns, elapsed_ns)
         return self._base_ns + elapsed_ns
 
+    def outside_ns(self) -> int:
+        monotonic_ns = self.monotonic_ns()
+        self._wall_leaps.look(self._wall_ns(), monotonic_ns)
+        store_ns = self.witness()
+        if store_ns is not None:
+            self._store_leaps.look(store_ns, monotonic_ns)
+        return monotonic_ns + self._wall_leaps.sum_ns + self._store_leaps.sum_ns
+
     @property
     def trusted(self) -> bool:
         """Whether the wall clock agrees with the second source at this moment."""
-        return self._trust(self._wall_ns(), self._elapsed_ns())
+        return self._trust(self._wall_ns(), self.monotonic_ns())
 
     @property
     def apart_ns(self) -> int:
         """How far the wall clock is ahead of the second source."""
         witness_ns = self.witness()
-        return self._wall_ns() - (self._base_ns + self._elapsed_ns() if witness_ns is None else witness_ns)
+        return self._wall_ns() - (self._base_ns + self.monotonic_ns() if witness_ns is None else witness_ns)
 
     def _trust(self, wall_ns: int, elapsed_ns: int) -> bool:
         witness_ns = self.witness()
@@ -121,8 +149,39 @@ class GuardedClock:
         return not self._doubted
 
 
-def _boot_ns() -> int:
-    try:
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    except AttributeError:  # not Linux
-        return time.monotonic_ns()
+class _Leaps:
+    """Measures by how much another clock has leapt ahead of the monotonic one, in sum.
+
+    An answer with the store's time may arrive late, and servers of one store may disagree, so the store's clock seems to go
+    back and forth. Only what exceeds the furthest lead so far is a leap. A clock that is behind that lead by more than
+    ``back_ns`` was set back, and leaps count from there. With ``drift``, the lead shrinks by that part of the time: the clocks
+    of two machines may run apart.
+    """
+
+    __slots__ = ("_at_ns", "_back_ns", "_drift", "_lead_ns", "sum_ns")
+
+    def __init__(self, back_ns: int, drift: float) -> None:
+        self.sum_ns = 0
+        self._back_ns = back_ns
+        self._drift = drift
+        self._lead_ns: int | None = None
+        self._at_ns = 0
+
+    def look(self, other_ns: int, monotonic_ns: int) -> None:
+        """Compare the two clocks as they are now."""
+        lead_ns = other_ns - monotonic_ns
+        if self._lead_ns is None:
+            known_ns = lead_ns
+        else:
+            known_ns = self._lead_ns - int((monotonic_ns - self._at_ns) * self._drift)
+        if lead_ns > known_ns:
+            self.sum_ns += lead_ns - known_ns
+        elif lead_ns >= known_ns - self._back_ns:
+            lead_ns = known_ns
+        self._lead_ns, self._at_ns = lead_ns, monotonic_ns
+
+
+_WALL_BACK_NS = 1_000_000_000
+_STORE_BACK_NS = 900_000_000_000
+"""S3 and its clones refuse requests that were signed 15 minutes ago: servers that differ by more could not work together."""
+_STORE_DRIFT = 0.001

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from broker.clock import GuardedClock
@@ -134,3 +136,76 @@ def test_a_store_whose_clock_leaps_once_a_machines_was_set_right(leap: int) -> N
         assert machine.clock.now_ns() == machine.true_ns
     machine.witness_off_ns = 0
     assert machine.clock.trusted
+
+
+class Outside:
+    """The clocks of a machine that may be paused, with all that runs on it, and the store's; ``clock`` reads them."""
+
+    def __init__(self) -> None:
+        self.true_ns = 1_700_000_000 * SECOND
+        self.lost_ns = 0
+        """By how much the monotonic clock is behind."""
+        self.wall_off_ns = 0
+        self.store_ns: int | None = None
+        self.clock = GuardedClock(lambda: self.true_ns + self.wall_off_ns, self.monotonic_ns)
+        self.clock.witness = lambda: self.store_ns
+
+    def monotonic_ns(self) -> int:
+        return self.true_ns - self.lost_ns
+
+    def answer(self, late_ns: int = 0) -> None:
+        """The store answers, with a Date in whole seconds, from ``late_ns`` ago."""
+        self.store_ns = (self.true_ns - late_ns) // SECOND * SECOND + SECOND // 2
+
+
+def test_outside_time_is_monotonic_time_while_the_clocks_agree() -> None:
+    machine = Outside()
+    began_ns = machine.clock.outside_ns()
+    for _ in range(10):
+        machine.true_ns += HOUR
+        assert machine.clock.outside_ns() - began_ns == machine.true_ns - 1_700_000_000 * SECOND
+
+
+@pytest.mark.parametrize("by", ["wall", "store"])
+def test_outside_time_contains_a_pause_that_another_clock_reveals(by: str) -> None:
+    """The machine and its monotonic clock stand still for a minute."""
+    machine = Outside()
+    machine.answer()
+    began_ns = machine.clock.outside_ns()
+    machine.true_ns += 60 * SECOND
+    machine.lost_ns += 60 * SECOND
+    if by == "wall":
+        machine.store_ns = None
+    else:
+        machine.wall_off_ns -= 60 * SECOND
+        assert machine.clock.outside_ns() == began_ns, "nothing has shown the pause yet"
+        machine.answer()
+    assert machine.clock.outside_ns() - began_ns >= 60 * SECOND
+    machine.true_ns += SECOND
+    assert 61 * SECOND <= machine.clock.outside_ns() - began_ns < 63 * SECOND, "it counts once"
+
+
+def test_outside_time_never_goes_back_and_counts_each_leap() -> None:
+    machine = Outside()
+    last_ns = machine.clock.outside_ns()
+    for leap in (*LEAPS, *reversed(LEAPS)):
+        machine.wall_off_ns += leap
+        now_ns = machine.clock.outside_ns()
+        assert now_ns - last_ns == max(0, leap)
+        last_ns = now_ns
+
+
+def test_outside_time_ignores_late_answers_and_servers_that_differ() -> None:
+    """Dates are truncated, arrive late, and come from servers a minute apart. Once each kind was seen, none is a leap."""
+    rng = random.Random(1)
+    machine = Outside()
+    for _ in range(1000):
+        machine.true_ns += rng.randrange(10 * SECOND)
+        machine.answer(rng.choice((0, 60 * SECOND)) + rng.randrange(5 * SECOND))
+        machine.clock.outside_ns()
+    began_ns, true_ns = machine.clock.outside_ns(), machine.true_ns
+    for _ in range(1000):
+        machine.true_ns += rng.randrange(10 * SECOND)
+        machine.answer(rng.choice((0, 60 * SECOND)) + rng.randrange(5 * SECOND))
+        # The lead of the fastest answer shrinks by a thousandth of the time, and is then found again.
+        assert machine.clock.outside_ns() - began_ns <= (machine.true_ns - true_ns) * 1.002 + SECOND

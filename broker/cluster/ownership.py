@@ -64,9 +64,9 @@ class Overtaken(Fenced):
 
 
 class Taken(NamedTuple):
-    """epoch: now ours. ends: the end of each earlier epoch from the checkpoint's on. began_ns: when the put of the opening
-    began, by the monotonic clock; the lease counts from then. serve_from_ns: nothing may be answered before then, by the
-    same clock, because the deposed owner may still answer."""
+    """epoch: now ours. ends: the end of each earlier epoch from the checkpoint's on. began_ns: when, by the outside
+    clock, the put of the opening began; the lease counts from then. serve_from_ns: nothing may be answered before then, by
+    the monotonic clock, because the deposed owner may still answer; 0: it cannot."""
 
     epoch: int
     ends: dict[int, int]
@@ -90,7 +90,7 @@ async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock
     position = Position(epoch, 0)
     opening = Opening(me.name, tuple(Position(e, n) for e, n in sorted(ends.items())), clock.now_ns())
     data = [encode_opening(opening, position, me.nonce)]
-    began_ns = clock.monotonic_ns()
+    began_ns = clock.outside_ns()
     key = paths.log(position)
     holder = await patience.ask(lambda: put_ours(store, key, data, me.nonce), f"put {key}")
     if holder is not None:
@@ -99,7 +99,7 @@ async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock
         by = await sealer_of(store, key, patience)
         raise Fenced(f"{by or 'another broker'} took the shard before epoch {epoch} was opened", by)
     over = watched is None or await _leases_over(store, paths, ends, me, patience, watched)
-    return Taken(epoch, ends, began_ns, began_ns if over else sealed_ns + lease_ns)
+    return Taken(epoch, ends, began_ns, 0 if over else sealed_ns + lease_ns)
 
 
 async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, int], me: Identity, patience: Patience,

@@ -105,14 +105,14 @@ class Shard:
                    clock_trusted: Callable[[], bool] = lambda: True) -> Shard:
         """Recover the shard, whose ``epoch`` was just opened, and start its log.
 
-        Args: began_ns is when the put of the opening began (monotonic). serve_from_ns: it does not return before then;
-            meanwhile it puts heartbeats, but no root, which would say that it has served. executor: for encoding; None: no
-            threads.
+        Args: began_ns is when, by the outside clock, the put of the opening began. serve_from_ns (monotonic): it does not return
+            before then; meanwhile it puts heartbeats, but no root, which would say that it has served. executor: for
+            encoding; None: no threads.
         Raises: Fenced; Corrupt, naming the object; StoreError.
         """
         settings = settings or ShardSettings()
         pulse = Pulse(store, paths.log, epoch, nonce, clock, rng, settings.log,
-                      clock.monotonic_ns() if began_ns is None else began_ns)
+                      clock.outside_ns() if began_ns is None else began_ns)
         snapshot = await pulse.beside(_recover(store, paths, epoch, clock, rng, serve_from_ns))
         for number in range(snapshot.state.position.number + 1, pulse.position.number + 1):
             snapshot.state.apply_segment(Position(epoch, number))

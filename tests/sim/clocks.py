@@ -78,7 +78,7 @@ class Clocks:
                 dates[:] = [(date_ns, true.monotonic_ns())]
 
         self._set_store(0)
-        clock = GuardedClock(lambda: true.now_ns() + self._off_ns[machine], true.monotonic_ns, true.monotonic_ns)
+        clock = GuardedClock(lambda: true.now_ns() + self._off_ns[machine], true.monotonic_ns)
         clock.witness = witness_ns
         answered()
         self._dates[machine] = answered

@@ -86,7 +86,7 @@ def lease_from_end(patch: pytest.MonkeyPatch) -> None:
 
     async def broken(self: Putter, segment: Segment) -> int:
         await put(self, segment)
-        return self._clock.monotonic_ns()
+        return self._clock.outside_ns()
 
     patch.setattr(Putter, "put", broken)
 

@@ -64,7 +64,7 @@ class StreamReader:
         yield writer.end()
 
     def _next_chunk(self, seq: int) -> tuple[Chunk, LiveBlock, int] | Loading | None:
-        if self._stream.log.lease_expired:
+        if not self._stream.log.lease_held():
             raise ApiError(NOT_AVAILABLE)
         if not self._exists():
             raise ApiError(STREAM_NOT_FOUND)

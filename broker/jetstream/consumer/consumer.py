@@ -451,7 +451,7 @@ class Consumer:
         if self.paused:
             self._sweep(mono_ns, at_end=True)
             return
-        if self.stream.log.lease_expired:
+        if not self.stream.log.lease_held():
             return  # past the lease: the commit that ends this wakes us
         acks = self._acks
         step = self._delivery.run(self._clock.now_ns(), mono_ns)

@@ -420,7 +420,7 @@ class Stream:
         return await self.queries.seq_at(time_ns)
 
     def _readable(self) -> None:
-        if self.log.lease_expired:
+        if not self.log.lease_held():
             raise ApiError(NOT_AVAILABLE)
 
     async def _readable_blocks(self) -> None:

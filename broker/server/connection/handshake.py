@@ -33,8 +33,8 @@ EVERYBODY: Final = Login()
 
 _EARLY_BYTES: Final = 32 * 1024
 
-_TIMER_SECONDS_MAX: Final = 86_400.0
-"""The loop's timers have a bound: a later expiry is looked at again."""
+_TIMER_SECONDS_MAX: Final = 60.0
+"""A later expiry is compared with the clock again: timers stand still while the machine is suspended."""
 
 
 class LoginServer(Protocol):

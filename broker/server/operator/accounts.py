@@ -42,7 +42,8 @@ _SECOND: Final = 1_000_000_000
 _ASK_AGAIN_NS: Final = _SECOND
 """An expired account is not looked up more often."""
 
-_TIMER_SECONDS_MAX: Final = 86_400.0
+_TIMER_SECONDS_MAX: Final = 60.0
+"""A later expiry is compared with the clock again: timers stand still while the machine is suspended."""
 
 
 class AccountError(Exception):
@@ -343,7 +344,6 @@ class OperatorAccounts:
         if left <= 0:
             account.expired = True
             return
-        # Far ends are looked at again: timers have a bound.
         seconds = min(float(left), _TIMER_SECONDS_MAX)
         account.timer = asyncio.get_running_loop().call_later(seconds, self._expire, account)
 

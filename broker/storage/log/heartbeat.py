@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 
 class Pulse:
-    """Attributes: ``position`` of our last segment, the opening at first; ``proved_ns``: when, by the monotonic
+    """Attributes: ``position`` of our last segment, the opening at first; ``proved_ns``: when, by the outside
     clock, the put of it began, from which the lease counts."""
 
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes, clock: Clock,
                  rng: random.Random, settings: LogSettings, began_ns: int) -> None:
-        """For an ``epoch`` that was just opened. ``began_ns`` is when the put of the opening began."""
+        """For an ``epoch`` that was just opened. ``began_ns`` is when the put of the opening began, by the outside clock."""
         self.position = Position(epoch, 0)
         self.proved_ns = began_ns
         self._clock = clock
@@ -70,7 +70,7 @@ class Pulse:
 
     async def _beat(self, interval_ns: int) -> None:
         while not self._enough.is_set():
-            wait_ns = self.proved_ns + interval_ns - self._clock.monotonic_ns()
+            wait_ns = self.proved_ns + interval_ns - self._clock.outside_ns()
             if wait_ns <= 0:
                 await self._put()
                 continue

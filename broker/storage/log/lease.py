@@ -13,7 +13,10 @@ __all__ = ["Lease"]
 class Lease:
     """``lease_ns`` from the beginning of the newest put that proves it; None: a lock is the lease, and never expires.
 
-    Attributes: ``proved_ns``: when, by the monotonic clock, that put began.
+    The outside clock measures it: the lease must not outlast the wait of another broker, whose machine kept running while
+    this one was suspended.
+
+    Attributes: ``proved_ns``: when, by that clock, that put began.
     """
 
     __slots__ = ("_clock", "_lease_ns", "proved_ns")
@@ -27,11 +30,11 @@ class Lease:
     def expired(self) -> bool:
         """Whether the proof is too old to read, deliver or acknowledge by."""
         lease_ns = self._lease_ns
-        return lease_ns is not None and self._clock.monotonic_ns() - self.proved_ns > lease_ns
+        return lease_ns is not None and self._clock.outside_ns() - self.proved_ns > lease_ns
 
     @property
     def renew_at_ns(self) -> int | None:
-        """When the next put should begin, whatever there is to put; None: never for the lease's sake."""
+        """When, by the outside clock, the next put should begin even if there is nothing to put; None: never."""
         return None if self._lease_ns is None else self.proved_ns + self._lease_ns // 3
 
     def renew(self, in_flight: Iterable[Segment]) -> bool:

@@ -59,7 +59,7 @@ class Log:
         """A log that goes on after ``state.position``, which is in ``epoch``: the opening, at least.
 
         Args: key_of gives a segment's key. executor encodes large segments; None: everything on the loop.
-            began_ns is when, by the monotonic clock, the put of the opening began, from which the lease counts.
+            began_ns is when, by the outside clock, the put of the opening began, from which the lease counts.
             clock_trusted: while false, streams let no message expire (see ``clock.GuardedClock``).
         """
         if state.position.epoch != epoch:
@@ -88,10 +88,11 @@ class Log:
         self._timers = CommitTimers(self._commit_due, self._lazy_due, self.settings.lazy_ns)
         now_ns = clock.monotonic_ns()
         self._segments = SegmentQueue(state.position, now_ns - (1 << 62))
-        self._lease = Lease(self.settings.lease_ns, clock, now_ns if began_ns is None else began_ns)
+        outside_ns = clock.outside_ns()
+        self._lease = Lease(self.settings.lease_ns, clock, outside_ns if began_ns is None else began_ns)
         self._loop = asyncio.get_running_loop()
         if (renew_at_ns := self._lease.renew_at_ns) is not None:
-            self._timers.set_in(renew_at_ns - now_ns)
+            self._timers.set_in(renew_at_ns - outside_ns)
 
     def listen(self, listener: LogListener) -> None:
         """Notify ``listener`` of what happens from now on, after earlier listeners."""
@@ -216,6 +217,14 @@ class Log:
         """Whether our last proof of owning the shard is too old to read, deliver or acknowledge by (S3 only)."""
         return self._lease.expired
 
+    def lease_held(self) -> bool:
+        """Whether the shard may be read now. If not, a put that renews the lease is asked for, unless one is in progress."""
+        if not self.lease_expired:
+            return True
+        if self._segments.newest is None and not self._open.has_content:
+            self._ask_for_proof([])
+        return False
+
     @property
     def position(self) -> Position:
         """The last persisted position."""
@@ -335,7 +344,7 @@ class Log:
         self._schedule.cut()
         if self._open.lazy:
             self._timers.set_lazy()
-        if not said and not heartbeat and not (waiters and self.lease_expired):
+        if not said and not heartbeat and not self.lease_expired:
             for fn, args, of in waiters:
                 self._waiters.release(args)
                 self.wait(fn, *args, of=of)

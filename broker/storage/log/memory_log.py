@@ -57,6 +57,9 @@ class MemoryLog:
         self._commit_soon()
         return block
 
+    def lease_held(self) -> bool:
+        return True
+
     def urgent(self) -> None:
         self._commit_soon()
 

@@ -64,7 +64,7 @@ class Segment:
         """Since when something waits for it, by the monotonic clock; 0: nothing does."""
         self.began_ns = 0
         self.proved_ns = 0
-        """Once it landed: when its put began, and the shard was still ours."""
+        """Once it landed: when, by the outside clock, its put began, and the shard was still ours."""
 
     @property
     def head_bytes(self) -> int:
@@ -152,7 +152,7 @@ class Putter:
     async def put(self, segment: Segment) -> int:
         """Encode and put until it lands. Raises: Fenced by a seal in its place; Corrupt for anything else that has its key.
 
-        Returns: when, by the monotonic clock, the first try began. That it landed proves the shard ours as of then, and no
+        Returns: when, by the outside clock, the first try began. That it landed proves the shard ours as of then, and no
             later: a later try may land after an earlier one did, the shard was taken, and the segment swept.
         """
         store, key, settings = self._store, self._key_of(segment.position), self._settings
@@ -166,7 +166,7 @@ class Putter:
             self._encoded()
         backoff = Backoff(self._rng)
         taken = False
-        began_ns = self._clock.monotonic_ns()
+        began_ns = self._clock.outside_ns()
         while True:
             try:
                 if taken:

@@ -215,6 +215,9 @@ class FakeLog:
         self.barriers = 0
         self.waiters: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
 
+    def lease_held(self) -> bool:
+        return not self.lease_expired
+
     def barrier(self, owner: object = None) -> None:
         self.barriers += 1
 

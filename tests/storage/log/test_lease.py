@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.clock import GuardedClock, ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import Pulse
@@ -59,6 +59,42 @@ def test_an_idle_owner_that_was_stopped_answers_after_a_put() -> None:
         assert log.waiting_bytes == 0
         log.wait(told.append, 6)
         assert told[-1] == 6
+    in_virtual_time(main)
+
+
+def test_a_reader_past_the_lease_asks_for_the_put_that_renews_it() -> None:
+    """It need not wait for the next heartbeat, whose timer stood still with the machine. One put is enough for all readers."""
+    async def main(clock: ManualClock) -> None:
+        rig, _ = await opened(clock)
+        log = rig.log
+        assert log.lease_held()
+        stopped(clock, 60)
+        before = log.position
+        began_ns = clock.monotonic_ns()
+        assert not any(log.lease_held() for _ in range(3))
+        while log.lease_expired:
+            await asyncio.sleep(0.001)
+            log.lease_held()
+        assert clock.monotonic_ns() - began_ns <= 12 * MS
+        await asyncio.sleep(1)
+        assert log.position == Position(1, before.number + 1)
+    in_virtual_time(main)
+
+
+def test_a_pause_that_only_the_wall_clock_shows_ends_the_lease() -> None:
+    """A virtual machine is paused with all its clocks, and then its wall clock is set."""
+    async def main(clock: ManualClock) -> None:
+        guarded = GuardedClock(clock.now_ns, clock.monotonic_ns)
+        rig = Rig(MemoryStore(), clock, faults=Faults(latency_ns=10 * MS), settings=ShardSettings(
+            log=LogSettings(lease_ns=T, put_timeout_ns=5 * SECOND)))
+        rig.clock = guarded  # type: ignore[assignment]
+        await rig.open()
+        log = rig.log
+        assert not log.lease_expired
+        clock.leap(60 * SECOND)
+        assert log.lease_expired
+        await log.persisted()
+        assert not log.lease_expired, "a put that began since then proves the lease"
     in_virtual_time(main)
 
 
