@@ -406,7 +406,7 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
     for root in roots:
         key = paths.checkpoint(root) if root is not None else paths.logs
         try:
-            snapshot = await drive(source, replay_from(paths, root), state.position)
+            snapshot = await drive(source, replay_from(paths, root, state.position), state.position)
         except (FormatError, CutOff) as error:
             if root is None or await source.find(key, 0, 1) is None:
                 continue  # swept meanwhile; damage in the log was found above

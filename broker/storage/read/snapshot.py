@@ -91,14 +91,16 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, 
     raise CutOff(f"{paths.prefix}: the log moved on {RESTARTS_MAX} times while it was read")
 
 
-def replay_from(paths: ShardPaths, position: Position | None) -> Steps[Snapshot]:
+def replay_from(paths: ShardPaths, position: Position | None, end: Position) -> Steps[Snapshot]:
     """Read the shard's state from this one root, or, if None, from the log's beginning, whatever other roots there are.
 
+    Args: end is the log's last position. A copy that is brought up to date keeps old segments, and lacks those that the
+        source deleted in between: the gap after them is not the log's end.
     Raises: Corrupt, naming the object, also if the root or one of its pages is damaged or gone; VersionUnknown; CutOff
         if something that must be replayed does not exist, or no longer.
     """
     try:
-        return (yield from _from_root(paths, position, [], []))
+        return (yield from _from_root(paths, position, [], [], end=end))
     except Unusable as error:
         assert position is not None
         raise Corrupt(paths.checkpoint(position), "checkpoint", 0, str(error)) from None
@@ -144,7 +146,7 @@ def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
 
 def _from_root(paths: ShardPaths, position: Position | None, roots: list[Position], problems: list[str],
                wanted: Callable[[str, str], bool] | None = None, until: Position | None = None, *,
-               thorough: bool = True) -> Steps[Snapshot]:
+               thorough: bool = True, end: Position | None = None) -> Steps[Snapshot]:
     root: Root | None = None
     members: dict[int, frozenset[int]] = {}
     if position is None:
@@ -154,6 +156,8 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
         root, state, members = yield from load_root(paths, position, wanted, until)
     chain = Chain(paths, state, until, thorough=thorough)
     yield from chain.read()
+    if end is not None and state.position < end:
+        raise CutOff(f"the log after {state.position} is gone, and it goes on to {end}")
     if position is not None:
         try:
             state.finish_replay()

@@ -421,6 +421,7 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
     a time.
     """
     keys, opening, releases = list(state.segments), state.opening, list(state.released.values())
+    unlisted_ns = state.ids_unlisted_ns
     runs: list[list[int]] = []
     for run in _key_runs(keys):
         runs.append(run)
@@ -431,7 +432,7 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
         yield
         released.append([list(one.position), one.to_record().encode()])
     return {"segments": runs, "opening": opening.encode() if opening is not None else {}, "letgo": released,
-            IDS_UNLISTED: state.ids_unlisted_ns}
+            IDS_UNLISTED: unlisted_ns}
 
 
 def note_unlisted(state: ShardState, extra: dict[str, Any]) -> None:
@@ -453,12 +454,15 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
     state.replaying = True
     state.position = position
     try:
-        state.segments = dict.fromkeys(map(position_key, unpack_runs(extra["segments"])), 0)
+        # Roots of earlier releases may contain segments and release records after their position. The replay adds these.
+        last = position_key(position)
+        state.segments = {key: 0 for key in map(position_key, unpack_runs(extra["segments"])) if key <= last}
         opening = extra["opening"]
         state.opening = Opening.decode(opening, name) if opening else None
         for at, body in extra["letgo"]:
             released = Released.of(_position(at), Release.decode(body))
-            state.released[released.position] = released
+            if released.position <= position:
+                state.released[released.position] = released
         for at, objects in extra.get("roots", ()):
             _position(at)
             for one in objects:
