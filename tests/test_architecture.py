@@ -25,7 +25,7 @@ LEAVES = {"clock", "descriptors", "errors", "garbage", "gojson", "gotime", "hist
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
            "storage.log", "storage.staging"}
 
-STREAM = {"config.settings", "garbage", "jetstream.bus", "jetstream.inflight", "jetstream.usage", "jetstream.filters",
+STREAM = {"config.settings", "garbage", "gojson", "jetstream.bus", "jetstream.inflight", "jetstream.usage", "jetstream.filters",
           "jetstream.settings",
           "jetstream.wire", "jetstream.config", "protocol", "clock", "version",
           *STORAGE}
@@ -35,7 +35,7 @@ MAY: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "listen_socket": {"descriptors"},
     "protocol": set(),
-    "jwt": {"config.access", "config.sharing", "nkeys", "protocol"},
+    "jwt": {"config.access", "config.sharing", "gojson", "nkeys", "protocol"},
     "storage.format": set(),
     "storage.paths": {"storage.format"},
     "storage.objectstore": {"clock"},
@@ -69,7 +69,7 @@ MAY: dict[str, set[str]] = {
     "jetstream.consumer": STREAM | {"gotime", "jetstream.consumer.cursor", "jetstream.consumer.acks",
                                     "jetstream.consumer.delivery"},
     "jetstream.account": STREAM | {"gotime", "jetstream.stream", "jetstream.stream.upstream", "jetstream.consumer"},
-    "jetstream.archive": {"gotime"},
+    "jetstream.archive": {"gojson", "gotime"},
     "jetstream.backup": STREAM | {"gotime", "jetstream.archive", "jetstream.stream", "jetstream.stream.state",
                                   "jetstream.consumer", "jetstream.account"},
     "jetstream.api": STREAM | {"gotime", "jetstream.stream", "jetstream.stream.state", "jetstream.consumer",
@@ -83,7 +83,7 @@ MAY: dict[str, set[str]] = {
                         "server.accounts", "server.auth", "server.routing", "server.system"},
     "server.sharing": {"config.sharing", "gotime", "protocol", "server.routing"},
     "server.accounts": {"config.access", "config.settings", "config.sharing", "server.routing", "server.sharing"},
-    "server.connection": {"clock", "config.settings", "garbage", "gotime", "protocol",
+    "server.connection": {"clock", "config.access", "config.settings", "garbage", "gojson", "gotime", "protocol",
                           "server.accounts", "server.auth", "server.routing"},
     "server.listeners": {"config.settings", "listen_socket", "server.auth", "server.connection"},
     "server.system": {"clock", "config.access", "config.settings", "gojson", "gotime", "protocol", "server.accounts",

@@ -26,22 +26,23 @@ def operator(name: str = "O", *, signer: KeyPair | None = None, **nats: Any) -> 
 
 
 def account(name: str = "A", *, signer: KeyPair | None = None, limits: Mapping[str, Any] | None = None,
-            exp: int = 0, iat: int = 0, **nats: Any) -> str:
-    """An account's token; ``limits`` are added to none at all."""
-    claims = {"sub": key(ACCOUNT, name).public, "name": name,
+            exp: int = 0, iat: int = 0, top: Mapping[str, Any] | None = None, **nats: Any) -> str:
+    """An account's token; ``limits`` are added to none at all, ``top`` to the members beside ``nats``."""
+    claims = {"sub": key(ACCOUNT, name).public, "name": name, **(top or {}),
               "nats": {"type": "account", "limits": {**NO_LIMITS, **(limits or {})}, **nats}}
     return encode_token(claims | ({"exp": exp} if exp else {}), signer or key(OPERATOR, "O"), iat or _now())
 
 
 def user(name: str = "u", of: str = "A", *, signer: KeyPair | None = None, scoped: bool = False, exp: int = 0, iat: int = 0,
-         nbf: int = 0, pair: KeyPair | None = None, **nats: Any) -> str:
-    """A user's token. ``signer``: a signing key of the account; ``scoped``: without limits of its own."""
+         nbf: int = 0, pair: KeyPair | None = None, top: Mapping[str, Any] | None = None, **nats: Any) -> str:
+    """A user's token. ``signer``: a signing key of the account; ``scoped``: without limits of its own; ``top`` is added to
+    the members beside ``nats``."""
     limits = {} if scoped else {"subs": -1, "data": -1, "payload": -1}
     if signer is not None:
         nats = {"issuer_account": key(ACCOUNT, of).public, **nats}
     claims = {"sub": (pair or key(USER, name)).public, "name": name, "nats": {"type": "user", **limits, **nats}}
     times = {field: at for field, at in (("exp", exp), ("nbf", nbf)) if at}
-    return encode_token({**claims, **times}, signer or key(ACCOUNT, of), iat or _now())
+    return encode_token({**claims, **times, **(top or {})}, signer or key(ACCOUNT, of), iat or _now())
 
 
 def activation(subject: str, kind: str, *, of: str, to: str, signer: KeyPair | None = None, exp: int = 0, iat: int = 0) -> str:

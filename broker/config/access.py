@@ -12,7 +12,7 @@ from typing import Final
 from broker.config.sharing import Export, Import, SubjectMapping
 from broker.protocol.subject import is_valid
 
-__all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits",
+__all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMIT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits",
            "AccountSettings", "NkeyUser", "OuterTrace", "Permissions", "ResponsePermission", "SubjectPermission", "User",
            "split_pattern"]
 
@@ -20,6 +20,9 @@ DEFAULT_ACCOUNT = "$G"
 """The account of users without one."""
 
 SYSTEM_ACCOUNT = "$SYS"
+
+NO_LIMIT: Final = -1
+"""A limit that is none. In tokens, any other negative number allows nothing."""
 
 CONNECTION_TYPES: Final = frozenset(
     {"STANDARD", "WEBSOCKET", "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS"})
@@ -158,7 +161,7 @@ class AccountSettings:
 
     def payload_bytes_max(self, server_max: int) -> int:
         """Bytes of a message at most, headers included, where the server's max_payload is ``server_max``."""
-        return server_max if self.max_payload < 0 else min(server_max, self.max_payload)
+        return server_max if self.max_payload == NO_LIMIT else min(server_max, self.max_payload)
 
 
 def split_pattern(text: str) -> tuple[bytes, bytes]:

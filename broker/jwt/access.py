@@ -13,6 +13,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from broker.config.access import (
+    NO_LIMIT,
     TIER,
     AccountLimits,
     AccountSettings,
@@ -22,7 +23,7 @@ from broker.config.access import (
     SubjectPermission,
 )
 from broker.config.sharing import Destination, SubjectMapping
-from broker.jwt.claims import NO_LIMIT, AccountClaims, JetStreamLimits, PermissionClaims, UserPermissions
+from broker.jwt.claims import AccountClaims, JetStreamLimits, PermissionClaims, UserPermissions
 from broker.protocol.subject import is_valid
 
 __all__ = ["account_settings", "may_come_from", "permissions_of", "seconds_left"]
@@ -104,8 +105,8 @@ def _zone(name: str) -> tzinfo | None:
 
 
 def _limit(value: int) -> int:
-    """Negative: none."""
-    return min(value, _LIMIT_MAX) if value >= 0 else NO_LIMIT
+    """-1 is none; any other number below 0 allows nothing, as on nats-server."""
+    return max(-_LIMIT_MAX - 1, min(value, _LIMIT_MAX))
 
 
 def _jetstream(claims: AccountClaims) -> AccountLimits | None:

@@ -1,7 +1,7 @@
 """What tokens claim: operators, accounts, users and activations, as values.
 
-A number that is missing is 0, which for a limit means "nothing"; -1 means "no limit". What the values mean together is
-checked in ``validation``.
+A number that is missing is 0. As a limit, -1 means "no limit", 0 and other negative numbers mean "nothing". What the
+values mean together is checked in ``validation``.
 
 Source: nats-io/jwt, v2/account_claims.go, user_claims.go, operator_claims.go, activation_claims.go, imports.go, exports.go,
 and their decoder_*.go for version 1.
@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from broker.config.access import NO_LIMIT
 from broker.jwt.fields import Fields
 from broker.jwt.token import Token, TokenError, decode_token
 
-__all__ = ["ANY", "NO_LIMIT", "AccountClaims", "AccountLimits", "ActivationClaims", "Claims", "ExportClaim",
+__all__ = ["ANY", "AccountClaims", "AccountLimits", "ActivationClaims", "Claims", "ExportClaim",
            "ExternalAuthorization", "ImportClaim", "JetStreamLimits", "Mapped", "OperatorClaims", "PermissionClaims",
            "ResponseClaims", "Responses", "UserClaims", "UserPermissions", "account_claims", "activation_claims",
            "operator_claims", "response_claims", "user_claims"]
 
-NO_LIMIT: Final = -1
 ANY: Final = "*"
 """In revocations: every user. In allowed accounts: every account."""
 
@@ -256,12 +256,12 @@ def account_claims(text: str) -> AccountClaims:
     if old:
         return AccountClaims(**common, **parts, limits=replace(limits, jetstream=JetStreamLimits(), tiers=(),
                                                                disallow_bearer=False))
-    authorization, trace = nats.inner("authorization"), nats.inner("trace")
+    authorization, trace = nats.inner("authorization"), nats.pointer("trace")
     return AccountClaims(
         **common, **parts, limits=limits, default_permissions=_permissions(nats.inner("default_permissions")),
         mappings=_mappings(nats), authorization=ExternalAuthorization(
             authorization.texts("auth_users"), authorization.texts("allowed_accounts"), authorization.text("xkey")),
-        trace=(trace.text("dest"), trace.integer("sampling")) if "trace" in nats else None,
+        trace=(trace.text("dest"), trace.integer("sampling")) if trace is not None else None,
         cluster_traffic=nats.text("cluster_traffic"), description=nats.text("description"), info_url=nats.text("info_url"))
 
 
@@ -269,7 +269,7 @@ def activation_claims(text: str) -> ActivationClaims:
     """Raises: TokenError."""
     token, nats, common = _decoded(text, "activation", "not activation claim")
     old = token.version == 1
-    kind = _kind(nats.text("type" if old else "kind"))
+    kind = _kind(nats, "type" if old else "kind")
     account = token.fields.text("issuer_account") if old else nats.text("issuer_account")
     return ActivationClaims(**common, kind=kind, import_subject=nats.text("subject"), issuer_account=account)
 
@@ -297,39 +297,47 @@ def _decoded(text: str, kind: str, otherwise: str) -> tuple[Token, Fields, dict[
 
 def _permissions(fields: Fields) -> PermissionClaims:
     publish, subscribe = fields.inner("pub"), fields.inner("sub")
-    responses = fields.inner("resp")
+    responses = fields.pointer("resp")
     return PermissionClaims(
         publish.texts("allow"), publish.texts("deny"), subscribe.texts("allow"), subscribe.texts("deny"),
-        Responses(responses.integer("max"), responses.integer("ttl")) if "resp" in fields else None)
+        Responses(responses.integer("max"), responses.integer("ttl")) if responses is not None else None)
 
 
 def _user_permissions(fields: Fields, unset: int = 0) -> UserPermissions:
-    src = fields.values.get("src")
-    # A list, or one text in which commas separate them.
-    networks = (tuple(word.strip().lower() for word in src.split(",") if word.strip()) if isinstance(src, str) else
-                fields.texts("src"))
     return UserPermissions(
-        _permissions(fields), networks, tuple((one.text("start"), one.text("end")) for one in fields.objects("times")),
+        _permissions(fields), _networks(fields), tuple((one.text("start"), one.text("end")) for one in fields.objects("times")),
         fields.text("times_location"), fields.integer("subs", unset), fields.integer("data", unset),
         fields.integer("payload", unset), fields.boolean("bearer_token"), fields.boolean("proxy_required"),
         fields.texts("allowed_connection_types"))
 
 
+def _networks(fields: Fields) -> tuple[str, ...]:
+    """A list, or one text in which commas separate them; each assignment replaces all of those before."""
+    found: tuple[str, ...] = ()
+    for value in fields.given("src"):
+        if isinstance(value, str):
+            found = tuple(word.strip() for word in value.lower().split(",") if word.strip())
+        else:
+            found = Fields({"src": value}).texts("src")
+    return found
+
+
 def _signing_keys(nats: Fields) -> dict[str, UserPermissions | None]:
     keys: dict[str, UserPermissions | None] = {}
-    for row in nats.rows("signing_keys"):
-        if isinstance(row, str):
-            keys[row] = None
-        elif isinstance(row, dict):
-            scope = Fields(row)
-            if scope.values.get("kind") != "user_scope":
-                raise TokenError(f'unknown signing key scope "{scope.text("type")}"')
-            keys[scope.text("key")] = _user_permissions(scope.inner("template"), NO_LIMIT)
+    for value in nats.given("signing_keys"):
+        for row in Fields({"signing_keys": value}).rows("signing_keys"):
+            if isinstance(row, str):
+                keys[row] = None
+            elif isinstance(row, dict):
+                scope = Fields.untyped(row)
+                if "kind" not in row or any(kind != "user_scope" for kind in scope.given("kind")):
+                    raise TokenError(f'unknown signing key scope "{scope.values.get("type")}"')
+                keys[scope.text("key")] = _user_permissions(scope.inner("template"), NO_LIMIT)
     return keys
 
 
 def _account_limits(fields: Fields) -> AccountLimits:
-    tiers = tuple((name, _jetstream(tier)) for name, tier in fields.members("tiered_limits"))
+    tiers = tuple((name, _jetstream(tier)) for name, tier in fields.maps("tiered_limits").items())
     return AccountLimits(
         fields.integer("subs"), fields.integer("data"), fields.integer("payload"), fields.integer("imports"),
         fields.integer("exports"), fields.boolean("wildcards"), fields.boolean("disallow_bearer"), fields.integer("conn"),
@@ -344,30 +352,33 @@ def _jetstream(fields: Fields) -> JetStreamLimits:
 
 
 def _export(fields: Fields) -> ExportClaim:
+    latency = fields.pointer("service_latency")
     return ExportClaim(
-        _kind(fields.text("type")), fields.text("subject"), fields.text("name"), fields.boolean("token_req"),
+        _kind(fields, "type"), fields.text("subject"), fields.text("name"), fields.boolean("token_req"),
         fields.numbers("revocations"), fields.text("response_type"), fields.integer("response_threshold"),
-        _latency(fields.inner("service_latency")) if "service_latency" in fields else None,
+        _latency(latency) if latency is not None else None,
         fields.integer("account_token_position"), fields.boolean("allow_trace"), fields.text("description"),
         fields.text("info_url"))
 
 
 def _latency(fields: Fields) -> tuple[int, str]:
-    sampling = fields.values.get("sampling")
-    by_headers = isinstance(sampling, str) and sampling.lower() == "headers"
-    return 0 if by_headers else fields.integer("sampling"), fields.text("results")
+    """The word ``headers`` stands for 0, as null does."""
+    sampling = 0
+    for value in fields.given("sampling"):
+        by_headers = isinstance(value, str) and value.lower() == "headers"
+        sampling = 0 if by_headers else Fields({"sampling": value}).integer("sampling")
+    return sampling, fields.text("results")
 
 
 def _import(fields: Fields) -> ImportClaim:
     return ImportClaim(
-        _kind(fields.text("type")), fields.text("subject"), fields.text("account"), fields.text("token"), fields.text("to"),
+        _kind(fields, "type"), fields.text("subject"), fields.text("account"), fields.text("token"), fields.text("to"),
         fields.text("local_subject"), fields.boolean("share"), fields.boolean("allow_trace"))
 
 
 def _mappings(nats: Fields) -> tuple[tuple[str, tuple[Mapped, ...]], ...]:
-    mappings = nats.inner("mappings")
-    return tuple((source, tuple(Mapped(one.text("subject"), _weight(one), one.text("cluster"))
-                                for one in mappings.objects(source))) for source in mappings.values)
+    return tuple((source, tuple(Mapped(one.text("subject"), _weight(one), one.text("cluster")) for one in destinations))
+                 for source, destinations in nats.lists("mappings").items())
 
 
 def _weight(fields: Fields) -> int:
@@ -377,7 +388,9 @@ def _weight(fields: Fields) -> int:
     return weight
 
 
-def _kind(word: str) -> str:
-    if word not in ("", "stream", "service"):
-        raise TokenError(f'unknown export type "{word}"')
-    return word
+def _kind(fields: Fields, name: str) -> str:
+    """"" only if the field is missing."""
+    for value in fields.given(name):
+        if value not in ("stream", "service"):
+            raise TokenError(f'unknown export type "{value or ""}"')
+    return fields.text(name)

@@ -1,18 +1,19 @@
-"""JSON of a token, read field by field as Go reads it into structs: a missing field or null is the type's zero, a value
-of another type makes all of it unreadable.
+"""JSON of a token, read field by field as Go reads it into structs, with the rules of ``gojson``: a missing field or null is
+the type's zero, a value of another type makes all of it unreadable.
+
+The fields of an object are named in lower case. An object of Go's type map has *entries* instead, whose names are data.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final
+
+from broker.gojson.decoding import JsonError, combined, folded, generic, kind_of, members, unmarshal
 
 __all__ = ["Fields", "TokenError", "one_line"]
 
 _INT64: Final = range(-1 << 63, 1 << 63)
-_ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 
 
 class TokenError(ValueError):
@@ -25,83 +26,100 @@ class TokenError(ValueError):
 class Fields:
     """The members of one JSON object."""
 
-    __slots__ = ("values",)
+    __slots__ = ("_given", "values")
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
+        """The members by their names as they are written."""
+        self._given: dict[str, list[Any]] = {}
+        for name, value in members(values):
+            self._given.setdefault(folded(name), []).append(value)
 
     @classmethod
     def parse(cls, data: bytes) -> Fields:
         """Raises: TokenError."""
-        text = data.decode("utf-8", "replace")
         try:
-            values = json.loads(text, parse_constant=_no_constant)
-            if _ESCAPED_SURROGATE.search(text):
-                json.dumps(values, ensure_ascii=False).encode()  # half a pair is no text
-        except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
-            raise TokenError("invalid JSON") from None
+            values = unmarshal(data)
+        except JsonError as error:
+            raise TokenError(str(error)) from None
         return cls(_object("claims", {} if values is None else values))
 
-    def __contains__(self, name: str) -> bool:
-        return self.values.get(name) is not None
+    @classmethod
+    def untyped(cls, value: dict[str, Any]) -> Fields:
+        """An object that Go decodes without a type, and then again into a struct. Raises: TokenError."""
+        try:
+            return cls(generic(value))
+        except JsonError as error:
+            raise TokenError(str(error)) from None
+
+    def given(self, name: str) -> list[Any]:
+        """All values that the text assigns to this field, in its order, with nulls."""
+        return self._given.get(name, [])
 
     def text(self, name: str) -> str:
-        return "" if (value := self.values.get(name)) is None else _text(name, value)
+        return ([""] + [_text(name, value) for value in self.given(name) if value is not None])[-1]
 
     def integer(self, name: str, default: int = 0) -> int:
         """A 64-bit number."""
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value not in _INT64:
-            raise _wrong(name, value, "int64")
-        return value
+        return ([default] + [_integer(name, value) for value in self.given(name) if value is not None])[-1]
 
     def boolean(self, name: str) -> bool:
-        value = self.values.get(name)
-        if value is None:
-            return False
-        if not isinstance(value, bool):
-            raise _wrong(name, value, "bool")
-        return value
+        return ([False] + [_boolean(name, value) for value in self.given(name) if value is not None])[-1]
 
     def texts(self, name: str) -> tuple[str, ...]:
         return tuple("" if value is None else _text(name, value) for value in self.rows(name))
 
     def inner(self, name: str) -> Fields:
-        """A nested object; an empty one if it is missing."""
-        value = self.values.get(name)
-        return Fields({} if value is None else _object(name, value))
+        """A nested object, on which null has no effect; an empty one if it is missing."""
+        return Fields(_merged([_object(name, value) for value in self.given(name) if value is not None]) or {})
+
+    def pointer(self, name: str) -> Fields | None:
+        """A nested object that null takes away; None if it is missing."""
+        found = _merged([None if value is None else _object(name, value) for value in self.given(name)])
+        return None if found is None else Fields(found)
 
     def rows(self, name: str) -> list[Any]:
         """A list as it is."""
-        value = self.values.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise _wrong(name, value, "list")
-        return value
+        return _merged([None if value is None else _list(name, value) for value in self.given(name)]) or []
 
     def objects(self, name: str) -> Iterator[Fields]:
         """A list of objects."""
         for value in self.rows(name):
             yield Fields(_object(name, value))
 
-    def members(self, name: str) -> Iterator[tuple[str, Fields]]:
-        """The names and objects of an object of objects."""
-        nested = self.inner(name)
-        for key in nested.values:
-            yield key, nested.inner(key)
+    def entries(self, name: str) -> Iterator[tuple[str, Any]]:
+        """The entries of a map, in the order of the text: the last of several with one name counts."""
+        found = _merged([None if value is None else _object(name, value) for value in self.given(name)])
+        return iter(members(found or {}))
 
     def numbers(self, name: str) -> dict[str, int]:
-        """An object of numbers."""
-        nested = self.inner(name)
-        return {key: nested.integer(key) for key in nested.values}
+        """A map of numbers."""
+        return {key: 0 if value is None else _integer(key, value) for key, value in self.entries(name)}
+
+    def maps(self, name: str) -> dict[str, Fields]:
+        """A map of objects."""
+        return {key: Fields({} if value is None else _object(key, value)) for key, value in self.entries(name)}
+
+    def lists(self, name: str) -> dict[str, list[Fields]]:
+        """A map of lists of objects."""
+        return {key: [Fields(_object(key, one)) for one in ([] if value is None else _list(key, value))]
+                for key, value in self.entries(name)}
 
 
 def one_line(text: str) -> str:
     """``text``, which strangers wrote in part, as a log may show it."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _merged(values: list[Any]) -> Any:
+    """What is left of a pointer, a map or a list once these values were assigned to it."""
+    found = None
+    for value in values:
+        try:
+            found = None if value is None else combined(found, value)
+        except JsonError as error:
+            raise TokenError(str(error)) from None
+    return found
 
 
 def _object(name: str, value: Any) -> dict[str, Any]:
@@ -110,15 +128,31 @@ def _object(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def _list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise _wrong(name, value, "list")
+    return value
+
+
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
+    if type(value) is not str:
         raise _wrong(name, value, "string")
     return value
 
 
-def _wrong(name: str, value: Any, kind: str) -> TokenError:
-    return TokenError(f"json: cannot unmarshal {type(value).__name__} into field {name} of type {kind}")
+def _integer(name: str, value: Any) -> int:
+    if value == "-0" and kind_of(value) == "number":
+        return 0
+    if type(value) is not int or value not in _INT64:
+        raise _wrong(name, value, "int64")
+    return value
 
 
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "bool")
+    return value
+
+
+def _wrong(name: str, value: Any, go_type: str) -> TokenError:
+    return TokenError(f"json: cannot unmarshal {kind_of(value)} into field {name} of type {go_type}")

@@ -14,9 +14,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from broker.config.access import NO_LIMIT
 from broker.jwt.claims import (
     ANY,
-    NO_LIMIT,
     AccountClaims,
     AccountLimits,
     ActivationClaims,

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock, SystemClock
+from broker.config.access import NO_LIMIT
 from broker.config.settings import AccountSettings, AuthSettings, Settings
 from broker.gotime import format_time
 from broker.listen_socket import Bound, Listener
@@ -285,9 +286,9 @@ class Server:
             log.info("Closed %d connections to fall within max_connections", len(surplus))
         for account in self.accounts:
             most = account.settings.max_connections
-            if 0 <= most < account.connections:
+            if most != NO_LIMIT and account.connections > most:
                 members = [client for client in self.clients.values() if client.account is account and client.connected]
-                for client in members[most:]:
+                for client in members[max(most, 0):]:
                     client.exceed_account()
 
     def _prepare_entrances(self, settings: Settings, accounts: Mapping[str, AccountSettings]) -> list[Callable[[], None]]:

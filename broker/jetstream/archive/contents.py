@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from broker.gojson.decoding import JsonError, folded, members, unmarshal
 from broker.gotime import ZERO_TIME
 from broker.jetstream.archive.entries import MAGIC, Entry, EntryReader, encode_entry
 from broker.jetstream.archive.errors import ArchiveError
@@ -180,11 +181,13 @@ def _consumer(name: str, value: dict[str, Any]) -> ArchivedConsumer:
         raise ArchiveError(f"{where} is missing config")
     if not isinstance(state, dict):
         raise ArchiveError(f"{where} is missing state")
+    state = _fields(state)
     pending: dict[int, tuple[int, int]] = {}
     for seq, one in _map(where, state, "pending").items():
         if not isinstance(one, dict):
             raise ArchiveError(f"{where}: pending is not a map of objects")
-        pending[_key(where, seq)] = _number(where, one, "Sequence"), _number(where, one, "Timestamp")
+        numbers = _fields(one)
+        pending[_key(where, seq)] = _number(where, numbers, "sequence"), _number(where, numbers, "timestamp")
     redelivered = {_key(where, seq): _counted(where, "redelivered", count)
                    for seq, count in _map(where, state, "redelivered").items()}
     return ArchivedConsumer(name, config, _pair_of(where, state, "delivered"), _pair_of(where, state, "ack_floor"), pending,
@@ -193,12 +196,17 @@ def _consumer(name: str, value: dict[str, Any]) -> ArchivedConsumer:
 
 def _json(entry: Entry) -> dict[str, Any]:
     try:
-        value = json.loads(entry.body)
-    except (ValueError, RecursionError) as error:
+        value = unmarshal(entry.body)
+    except JsonError as error:
         raise ArchiveError(f"error in {_shown(entry.name)}: {error}") from None
     if not isinstance(value, dict):
         raise ArchiveError(f"error in {_shown(entry.name)}: not an object")
-    return value
+    return _fields(value)
+
+
+def _fields(value: dict[str, Any]) -> dict[str, Any]:
+    """An object's members by the lower-case names of their fields, without nulls."""
+    return {folded(name): given for name, given in members(value) if given is not None}
 
 
 def _shown(name: bytes) -> str:
@@ -233,5 +241,5 @@ def _pair(pair: tuple[int, int]) -> dict[str, int]:
 
 
 def _pair_of(where: str, value: dict[str, Any], key: str) -> tuple[int, int]:
-    pair = _map(where, value, key)
+    pair = _fields(_map(where, value, key))
     return _number(where, pair, "consumer_seq"), _number(where, pair, "stream_seq")

@@ -1,7 +1,8 @@
 """Requests and configurations between JSON and slots dataclasses, read as strictly as nats-server's Go decoder does.
 
-Owns: the JSON text itself (syntax errors in Go's wording), field kinds with their bounds, unknown fields.
-Does not own: the text of instants (broker.gotime), the meaning of values (jetstream.config and the request handlers).
+Owns: field kinds with their bounds, unknown fields.
+Does not own: the JSON text, names in other cases, repeated members (broker.gojson), the text of instants (broker.gotime),
+the meaning of values (jetstream.config and the request handlers).
 
 A dataclass declares each wire field once, by the functions below (``text``, ``int64``, …), under its wire name:
 
@@ -10,8 +11,8 @@ A dataclass declares each wire field once, by the functions below (``text``, ``i
         tags: list[str] = texts()
 
 ``read`` makes one from decoded JSON and ``write`` turns it back, leaving out what Go's ``omitempty`` leaves out.
-Like Go, ``read`` matches names case-insensitively when there is no exact match, ignores ``null``, and reports the first
-error. Durations are integer nanoseconds; instants are Unix UTC nanoseconds here and RFC3339 on the wire.
+Like Go, ``read`` reports the first error. Durations are integer nanoseconds; instants are Unix UTC nanoseconds here and
+RFC3339 on the wire.
 
 Every failure is ``ApiError`` 10025.
 """
@@ -20,12 +21,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
-from broker.gojson import syntax_error, unmarshal_error
+from broker.gojson.decoding import JsonError, Number, combined, decode_all, folded, kind_of, members, unmarshal
 from broker.gotime import format_time, parse_time
 from broker.jetstream.wire.errors import ApiError, invalid_json
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, UINT64_MAX
@@ -35,28 +35,9 @@ __all__ = ["boolean", "choice", "dump", "duration", "durations", "int32", "int64
 
 T = TypeVar("T")
 
-_SURROGATES = re.compile("[\ud800-\udfff]")
-
-
-class _Number(str):
-    """A JSON number that is not an integer of at most 20 digits, kept as written; also -0, which no unsigned field
-    accepts."""
-
-    __slots__ = ()
-
-
 # --- text to values ---------------------------------------------------------------------------------------------------
 
-def _parse_int(literal: str) -> object:
-    return int(literal) if len(literal) <= 20 and literal != "-0" else _Number(literal)
-
-
-def _refuse_constant(literal: str) -> object:
-    raise ValueError(literal)  # Python accepts NaN and Infinity; JSON does not
-
-
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-_DECODER = json.JSONDecoder(parse_float=_Number, parse_int=_parse_int, parse_constant=_refuse_constant)
 
 
 def load(data: bytes) -> object:
@@ -64,19 +45,10 @@ def load(data: bytes) -> object:
 
     Raises: ApiError 10025 in the wording of Go's decoder.
     """
-    source = data.decode("utf-8", "replace")
-    value: Any = None
-    at = _blank(source, 0)
-    while at < len(source):
-        try:
-            following, at = _DECODER.raw_decode(source, at)
-        except (ValueError, RecursionError):
-            raise invalid_json(syntax_error(source)) from None
-        # Go decodes value after value into the same target.
-        both = isinstance(value, dict) and isinstance(following, dict)
-        value = {**value, **following} if both else following
-        at = _blank(source, at)
-    return value
+    try:
+        return decode_all(data)
+    except JsonError as error:
+        raise invalid_json(str(error)) from None
 
 
 def load_one(data: bytes) -> object:
@@ -84,18 +56,10 @@ def load_one(data: bytes) -> object:
 
     Raises: ApiError 10025 in the wording of Go's decoder, which gives no offset here.
     """
-    source = data.decode("utf-8", "replace")
     try:
-        return _DECODER.decode(source)
-    except (ValueError, RecursionError):
-        raise invalid_json(unmarshal_error(source)) from None
-
-
-def _blank(source: str, at: int) -> int:
-    """The end of the white space that begins at ``at``."""
-    while at < len(source) and source[at] in " \t\r\n":
-        at += 1
-    return at
+        return unmarshal(data)
+    except JsonError as error:
+        raise invalid_json(str(error)) from None
 
 
 def dump(value: object) -> bytes:
@@ -136,20 +100,8 @@ class _Field(NamedTuple):
     takes_null: bool = False
 
 
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, (int, _Number)):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object"
-
-
 def _mismatch(value: object, where: _Where, go_type: str, *, literal: bool = False) -> ApiError:
-    kind = _kind(value)
+    kind = kind_of(value)
     if literal and kind == "number":
         kind = f"number {value}"
     return invalid_json(f"json: cannot unmarshal {kind} into {where.kind}{where.path} of type {go_type}")
@@ -158,9 +110,6 @@ def _mismatch(value: object, where: _Where, go_type: str, *, literal: bool = Fal
 def _read_text(value: Any, where: _Where) -> str:
     if type(value) is not str:
         raise _mismatch(value, where, "string")
-    if _SURROGATES.search(value):
-        # Half a surrogate pair, which UTF-8 cannot encode: Go reads it as the replacement character.
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
 
 
@@ -172,7 +121,7 @@ def _read_bool(value: Any, where: _Where) -> bool:
 
 def _integer_reader(low: int, high: int, go_type: str) -> Reader:
     def read_integer(value: Any, where: _Where) -> int:
-        if value == "-0" and low < 0 and type(value) is _Number:
+        if value == "-0" and low < 0 and type(value) is Number:
             return 0
         if type(value) is not int or not low <= value <= high:
             raise _mismatch(value, where, go_type, literal=True)
@@ -215,7 +164,7 @@ _read_texts_one_by_one = _list_reader(_read_text_or_null, "[]string")
 
 
 def _read_texts(value: Any, where: _Where) -> Any:
-    if type(value) is list and set(map(type, value)) <= {str} and not _SURROGATES.search("".join(value)):
+    if type(value) is list and set(map(type, value)) <= {str}:
         return value
     return _read_texts_one_by_one(value, where)
 
@@ -223,7 +172,7 @@ def _read_texts(value: Any, where: _Where) -> Any:
 def _read_map(value: Any, where: _Where) -> dict[str, str]:
     if not isinstance(value, dict):
         raise _mismatch(value, where, "map[string]string")
-    return {_read_text(key, where): _read_text_or_null(one, where.field(key)) for key, one in value.items()}
+    return {_read_text(key, where): _read_text_or_null(one, where.field(key)) for key, one in members(value)}
 
 
 def _declare(field: _Field, default: Any = None, factory: Callable[[], Any] | None = None) -> Any:
@@ -295,7 +244,7 @@ def choice(default: str, *values: str, also: Mapping[str, str] | None = None,
             given = value.lower() if any_case else value
             if given in known:
                 return known[given]
-        raw = value if isinstance(value, _Number) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        raw = value if isinstance(value, Number) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
         raise invalid_json(complaint.replace("{quoted}", json.dumps(raw, ensure_ascii=False)).replace("{raw}", raw))
 
     writer = None if always else (lambda value: None if value == default else value)
@@ -322,13 +271,16 @@ def _record_reader(of: type[Any], go_type: str) -> Reader:
 # --- dataclasses ------------------------------------------------------------------------------------------------------
 
 class _Shape:
-    """The wire fields of one dataclass, in order, their case-folded names, and what gives an object's values of them."""
+    """The wire fields of one dataclass, in order, their case-folded names, those that null empties, and what gives an
+    object's values of them."""
 
-    __slots__ = ("fields", "folded", "values")
+    __slots__ = ("emptied", "fields", "folded", "values")
 
     def __init__(self, of: type[Any]) -> None:
         self.fields: dict[str, _Field] = {field.name: field.metadata["wire"] for field in dataclasses.fields(of)}
-        self.folded = {name.casefold(): name for name in self.fields}
+        self.folded = {folded(name): name for name in self.fields}
+        self.emptied = frozenset(field.name for field in dataclasses.fields(of)
+                                 if field.default is None or field.default_factory in (list, dict))
         self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*self.fields)
         if len(self.fields) == 1:
             (name,) = self.fields
@@ -363,17 +315,40 @@ def _read_record(of: type[Any], value: Any, where: _Where, go_type: str, *, root
     if not isinstance(value, dict):
         raise _mismatch(value, _Where("Go value", "") if root else where, go_type)
     shape = _shape(of)
-    fields, folded, values = shape.fields, shape.folded, {}
-    for key, given in value.items():
-        name = key if key in fields else folded.get(key.casefold(), "")
+    fields = shape.fields
+    values: dict[str, Any] = {}
+    raw: dict[str, Any] = {}
+    again: set[str] = set()
+    for key, given in members(value):
+        name = key if key in fields else shape.folded.get(folded(key), "")
         if not name:
             if lenient:
                 continue
             raise invalid_json(f"json: unknown field {json.dumps(key, ensure_ascii=False)}")
         field = fields[name]
-        if given is not None or field.takes_null:
-            values[name] = field.read(given, where.field(name))
+        if given is None and not field.takes_null:
+            if name in shape.emptied:
+                values.pop(name, None)
+                again.discard(name)
+            continue
+        if isinstance(given, (dict, list)):
+            if name in values:
+                # Read once all of them are known: n members of one name must not cost n² steps.
+                again.add(name)
+                raw[name] = _combined(raw.get(name), given)
+                continue
+            raw[name] = given
+        values[name] = field.read(given, where.field(key))
+    for name in again:
+        values[name] = fields[name].read(raw[name], where.field(name))
     return of(**values)
+
+
+def _combined(old: Any, new: Any) -> Any:
+    try:
+        return combined(old, new)
+    except JsonError as error:
+        raise invalid_json(str(error)) from None
 
 
 def write(value: Any) -> dict[str, Any]:

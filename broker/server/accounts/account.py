@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from broker.config.access import AccountSettings
+from broker.config.access import NO_LIMIT, AccountSettings
 from broker.server.routing.router import Router
 
 __all__ = ["Account", "Member", "Traffic"]
@@ -65,7 +65,8 @@ class Account:
     @property
     def full(self) -> bool:
         """Whether no further connection may join."""
-        return 0 <= self.settings.max_connections <= len(self._members)
+        most = self.settings.max_connections
+        return most != NO_LIMIT and len(self._members) >= most
 
     @property
     def subscriptions(self) -> int:

@@ -1,7 +1,6 @@
 """CONNECT's fields: decoded as Go's decoder does, and shown in logs without their secrets.
 
-Names match in any case, the last of several counts, unknown names and nulls are ignored, and a value of a wrong type
-makes the whole object unreadable. A lone surrogate, which no UTF-8 text can hold, becomes U+FFFD.
+Unknown names and nulls are ignored, and a value of a wrong type makes the whole object unreadable.
 
 Source: nats-server, server/client.go (ClientOpts, processConnect).
 """
@@ -11,6 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, Final
+
+from broker.gojson.decoding import JsonError, assigned, folded, members, unmarshal
 
 __all__ = ["CONNECT_DEFAULTS", "described", "go_quoted", "read_connect", "shown_connect"]
 
@@ -32,14 +33,12 @@ def read_connect(arg: bytes) -> dict[str, Any] | None:
     if decoded is None:
         return {} if arg.strip() == b"null" else None
     fields: dict[str, Any] = {}
-    for name, value in decoded.items():
-        key = name.lower()
-        wanted = _TYPES.get(key)
-        if wanted is None or value is None:
+    for name, value in assigned(decoded, _TYPES):
+        if value is None:
             continue
-        if type(value) is not wanted:
+        if type(value) is not _TYPES[name]:
             return None
-        fields[key] = _whole(value) if isinstance(value, str) else value
+        fields[name] = value
     return fields
 
 
@@ -52,9 +51,9 @@ def shown_connect(arg: bytes) -> bytes:
     decoded = _decoded(arg)
     if decoded is None:
         return b"(%d bytes that are no JSON object)" % len(arg)
-    if not any(name.lower() in _SECRET for name in decoded):
+    if not any(folded(name) in _SECRET for name in decoded):
         return arg
-    shown = {name: "[REDACTED]" if name.lower() in _SECRET else value for name, value in decoded.items()}
+    shown = {name: "[REDACTED]" if folded(name) in _SECRET else value for name, value in members(decoded)}
     return json.dumps(shown, separators=(",", ":")).encode()
 
 
@@ -86,13 +85,7 @@ def _escaped(code: int) -> str:
 
 def _decoded(arg: bytes) -> dict[str, Any] | None:
     try:
-        decoded = json.loads(arg.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
+        decoded = unmarshal(arg)
+    except JsonError:
         return None
     return decoded if isinstance(decoded, dict) else None
-
-
-def _whole(text: str) -> str:
-    if text.isascii():
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

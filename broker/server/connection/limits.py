@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from broker.config.access import NO_LIMIT
 from broker.config.settings import ClientSettings
 from broker.server.accounts.account import Account
 from broker.server.auth.login import Login
@@ -12,16 +13,19 @@ __all__ = ["Limits"]
 
 
 class Limits(NamedTuple):
-    """max_payload: in bytes. max_subscriptions: -1: any number."""
+    """max_payload: in bytes, below 0: not even an empty message. max_subscriptions: -1: any number."""
 
     max_payload: int
     max_subscriptions: int
 
     @classmethod
     def of(cls, server: ClientSettings, account: Account, user: Login) -> Limits:
-        """A bound below 0 is none, as is the server's 0 for subscriptions."""
+        """A bound of -1 is none, as is the server's 0 for subscriptions; a token can have others below 0, which allow nothing.
+
+        Source: nats-server, server/client.go (applyAccountLimits, minLimit).
+        """
         own = account.settings
         payload = (server.max_payload, own.max_payload, user.max_payload)
-        subscriptions = (server.max_subscriptions or -1, own.max_subscriptions, user.max_subscriptions)
-        return cls(min(bound for bound in payload if bound >= 0),
-                   min((bound for bound in subscriptions if bound >= 0), default=-1))
+        subscriptions = (server.max_subscriptions or NO_LIMIT, own.max_subscriptions, user.max_subscriptions)
+        return cls(min(bound for bound in payload if bound != NO_LIMIT),
+                   min((max(bound, 0) for bound in subscriptions if bound != NO_LIMIT), default=NO_LIMIT))

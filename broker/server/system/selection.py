@@ -5,33 +5,31 @@ Source: nats-server, server/events.go (EventFilterOptions, filterRequest).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from broker.gojson import unmarshal_error
+from broker.gojson.decoding import combined, folded, kind_of, members, unmarshal
 
 __all__ = ["Selection", "members_of"]
 
 _TEXTS: Final = ("server_name", "host", "cluster")
 _TYPES: Final[Mapping[str, tuple[type, str]]] = {
     **dict.fromkeys((*_TEXTS, "domain"), (str, "string")), "exact_match": (bool, "bool"), "tags": (list, "[]string")}
-_JSON_NAMES: Final = {str: "string", bool: "bool", list: "array", dict: "object"}
 
 
 def members_of(body: bytes, go_type: str) -> dict[str, Any]:
     """A request's options by their lower-case names, without nulls; b"" has none. Raises: ValueError that names their
     Go type."""
-    source = body.decode("utf-8", "replace")
-    try:
-        decoded = json.loads(source, parse_constant=_refuse) if source else {}
-    except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
-        raise ValueError(unmarshal_error(source)) from None
+    decoded = unmarshal(body) if body else None
     if decoded is None:
         return {}
     if not isinstance(decoded, dict):
-        raise ValueError(f"json: cannot unmarshal {_described(decoded)} into Go value of type server.{go_type}")
-    return {name.lower(): value for name, value in decoded.items() if value is not None}
+        raise ValueError(f"json: cannot unmarshal {kind_of(decoded)} into Go value of type server.{go_type}")
+    found: dict[str, Any] = {}
+    for name, value in members(decoded):
+        if value is not None:
+            found[folded(name)] = combined(found.get(folded(name)), value)
+    return found
 
 
 class Selection(NamedTuple):
@@ -48,7 +46,7 @@ class Selection(NamedTuple):
         for name, (wanted, wanted_go_type) in _TYPES.items():
             value = members.get(name)
             if value is not None and not (type(value) is wanted and _has_only_texts(value)):
-                raise ValueError(f"json: cannot unmarshal {_described(value)} into Go struct field "
+                raise ValueError(f"json: cannot unmarshal {kind_of(value)} into Go struct field "
                                  f"{go_type}.{name} of type {wanted_go_type}")
         exact = members.get("exact_match", False)
         for name in _TEXTS:
@@ -58,13 +56,5 @@ class Selection(NamedTuple):
         return self.tags.issuperset(members.get("tags", ())) and members.get("domain", "") in ("", self.domain)
 
 
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
 def _has_only_texts(value: object) -> bool:
-    return not isinstance(value, list) or all(isinstance(one, str) for one in value)
-
-
-def _described(value: object) -> str:
-    return _JSON_NAMES.get(type(value), "number")
+    return not isinstance(value, list) or all(type(one) is str for one in value)

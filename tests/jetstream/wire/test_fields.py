@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.gojson import syntax_error
+from broker.gojson.messages import syntax_error
 from broker.gotime import ZERO_TIME, ZERO_TIME_NS, format_duration, format_time, parse_time
 from broker.jetstream.api.messages import GetRequest
 from broker.jetstream.config.types import (
@@ -72,7 +72,7 @@ def complaint(text: bytes, of: type[Any] = StreamConfigRequest) -> str:
     (b'{"a" 1}', "invalid character '1' after object key at offset 6"),
     ('{"é" x}'.encode(), "invalid character 'x' after object key at offset 7"),
     (b"{'a'", r"invalid character '\'' looking for beginning of object key string at offset 2"),
-    (b'{"a":"\n"}', r"invalid character '\n' in string literal at offset 7"),
+    (b'{"a":"\n"}', r"invalid character '\n' in string at offset 7"),
     (b"NaN", "invalid character 'N' looking for beginning of value at offset 1"),
     (b'{"name":Infinity}', "invalid character 'I' looking for beginning of value at offset 9"),
     (b"[" * 100_000, "exceeded max depth"),

@@ -50,6 +50,10 @@ ACCOUNTS = {
     "revoking all": tokens.account("revoking all", revocations={"*": NOW - 100}),
     "narrow": tokens.account("narrow", limits={"payload": 10, "subs": 1}),
     "full": tokens.account("full", limits={"conn": 0}),
+    "negative": tokens.account("negative", limits={"conn": -5}),
+    "expired in capitals": tokens.account("expired in capitals", top={"EXP": NOW - 10}),
+    "revoking in capitals": tokens.account("revoking in capitals", Revocations={key(USER, "gone").public: NOW - 100}),
+    "full in capitals": tokens.account("full in capitals", Limits={"Conn": 0}),
     "mislabelled": tokens.account("B"),
 }
 
@@ -103,6 +107,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bytes]] = {
     "scoped, with limits of its own": ({"signer": SCOPED}, {}, REFUSED),
     "scoped, with permissions of its own": ({"signer": SCOPED, "scoped": True, "pub": {"allow": ["a"]}}, {}, REFUSED),
     "not scoped, without limits": ({"scoped": True}, {}, b"-ERR 'maximum subscriptions exceeded'\r\n"),
+    "expired, in capitals": ({"top": {"EXP": NOW - 10}}, {}, REFUSED),
+    "expired, then not": ({"top": {"exp": NOW - 10, "Exp": NOW + 86_400}}, {}, OK),
+    "not valid yet, in capitals": ({"top": {"Nbf": NOW + 86_400}}, {}, REFUSED),
+    "from elsewhere, in capitals": ({"SRC": ["10.0.0.0/8"]}, {}, REFUSED),
+    "from elsewhere, then from anywhere": ({"src": ["10.0.0.0/8"], "Src": None}, {}, OK),
+    "at another time, in capitals": ({"Times": around(7200), "TIMES_LOCATION": "UTC"}, {}, REFUSED),
+    "by another kind, in capitals": ({"Allowed_Connection_Types": ["WEBSOCKET"]}, {}, REFUSED),
+    "bearer, in capitals": ({"Bearer_Token": True}, {"sig": ""}, OK),
+    "a number that is a text": ({"top": {"Exp": "never"}}, {}, REFUSED),
+    "revoked, in capitals": ({"of": "revoking in capitals", "name": "gone", "iat": NOW - 100}, {}, REFUSED),
+    "of an account that expired, in capitals": ({"of": "expired in capitals"}, {}, REFUSED),
+    "in an account that is full, in capitals": (
+        {"of": "full in capitals"}, {}, b"-ERR 'maximum account active connections exceeded'\r\n"),
+    "in an account of less than no connections": (
+        {"of": "negative"}, {}, b"-ERR 'maximum account active connections exceeded'\r\n"),
+    "with less than no subscriptions": ({"subs": -5}, {}, b"-ERR 'maximum subscriptions exceeded'\r\n"),
     "in a full account": ({"of": "full"}, {}, b"-ERR 'maximum account active connections exceeded'\r\n"),
 }
 
@@ -145,17 +165,28 @@ async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None
     template = {"pub": {"allow": ["{{name()}}.>", "{{tag(team)}}.{{subject()}}", "{{account-name()}}.{{account-tag(team)}}"],
                         "deny": ["x.{{tag(region)}}"]}, "sub": {"allow": ["{{tag(nothing)}}.>"]}}
     accounts = {**ACCOUNTS, "S": tokens.account("S", signing_keys=[scope(**template)], tags=["team:y"])}
-    text = tokens.configuration(accounts)
     own = tokens.user(pub={"allow": ["p.>"], "deny": ["p.no"]}, sub={"allow": ["s.>", "q v1"]}, resp={"max": 1, "ttl": 1000000000})
     scoped = tokens.user("u", "S", signer=SCOPED, scoped=True, tags=["team:red", "team:blue", "region:eu"])
     public = key(USER, "u").public
+    capitals = tokens.user(Pub={"Deny": ["p.>"]}, SUB={"DENY": ["s.>"]})
+    # A value of one member in each of two: Go merges them.
+    merged = tokens.user(pub={"deny": ["p.no"]}, Pub={"allow": ["p.>"]}, sub={"deny": ["s.>"]}, Sub=None)
+    default = tokens.user(of="D")
+    accounts["D"] = tokens.account("D", Default_Permissions={"pub": {"Deny": ["p.>"]}})
+    scope_in_capitals = tokens.user("u", "C", signer=SCOPED, scoped=True)
+    accounts["C"] = tokens.account("C", Signing_Keys=[{"kind": "user_scope", "Key": SCOPED.public, "Template": {
+        "Pub": {"Deny": ["{{name()}}.>"]}}}])
     cases = [
+        (capitals, b"", [("p.x", False), ("x", True)], [("s.1 1", False), ("x 1", True)]),
+        (merged, b"", [("p.x", True), ("p.no", False), ("x", False)], [("s.1 1", False)]),
+        (default, b"", [("p.x", False), ("x", True)], []),
+        (scope_in_capitals, b"", [("u.x", False), ("x", True)], []),
         (own, b"", [("p.x", True), ("p.no", False), ("d.x", False)], [("s.1 1", True), ("q v1 2", True), ("q 3", False)]),
         (tokens.user(), b"", [("d.x", True), ("p.x", False)], [("any 1", True)]),
         (scoped, b"", [("u.x", True), (f"red.{public}", True), (f"blue.{public}", True), ("S.y", True), ("x.eu", False),
                        ("u", False), (f"green.{public}", False)], [("any 1", False)]),
     ]
-    async with process("-c", config(tmp_path, text), monitor=False) as server:
+    async with process("-c", config(tmp_path, tokens.configuration(accounts)), monitor=False) as server:
         for token, _, publishes, subscriptions in cases:
             async with Wire(server.port) as wire:
                 wire.send(tokens.connect(wire.info, token))
@@ -215,6 +246,9 @@ async def test_limits(process: type[ServerProcess], tmp_path: Path) -> None:
                 assert await wire.settled() == b"-ERR 'maximum subscriptions exceeded'\r\n" + OK
                 wire.send(b"PUB d %d\r\n%b\r\n" % (payload + 1, b"x" * (payload + 1)))
                 assert await wire.end() == b"-ERR 'Maximum Payload Violation'\r\n"
+        async with Wire(server.port) as wire:
+            wire.send(tokens.connect(wire.info, tokens.user(payload=-5)) + b"PUB d 0\r\n\r\n")
+            assert await wire.end() == b"-ERR 'Maximum Payload Violation'\r\n"
 
 
 @pytest.mark.shows("auth.expiry")

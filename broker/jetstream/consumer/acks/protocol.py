@@ -10,10 +10,10 @@ Source: nats-server consumer.go: ackReplyInfo, processAck, processNak.
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from typing import NamedTuple
 
+from broker.gojson.decoding import JsonError, assigned, unmarshal
 from broker.gotime import parse_duration
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, decimal
 
@@ -81,13 +81,16 @@ def parse_delay(argument: bytes) -> int | None:
         return None
     if argument[:1] == b"{":
         try:
-            value = json.loads(argument)
-        except (ValueError, RecursionError):
+            value = unmarshal(argument)
+        except JsonError:
             return None
-        delay = next((v for k, v in value.items() if k.lower() == "delay"), 0)
-        if delay is None:
-            return 0
-        return delay if type(delay) is int and INT64_MIN <= delay <= INT64_MAX else None
+        delay = 0
+        for _, given in assigned(value, ("delay",)):
+            if given is not None:
+                delay = given
+            if type(delay) is not int or not INT64_MIN <= delay <= INT64_MAX:
+                return None
+        return delay
     try:
         return parse_duration(argument.decode())
     except ValueError:  # UnicodeDecodeError is one

@@ -8,11 +8,11 @@ Source: nats-server, server/stream.go, CounterValue, CounterSources.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from broker.gojson.decoding import assigned, unmarshal
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.protocol import headers as header_block
 
@@ -62,12 +62,14 @@ class Total(NamedTuple):
     def of(cls, headers: bytes, payload: bytes) -> Total:
         """Parse a stored message."""
         try:
-            said = json.loads(payload)
-            value = said.get("val", "") if said is not None else ""
-            if type(value) is not str:
-                raise TypeError
+            value = ""
+            said = unmarshal(payload)
+            for _, given in assigned({} if said is None else said, ("val",)):
+                value = value if given is None else given
+                if type(value) is not str:
+                    raise TypeError
             text = header_block.get(headers, SOURCES)
-            sources = json.loads(text) if text else {}
+            sources = unmarshal(text) if text else {}
             if not all(type(total) is str for totals in (sources or {}).values() for total in (totals or {}).values()):
                 raise TypeError
             if len(value) > TOTAL_DIGITS_MAX + 1:

@@ -164,7 +164,7 @@ def _string(source: str, at: int) -> int:
                     raise _Ended
                 at += 4
         elif ord(char) < 32:
-            raise _Unexpected(at, "in string literal")
+            raise _Unexpected(at, "in string")
         at += 1
 
 
