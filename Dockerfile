@@ -4,8 +4,7 @@ ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 RUN python -m venv /opt/jetblock
-COPY pyproject.toml README.md LICENSE ./
-COPY .hatch .hatch
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY broker broker
 RUN /opt/jetblock/bin/pip install --no-cache-dir . \
  && /opt/jetblock/bin/python -m compileall -q /opt/jetblock/lib \

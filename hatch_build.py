@@ -1,6 +1,7 @@
-"""Compiles the package when it is installed from a checkout to be edited: for other installs, pip compiles.
+"""Compile the package on an editable install from a checkout; for other installs, pip compiles it.
 
-Where PYTHONDONTWRITEBYTECODE is set, as in many images, every start would compile all of it otherwise: 0.3 s.
+Where PYTHONDONTWRITEBYTECODE is set, as in many images, every start would otherwise compile all modules, which takes 0.3 s.
+The file has hatchling's default name for a build hook.
 """
 
 from __future__ import annotations
