@@ -19,8 +19,9 @@ from broker.config.reading.identities import Identities
 from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
 from broker.config.reading.proxies import read_proxies
 from broker.config.reading.refused import NO_EFFECT, REFUSED
-from broker.config.settings import SETTINGS, CertificateFiles, ConfigError, Setting
+from broker.config.settings import SETTINGS, CertificateFiles, InvalidFile, Setting
 from broker.config.syntax import SyntaxFailure, Value, parse
+from broker.store_url import has_scheme, proposal
 from broker.suggest import did_you_mean
 
 __all__ = ["address", "read_file"]
@@ -34,19 +35,19 @@ _SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorizat
 def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str]) -> FileSettings:
     """Read the configuration file at ``path``, and the files it includes, through ``read(path)``.
 
-    Raises: ConfigError with one line per error.
+    Raises: InvalidFile with one line per error.
     """
     try:
         text = read(path)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"open {path}: {why}; name a readable file with -c") from None
+        raise InvalidFile(f"open {path}: {why}; name a readable file with -c") from None
     except ValueError:
-        raise ConfigError(f"{path}: Parse error: the file is not UTF-8 text") from None
+        raise InvalidFile(f"{path}: Parse error: the file is not UTF-8 text") from None
     try:
         top = parse(text, file=path, environ=environ, read=read)
     except SyntaxFailure as error:
-        raise ConfigError(str(error)) from None
+        raise InvalidFile(str(error)) from None
     meaning = _Meaning(read)
     if not top.value:
         meaning.report.notices.append(f"{path}: {EMPTY}")
@@ -54,7 +55,7 @@ def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str])
     values = meaning.found.values
     values |= meaning.identities.settings(user=values.get("auth.user", ""), token=values.get("auth.token", ""))
     if meaning.report.errors:
-        raise ConfigError("\n".join(meaning.report.errors))
+        raise InvalidFile("\n".join(meaning.report.errors))
     meaning.found.notices = meaning.report.notices
     meaning.found.digest = digest(top)
     return meaning.found
@@ -206,6 +207,10 @@ class _Meaning:
     def store_dir(self, value: Value) -> None:
         if not isinstance(value.value, str) or not value.value:
             self.wrong(value, f"store_dir must be a directory, not {shown(value)}")
+            return
+        if has_scheme(value.value):
+            self.wrong(value, f"store_dir must be a directory, not the URL {shown(value)}; try jetblock {{ store: "
+                              f'"{proposal(value.value)}" }}')
             return
         self.found.stores[value.place] = "file://" + value.value
 

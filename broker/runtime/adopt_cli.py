@@ -22,6 +22,7 @@ from broker.jetstream.inbox.inbox import Carried
 from broker.output import count, printable
 from broker.runtime.adopt import Owned, adopt
 from broker.storage.objectstore import StoreError
+from broker.store_url import parse_store_url
 
 __all__ = ["main"]
 
@@ -71,8 +72,10 @@ def _settings(options: argparse.Namespace) -> Settings:
     url = str(options.store)
     if url.startswith("memory:"):
         raise ConfigError("memory:// exists only inside its broker: there is nothing to adopt from outside")
-    if "://" not in url:
-        raise ConfigError(f"{url}: a store is file://DIR or s3://BUCKET/PREFIX")
+    try:
+        parse_store_url(url)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if url.startswith("file://") and not os.path.isdir(url.removeprefix("file://")):
         raise ConfigError(f"{url}: there is no such directory")
     base = load(CommandLine(config=options.config), os.environ) if options.config else None

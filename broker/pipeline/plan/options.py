@@ -20,7 +20,7 @@ from broker.pipeline.errors import BadOption
 from broker.pipeline.plan.selection import NS_MAX, SEQ_MAX, Selection, time_ns
 from broker.pipeline.plan.snapshot import AsOf, names
 from broker.protocol.subject import is_valid
-from broker.storage.objectstore.url import parse_store_url
+from broker.store_url import parse_store_url
 
 __all__ = ["OPTIONS", "VIEWS", "Option", "Options"]
 

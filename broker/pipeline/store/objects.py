@@ -23,9 +23,9 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore.base import NotFound, ObjectInfo, StoreError, StoreRefused, Transient, can_begin_key
 from broker.storage.objectstore.file import FileStore
-from broker.storage.objectstore.url import parse_store_url
 from broker.storage.paths import FORMAT, ROOT
 from broker.storage.unsynced_tail import hide_torn
+from broker.store_url import parse_store_url
 
 __all__ = ["AT_ONCE", "FileObjectClient", "ObjectClient", "Range", "S3ObjectClient", "check_store", "open_object_client"]
 
