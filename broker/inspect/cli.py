@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import IO, Any
 
+from broker.arguments import natural
 from broker.inspect.dump import dump, read_object
 from broker.inspect.messages import read_messages
 from broker.inspect.objects import Checked, read_head
@@ -92,9 +93,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("name", nargs="?", help="a stream's name, or a key")
     parser.add_argument("--verify", action="store_true", help="read every byte and check everything")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    parser.add_argument("--shard", type=_number, metavar="N", help="inspect only this shard")
-    parser.add_argument("--from", dest="first_seq", type=_number, metavar="SEQ", help="messages from this sequence on")
-    parser.add_argument("--limit", type=_number, metavar="N", help="rows at most; in a dump, messages of each block")
+    parser.add_argument("--shard", type=natural, metavar="N", help="inspect only this shard")
+    parser.add_argument("--from", dest="first_seq", type=natural, metavar="SEQ", help="messages from this sequence on")
+    parser.add_argument("--limit", type=natural, metavar="N", help="rows at most; in a dump, messages of each block")
     parser.add_argument("--subject", metavar="PATTERN", help="messages whose subject matches")
     options = parser.parse_intermixed_args(list(arguments))
     what = options.what
@@ -111,13 +112,6 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if options.subject is not None and not is_valid(options.subject.encode("utf-8", "surrogateescape")):
         parser.error(f"{options.subject!r} is no subject")
     return options
-
-
-def _number(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
 
 
 async def _main(options: argparse.Namespace) -> int:

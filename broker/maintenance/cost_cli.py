@@ -9,32 +9,53 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from broker.arguments import bytes_number, natural, seconds
+from broker.gotime import format_duration
 from broker.inspect.source import CannotInspect, open_source
 from broker.inspect.survey import Survey, read_survey, stream_row
 from broker.maintenance.cost import Bill, Load, Prices, bill
 from broker.output import Table, count, printable, size
 from broker.storage.objectstore import StoreError
 
-__all__ = ["main", "measured"]
+__all__ = ["TooYoung", "main", "measured"]
 
-_LOAD: dict[str, tuple[str, str]] = {
-    "messages": ("N", "messages a second"),
-    "size": ("BYTES", "of a message: headers, subject, payload"),
-    "streams": ("N", "that the messages go to"),
-    "subjects": ("N", "that the messages of each stream have"),
-    "days": ("N", "for which messages are kept"),
-    "stored": ("SHARE", "of the bytes that compression leaves"),
-    "cold_gets": ("N", "single messages a second that are read and not in the broker's cache"),
-    "standbys": ("N", "brokers that wait to take over"),
-    "commit_interval_s": ("SECONDS", "commit_interval"),
-    "segment_bytes": ("BYTES", "segment_bytes"),
-    "lease_s": ("SECONDS", "lease"),
-    "inbox_interval_s": ("SECONDS", "inbox_interval; 0: the inbox is not looked at"),
+
+
+class _Option(NamedTuple):
+    """One field of ``Load`` on the command line."""
+
+    metavar: str
+    about: str
+    parse: Callable[[str], float]
+    show: Callable[[Any], str] = "{:g}".format
+    """Shows the default."""
+
+
+def _show_seconds(value: float) -> str:
+    shown = format_duration(round(value * 1e6) * 1000)
+    return shown.removesuffix("0s") if shown.endswith("m0s") else shown
+
+
+_LOAD: dict[str, _Option] = {
+    "messages": _Option("N", "messages a second", float),
+    "size": _Option("BYTES", "of a message: headers, subject, payload", bytes_number, size),
+    "streams": _Option("N", "streams that the messages go to", natural),
+    "subjects": _Option("N", "subjects that the messages of each stream have", natural),
+    "days": _Option("N", "days for which messages are kept", float),
+    "stored": _Option("SHARE", "share of the bytes that compression leaves", float),
+    "cold_gets": _Option("N", "single messages a second that are read and are not in the broker's cache", float),
+    "standbys": _Option("N", "brokers that wait to take over", natural),
+    "commit_interval_s": _Option("DURATION", "commit_interval", seconds, _show_seconds),
+    "segment_bytes": _Option("BYTES", "segment_bytes", bytes_number, size),
+    "lease_s": _Option("DURATION", "lease", seconds, _show_seconds),
+    "inbox_interval_s": _Option("DURATION", "inbox_interval; 0: nobody looks at the inbox", seconds, _show_seconds),
 }
+_HOUR_SECONDS = 3600.0
 _PRICES = {"puts": "of 1000 PUTs or LISTs", "gets": "of 1000 GETs", "storage": "of a GB for a month",
            "egress": "of a GB that is read"}
 
@@ -48,8 +69,10 @@ def main(arguments: Sequence[str]) -> int:
     load = Load(messages=0)
     try:
         if options.store is not None:
-            load = asyncio.run(_of_store(options.store))
-    except (CannotInspect, StoreError) as error:
+            load = asyncio.run(_of_store(options.store, time.time_ns(), any_age=options.messages is not None))
+    except KeyboardInterrupt:
+        return 130
+    except (CannotInspect, StoreError, TooYoung) as error:
         print(f"jetblock cost: {printable(str(error))}", file=sys.stderr)
         return 2
     given = {name: value for name in _LOAD if (value := getattr(options, name)) is not None}
@@ -68,72 +91,96 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="jetblock cost", description="Requests, bytes and dollars of a month of constant load on S3.",
         epilog="Prices are list prices of AWS S3 Standard (us-east-1, 2025) unless given. docs/COST.md has the rules.")
-    parser.add_argument("--store", metavar="STORE_URL", help="take what is not given from this store: what its streams hold and "
-                                                             "since when, and how often its broker commits")
+    parser.add_argument("store", metavar="STORE_URL", nargs="?", help="file://DIR or s3://BUCKET/PREFIX: take what is not given "
+                        "from this store: what its streams hold and since when, and how often its broker commits")
+    parser.add_argument("--store", dest="store_option", metavar="STORE_URL", help="the same")
     defaults = {field.name: field.default for field in fields(Load)}
-    for name, (metavar, text) in _LOAD.items():
-        kind = int if name in ("streams", "subjects", "standbys", "segment_bytes") else float
-        said = f"{text} (default {defaults[name]:g})" if isinstance(defaults[name], (int, float)) else text
-        parser.add_argument(f"--{name.removesuffix('_s').replace('_', '-')}", dest=name, type=kind, metavar=metavar, help=said)
+    for name, option in _LOAD.items():
+        default = defaults[name]
+        said = f"{option.about} (default {option.show(default)})" if isinstance(default, (int, float)) else option.about
+        parser.add_argument(f"--{name.removesuffix('_s').replace('_', '-')}", dest=name, type=option.parse, metavar=option.metavar,
+                            help=said)
     parser.add_argument("--ids", action="store_true", help="messages have a Nats-Msg-Id")
     parser.add_argument("--no-compaction", action="store_true", help="as with compaction: false")
     for name, text in _PRICES.items():
         parser.add_argument(f"--price-{name}", type=float, metavar="DOLLARS", help=text)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    options = parser.parse_args(list(arguments))
+    options = parser.parse_intermixed_args(list(arguments))
+    if options.store is not None and options.store_option is not None:
+        parser.error("give one store, STORE_URL or --store STORE_URL")
+    options.store = options.store or options.store_option
     if options.messages is None and options.store is None:
-        parser.error("give a load, --messages N, or a --store to take it from")
+        parser.error("give a load, --messages N, or the STORE_URL of a store to take it from")
     for name in (*_LOAD, *(f"price_{price}" for price in _PRICES)):
         value = getattr(options, name)
         least = 1 if name in ("segment_bytes", "streams", "subjects") else 0
         if value is not None and not least <= value < 1e15:
             parser.error(f"--{name.removesuffix('_s').replace('_', '-')} takes a number from {least} on")
+    if options.stored is not None and options.stored > 1:
+        parser.error("--stored takes a share from 0 to 1: 0.4 for 40 percent")
     if options.lease_s == 0:
         parser.error("--lease takes a number above 0")
     return options
 
 
-async def _of_store(url: str) -> Load:
+class TooYoung(Exception):
+    """A store that has existed for too short a time to tell what a month will be like."""
+
+
+async def _of_store(url: str, now_ns: int, *, any_age: bool) -> Load:
     source = open_source(url)
     try:
-        return measured(await read_survey(source))
+        return measured(await read_survey(source), now_ns, any_age=any_age)
     finally:
         await source.close()
 
 
-def measured(survey: Survey) -> Load:
-    """The load that a store shows: each stream's messages and bytes over the time from its first message to its last."""
-    messages = raw = stored = 0.0
-    days = 0.0
+def measured(survey: Survey, now_ns: int, *, any_age: bool = False) -> Load:
+    """The load that a store shows: all messages that each stream ever got, over the time since the stream was created.
+
+    What a stream got within its first hour counts as an hour's load, so that a burst is not taken for a month's.
+    Args: ``any_age`` is for callers that need all but the rate.
+    Raises: TooYoung if no stream with messages is an hour old.
+    """
+    messages = raw = stored = days = eldest_s = commits = 0.0
     streams = 0
-    seconds_of_log = commits = 0.0
     for shard, stream in survey.streams:
-        if stream.msgs < 2 or stream.last_time_ns <= stream.first_time_ns:
+        if not stream.msgs:
             continue
-        seconds = (stream.last_time_ns - stream.first_time_ns) / 1e9
-        streams += 1
-        messages += (stream.msgs - 1) / seconds
-        raw += stream.bytes / seconds
+        age_s = max(0, now_ns - min(stream.created_ns, stream.first_time_ns)) / 1e9
+        published = max(stream.msgs, stream.last_seq - int(stream.config.get("first_seq") or 1) + 1)
+        rate = published / max(age_s, _HOUR_SECONDS)
         row = stream_row(stream)
-        stored += (row.stored_bytes - row.dead_stored_bytes) / seconds
-        days = max(days, seconds / 86_400)
+        streams += 1
+        messages += rate
+        raw += rate * stream.bytes / stream.msgs
+        stored += rate * (row.stored_bytes - row.dead_stored_bytes) / stream.msgs
+        days = max(days, (now_ns - stream.first_time_ns) / 1e9 / 86_400)
+        eldest_s = max(eldest_s, age_s)
         opening, end = shard.view.state.opening, shard.view.state.position
-        if opening is not None and stream.last_time_ns > opening.at_ns:
-            seconds_of_log = (stream.last_time_ns - opening.at_ns) / 1e9
-            commits = end.number / seconds_of_log
+        if opening is not None and now_ns > opening.at_ns:
+            commits = end.number / ((now_ns - opening.at_ns) / 1e9)
+    if streams and eldest_s < _HOUR_SECONDS and not any_age:
+        raise TooYoung(f"{survey.url}: the oldest stream with messages in this store is {eldest_s:.1f} s old, and less than an "
+                       f"hour does not tell what a month's load is: say how many messages come in a second with --messages N; the "
+                       f"rest is taken from the store")
     load = Load(messages=messages)
     if not streams:
         return load
-    load = replace(load, streams=streams, size=raw / messages, stored=min(1.0, stored / raw), days=days)
+    load = replace(load, streams=streams, size=raw / messages, stored=min(1.0, stored / raw))
+    if eldest_s < _HOUR_SECONDS:
+        return load
+    load = replace(load, days=days)
     # Fewer commits than messages: the interval that gives as many.
     return replace(load, commit_interval_s=1 / commits) if 0 < commits < messages else load
 
 
 def _lines(load: Load, found: Bill) -> list[str]:
-    lines = [f"load         {load.messages:g} messages/s of {load.size:.0f} bytes in {load.streams} streams, kept for "
+    compaction = "on" if load.compaction else "off"
+    lines = [f"load         {load.messages:g} messages/s of {load.size:.0f} bytes, in {_number(load.streams, 'stream')}, kept for "
              f"{load.days:g} days",
-             f"settings     commit_interval {load.commit_interval_s * 1000:g} ms, compaction {'on' if load.compaction else 'off'}, "
-             f"{load.standbys} standbys", ""]
+             f"settings     commit_interval {_show_seconds(load.commit_interval_s)}, compaction {compaction}, "
+             f"{_number(load.standbys, 'standby')}", ""]
     table = Table(["a month", "number", "dollars"], ["number", "dollars"])
     rows: list[tuple[str, Any, float | None]] = [
         ("PUT", count(round(found.puts)), None), ("LIST", count(round(found.lists)), found.puts_dollars),
@@ -143,3 +190,7 @@ def _lines(load: Load, found: Bill) -> list[str]:
     for name, number, dollars in rows:
         table.add(name, number, "" if dollars is None else f"{dollars:.2f}")
     return [*lines, *table.flush(), "", "PUTs for: " + ", ".join(f"{name} {count(round(n))}" for name, n in found.parts.items())]
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Sequence
 
+from broker.arguments import duration_ns
 from broker.clock import SystemClock
 from broker.inspect.report import problem_lines
 from broker.inspect.source import CannotInspect
@@ -31,6 +32,7 @@ that is replaced is kept below quarantine/ in the store. No broker may run on th
 status: 0 sound, 1 problems found or left, 2 not checked, or not repaired because a broker owns the store
 """
 _GIVE_UP_NS = 30_000_000_000
+_LEASE_NS_MAX = 10**15
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,12 +69,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", metavar="STORE_URL", help="file://DIR or s3://BUCKET/PREFIX")
     parser.add_argument("--repair", action="store_true", help="mend the store; without it nothing is written")
-    parser.add_argument("--lease", type=float, default=15.0, metavar="SECONDS",
-                        help="on a bucket: the lease of its brokers, to see whether one runs (default 15)")
+    parser.add_argument("--lease", type=duration_ns, default=15_000_000_000, metavar="DURATION",
+                        help="on a bucket: the lease of its brokers, to see whether one runs (default 15s)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     options = parser.parse_args(list(arguments))
-    if not 0 < options.lease < 1e6:
-        parser.error("--lease takes a number of seconds above 0")
+    if not 0 < options.lease < _LEASE_NS_MAX:
+        parser.error("--lease takes a duration above 0, such as 15s")
     return options
 
 
@@ -86,8 +88,7 @@ async def _run(options: argparse.Namespace, progress: Progress) -> Checked:
         bare = open_store(options.store, put_timeout_ns=60_000_000_000)
     store = RetryingStore(bare, clock=clock, rng=rng, give_up_ns=_GIVE_UP_NS)
     try:
-        return await fsck(store, clock, rng, repair=options.repair, lease_ns=int(options.lease * 1e9),
-                          progress=progress.objects)
+        return await fsck(store, clock, rng, repair=options.repair, lease_ns=options.lease, progress=progress.objects)
     finally:
         await store.close()
 

@@ -6,22 +6,31 @@ import asyncio
 import importlib.util
 import json
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import nats
 import pytest
 
 from bench.months.broker import VirtualBroker
 from broker.clock import ManualClock
+from broker.embedded import Broker
+from broker.inspect.survey import Survey
 from broker.maintenance.cost import MONTH_SECONDS, Load, Prices, bill
-from broker.maintenance.cost_cli import main
+from broker.maintenance.cost_cli import TooYoung, main, measured
 from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.format.header import Position
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
+from broker.storage.state.stream import StreamState
 from tests.inspect.stores import filled
 from tests.sim.loop import SimLoop
 from tests.storage.rig import MS, SECOND, Rig, Stream, in_virtual_time
@@ -208,5 +217,78 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert report["load"]["messages"] > 0
     assert 0 < report["load"]["stored"] <= 1
     for arguments in ([], ["--messages", "-1"], ["--messages", "nan"], ["--messages", "1", "--lease", "0"],
-                      ["--messages", "1", "--streams", "0"], ["--store", f"file://{tmp_path / 'none'}"]):
+                      ["--messages", "1", "--streams", "0"], ["--store", f"file://{tmp_path / 'none'}"], [url, "--store", url],
+                      ["--messages", "1", "--lease", "15x"], ["--messages", "1", "--stored", "40"]):
         assert main(arguments) == 2, arguments
+    # The store may stand where it stands in other commands.
+    capsys.readouterr()
+    assert main(["--days", "7", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["load"]["streams"] == 2
+
+
+def test_durations_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Shows that options take what the settings of the same names take, and that the defaults are written so."""
+    assert main(["--messages", "1", "--lease", "15s", "--commit-interval", "250ms", "--inbox-interval", "1m", "--segment-bytes",
+                 "2MiB", "--size", "1k", "--json"]) == 0
+    load = json.loads(capsys.readouterr().out)["load"]
+    assert (load["lease_s"], load["commit_interval_s"], load["inbox_interval_s"]) == (15, 0.25, 60)
+    assert (load["segment_bytes"], load["size"]) == (2 << 20, 1000)
+    assert main(["--messages", "1", "--lease", "15x"]) == 2
+    assert "argument --lease: invalid value '15x': it must be a duration such as" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for default in ("(default 20ms)", "(default 4.00 MiB)", "(default 15s)", "(default 1m)", "(default 500 B)"):
+        assert default in said
+    assert "e+" not in said
+
+
+def shown(streams: list[StreamState], opening_at_ns: int, commits: int) -> Survey:
+    """What ``measured`` takes of a store with these streams, whose owner made this many commits since it started."""
+    state = SimpleNamespace(opening=SimpleNamespace(at_ns=opening_at_ns), position=Position(1, commits))
+    shard = SimpleNamespace(view=SimpleNamespace(state=state))
+    return cast(Survey, SimpleNamespace(url="file:///store", streams=[(shard, stream) for stream in streams]))
+
+
+def a_stream(created_s: int, first_seq: int, last_seq: int, first_s: int) -> StreamState:
+    stream = StreamState(1, "$G", "S", {}, created_s * SECOND)
+    stream.first_seq, stream.last_seq, stream.msgs = first_seq, last_seq, last_seq - first_seq + 1
+    stream.bytes, stream.first_time_ns = 100 * stream.msgs, first_s * SECOND
+    return stream
+
+
+def test_a_burst_is_not_a_months_load() -> None:
+    """Shows that a store of some seconds tells no rate, that a burst within hours counts over all of them, and that messages that
+    were removed count."""
+    hour = 3600
+    with pytest.raises(TooYoung, match=r"1\.6 s old.*--messages N"):
+        measured(shown([a_stream(0, 1, 23_000, 0)], 0, 80), 16 * SECOND // 10)
+    given = measured(shown([a_stream(0, 1, 23_000, 0)], 0, 80), 16 * SECOND // 10, any_age=True)
+    assert (given.streams, given.size, given.days, given.commit_interval_s) == (1, 100, 30, 0.02)
+    old = a_stream(0, 1, 36_000, 0)
+    assert measured(shown([old], 0, 100), 10 * hour * SECOND).messages == pytest.approx(1)
+    # The second one was created and filled in the last second, and counts as an hour's load.
+    young = a_stream(10 * hour - 1, 1, 7200, 10 * hour - 1)
+    assert measured(shown([old, young], 0, 100), 10 * hour * SECOND).messages == pytest.approx(3)
+    # Kept for a minute: 60 messages are there of 36 000.
+    brief = a_stream(0, 35_941, 36_000, 10 * hour - 60)
+    load = measured(shown([brief], 0, 100), 10 * hour * SECOND)
+    assert (load.messages, load.days) == (pytest.approx(1), pytest.approx(1 / 1440))
+
+
+async def test_a_store_just_filled(tmp_path: Path) -> None:
+    """Shows the same by the command on a store that a broker has just made."""
+    async with Broker(tmp_path / "store") as broker:
+        client = await nats.connect(broker.url)
+        await client.jetstream().add_stream(name="S", subjects=["s"])
+        await client.jetstream().publish("s", b"x")
+        await client.close()
+    url = f"file://{tmp_path / 'store'}"
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "broker", "cost", url, *words], capture_output=True, text=True, timeout=60,
+                              cwd=ROOT, check=False)
+
+    refused, given = await asyncio.to_thread(run), await asyncio.to_thread(run, "--messages", "10")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "say how many messages come in a second with --messages N" in refused.stderr
+    assert (given.returncode, "10 messages/s" in given.stdout) == (0, True)
