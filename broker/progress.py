@@ -34,12 +34,16 @@ class Progress:
         self._began = self._now()
 
     def show(self, what: str, done: int, of: int) -> None:
-        """So many bytes of so many are done; ``of`` 0: it is not known how many. ``what`` says what else there is to say."""
+        """Show that ``done`` bytes of ``of`` are done; ``of`` 0: the total is not known. ``what`` begins the line.
+
+        A total that was estimated too low grows with what is done.
+        """
         now = self._now()
         if now < self._next:
             return
         self._next = now + self._every
-        share = min(done / of, 1.0) if of else 0.0
+        of = max(of, done) if of else 0
+        share = done / of if of else 0.0
         rate = done / max(now - self._began, 1e-3)
         text = f"{printable(what)}, {size(done)}" + (f" of {size(of)}" if of else "") + f", {size(int(rate))}/s"
         if not self._terminal:
@@ -53,8 +57,9 @@ class Progress:
         self._drawn = True
 
     def objects(self, objects: int, of_objects: int, done: int, of: int) -> None:
-        """So many objects of so many, and their bytes."""
-        self.show(f"{count(objects)}" + (f" of {count(of_objects)}" if of_objects else "") + " objects", done, of)
+        """Show that ``objects`` of ``of_objects`` are done, and how many of their bytes; 0: the total is not known."""
+        whole = f" of {count(max(of_objects, objects))}" if of_objects else ""
+        self.show(f"{count(objects)}{whole} objects", done, of)
 
     def line(self, text: str) -> None:
         """A line that stays."""

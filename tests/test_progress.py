@@ -36,6 +36,15 @@ def test_lines_where_there_is_no_terminal() -> None:
         "done: \\x1b[31m"]
 
 
+def test_more_than_was_expected() -> None:
+    """A total that was estimated too low grows: never 66 of 64."""
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(out, clock)
+    clock.now = 10.0
+    progress.objects(66, 64, 2 << 20, 1 << 20)
+    assert out.getvalue().startswith("66 of 66 objects, 2.00 MiB of 2.00 MiB, ")
+
+
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn over itself, cut to the width; a line removes it first; a size that is not known has no bar."""
     monkeypatch.setenv("COLUMNS", "60")

@@ -70,10 +70,13 @@ class Verified:
 async def verify(source: Source, survey: Survey, progress: Callable[[int, int, int, int], object] = lambda *_: None) -> Verified:
     """Check everything that the survey found.
 
-    Args: progress(objects, of objects, bytes, of bytes) is called after each object.
+    Args: progress(objects, of objects, bytes, of bytes) is called after each object. The totals are those of the survey,
+        which a broker that goes on writing exceeds.
     Raises: StoreError.
     """
     whole = survey.extent
+    # The extent has neither the claims nor the format.
+    whole.count += 1 + sum(epoch.claim is not None for shard in survey.shards for epoch in shard.epochs)
     done = Verified(told=lambda verified: progress(verified.objects, whole.count, verified.bytes, whole.bytes))
     tallies = [_Tally(shard) for shard in survey.shards]
     for shard, tally in zip(survey.shards, tallies, strict=True):

@@ -44,6 +44,17 @@ async def look(objects: Objects, changed: Mapping[str, bytes | None] | None = No
     return survey, await verify(source, survey)
 
 
+async def test_progress_ends_at_its_total(objects: Objects) -> None:
+    """Shows that the total counts every object that is read, claims and the format among them."""
+    store = MemoryStore()
+    for key, data in objects.items():
+        await store.put(key, [data])
+    source, told = Source(store, give_up_ns=0), list[tuple[int, int]]()
+    await verify(source, await read_survey(source), lambda done, of, *_: told.append((done, of)))
+    assert told[-1] == (len(objects), len(objects))
+    assert all(done <= of for done, of in told)
+
+
 def kinds(objects: Objects) -> dict[str, ObjectKind]:
     found = {}
     for key, data in objects.items():
