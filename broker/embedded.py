@@ -20,8 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from broker.config.settings import Settings, make_settings
+from broker.config.load import settings_of_program
+from broker.config.settings import ConfigError, Settings, make_settings
+from broker.errors import StoreInUse
 from broker.runtime.app import App
+from broker.store_url import has_scheme, parse_store_url
 
 __all__ = ["Broker"]
 
@@ -30,27 +33,35 @@ class Broker:
     """One broker. A context manager, or ``start`` and ``stop``, also more than once."""
 
     def __init__(self, store: str | os.PathLike[str] | None = "memory://", *, host: str = "127.0.0.1", port: int | None = -1,
-                 settings: Mapping[str, Any] | None = None) -> None:
+                 settings: Mapping[str, Any] | None = None, standby: bool = False) -> None:
         """Args:
         store: where streams are kept: a directory, or a URL with file://, s3:// or memory://; None: no JetStream.
         port: -1 for any that is free, which is kept from the first start on; None: no port, see ``connect``.
-        settings: others, by their paths in ``broker.config.settings``: ``{"auth.user": "app", "auth.password": "…"}``.
+        settings: others, by their paths in ``broker.config.settings``: ``{"auth.user": "app", "auth.password": "…"}``. A text
+            is read as in a configuration file: ``{"storage.lease_ns": "10s", "clients.max_payload": "2MB"}``.
+        standby: whether ``start`` waits for as long as another broker uses the store.
+
+        Raises: ConfigError.
         """
-        self.settings: Settings = make_settings({
+        self.settings: Settings = settings_of_program({
             "clients.host": host, "clients.port": port or 0, "clients.listen": port is not None,
             "jetstream.enabled": store is not None,
             "storage.url": _url(store) if store is not None else "", **(settings or {})})
+        self._standby = standby
         self._app: App | None = None
         self._port = port or 0
 
     async def start(self) -> None:
-        """Returns when clients can connect. Raises: StartError."""
+        """Returns when clients can connect. Raises: StartError; StoreInUse, which is one."""
         if self._app is not None:
             raise RuntimeError("the broker is running")
         settings = make_settings({"clients.port": self._port}, self.settings)
-        app = App(settings)
+        app = App(settings, standby=self._standby)
         try:
             await app.start()
+        except StoreInUse as error:
+            await app.stop()
+            raise StoreInUse(f"{error}: stop it, or wait for its end with Broker(..., standby=True)") from None
         except BaseException:
             await app.stop()
             raise
@@ -95,5 +106,12 @@ class Broker:
 
 
 def _url(store: str | os.PathLike[str]) -> str:
+    """Raises: ConfigError."""
     text = os.fspath(store)
-    return text if "://" in text else f"file://{Path(text).absolute()}"
+    if not isinstance(store, str) or not has_scheme(text):
+        return f"file://{Path(text).absolute()}"
+    try:
+        parse_store_url(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return text

@@ -24,6 +24,7 @@ from broker.config.settings import (
     MASK,
     SETTINGS,
     ConfigError,
+    InvalidFile,
     OperatorSettings,
     Settings,
     default_store_url,
@@ -33,8 +34,9 @@ from broker.gotime import format_duration
 from broker.machine import memory_bytes
 from broker.nkeys import ACCOUNT, is_public_key
 from broker.protocol.subject import is_valid
+from broker.store_url import has_scheme, hidden, proposal
 
-__all__ = ["TEMPORARY_NOTICE", "load", "read_text"]
+__all__ = ["TEMPORARY_NOTICE", "load", "read_text", "settings_of_program"]
 
 TEMPORARY_NOTICE = ("Temporary storage directory used, data could be lost on system reboot; name one with --store_dir, "
                     "or a bucket with --store")
@@ -57,7 +59,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     file = _read_file(line.config, environ, read) if line.config is not None else FileSettings()
     if line.test and (empty := [notice for notice in file.notices if notice.endswith(EMPTY)]):
         # A server starts with such a file; a check that finds nothing to check fails.
-        raise ConfigError(*empty)
+        raise InvalidFile(*empty)
     outer = read_environment(environ)
     values = values_with_flags({**file.values, **outer}, line)
     _let_others_in(values, authorization=file.authorization)
@@ -89,6 +91,30 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
         place = next((file.places[name] for name in fields if name in file.places), None)
         errors.append(f"{place}: {why}" if place else why)
     if errors:
+        raise (ConfigError if line.config is None else InvalidFile)("\n".join(errors))
+    return settings
+
+
+def settings_of_program(values: Mapping[str, Any]) -> Settings:
+    """The settings of a broker inside a program, by path: a text is read as in a configuration file, other values are taken.
+
+    Raises: ConfigError with one line per error.
+    """
+    rows = {setting.path: setting for setting in SETTINGS}
+    read, errors = dict(values), []
+    for path, value in values.items():
+        row = rows.get(path)
+        if row is None:
+            continue  # a value that is no setting, or no path at all, which make_settings refuses
+        try:
+            if isinstance(value, str) or (type(value) is int and isinstance(row.default, int) and not path.endswith("_ns")):
+                read[path] = row.kind(value)
+            elif isinstance(row.default, bool | int | str) and type(value) is not type(row.default):
+                raise ValueError(f"must be of type {type(row.default).__name__}, or text as in a configuration file")
+        except ValueError as error:
+            errors.append(f"{path} {error}" + ("" if row.secret else f", not {value!r}"))
+    settings = make_settings(read)
+    if errors := errors or [why for _, why in _contradictions(settings)]:
         raise ConfigError("\n".join(errors))
     return settings
 
@@ -134,6 +160,9 @@ def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
     if "storage.url" in line.values:
         return _store_url(line.values["storage.url"], "--store")
     if line.store_dir is not None:
+        if has_scheme(line.store_dir):
+            raise ConfigError(f"--store_dir takes a directory, not the URL {line.store_dir!r}; try --store "
+                              f"{proposal(line.store_dir)}")
         return _store_url("file://" + line.store_dir, "--store_dir")
     if "storage.url" in outer:
         return _store_url(outer["storage.url"], "environment: JETBLOCK_STORE")
@@ -146,11 +175,12 @@ def _store_url(url: str, where: str) -> str:
     """The URL with a directory made absolute: the working directory may change, the store may not."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in _SCHEMES:
-        hint = f"file://{url}" if not mark else "file:///dir or s3://bucket/prefix"
-        raise ConfigError(f"{where} must be a URL with file://, s3:// or memory://, not {url!r}; try {hint}")
+        raise ConfigError(f"{where} must be a URL with file://, s3:// or memory://, not {hidden(url)!r}; try {proposal(url)}")
     if scheme == "file":
         if not rest:
             raise ConfigError(f"{where} names no directory; try file:///var/lib/jetblock")
+        if rest.startswith("~"):
+            raise ConfigError(f"{where}: ~ is not replaced by the home directory here; write {os.path.expanduser(rest)}")
         return "file://" + os.path.abspath(rest)
     if scheme == "s3" and not rest.strip("/"):
         raise ConfigError(f"{where} names no bucket; try s3://bucket/prefix")

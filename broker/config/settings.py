@@ -25,11 +25,13 @@ from broker.config.callout import CalloutSettings
 from broker.config.kinds import SYNC_INTERVAL_NS, Kind
 from broker.config.operator import ResolverSettings
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
+from broker.suggest import did_you_mean
 
-__all__ = ["MASK", "SETTINGS", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings",
-           "CertificateFiles", "ClientSettings", "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings",
-           "NkeyUser", "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits", "Setting", "Settings",
-           "StorageSettings", "TlsSettings", "User", "WebSocketSettings", "default_store_url", "make_settings"]
+__all__ = ["MASK", "SETTINGS", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings",
+           "AuthSettings", "CertificateFiles", "ClientSettings", "ConfigError", "InvalidFile", "JetStreamSettings",
+           "LoggingSettings", "MonitoringSettings", "NkeyUser", "OperatorSettings", "ProcessSettings",
+           "ResolverTlsSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",
+           "WebSocketSettings", "default_store_url", "make_settings"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
@@ -40,6 +42,10 @@ MASK = "[REDACTED]"
 
 class ConfigError(Exception):
     """Invalid configuration; ``str()`` names the place, the setting and what would be valid."""
+
+
+class InvalidFile(ConfigError):
+    """A configuration file that nats-server would refuse, too, or one that lacks something that jetblock needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,21 +543,27 @@ class Settings:
 
 
 def make_settings(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
-    """``base``, or the defaults, overridden by ``values``, which are by path."""
+    """``base``, or the defaults, overridden by ``values``, which are by path. Raises: ConfigError for an unknown path."""
     made: Settings = _replaced(base or Settings(), values)
     return made
 
 
-def _replaced(section: Any, values: Mapping[str, Any]) -> Any:
+def _replaced(section: Any, values: Mapping[str, Any], above: str = "") -> Any:
+    known = {field.name for field in dataclasses.fields(section)}
     own: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         name, dot, rest = path.partition(".")
+        if name not in known or (dot and not dataclasses.is_dataclass(getattr(section, name))):
+            raise ConfigError(f"there is no setting {above + path!r}{did_you_mean(above + path, (row.path for row in SETTINGS))}")
         if dot:
             inner.setdefault(name, {})[rest] = value
+        elif dataclasses.is_dataclass(getattr(section, name)) and type(value) is not type(getattr(section, name)):
+            raise ConfigError(f"{above + path} is a section: set one of its settings, such as {above + path}."
+                              f"{dataclasses.fields(getattr(section, name))[0].name}")
         else:
             own[name] = value
-    own |= {name: _replaced(getattr(section, name), below) for name, below in inner.items()}
+    own |= {name: _replaced(getattr(section, name), below, f"{above}{name}.") for name, below in inner.items()}
     return dataclasses.replace(section, **own)
 
 

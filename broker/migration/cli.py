@@ -78,7 +78,8 @@ def main(arguments: Sequence[str]) -> int:
                    "streams": [one.to_json() for one in moved]}, sys.stdout, indent=1)
         print()
     else:
-        print("\n".join(_lines(moved)))
+        if moved or not error:
+            print("\n".join(_lines(moved)))
     if error:
         print(f"jetblock migrate: {printable(error)}", file=sys.stderr)
         return 2
@@ -236,7 +237,7 @@ def _lines(moved: list[Moved]) -> list[str]:
     for one in moved:
         table.add(one.account, one.name, one.numbers.messages, size(one.numbers.bytes), one.numbers.first_seq,
                   one.numbers.last_seq, one.consumers, one.verified, one.status)
-    lines = table.flush() if moved else ["no streams"]
+    lines = table.flush() if moved else ["the source has no streams"]
     for heading, pick in (("problems", "problems"), ("notes", "notes")):
         rows = [f"  {printable(one.name)}: {printable(text)}" for one in moved for text in getattr(one, pick)]
         if rows:

@@ -6,7 +6,6 @@ the end.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -14,18 +13,14 @@ from typing import Any
 from nats.aio.transport import TcpTransport
 
 from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
+from broker.config.settings import ConfigError
 from broker.embedded import Broker
-from broker.errors import StartError
+from broker.errors import StartError, StoreInUse
 from broker.migration.errors import CannotMigrate
 from broker.migration.login import Connection, Login, connect
-from broker.storage.objectstore import StoreError, open_store
-from broker.storage.paths import ShardPaths
+from broker.storage.objectstore import StoreError
 
 __all__ = ["StoreTarget"]
-
-_START_SECONDS = 90.0
-"""Longer than an owner of a bucket that was killed is waited for, unless its lease is unusually long."""
-
 
 class _Inside(TcpTransport):
     """A client's transport into the broker of this process."""
@@ -44,42 +39,29 @@ class _Inside(TcpTransport):
 
 
 class StoreTarget:
-    """The broker on the store ``url``, with these accounts besides the default one."""
+    """The broker on the store ``url``, with these accounts besides the default one. Raises: CannotMigrate."""
 
     def __init__(self, url: str, accounts: Iterable[str]) -> None:
         self._url = url
         self._password = secrets.token_hex(16)
         names = sorted({*accounts} - {DEFAULT_ACCOUNT, ""})
         users = tuple(User(name, self._password, name) for name in (DEFAULT_ACCOUNT, *names))
-        self._broker = Broker(url, port=None, settings={
-            "auth.users": users, "accounts.configured": tuple(AccountSettings(name, NO_LIMITS)
-                                                                                      for name in (DEFAULT_ACCOUNT, *names)),
-            "server_name": "jetblock-migrate"})
+        accounts_settings = tuple(AccountSettings(name, NO_LIMITS) for name in (DEFAULT_ACCOUNT, *names))
+        try:
+            self._broker = Broker(url, port=None, settings={
+                "auth.users": users, "accounts.configured": accounts_settings, "server_name": "jetblock-migrate"})
+        except ConfigError as error:
+            raise CannotMigrate(str(error)) from None
 
     async def start(self) -> None:
         """Take the store. Raises: CannotMigrate."""
         try:
-            await self._expect_free()
-            async with asyncio.timeout(_START_SECONDS):
-                await self._broker.start()
-        except TimeoutError:
-            raise CannotMigrate(f"{self._url}: another broker owns the store: stop it, or give its URL (nats://…) as the "
+            await self._broker.start()
+        except StoreInUse:
+            raise CannotMigrate(f"{self._url}: a broker runs on this store: stop it, or give its URL (nats://…) as the "
                                 f"target") from None
         except (StartError, StoreError, ValueError) as error:
             raise CannotMigrate(f"{self._url}: {error}") from None
-
-    async def _expect_free(self) -> None:
-        """On a directory the lock tells at once."""
-        store = open_store(self._url)
-        try:
-            if store.try_lock is not None:
-                lock = store.try_lock(ShardPaths().prefix.rstrip("/"))
-                if lock is None:
-                    raise CannotMigrate(f"{self._url}: a broker runs on this store: stop it, or give its URL (nats://…) as the "
-                                        f"target")
-                lock.release()
-        finally:
-            await store.close()
 
     async def connect(self, account: str) -> Connection:
         """Raises: CannotMigrate."""

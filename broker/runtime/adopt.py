@@ -10,12 +10,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping
-from typing import Final
 
 from broker.clock import GuardedClock
 from broker.config.access import AccountSettings
 from broker.config.settings import AccountLimits, Settings
-from broker.errors import StartError
+from broker.errors import StartError, StoreInUse
 from broker.jetstream.engine import JetStream
 from broker.jetstream.inbox.inbox import Carried, Inbox, InboxSettings
 from broker.jetstream.wire.errors import ApiError
@@ -28,9 +27,6 @@ from broker.storage.shard import Shard
 __all__ = ["Owned", "adopt"]
 
 _log = logging.getLogger(__name__)
-
-_PATIENCE_SECONDS: Final = 5.0
-
 
 class Owned(Exception):
     """A broker owns the store."""
@@ -49,13 +45,11 @@ async def adopt(settings: Settings) -> list[Carried]:
             lost.set_result(error)
 
     host = ShardHost(settings.storage, settings.server_name, clock, tell)
-    standby = asyncio.Event()
-    host.on_standby = standby.set
     js = JetStream(clock, rng, settings.jetstream)
     accounts, most = {one.name: one for one in wanted_accounts(settings.accounts).values()}, settings.clients.max_payload
     try:
         await host.check(must_exist=True)
-        shard = await _acquire(host, settings, standby)
+        shard = await _acquire(host)
         _add_accounts(js, clock, rng, accounts, {stream.account for stream in shard.state.streams.values()})
         await js.open(shard.log, host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
             poll_ns=None, staged_grace_ns=settings.storage.staged_grace_ns,
@@ -83,23 +77,13 @@ async def _look(inbox: Inbox) -> list[Carried]:
     return done
 
 
-async def _acquire(host: ShardHost, settings: Settings, standby: asyncio.Event) -> Shard:
+async def _acquire(host: ShardHost) -> Shard:
     """The shard, once it is ours. Raises: Owned; StartError."""
-    acquiring = asyncio.create_task(host.acquire(), name="acquire")
-    waiting = asyncio.create_task(standby.wait(), name="standby")
     try:
-        await asyncio.wait((acquiring, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if not acquiring.done() and host.store.try_lock is None:
-            # Its last owner may have died: that is known after a lease of silence.
-            await asyncio.wait((acquiring,), timeout=2 * settings.storage.lease_ns / 1e9 + _PATIENCE_SECONDS)
-        if not acquiring.done():
-            raise Owned(f"{host.store.url}: a broker owns the store. It looks at its inbox by itself, and at once when it is asked "
-                        f"to by $JS.API.JETBLOCK.ADOPT")
-        return await acquiring
-    finally:
-        waiting.cancel()
-        acquiring.cancel()
-        await asyncio.gather(acquiring, waiting, return_exceptions=True)
+        return await host.acquire_unowned()
+    except StoreInUse:
+        raise Owned(f"{host.store.url}: a broker owns the store. It looks at its inbox by itself, and at once when it is asked "
+                    f"to by $JS.API.JETBLOCK.ADOPT") from None
 
 
 def _add_accounts(js: JetStream, clock: GuardedClock, rng: random.Random, configured: Mapping[str, AccountSettings],

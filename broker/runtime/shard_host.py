@@ -26,7 +26,7 @@ from broker.cluster.identity import Identity
 from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.config.settings import StorageSettings, default_store_url
-from broker.errors import StartError
+from broker.errors import StartError, StoreInUse
 from broker.gotime import format_duration
 from broker.histogram import Histogram
 from broker.storage.format.errors import CutOff, FormatError
@@ -76,6 +76,8 @@ _CLOCK_SECONDS = 60.0
 """How often the clock is compared with the store's for the log; whoever expires or deletes anything compares it itself."""
 _UNPACKING_THREADS = 2
 """Threads that decompress what is read ahead."""
+_UNOWNED_SECONDS = 5.0
+"""Beyond two leases, the time in which an owner that died must be replaced; otherwise the owner counts as alive."""
 _STOP_PATIENCE_SECONDS = 1.0
 """A clean stop gives up on a store that has completed no put for one request timeout plus this."""
 
@@ -110,6 +112,8 @@ class ShardHost(LogListener):
         self.store = InstrumentedStore(bare, clock=clock)
         self.cache = Cache(settings.cache_bytes)
         self.shard: Shard | None = None
+        self._in_use = asyncio.Event()
+        """Set when this host began to wait for another broker."""
         self.standby = False
         """Whether it waits for another broker to stop, or tries to replace it."""
         self.commit_latency = Histogram(_COMMIT_BOUNDS)
@@ -244,15 +248,35 @@ class ShardHost(LogListener):
                     self._release()
                 raise
 
+    async def acquire_unowned(self) -> Shard:
+        """As ``acquire``, for callers that do not want to wait for a live owner to stop.
+
+        On S3, the last owner may have died; that is known after a lease of silence.
+        Raises: StoreInUse; StartError.
+        """
+        acquiring = asyncio.create_task(self.acquire(), name="acquire")
+        waiting = asyncio.create_task(self._in_use.wait(), name="wait for a standby")
+        try:
+            await asyncio.wait((acquiring, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if not acquiring.done() and self.store.try_lock is None:
+                await asyncio.wait((acquiring,), timeout=2 * self._settings.lease_ns / 1e9 + _UNOWNED_SECONDS)
+            if not acquiring.done():
+                raise StoreInUse(f"{self.store.url}: another broker owns the store")
+            return await acquiring
+        finally:
+            waiting.cancel()
+            acquiring.cancel()
+            await asyncio.gather(acquiring, waiting, return_exceptions=True)
+
     async def _turn(self, silence_ns: int) -> Watched | None:
         """Return when we may try, with what was seen of the last owner (None: there is none). Raises: StoreError;
         FormatError."""
         store, settings = self.store, self._settings
         if store.try_lock is not None:
-            self._lock = await wait_for_lock(store, self._paths, self._wait)
+            self._lock = await wait_for_lock(store, self._paths, self._wait_for_owner)
             return None
         return await wait_for_lease(store, self._paths, self._identity, self._clock, self._rng, settings.lease_ns,
-                                    self._wait, silence_ns=silence_ns)
+                                    self._wait_for_owner, silence_ns=silence_ns)
 
     async def _own(self, watched: Watched | None) -> Shard:
         """Take the shard and recover it. Raises: Overtaken; Fenced, with ``by``; StoreError; FormatError; CutOff."""
@@ -341,6 +365,10 @@ class ShardHost(LogListener):
                 await asyncio.to_thread(directory.stop_unsynced if end else directory.unsynced.sync)
             except StoreError as error:
                 log.error("not all that was acknowledged could be synced: %s", error)
+
+    def _wait_for_owner(self) -> None:
+        self._in_use.set()
+        self._wait()
 
     def _wait(self) -> None:
         self.standby = True

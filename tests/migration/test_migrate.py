@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -130,6 +131,17 @@ async def test_into_a_store_killed_and_run_again(source: tuple[NatsServerProcess
         owned = await migrate(server.url, store, status=2)
         assert "a broker runs on this store" in owned["error"]
         await there.close()
+
+
+async def test_a_source_that_is_not_there(tmp_path: Path) -> None:
+    """The error alone: no report of a source without streams, and nothing at the target."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        run = await Run.begin(f"nats://127.0.0.1:{nobody.getsockname()[1]}", f"file://{tmp_path / 'store'}")
+        assert await run.end(2) == ""
+    [said] = run.lines
+    assert "cannot connect: connection refused" in said
+    assert not (tmp_path / "store").exists()
 
 
 async def test_killed_within_a_stream(source: tuple[NatsServerProcess, Client, dict[str, Any]], tmp_path: Path) -> None:

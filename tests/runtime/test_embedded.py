@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
 from nats.aio.transport import TcpTransport
 
+from broker.config.settings import ConfigError
 from broker.embedded import Broker
-from broker.errors import StartError
+from broker.errors import StartError, StoreInUse
+from tests.storage.objectstore.fake_s3 import fake_s3
 
 pytestmark = pytest.mark.shows("operation.embedded")
 
@@ -59,6 +63,72 @@ async def test_settings_and_what_is_wrong_with_them() -> None:
             await broker.start()
         with pytest.raises(StartError, match="address already in use"):
             await Broker(None, port=broker.port).start()
+
+
+@pytest.mark.parametrize(("settings", "why"), [
+    ({"auth.usr": "x"}, "there is no setting 'auth.usr'; did you mean auth.user?"),
+    ({"nothing": 1}, "there is no setting 'nothing'"),
+    ({"auth.user.name": "x"}, "there is no setting 'auth.user.name'"),
+    ({"auth": {"user": "x"}}, "auth is a section: set one of its settings, such as auth.user"),
+    ({"auth.user": 5}, "auth.user must be of type str"),
+    ({"auth.password": "x"}, "authorization has a password and no user"),
+    ({"clients.port": 70_000}, "clients.port must be a port between 1 and 65535"),
+    ({"clients.max_payload": "2 MBs"}, "clients.max_payload must be a size such as"),
+    ({"clients.no_header_support": 1}, "clients.no_header_support must be true or false"),
+    ({"storage.lease_ns": 2.5}, "storage.lease_ns must be of type int"),
+])
+def test_wrong_settings(settings: dict[str, Any], why: str) -> None:
+    """Each is told by its path, with what it must be; a secret is not repeated."""
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        Broker(settings=settings)
+    with pytest.raises(ConfigError) as refused:
+        Broker(settings={"auth.user": "u", "auth.password": 12345})
+    assert "12345" not in str(refused.value)
+
+
+def test_text_as_in_a_configuration_file() -> None:
+    """Durations and sizes may be written with units."""
+    broker = Broker(settings={"storage.lease_ns": "10s", "clients.max_payload": "2MB", "clients.no_header_support": "yes"})
+    assert (broker.settings.storage.lease_ns, broker.settings.clients.max_payload) == (10_000_000_000, 2 << 20)
+    assert broker.settings.clients.no_header_support is True
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket", "ftp://host/x", "s3://b"])
+def test_what_is_no_store(url: str) -> None:
+    """A URL that is none does not become a folder of that name."""
+    with pytest.raises(ConfigError, match=r"s3://"):
+        Broker(url)
+
+
+async def test_a_directory_in_use(tmp_path: Path) -> None:
+    """A second broker says so at once, and leaves the first one alone; one that is to stand by takes over when it ends."""
+    async with Broker(tmp_path / "streams") as first:
+        client = await nats.connect(first.url)
+        await client.jetstream().add_stream(name="S", subjects=["s"])
+        with pytest.raises(StoreInUse, match=r"streams: another broker owns the store: stop it, or .*standby=True"):
+            await Broker(tmp_path / "streams").start()
+        assert (await client.jetstream().publish("s", b"kept")).seq == 1
+        await client.close()
+        waiting = asyncio.create_task((second := Broker(tmp_path / "streams", standby=True)).start())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 30)
+    client = await nats.connect(second.url)
+    assert (await client.jetstream().get_msg("S", 1)).data == b"kept"
+    await client.close()
+    await second.stop()
+
+
+async def test_a_bucket_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, once a lease of silence would have told that the first one had died."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    async with fake_s3() as fake:
+        monkeypatch.setattr("broker.runtime.shard_host._UNOWNED_SECONDS", 1.0)
+        settings = {"storage.s3_endpoint": fake.endpoint, "storage.lease_ns": "2s", "storage.put_timeout_ns": "1s"}
+        async with Broker("s3://bucket/x", settings=settings):
+            with pytest.raises(StoreInUse, match="another broker owns the store"):
+                await Broker("s3://bucket/x", settings=settings).start()
 
 
 async def test_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
