@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 DATA ?= data
+# Whoever reaches the port of `make run` needs no login: only this machine does.
+HOST ?= 127.0.0.1
 PORT ?= 4222
 HTTP_PORT ?= 8222
 ARGS ?=
@@ -22,11 +24,11 @@ help:  ## this list
 
 run: $(VENV)/.run compiled  ## a broker on the directory store in ./data
 	@echo
-	@echo "  nats://127.0.0.1:$(PORT)   any NATS client; e.g. nats.connect('nats://127.0.0.1:$(PORT)')"
-	@echo "  http://127.0.0.1:$(HTTP_PORT)   monitoring: /varz /connz /jsz /healthz"
+	@echo "  nats://$(HOST):$(PORT)   any NATS client; e.g. nats.connect('nats://$(HOST):$(PORT)')"
+	@echo "  http://$(HOST):$(HTTP_PORT)   monitoring: /varz /connz /jsz /healthz"
 	@echo "  streams are kept in $(abspath $(DATA)); Ctrl-C ends the broker, another make run goes on with them"
 	@echo
-	@$(BIN)/jetblock -p $(PORT) -m $(HTTP_PORT) --store "file://$(abspath $(DATA))" $(ARGS)
+	@$(BIN)/jetblock -a $(HOST) -p $(PORT) -m $(HTTP_PORT) --store "file://$(abspath $(DATA))" $(ARGS)
 
 test: $(VENV)/.dev compiled  ## all tests; ARGS='-k pattern' for fewer
 	@$(BIN)/python -m tests.real.parts

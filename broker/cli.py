@@ -20,13 +20,14 @@ from pathlib import Path
 
 from broker import NATS_SERVER_VERSION, __version__
 from broker.config.flags import USAGE, CommandLine, FlagError, read_flags
-from broker.config.settings import ConfigError
+from broker.config.settings import ConfigError, InvalidFile
 from broker.suggest import did_you_mean
 
-__all__ = ["PROGRAM", "run"]
+__all__ = ["run"]
 
-PROGRAM = "nats-server"
-"""Messages about the start begin with this: tools that start nats-server read them."""
+_PROGRAM = "jetblock"
+_NATS_SERVER = "nats-server"
+"""Begins what nats-server says in the same case, about a configuration file: tools that check such files read these lines."""
 
 _SIGNALS = {"stop": signal.SIGKILL, "quit": signal.SIGINT, "term": signal.SIGTERM, "ldm": signal.SIGUSR2,
             "reopen": signal.SIGUSR1, "reload": signal.SIGHUP}
@@ -49,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _drop_output()
-        print(f"{PROGRAM}: cannot write: {error.strerror}", file=sys.stderr)
+        print(f"{_PROGRAM}: cannot write: {error.strerror}", file=sys.stderr)
         return 2
 
 
@@ -109,8 +110,9 @@ def _run(arguments: Sequence[str]) -> int:
         # nats-server ends with 0 here, which a supervisor takes for a clean end, but a mistyped flag is an error.
         return 1
     except ConfigError as error:
+        program = _NATS_SERVER if isinstance(error, InvalidFile) else _PROGRAM
         for text in str(error).splitlines():
-            print(f"{PROGRAM}: {text}", file=sys.stderr)
+            print(f"{program}: {text}", file=sys.stderr)
         return 1
 
 
@@ -136,8 +138,9 @@ def _broker(line: CommandLine) -> int:
 
     settings = load(line, os.environ)
     if line.test:
-        what = f"configuration file {line.config} is valid ({settings.digest})" if line.config else "configuration is valid"
-        print(f"{PROGRAM}: {what}", file=sys.stderr)
+        said = (f"{_NATS_SERVER}: configuration file {line.config} is valid ({settings.digest})" if line.config else
+                f"{_PROGRAM}: configuration is valid")
+        print(said, file=sys.stderr)
         return 0
     if line.print_config:
         from broker.config.show import show

@@ -55,9 +55,11 @@ class App:
     """One broker. ``start`` once, then ``stop`` once, also after a failed or cancelled start."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None, *,
-                 read: Callable[[], Settings] | None = None) -> None:
-        """Args: ``read`` reads the settings again, for ``reload``; raises ConfigError if invalid. None: no file."""
+                 read: Callable[[], Settings] | None = None, standby: bool = True) -> None:
+        """Args: ``read`` reads the settings again, for ``reload``; raises ConfigError if invalid. None: no file. ``standby``:
+        whether ``start`` waits while another broker owns the store; otherwise it raises StoreInUse."""
         self.settings = settings
+        self._standby = standby
         self._read = read
         self.reloaders: list[Prepare] = []
         """Parts other than the server that settings apply to."""
@@ -253,11 +255,12 @@ class App:
         assert self.shard_host is not None
         assert self.jetstream is not None
         assert self._accounts is not None
-        shard = await self.shard_host.acquire()
+        shard = await (self.shard_host.acquire() if self._standby else self.shard_host.acquire_unowned())
+        self._standby = True  # an owner that is fenced waits for its store
         recovered = shard.recovered
         log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
                  recovered.segments)
-        log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, shard.log.store.puts_cost))
+        log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, at_aws=shard.log.store.at_aws))
         if shard.log.store.put_unsynced is not None:
             log.info("Syncs: every %s; a power cut may take what was acknowledged since the last one",
                      format_duration(self.settings.storage.sync_interval_ns or 0))
@@ -285,7 +288,8 @@ class App:
 
     async def _bind_for_clients(self) -> None:
         if (websocket := self.server.websocket) is not None:
-            with or_start_error("Unable to listen for websocket connections on port", websocket.settings.host, websocket.port):
+            with or_start_error("Unable to listen for websocket connections on port", websocket.settings.host, websocket.port,
+                                "websocket { port }"):
                 await websocket.bind()
         with self._clients_port():
             await self.server.bind()
@@ -296,7 +300,7 @@ class App:
         self._serving = True
 
     def _clients_port(self) -> AbstractContextManager[None]:
-        return or_start_error("Error listening on port", self.settings.clients.host, self.settings.clients.port)
+        return or_start_error("Error listening on port", self.settings.clients.host, self.settings.clients.port, "port, or -p")
 
     def _lost(self, error: BaseException) -> None:
         """The log failed: everything in memory that is not persisted is now worthless."""
@@ -377,15 +381,17 @@ class App:
         return {"http_host": self.settings.monitoring.host or self.settings.clients.host, "http_port": 0, "https_port": 0}
 
 
-def commit_cost(interval_ns: int, puts_cost: bool) -> str:
-    """What the commit interval means for latency and the bill; the table is in docs/STORES.md, "What commits cost"."""
+def commit_cost(interval_ns: int, *, at_aws: bool) -> str:
+    """What the commit interval means for latency, and for the bill at AWS; docs/STORES.md, "What commits cost", has a table."""
     if not interval_ns:
         return "Commits: at once, as often as the store takes them" + (
-            "; each put is paid for, see commit_interval" if puts_cost else "")
+            "; each put is paid for, see commit_interval" if at_aws else "")
     puts = 1e9 / interval_ns
+    rate = f"Commits: at most one put every {interval_ns / 1e6:g} ms, {puts:.0f} a second"
+    if not at_aws:
+        return rate
     dollars = puts * 86_400 * 30 * 0.005 / 1000
-    return (f"Commits: at most one put every {interval_ns / 1e6:g} ms, {puts:.0f} a second; at $0.005 for a thousand puts "
-            f"that is at most ${dollars:,.0f} a month under constant load")
+    return f"{rate}; at $0.005 for a thousand puts that is at most ${dollars:,.0f} a month under constant load"
 
 
 def prepare_directory(path: str) -> None:

@@ -14,12 +14,15 @@ __all__ = ["host_port", "or_start_error"]
 
 
 @contextmanager
-def or_start_error(what: str, host: str, port: int) -> Iterator[None]:
-    """Raises: StartError, which begins with ``what``, where binding or listening at ``port`` fails."""
+def or_start_error(what: str, host: str, port: int, setting: str) -> Iterator[None]:
+    """Raises: StartError, which begins with ``what``, where binding or listening at ``port`` fails.
+
+    Args: ``setting`` says how another port is chosen.
+    """
     try:
         yield
     except (OSError, UnicodeError) as error:
-        raise StartError(f"{what}: {_why(host, port, error)}") from None
+        raise StartError(f"{what}: {_why(host, port, error)}{_remedy(error, setting)}") from None
 
 
 def host_port(host: str, port: int) -> str:
@@ -35,3 +38,15 @@ def _why(host: str, port: int, error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     why = os.strerror(number).lower() if number in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) else str(error)
     return f'{where}, "listen tcp {where}: bind: {why}"'
+
+
+def _remedy(error: Exception, setting: str) -> str:
+    """What to do about it, beyond nats-server's words; "" if that is not known."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
+        return f"; another process listens there: stop it, or choose another port ({setting})"
+    if number == errno.EACCES:
+        return f"; ports below 1024 are for privileged users: choose another port ({setting})"
+    if number == errno.EADDRNOTAVAIL:
+        return "; this machine has no such address: name one that it has, or 0.0.0.0 for all"
+    return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from ssl import SSLContext
 from typing import Any
@@ -61,7 +62,7 @@ class Pages:
 
     async def bind(self) -> None:
         """Take the port; nothing is accepted yet. Raises: StartError."""
-        with or_start_error(_CANNOT, self.host, self.port):
+        with self._or_start_error():
             await self._server.bind()
 
     async def start(self) -> None:
@@ -69,9 +70,13 @@ class Pages:
         if self._started:
             return
         self._started = True
-        with or_start_error(_CANNOT, self.host, self.port):
+        with self._or_start_error():
             await self._server.start()
         log.info("Starting %s monitor on %s", self.scheme, host_port(self.host, self.port))
+
+    def _or_start_error(self) -> AbstractContextManager[None]:
+        setting = "https_port, or -ms" if self._secure else "http_port, or -m"
+        return or_start_error(_CANNOT, self.host, self.port, setting)
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Load the certificates anew; returns what applies them. Raises: ValueError."""

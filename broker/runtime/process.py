@@ -42,7 +42,7 @@ def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
     try:
         lines = LogLines(settings.logging)
     except OSError as error:
-        print(f"nats-server: cannot write the log file {settings.logging.file}: {error.strerror}", file=sys.stderr)
+        print(f"jetblock: cannot write the log file {settings.logging.file}: {error.strerror}", file=sys.stderr)
         return 1
     # Threads that encode and put segments hold the interpreter for up to this long before the loop gets it back; the
     # default of 5 ms would be the loop's lag under load.

@@ -26,7 +26,7 @@ async def refusal(store: str, environ: dict[str, str] | None = None, seconds: fl
         await broker.start(ready=False)
         assert await broker.wait_end(seconds) == 1, broker.tail()
         # A fatal line of the log, or what the command line says before there is one.
-        fatal = [line for line in broker.stderr if "[FTL]" in line or line.startswith("nats-server: ")]
+        fatal = [line for line in broker.stderr if "[FTL]" in line or line.startswith("jetblock: ")]
         assert len(fatal) == 1, broker.tail()
         assert not any("Server is ready" in line for line in broker.stderr)
         assert not unexpected(broker), broker.tail()

@@ -11,11 +11,13 @@ import pytest
 
 from broker.config.settings import ClientSettings, JetStreamSettings, Settings, StorageSettings
 from broker.jetstream.engine import JetStream
-from broker.runtime.app import App
+from broker.runtime.app import App, commit_cost
 from broker.storage.log.log import Log
 from broker.storage.put import Fenced
 from broker.storage.read.reader import BlockReader
 from tests.adversity.clients import until
+from tests.harness import BrokerProcess
+from tests.storage.objectstore.fake_s3 import fake_s3
 
 LEASE_NS = 200_000_000
 
@@ -92,3 +94,17 @@ async def test_a_shard_lost_before_clients_could_connect_is_taken_again(
     assert opened == [1, 2]
     await nc.close()
     await app.stop()
+
+
+async def test_dollars_only_where_aws_is_paid(tmp_path: Path) -> None:
+    """The price of commits at AWS is no matter of a MinIO endpoint, or of a directory."""
+    assert "$648 a month" in commit_cost(20_000_000, at_aws=True)
+    assert "each put is paid for" in commit_cost(0, at_aws=True)
+    async with fake_s3() as fake:
+        environ = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ENDPOINT_URL": fake.endpoint}
+        async with BrokerProcess("--store", "s3://bucket/x", environ=environ) as bucket:
+            [said] = [line for line in bucket.stderr if "Commits: " in line]
+            assert said.endswith("at most one put every 20 ms, 50 a second\n")
+    async with BrokerProcess("-js", "-sd", str(tmp_path)) as directory:
+        [said] = [line for line in directory.stderr if "Commits: " in line]
+        assert "paid" not in said

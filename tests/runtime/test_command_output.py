@@ -47,7 +47,7 @@ async def test_nobody_reads_it(command: str, tmp_path: Path) -> None:
         done = run(command, urls, full)
     finally:
         os.close(full)
-    assert (done.returncode, done.stderr) == (2, "nats-server: cannot write: No space left on device\n")
+    assert (done.returncode, done.stderr) == (2, "jetblock: cannot write: No space left on device\n")
 
 
 async def test_a_name_beyond_the_terminals_characters(tmp_path: Path) -> None:

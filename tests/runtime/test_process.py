@@ -52,9 +52,9 @@ def test_help_and_unknown_flags() -> None:
         done = run(flag)
         assert (done.returncode, done.stderr) == (
             1, f"flag provided but not defined: -{flag.lstrip('-')}; did you mean {meant}?\n")
-    assert run("inspct").stderr == 'nats-server: unrecognized command: "inspct"; did you mean inspect?\n'
+    assert run("inspct").stderr == 'jetblock: unrecognized command: "inspct"; did you mean inspect?\n'
     done = run("stray")
-    assert (done.returncode, done.stderr) == (1, 'nats-server: unrecognized command: "stray"\n')
+    assert (done.returncode, done.stderr) == (1, 'jetblock: unrecognized command: "stray"\n')
 
 
 def test_print_config(tmp_path: Path) -> None:
@@ -100,12 +100,36 @@ def test_bad_configuration(tmp_path: Path) -> None:
     assert run("-t", "-c", str(path)).returncode == 0
 
 
+def test_whose_error_it_is(tmp_path: Path) -> None:
+    """nats-server's name begins what it says, too, about a configuration file; jetblock's own errors begin with jetblock's."""
+    path = tmp_path / "x.conf"
+    path.write_text("x: 1")
+    assert run("-c", str(path)).stderr.startswith(f"nats-server: {path}:1:0: unknown field")
+    path.write_text("authorization { token: t, user: u, password: p }")
+    assert run("-c", str(path)).stderr.startswith("nats-server: ")
+    assert run("-c", str(tmp_path / "none")).stderr.startswith("nats-server: open ")
+    path.write_text("port: -1")
+    assert run("-t", "-c", str(path)).stderr.startswith(f"nats-server: configuration file {path} is valid")
+    for words in (("--store", "bucket/prefix"), ("-c", str(path), "--store", "x"), ("--signal", "stop"), ("scrub",),
+                  ("-l", str(tmp_path / "none" / "log"))):
+        done = run(*words)
+        assert (done.returncode, done.stderr.startswith("jetblock: ")) == (1, True), done.stderr
+    done = run("-p", "-1", environ={"JETBLOCK_PUTS_IN_FLIGHT": "many"})
+    assert done.stderr.startswith("jetblock: environment")
+
+
 def test_address_that_cannot_be_listened_on() -> None:
     """Status 1 and a fatal line that names the port."""
     with BlockedPort() as port:
         done = run("-a", "127.0.0.1", "-p", str(port))
     assert done.returncode == 1
     assert re.search(r"\[FTL\] Error listening on port: 127\.0\.0\.1:\d+, .*address already in use", done.stderr)
+    assert "another process listens there: stop it, or choose another port (port, or -p)" in done.stderr
+    with BlockedPort() as port:
+        done = run("-a", "127.0.0.1", "-p", "-1", "-m", str(port))
+    assert (done.returncode, "choose another port (http_port, or -m)" in done.stderr) == (1, True)
+    done = run("-a", "192.0.2.1", "-p", "-1")
+    assert (done.returncode, "this machine has no such address" in done.stderr) == (1, True)
     done = run("-a", "999.999.999.999", "-p", "-1")
     assert (done.returncode, "no such host" in done.stderr) == (1, True)
 
@@ -302,7 +326,7 @@ async def test_signals_by_the_command(tmp_path: Path) -> None:
         assert await server.wait_end() == 0
     for word in ("stop", "stop=", "dance=1", "stop=/nowhere", "stop=99999999", "stop=0"):
         done = await asyncio.to_thread(run, "--signal", word)
-        assert (done.returncode, done.stderr.startswith("nats-server: ")) == (1, True), word
+        assert (done.returncode, done.stderr.startswith("jetblock: ")) == (1, True), word
 
 
 async def test_configuration_of_a_run(tmp_path: Path) -> None:

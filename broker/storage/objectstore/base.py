@@ -138,6 +138,11 @@ class ObjectStore(ABC):
     async def close(self) -> None:
         """Release connections and threads. Calls in progress finish or raise Transient; later ones raise Transient."""
 
+    @property
+    def at_aws(self) -> bool:
+        """Whether AWS serves the store, so that its list prices apply; known once a request was answered."""
+        return False
+
     def now_ns(self) -> int | None:
         """The store's wall clock (Unix UTC), extrapolated from its last answer by a clock that does not leap; accurate to
         about a second. None if the store has no clock, or has not answered yet."""

@@ -124,6 +124,11 @@ class S3Store(ObjectStore):
         self._exit = AsyncExitStack()
         self._closed = False
         self._date: tuple[str, int] | None = None
+        self._at_aws = False
+
+    @property
+    def at_aws(self) -> bool:
+        return self._at_aws
 
     async def put(self, key: str, data: Buffers) -> None:
         body = data[0] if len(data) == 1 else b"".join(data)
@@ -326,13 +331,15 @@ class S3Store(ObjectStore):
         endpoint = (self._endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
                     or configured.get("endpoint_url"))
         s3: dict[str, object] = {}
+        at_aws = True
         if endpoint:
             parts = urlsplit(endpoint)
             shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
             self._where = f"{self.url} at {shown}"
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise StoreRefused(f"{self._where}: the endpoint is no URL: write AWS_ENDPOINT_URL=http://HOST:PORT")
-            if not parts.hostname.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+            at_aws = parts.hostname.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+            if not at_aws:
                 s3 = {"addressing_style": "path", "payload_signing_enabled": False}
         if not s3:
             s3 = {"payload_signing_enabled": bool(endpoint) and not str(endpoint).startswith("https")}
@@ -352,6 +359,7 @@ class S3Store(ObjectStore):
         except TimeoutError as e:
             raise Transient(f"{self._where}: no credentials within {_CLIENT_TIMEOUT_S:g} s") from e
         client.meta.events.register("before-send.s3", self._before_send)
+        self._at_aws = at_aws
         return client
 
 

@@ -38,3 +38,7 @@ class Wrapper(ObjectStore):
 
     def now_ns(self) -> int | None:
         return self.inner.now_ns()
+
+    @property
+    def at_aws(self) -> bool:
+        return self.inner.at_aws

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import traceback
 from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.clock import ManualClock, SystemClock
 from broker.storage.objectstore import (
     NotFound,
     PreconditionFailed,
@@ -18,6 +19,7 @@ from broker.storage.objectstore import (
     Transient,
     open_store,
 )
+from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.objectstore.s3 import S3Store
 from tests.storage.objectstore.fake_s3 import FakeS3
 
@@ -353,6 +355,20 @@ async def test_cancelling_a_put_leaves_the_store_usable(s3: S3Store, fake: FakeS
     fake.script = lambda request: None
     await s3.put("l", [b"y"])
     assert await s3.get("l") == b"y"
+
+
+async def test_whose_prices_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store knows whether AWS serves it: by the endpoint. No request is made."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for endpoint, at_aws in ((None, True), ("https://s3.eu-central-1.amazonaws.com", True), ("http://127.0.0.1:9000", False)):
+        store = RetryingStore(bare := S3Store("bucket", endpoint=endpoint, region="eu-central-1"), clock=SystemClock(),
+                              rng=random.Random(1), give_up_ns=0)
+        await bare._made_client()
+        assert store.at_aws is at_aws, endpoint
+        await store.close()
 
 
 def test_urls() -> None:
