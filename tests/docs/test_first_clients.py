@@ -1,0 +1,100 @@
+"""What a new user does first: the README's clients, run as they stand there, and what ``make run`` starts."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+import pytest_asyncio
+
+from tests.harness import BrokerProcess
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+NATS_CLI = {"retention": "limits", "max_consumers": -1, "max_msgs_per_subject": -1, "max_msgs": -1, "max_bytes": -1, "max_age": 0,
+            "max_msg_size": -1, "storage": "file", "discard": "old", "num_replicas": 1, "duplicate_window": 120_000_000_000,
+            "sealed": False, "deny_delete": False, "deny_purge": False, "allow_rollup_hdrs": False, "allow_direct": True,
+            "mirror_direct": False}
+"""What `nats stream add --defaults` asks for, besides name and subjects."""
+
+
+def snippets(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+async def python(snippet: str, names: dict[str, Any]) -> None:
+    """Run a snippet as ``python -m asyncio`` does."""
+    code = compile(snippet, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    coroutine = eval(code, names)
+    if inspect.iscoroutine(coroutine):
+        await coroutine
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    async with BrokerProcess("--store", f"file://{tmp_path / 'store'}") as broker:
+        yield broker
+
+
+async def test_both_first_clients_on_one_broker(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    """In either order: the streams of the two do not collide."""
+    [first] = [snippet for snippet in snippets("python") if "get_last_msg" in snippet]
+    [commands] = [snippet for snippet in snippets("sh") if "nats stream add" in snippet]
+    _, _, _, stream, *rest = shlex.split(commands.splitlines()[0])
+    subjects = rest[rest.index("--subjects") + 1].split(",")
+    names: dict[str, Any] = {}
+    for _ in range(2):
+        await python(first.replace("nats://127.0.0.1:4222", broker.url), names)
+        assert "b'hello'" in capsys.readouterr().out
+        client = names["js"]._nc
+        answer = await client.request(f"$JS.API.STREAM.CREATE.{stream}",
+                                      json.dumps({"name": stream, "subjects": subjects, **NATS_CLI}).encode())
+        assert "error" not in json.loads(answer.data)
+        published = shlex.split(commands.splitlines()[1])[-2]
+        assert (await client.jetstream().publish(published, b"hello")).stream == stream
+        await client.close()
+
+
+async def test_the_embedded_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's broker within a program serves a client."""
+    monkeypatch.chdir(tmp_path)
+    [snippet] = [snippet for snippet in snippets("python") if "async with Broker(" in snippet]
+    names: dict[str, Any] = {"nats": nats}
+    await python(f"{snippet}    await nc.flush()\n    await nc.close()\n", names)
+    assert (tmp_path / "data" / "streams").is_dir()
+
+
+@pytest.mark.parametrize("words", [(), ("HOST=192.0.2.7", "PORT=5000")])
+def test_make_run_listens_where_it_says(words: tuple[str, ...]) -> None:
+    """On this machine alone, where nobody needs a login; the address that is shown is the one of the command."""
+    lines = subprocess.run(["make", "-n", "run", *words], capture_output=True, text=True, timeout=60, cwd=ROOT,
+                           check=True).stdout.splitlines()
+    shown = next(found for line in lines if (found := re.search(r"nats://([\d.]+):(\d+)", line)))
+    command = shlex.split(next(line for line in lines if "bin/jetblock -" in line))
+    assert command[command.index("-a") + 1] == shown[1]
+    assert command[command.index("-p") + 1] == shown[2]
+    assert words or (shown[1], shown[2]) == ("127.0.0.1", "4222")
+
+
+def test_what_security_says_is_refused_is_refused(tmp_path: Path) -> None:
+    """Each key that docs/SECURITY.md calls absent is refused by name."""
+    from broker.config.flags import read_flags
+    from broker.config.load import load
+    from broker.config.settings import ConfigError
+
+    [said] = re.findall(r"asks for something that is not there \((.*?)\) is refused", (ROOT / "docs/SECURITY.md").read_text())
+    keys = re.findall(r"`(\w+)`", said)
+    assert keys
+    for key in keys:
+        (tmp_path / "x.conf").write_text(f"{key} {{ }}")
+        with pytest.raises(ConfigError, match=f'"{key}" .*jetblock'):
+            load(read_flags(["-c", str(tmp_path / "x.conf")]), {})
