@@ -149,8 +149,10 @@ _ELEMENTS: Sequence[tuple[str, re.Pattern[str]]] = [(name, re.compile(pattern, r
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def parse_time(text: str) -> int:
-    """An RFC 3339 instant within the years 1 to 9999 in UTC; digits after the ninth of the fraction are dropped.
+def parse_time(text: str, *, any_zone: bool = False) -> int:
+    """Return an RFC 3339 instant within the years 1 to 9999 in UTC; digits after the ninth of the fraction are dropped.
+
+    ``any_zone``: the years are those of its own time zone. Such an instant cannot always be written in UTC.
 
     Raises: ValueError in the words of Go's time.Parse.
     """
@@ -181,7 +183,7 @@ def parse_time(text: str) -> int:
             raise ValueError(f"parsing time {json.dumps(text)}: time zone offset {unit} out of range")
         offset = hours * 3600 + minutes * 60
         seconds += -offset if zone[0] == "+" else offset
-        if not ZERO_TIME_NS <= seconds * 1_000_000_000 <= _LAST_TIME_NS:
+        if not any_zone and not ZERO_TIME_NS <= seconds * 1_000_000_000 <= _LAST_TIME_NS:
             # RFC 3339 could not write it back in UTC.
             raise ValueError(f"parsing time {json.dumps(text)}: year out of range in UTC")
     return seconds * 1_000_000_000 + int((fraction + "000000000")[:9])

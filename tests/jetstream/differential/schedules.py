@@ -15,8 +15,18 @@ _PATTERNS = (
     "@reboot", "0 0 0 1 1 *", "0 0 0 1 1", "0 0 0 1 1 * *", "* * * * 1 *", "60 0 0 1 1 *", "0 60 0 1 1 *", "0 0 24 1 1 *", "0 0 0 0 1 *",
     "0 0 0 32 1 *", "0 0 0 1 13 *", "0 0 0 1 1 7", "0 0 0 30 2 *", "0 0 0 29 feb *", "0 0 0 ? JAN mon-fri", "0 0 0 1 1-12/11 ?", "*/0 0 0 1 1 *",
     "5-3 0 0 1 1 *", "1-2-3 0 0 1 1 *", "1/2/3 0 0 1 1 *", ",, 0 0 1 1 *", "1,2,,3 0 0 1 1 *", "+1 0 0 1 1 *", "-1 0 0 1 1 *", "0/70 0 0 1 1 *",
-    "x", "0  0  0  1  1  *", "0 0 0 1 1 *  ", "@every 1s")
+    "x", "0  0  0  1  1  *", "0 0 0 1 1 *  ", "* , * * * *", "* * , * * *", "* * * , * *", "* * * * , *", "* * * * * ,", "0 0 0 , * ,",
+    "0 0 0 , 1 mon", "0 0 0 1 1 ,", "0 0 0 , * mon,*", "0 0 0 31 2,4,6,9,11 *", "0 0 0 31 2 mon", "0/9223372036854775807 0 0 1 1 *",
+    "0/9223372036854775808 0 0 1 1 *", "0000000000000000000001 0 0 1 1 *", "*-3 0 0 1 1 *", "*-x-y 0 0 1 1 *", "*-x-y/2 0 0 1 1 *",
+    "1-3/0 0 0 1 1 *", "1/ 0 0 1 1 *", "/1 0 0 1 1 *", "*/-1 0 0 1 1 *", "0/+30 0 0 1 1 *", "@every 1s")
 """The one that fires soon is the last, so that none of the sequences depends on how long the others take."""
+
+_FAR_OFF = (
+    "@at 2262-04-11T23:47:16.854775807Z", "@at 2262-04-11T23:47:16.854775808Z", "@at 2300-01-01T00:00:00Z", "@at 9999-12-31T23:59:59Z",
+    "@at 9999-12-31T23:59:59-10:00", "@at 0001-01-01T00:00:00Z", "@at 0001-01-01T00:00:01Z", "@at 0001-01-01T00:00:00+10:00",
+    "@at 1500-01-01T00:00:00Z", "@at 1970-01-01T00:00:00Z", "@at 10000-01-01T00:00:00Z", "@every 2100000h", "@every 2562047h",
+    "@every 2562048h", "@every 9223372036s", "@every 9223372037s")
+"""Times at and beyond the ends of what a 64-bit number of nanoseconds can say."""
 
 _ZONES = (("0 0 0 1 1 *", "Europe/Berlin"), ("0 0 0 1 1 *", "UTC"), ("0 0 0 1 1 *", "Nowhere/Town"), ("0 0 0 1 1 *", ""),
           ("@every 1h", "UTC"), (_FAR, "UTC"), ("@daily", "America/New_York"), ("", "Europe/Berlin"), ("", "x"), ("x", "x"))
@@ -87,6 +97,12 @@ SCENARIOS: dict[str, str] = {
         _batch(("s.x", _END), ("s.y", _END), batch="g"), "state")),
     "patterns": "\n".join([_STREAM, *(f"pub[Nats-Schedule: {pattern}; Nats-Schedule-Target: s.t] s.{number} x"
                                       for number, pattern in enumerate(_PATTERNS))]) + "\nstate",
+    # A stream for each: on nats-server a time after 2262 has passed, so that messages follow, here it is due in 2262.
+    "far-off times": "\n".join(
+        f'make F{number} {{"subjects": ["f{number}.>"], "allow_msg_schedules": true}}\n'
+        f"pub[Nats-Schedule: {pattern}; Nats-Schedule-Target: f{number}.t] f{number}.a x" for number, pattern in enumerate(_FAR_OFF)),
+    "patterns, where there are no schedules": "\n".join(["stream", *(
+        f"pub[Nats-Schedule: {pattern}; Nats-Schedule-Target: s.t] s.a x" for pattern in (*_PATTERNS, *_FAR_OFF))]) + "\nstate",
     "headers": _refused(_STREAM) + "\nstate",
     "headers, without TTLs": _refused('stream {"allow_msg_schedules": true}') + "\nstate",
     "headers, where there are no schedules": _refused("stream"),

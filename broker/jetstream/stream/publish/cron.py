@@ -1,18 +1,21 @@
 """When a schedule fires: ``@at``, ``@every``, the predefined names, and cron expressions of six fields, seconds first.
 
-No clock and no state. Times are computed as nats-server computes them, daylight saving included: hours and below move by
-elapsed time, days and months by the calendar of the zone.
+No clock and no state. A cron expression fires in each second whose local time matches, so an hour that daylight saving
+repeats fires twice, and one that it skips does not fire. nats-server does the same, except in the few zones that skip
+midnight: there it passes over some matches of that day and of the following ones.
 
 Source: nats-server, server/scheduler.go, parseMsgSchedule; server/cron.go.
 """
 
 from __future__ import annotations
 
+from calendar import monthrange
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, tzinfo
 from typing import Final, NamedTuple
 
 from broker.gotime import parse_duration, parse_time
+from broker.jetstream.wire.numbers import signed_decimal
 
 __all__ = ["Firing", "fires_at", "next_match"]
 
@@ -34,15 +37,16 @@ class Firing(NamedTuple):
 
 
 def fires_at(pattern: str, zone: tzinfo | None, after_ns: int, now_ns: int) -> Firing:
-    """When ``pattern`` fires next after ``after_ns``; if that time has passed by ``now_ns``, after now: missed firings
-    are not made up for.
+    """Return when ``pattern`` fires next after ``after_ns``.
+
+    If that time has passed by ``now_ns``, return when it fires after now: missed firings are not made up for.
 
     Raises: ValueError when it is not a pattern, or cannot have a zone.
     """
     if pattern.startswith("@at "):
         if zone is not None:
             raise ValueError("a time has its zone")
-        return Firing(parse_time(pattern[4:]), False)
+        return Firing(parse_time(pattern[4:], any_zone=True), False)
     if pattern.startswith("@every "):
         every_ns = parse_duration(pattern[7:])
         if zone is not None or every_ns < _SECOND:
@@ -75,57 +79,98 @@ _FIELDS: Final = (
     _Bounds(0, 6, {name: number for number, name in enumerate(_DAYS)}))
 
 
+class _Expression(NamedTuple):
+    """The values that each field of a cron expression allows."""
+
+    seconds: frozenset[int]
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    needs_both: bool
+    """Whether a date must match both ``days`` and ``weekdays``, since one of the two is ``*``; otherwise one is enough."""
+
+
 def next_match(pattern: str, zone: tzinfo, after_ns: int) -> int:
-    """The first second after ``after_ns`` that a cron expression matches in a time zone.
+    """Return the first second after ``after_ns`` that a cron expression matches in a time zone.
+
+    The search goes from the largest field to the smallest, and straight to the next value that a field allows. It takes
+    single minutes and seconds only around a change of the zone's offset.
 
     Raises: ValueError when it is not one, or matches nothing for years.
     """
-    fields = pattern.split()
-    if len(fields) != len(_FIELDS):
-        raise ValueError(f"pattern requires 6 fields, got {len(fields)}")
-    (seconds, _), (minutes, _), (hours, _), (days, any_day), (months, _), (weekdays, any_weekday) = (
-        _field(field, bounds) for field, bounds in zip(fields, _FIELDS, strict=True))
+    wanted = _parse(pattern)
     at = after_ns // _SECOND + 1
-    limit, reset = _local(at, zone).year + _YEARS_MAX, False
-
-    def day_matches(now: datetime) -> bool:
-        by_day, by_weekday = now.day in days, now.isoweekday() % 7 in weekdays
-        return by_day and by_weekday if any_day or any_weekday else by_day or by_weekday
-
-    # From the largest field to the smallest. Advancing one resets the smaller ones, and one that wraps around may have
-    # changed a larger one.
+    last_year = _local(at, zone).year + _YEARS_MAX
     while True:
         now = _local(at, zone)
-        if now.year > limit:
-            raise ValueError("pattern exceeds maximum range")
-        if now.month not in months:
-            first = datetime(now.year, now.month, 1, tzinfo=zone) if not reset else now
-            year, month = (now.year + 1, 1) if now.month == 12 else (now.year, now.month + 1)
-            at = _unix(first.replace(year=year, month=month))
-        elif not day_matches(now):
-            start = datetime(now.year, now.month, now.day, tzinfo=zone) if not reset else now
-            at = _unix((start.replace(tzinfo=None) + timedelta(days=1)).replace(tzinfo=zone))
-        elif now.hour not in hours:
-            at = (at if reset else _unix(now.replace(minute=0, second=0))) + 3600
-        elif now.minute not in minutes:
-            at = (at if reset else at - at % 60) + 60
-        elif now.second not in seconds:
-            at += 1
+        day = _next_date(wanted, now.date(), last_year)
+        into_hour = 60 * now.minute + now.second
+        if day != now.date():
+            at = _start_of(day, zone, at)
+        elif now.hour not in wanted.hours:
+            span = _wait(now.hour, wanted.hours, 24) * 3600 - into_hour
+            at = _forward(at, zone, span, 3600 - into_hour, 60 - now.second)
+        elif now.minute not in wanted.minutes:
+            at = _forward(at, zone, _wait(now.minute, wanted.minutes, 60) * 60 - now.second, 60 - now.second)
+        elif now.second not in wanted.seconds:
+            at = _forward(at, zone, _wait(now.second, wanted.seconds, 60))
         else:
             return at * _SECOND
-        reset = True
+
+
+def _next_date(wanted: _Expression, first: date, last_year: int) -> date:
+    """Return the first date from ``first`` on that matches. Raises: ValueError when none does before ``last_year`` ends."""
+    start = first.day
+    for month in range(12 * first.year + first.month - 1, 12 * last_year + 12):
+        year, number = month // 12, month % 12 + 1
+        if number in wanted.months:
+            weekday_before, days = monthrange(year, number)  # Monday is 0 here, and 1 in the expression
+            for day in range(start, days + 1):
+                by_day, by_weekday = day in wanted.days, (weekday_before + day) % 7 in wanted.weekdays
+                if (by_day and by_weekday) if wanted.needs_both else (by_day or by_weekday):
+                    return date(year, number, day)
+        start = 1
+    raise ValueError("pattern exceeds maximum range")
+
+
+def _wait(value: int, wanted: frozenset[int], count: int) -> int:
+    """Return how far ``value`` is below the next wanted one, or below ``count``, where the field begins again."""
+    return min((one for one in wanted if one > value), default=count) - value
+
+
+def _start_of(day: date, zone: tzinfo, after: int) -> int:
+    """Return when a later local date begins, which is not at midnight where the zone skips that."""
+    midnight = datetime(day.year, day.month, day.day, tzinfo=zone)
+    # The zone may repeat midnight, and ``after`` may be between the two.
+    return next((at for fold in (0, 1) if (at := int(midnight.replace(fold=fold).timestamp())) > after), after + 1)
+
+
+def _forward(at: int, zone: tzinfo, *spans: int) -> int:
+    """Return ``at`` plus the first of ``spans`` within which the zone's offset stays the same, or else the next second."""
+    offset = _local(at, zone).utcoffset()
+    return next((at + span for span in spans if _local(at + span - 1, zone).utcoffset() == offset), at + 1)
 
 
 def _local(at: int, zone: tzinfo) -> datetime:
     return datetime.fromtimestamp(at, zone)
 
 
-def _unix(local: datetime) -> int:
-    return int(local.timestamp())
+def _parse(pattern: str) -> _Expression:
+    """Read a cron expression. Raises: ValueError when it is none, or matches nothing."""
+    fields = pattern.split()
+    if len(fields) != len(_FIELDS):
+        raise ValueError(f"pattern requires 6 fields, got {len(fields)}")
+    (seconds, _), (minutes, _), (hours, _), (days, any_day), (months, _), (weekdays, any_weekday) = (
+        _field(field, bounds) for field, bounds in zip(fields, _FIELDS, strict=True))
+    if not (seconds and minutes and hours):
+        raise ValueError("pattern exceeds maximum range")  # a field of commas alone; _next_date finds the others
+    return _Expression(seconds, minutes, hours, days, months, weekdays, any_day or any_weekday)
 
 
 def _field(field: str, bounds: _Bounds) -> tuple[frozenset[int], bool]:
-    """The values of a list of ranges, and whether one of them is all values."""
+    """Return the values of a list of ranges, and whether one of them is all values."""
     values: set[int] = set()
     any_value = False
     for expression in filter(None, field.split(",")):
@@ -136,12 +181,12 @@ def _field(field: str, bounds: _Bounds) -> tuple[frozenset[int], bool]:
 
 
 def _range(expression: str, bounds: _Bounds) -> tuple[range, bool]:
-    """number, number-number or * (also ?), each with /step."""
+    """Read number, number-number or * (also ?), each with /step. What follows ``*-`` does not count."""
     span, *steps = expression.split("/")
     low, *high = span.split("-")
-    if len(steps) > 1 or len(high) > 1:
-        raise ValueError(f"too many signs: {expression}")
     whole = low in ("*", "?")
+    if len(steps) > 1 or (len(high) > 1 and not whole):
+        raise ValueError(f"too many signs: {expression}")
     if whole:
         start, end = bounds.least, bounds.most
     else:
@@ -161,7 +206,7 @@ def _range(expression: str, bounds: _Bounds) -> tuple[range, bool]:
 def _number(text: str, names: Mapping[str, int]) -> int:
     if (number := names.get(text.lower())) is not None:
         return number
-    digits = text[1:] if text[:1] == "+" else text
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
+    number = signed_decimal(text.encode())
+    if number is None or number < 0:
         raise ValueError(f"failed to parse int from {text}")
-    return int(digits)
+    return number

@@ -17,12 +17,14 @@ from datetime import tzinfo
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
+from broker.gotime import ZERO_TIME_NS
 from broker.jetstream.stream.publish.cron import Firing, fires_at
 from broker.jetstream.stream.publish.rollup import ROLLUP
 from broker.jetstream.stream.publish.ttl import TTL_INVALID, parse_ttl
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.protocol import headers as header_block
 from broker.protocol.subject import collide, is_literal, is_valid
+from broker.storage.format.records.expiry import NEVER
 
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
@@ -42,6 +44,13 @@ TIME_ZONE: Final = b"Nats-Schedule-Time-Zone"
 _NEXT: Final = b"Nats-Schedule-Next"
 
 PURGE: Final = b"purge"
+
+_AT: Final = b"@at "
+
+_DUE_MIN_NS: Final = 1
+"""The record of schedules gives 0 another meaning."""
+
+_DUE_MAX_NS: Final = NEVER - 1
 
 HEADERS: Final = (PATTERN, TIME_ZONE, _NEXT, SCHEDULER, TARGET, SOURCE, _TTL, _ROLLUP)
 
@@ -70,9 +79,11 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
             else:
                 candidate.due = due
             return
-        following = get(_NEXT, b"")
+        following, pattern = get(_NEXT, b""), get(PATTERN, b"")
+        if pattern and not config.allow_msg_schedules and not pattern.startswith(_AT):
+            raise ApiError(10188)  # without reading it; ``@at`` may stand for no schedule
         try:
-            found = firing(get(PATTERN, b""), get(TIME_ZONE), candidate.pending.time_ns, candidate.pending.time_ns)
+            found = firing(pattern, get(TIME_ZONE), candidate.pending.time_ns, candidate.pending.time_ns)
         except ApiError:
             if not config.allow_msg_schedules:
                 raise ApiError(10188) from None
@@ -148,7 +159,14 @@ def _publishable(subject: bytes) -> bool:
 
 
 def firing(pattern: bytes, zone_name: bytes | None, after_ns: int, now_ns: int) -> Firing | None:
-    """When a schedule fires; None if there is no pattern. Raises: ApiError 10223, 10189."""
+    """Return when a schedule fires; None if there is no pattern, or one that stands for none: Go's zero time.
+
+    The time is within the range that can be stored. A schedule for a later time fires at the end of that range, in the
+    year 2262. (On nats-server the number wraps around, and such a schedule fires at once.) All times before 1970 count
+    as passed.
+
+    Raises: ApiError 10223, 10189.
+    """
     zone: tzinfo | None = None
     if zone_name is not None:
         try:
@@ -158,9 +176,12 @@ def firing(pattern: bytes, zone_name: bytes | None, after_ns: int, now_ns: int) 
     if not pattern:
         return None
     try:
-        return fires_at(pattern.decode(), zone, after_ns, now_ns)
+        found = fires_at(pattern.decode(), zone, after_ns, now_ns)
     except ValueError:  # UnicodeDecodeError is one
         raise ApiError(10189) from None
+    if found.at_ns == ZERO_TIME_NS:
+        return None
+    return found._replace(at_ns=min(max(found.at_ns, _DUE_MIN_NS), _DUE_MAX_NS))
 
 
 def produced(schedule: bytes, subject: bytes, content: bytes, following: bytes) -> bytes:
