@@ -14,6 +14,9 @@ from broker.storage.format.records.body import RecordBody
 
 __all__ = ["BODY_BYTES_MAX", "NAMES_BYTES", "OpenBlock", "Owner", "Tally"]
 
+TIME_NS_MAX: Final = (1 << 63) - 1
+"""The last time that the format can store, in the year 2262."""
+
 BODY_BYTES_MAX: Final = 128 << 20
 """No message is larger: max_payload is at most 64 MiB, and headers count in it."""
 
@@ -96,7 +99,7 @@ class OpenBlock(Generic[Owner]):
 
     def append_run(self, first_seq: int, subjects: Sequence[bytes], hlens: Sequence[int] | None,
                    bodies: Sequence[bytes], time_ns: int, names_bytes: int | None = None) -> None:
-        """Add messages with the sequences from ``first_seq`` on, all at ``time_ns`` (UTC, not negative).
+        """Add messages with the sequences from ``first_seq`` on, all at ``time_ns`` (UTC, from 1970 to 2262).
 
         ``first_seq`` is above every sequence before it, with or without a gap. hlens None: none has headers.
         ``names_bytes`` are those of the subjects, and of what else is held for these messages until they are stored.
@@ -104,7 +107,8 @@ class OpenBlock(Generic[Owner]):
         count = len(bodies)
         if not count:
             return
-        if first_seq <= self.last_seq or time_ns < 0 or len(subjects) != count or (hlens is not None and len(hlens) != count):
+        if (first_seq <= self.last_seq or not 0 <= time_ns <= TIME_NS_MAX or len(subjects) != count
+                or (hlens is not None and len(hlens) != count)):
             raise ValueError(f"{count} messages from {first_seq} at {time_ns} cannot follow {self.last_seq}")
         if hlens is not None:
             if self._hlens is None:
@@ -130,7 +134,7 @@ class OpenBlock(Generic[Owner]):
 
     def append_one(self, seq: int, subject: bytes, body: bytes, time_ns: int) -> None:
         """``append_run`` for one message without headers, with names of at most ``NAMES_BYTES``."""
-        if seq <= self.last_seq or time_ns < 0:
+        if seq <= self.last_seq or not 0 <= time_ns <= TIME_NS_MAX:
             raise ValueError(f"message {seq} at {time_ns} cannot follow {self.last_seq}")
         if self._hlens is not None:
             self._hlens.append(0)

@@ -13,6 +13,7 @@ from tests.jetstream.differential import (
     consuming,
     copying,
     counters,
+    extremes,
     fast_batches,
     priorities,
     publishing,
@@ -33,6 +34,6 @@ def _named(**modules: ModuleType) -> dict[str, str]:
 
 CONSUMING = consuming.SCENARIOS | _named(priorities=priorities)
 PUBLISHING = _named(publishing=publishing, batches=batches, fast_batches=fast_batches, TTLs=ttls, counters=counters,
-                    schedules=schedules, advisories=advisories, refusals=refusals)
+                    schedules=schedules, advisories=advisories, refusals=refusals, extremes=extremes)
 STREAMS = _named(retention=retention, upstream=upstream, copying=copying)
 ALL = CONSUMING | PUBLISHING | STREAMS

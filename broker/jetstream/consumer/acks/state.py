@@ -24,6 +24,7 @@ from typing import Protocol
 
 from broker.jetstream.consumer.acks.delta import AckDelta
 from broker.jetstream.consumer.acks.pending import PendingAcks, PendingRun
+from broker.jetstream.wire.numbers import INT64_MAX
 from broker.storage.format.records.consumer_state import ConsumerDelta
 
 __all__ = ["AckState", "StoredState"]
@@ -221,7 +222,9 @@ class AckState:
         """Redeliver pending ``seq`` after ``delay_ns``, measured as nats-server does: from one ack wait ago."""
         self.queue.pop(seq, None)
         shift = delay_ns - self.waits_ns[0]
-        self._resend([seq], at_ns + shift, mono_ns + shift + self._wait_of(seq), None)
+        # The time of the delivery is stored: a delay of centuries must not take it out of its range.
+        shifted_at_ns = min(max(at_ns + shift, 0), INT64_MAX)
+        self._resend([seq], shifted_at_ns, mono_ns + shift + self._wait_of(seq), None)
         self.changed = True
 
     def progress(self, seq: int, at_ns: int, mono_ns: int) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from math import inf
 from operator import itemgetter
 
 from broker.jetstream.stream.publish.id_map import IdMap
@@ -27,6 +28,9 @@ __all__ = ["Dedupe"]
 
 _ENTRY_BYTES = 140
 """A dictionary entry, the id's bytes object, its sequence and its place in the queue, as measured."""
+
+_ALWAYS = -inf
+"""Before every time, also before those at which the window began: it may be longer than Unix time."""
 
 _EXPIRED_AT_ONCE = 256
 """Ids forgotten by one publish: more than it adds, and at most 25 µs."""
@@ -66,14 +70,14 @@ class Dedupe:
         self._runs: list[_Run] = []
         self._begin = 0
         """Index of the first run that is not forgotten."""
-        self._limit_ns = -1
+        self._limit_ns: float = _ALWAYS
         """Ids of this time or earlier have left the window, forgotten or not."""
         self._older: list[_Run] = []
         """Runs loaded so far after a restart, the newest first."""
         self._staged: list[tuple[int, int]] = []
         """(-last, first) of the staged messages whose ids are loaded so far, the newest first."""
-        self._unheld_ns = -1
-        """Time of the newest id of the window that did not fit after a restart."""
+        self._unheld_ns: float = _ALWAYS
+        """Time of the newest id of the window that did not fit after a restart; ``_ALWAYS``: all of them did."""
 
     def __len__(self) -> int:
         return len(self._seqs)

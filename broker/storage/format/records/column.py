@@ -2,6 +2,9 @@
 
     a few        [1, 2, 3]
     many         bytes, little-endian signed 64-bit integers
+
+Every number is within 64 bits. Earlier versions wrote a few numbers without a check: times after the year 2262, which
+clients had asked for. Such a number is read as the nearest one in range.
 """
 
 from __future__ import annotations
@@ -15,17 +18,20 @@ __all__ = ["PackedColumn", "pack_column", "packed_bytes", "unpack_column"]
 
 PackedColumn = list[int] | bytes
 
+_LOWEST: Final = -1 << 63
+_HIGHEST: Final = (1 << 63) - 1
+
 _LISTED_MAX: Final = 8
 """Numbers in a column that is a list. Beyond these, bytes are faster to pack, and about as short."""
 
 
 def pack_column(numbers: Sequence[int]) -> PackedColumn:
-    """``numbers`` as a list or as bytes, whichever suits their count."""
-    return list(numbers) if len(numbers) <= _LISTED_MAX else packed_bytes(numbers)
+    """Return ``numbers`` as a list or as bytes, whichever suits their count. Raises: OverflowError."""
+    return array("q", numbers).tolist() if len(numbers) <= _LISTED_MAX else packed_bytes(numbers)
 
 
 def packed_bytes(numbers: Iterable[int]) -> bytes:
-    """``numbers`` as bytes, however many there are."""
+    """Return ``numbers`` as bytes, however many there are. Raises: OverflowError."""
     values = array("q", numbers)
     if sys.byteorder == "big":
         values.byteswap()
@@ -37,6 +43,8 @@ def unpack_column(column: object) -> list[int]:
     if type(column) is list:
         if type(sum(column)) is not int:  # as every one of them then is
             raise TypeError("a column of something else than integers")
+        if column and (max(column) > _HIGHEST or min(column) < _LOWEST):
+            return [min(max(number, _LOWEST), _HIGHEST) for number in column]
         return column
     if type(column) is not bytes:
         raise TypeError("not a column")

@@ -1,0 +1,106 @@
+"""Numbers and times at the ends of their ranges, sent by a client: whatever the answer, everything stored can be read back.
+
+The answers themselves are compared with nats-server's in differential/extremes.py and differential/schedules.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from broker.clock import SystemClock
+from broker.maintenance.fsck import fsck
+from broker.storage.objectstore.file import FileStore
+from tests.harness import BrokerProcess
+
+MAX = (1 << 63) - 1
+
+SCHEDULES = ("@at 2262-04-11T23:47:16.854775807Z", "@at 2300-01-01T00:00:00Z", "@at 2554-07-21T23:34:33Z",
+             "@at 9999-12-31T23:59:59Z", "@at 9999-12-31T23:59:59-10:00", "@at 0001-01-01T00:00:00Z",
+             "@at 0001-01-01T00:00:01Z", "@at 1500-01-01T00:00:00Z", "@at 1969-12-31T23:59:59Z",
+             "@at 1970-01-01T00:00:00Z", "@every 2100000h", "@every 2562047h")
+
+LASTING = (0, 1, 2, 3, 4, 10, 11)
+"""Those that are not due for a long time. The first message to go is a schedule that has fired."""
+
+DELAYS = (0, -1, MAX, MAX - 10**9, -MAX, -MAX - 1, MAX + 1, 10**18)
+
+
+async def api(client: Client, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The answer to an API request."""
+    msg = await client.request(f"$JS.API.{subject}", json.dumps(body or {}).encode(), timeout=10)
+    answer: dict[str, Any] = json.loads(msg.data)
+    return answer
+
+
+async def reopened(broker: BrokerProcess, store: Path, *, kill: bool) -> Client:
+    """Restart the broker, after a check of what it has stored."""
+    await (broker.kill() if kill else broker.stop())
+    assert (await fsck(FileStore(store), SystemClock(), random.Random(1))).problems == []
+    await broker.start()
+    return await nats.connect(broker.url)
+
+
+@pytest.mark.parametrize("storage", ["file", "memory"])
+async def test_schedules(storage: str, tmp_path: Path) -> None:
+    """Each publish is answered and so is the next; after a kill and after a stop with a checkpoint all messages are there."""
+    async with BrokerProcess("--store", f"file://{tmp_path}") as broker:
+        client = await nats.connect(broker.url)
+        await api(client, "STREAM.CREATE.S",
+                  {"name": "S", "subjects": ["s.>"], "allow_msg_schedules": True, "storage": storage})
+        js = client.jetstream()
+        for i, pattern in enumerate(SCHEDULES):
+            ack = await js.publish(f"s.{i}", b"x", headers={"Nats-Schedule": pattern, "Nats-Schedule-Target": "s.fired"})
+            assert (await js.publish("s.data", b"x")).seq > ack.seq
+        assert (await js.stream_info("S")).state.messages >= len(SCHEDULES) + len(LASTING)
+        for kill in (True, False) if storage == "file" else ():
+            before = (await js.stream_info("S")).state.last_seq
+            await client.close()
+            client = await reopened(broker, tmp_path, kill=kill)
+            js = client.jetstream()
+            assert (await js.stream_info("S")).state.last_seq >= before
+            for i in LASTING:
+                assert (await js.get_last_msg("S", f"s.{i}")).data == b"x"
+        await client.close()
+
+
+@pytest.mark.parametrize("storage", ["file", "memory"])
+async def test_delays_of_negative_acks(storage: str, tmp_path: Path) -> None:
+    """A delay is stored as the time of a delivery.
+
+    The stream stays in use after delays of centuries, one by one and sixteen in a commit, and a checkpoint can be cut.
+    """
+    async with BrokerProcess("--store", f"file://{tmp_path}") as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await api(client, "STREAM.CREATE.S", {"name": "S", "subjects": ["s"], "storage": storage})
+        for wait in (30 * 10**9, MAX):
+            for count in (1, 16):
+                for number, delay in enumerate(DELAYS):
+                    name = f"C{wait}-{count}-{number}"
+                    await api(client, f"CONSUMER.CREATE.S.{name}", {"stream_name": "S", "config": {
+                        "durable_name": name, "ack_policy": "explicit", "ack_wait": wait, "deliver_policy": "new"}})
+                    for _ in range(count):
+                        await js.publish("s", b"x")
+                    sub = await js.pull_subscribe_bind(name, stream="S")
+                    msgs = await sub.fetch(count, timeout=10)
+                    await asyncio.gather(*[client.publish(msg.reply, b'-NAK {"delay": %d}' % delay) for msg in msgs])
+                    await client.flush()
+                    assert (await api(client, f"CONSUMER.INFO.S.{name}"))["num_ack_pending"] == count
+                    await sub.unsubscribe()
+        for kill in (True, False) if storage == "file" else ():
+            await client.close()
+            client = await reopened(broker, tmp_path, kill=kill)
+            names = (await api(client, "CONSUMER.NAMES.S"))["consumers"]
+            assert len(names) == 4 * len(DELAYS)
+            for name in names:
+                assert (await api(client, f"CONSUMER.INFO.S.{name}"))["num_ack_pending"] == int(name.split("-")[1])
+        assert (await client.jetstream().publish("s", b"x")).seq == 2 * 17 * len(DELAYS) + 1
+        await client.close()
