@@ -6,12 +6,19 @@ from typing import Any, NamedTuple
 
 from broker.storage.format.errors import FormatError, VersionUnknown
 
-__all__ = ["DELETE", "NEWER", "RESTORE", "Problem", "of_error"]
+__all__ = ["DELETE", "NEWER", "NO_LIVE_MESSAGE", "OLDER_START_DAMAGED", "OLDER_START_MISSING", "RESTORE", "UNNEEDED",
+           "Problem", "of_error"]
 
 RESTORE = ("put the object's own bytes back from a copy: an older version where the bucket keeps versions, a replica, "
            "a backup")
 NEWER = "read it, and run the broker, with the version of jetblock that wrote it or a newer one"
 DELETE = "it may be deleted by hand"
+
+NO_LIVE_MESSAGE = "the damaged part holds no live message, and nothing else needs it any more"
+OLDER_START_DAMAGED = "the damaged part holds no live message; only a start from an older checkpoint would need it"
+OLDER_START_MISSING = "no live message is lost; a start from an older checkpoint may need it"
+UNNEEDED = frozenset({NO_LIVE_MESSAGE, OLDER_START_DAMAGED, OLDER_START_MISSING})
+"""What a problem means if nothing that a broker serves depends on it."""
 
 
 class Problem(NamedTuple):

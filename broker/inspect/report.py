@@ -5,9 +5,11 @@ The report's keys are stable: what the code calls orphans and released stays ``s
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from broker.inspect.problems import Problem
+from broker.inspect.repaired import Repaired
 from broker.inspect.survey import Epoch, ShardSurvey, Survey, stream_row
 from broker.inspect.verify import Verified
 from broker.output import Table, count, plain, printable, size, when
@@ -38,6 +40,7 @@ def overview_json(survey: Survey, verified: Verified | None = None) -> dict[str,
             "strays": [orphan._asdict() for orphan in verified.orphans]}
         problems += verified.problems
     said["problems"] = [problem.to_json() for problem in problems]
+    said["repairs"] = [repair.to_json() for repair in survey.repairs]
     return said
 
 
@@ -171,7 +174,26 @@ def overview_text(survey: Survey, verified: Verified | None = None) -> list[str]
     problems = survey.problems + (verified.problems if verified is not None else [])
     lines += ["", *problem_lines(problems)] if problems else [
         "", "no problems found" + ("" if verified is not None else "; --verify reads every byte")]
+    return lines + repair_lines(survey.repairs)
+
+
+def repair_lines(repairs: Sequence[Repaired]) -> list[str]:
+    """What earlier repairs said was lost."""
+    lines = []
+    for repair in repairs:
+        what = "these messages were lost then" if repair.lost else "no message was lost then"
+        lines += ["", f"repaired at {when(repair.at_ns)}, what was replaced is kept below {repair.folder}: {what}"]
+        if repair.lost:
+            lines += lost_table(repair.lost)
     return lines
+
+
+def lost_table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Messages that cannot be read any more, with the object that had them."""
+    table = Table(["account", "stream", "first", "last", "messages", "object"], ["first", "last", "messages"])
+    for row in rows:
+        table.add(row["account"], row["stream"], row["first_seq"], row["last_seq"], row["messages"], row["object"] or "-")
+    return table.flush()
 
 
 def _shard_lines(shard: ShardSurvey) -> list[str]:

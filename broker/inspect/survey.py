@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker.inspect.problems import RESTORE, Problem, of_error
+from broker.inspect.problems import OLDER_START_MISSING, RESTORE, Problem, of_error
+from broker.inspect.repaired import Repaired, new_problems, read_repairs
 from broker.inspect.shardview import ShardView, key_of, read_shard, shards
 from broker.inspect.source import Source, each, read_format
 from broker.storage.format.block import BlockPlace
@@ -124,7 +125,8 @@ class Survey:
     shards: list[ShardSurvey]
     stream_runs: Extent
     problems: list[Problem]
-    """Including the problems of all shards."""
+    """Including the problems of all shards, without those that a repair has dealt with."""
+    repairs: list[Repaired] = field(default_factory=list)
 
     @property
     def extent(self) -> Extent:
@@ -180,9 +182,11 @@ async def read_survey(source: Source, shard: int | None = None) -> Survey:
     runs = Extent()
     for info in await source.list(STREAMS):
         runs.add(info.size)
+    repairs = await read_repairs(source)
     for one in surveys:
+        one.problems = new_problems(one.problems, repairs)
         problems += one.problems
-    return Survey(source.url, store_format, surveys, runs, problems)
+    return Survey(source.url, store_format, surveys, runs, problems, repairs)
 
 
 async def read_shard_survey(source: Source, paths: ShardPaths) -> ShardSurvey:
@@ -250,7 +254,7 @@ async def missing(source: Source, view: ShardView, log: LogListing, roots: Colle
             affected[key].append(cannot_be_read(stream, max(entry.ref.first_seq, stream.first_seq), entry.ref.last_seq))
     return [Problem(key, "it is missing, and it holds live messages" if blocks else
                     "it is missing, and was not released", "; ".join(blocks) or
-                    "no live message is lost; a start from an older checkpoint may need it", RESTORE)
+                    OLDER_START_MISSING, RESTORE)
             for key, blocks in affected.items()]
 
 

@@ -18,7 +18,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from broker.inspect.objects import Checked, Fault, check_object
-from broker.inspect.problems import DELETE, NEWER, RESTORE, Problem, of_error
+from broker.inspect.problems import (
+    DELETE,
+    NEWER,
+    NO_LIVE_MESSAGE,
+    OLDER_START_DAMAGED,
+    RESTORE,
+    Problem,
+    of_error,
+)
+from broker.inspect.repaired import new_problems
 from broker.inspect.shardview import NAMED_AND_GONE, drive, key_of
 from broker.inspect.source import Source, each
 from broker.inspect.survey import ShardSurvey, Survey, cannot_be_read, entries
@@ -90,7 +99,7 @@ async def verify(source: Source, survey: Survey, progress: Callable[[int, int, i
         await _checkpoints(source, shard, survey.problems, done)
     known = {(problem.object, problem.section, problem.offset) for problem in survey.problems}
     unusable = {problem.object for problem in survey.problems if _is_root(problem.object)}
-    done.problems = [problem for problem in dict.fromkeys(done.problems)
+    done.problems = [problem for problem in new_problems(dict.fromkeys(done.problems), survey.repairs)
                      if (problem.object, problem.section, problem.offset) not in known
                      and problem.object not in unusable]
     return done
@@ -241,13 +250,13 @@ class Judge:
             elif row.core_offset == ref.core_offset and not fault.core:
                 shift = ref.first_seq - row.first_seq  # as in _live
                 first, last = max(fault.first_seq + shift, stream.first_seq), fault.last_seq + shift
-                if first <= last:
+                if any(not entry.is_dead(seq) for seq in range(first, last + 1)):
                     said.append(cannot_be_read(stream, first, last))
         if said:
             return "; ".join(said)
         if in_log and self.roots and position > self.roots[0]:
-            return "the damaged part holds no live message; only a start from an older checkpoint would need it"
-        return "the damaged part holds no live message, and nothing else needs it any more"
+            return OLDER_START_DAMAGED
+        return NO_LIVE_MESSAGE
 
     def _name(self, stream_id: int) -> str:
         stream = self.state.streams.get(stream_id)
@@ -268,6 +277,8 @@ class Judge:
         if header is None or checked.key.position is None or header.kind not in (
                 ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.PAGES):
             return None
+        if header.position != checked.key.position:
+            return None  # it has another object's bytes, which is a problem of its own
         epoch = self.epochs.get(checked.key.position.epoch)
         if epoch is None or epoch.claim is None or epoch.claim.run_id == header.nonce:
             return None

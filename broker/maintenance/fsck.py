@@ -1,7 +1,7 @@
 """Checks a store and repairs it: ``inspect``'s verification, then a plan, tried on an overlay before anything is written.
 
     verify ── problems? ── plan, on an overlay ── apply it there ── verify again ── not worse? ── apply it to the store
-                                                                                        └─ else nothing is changed
+                                   └─────────── else the same with fewer parts ───────────┘ or nothing is changed
 
 Applying: copies of what is replaced go to quarantine, with a record of all of it; substitutes take their places; an owner that
 serves nobody corrects streams and cuts three checkpoints; damaged checkpoints leave. Killed at any point, the next run goes
@@ -18,14 +18,15 @@ from typing import Any
 
 from broker.clock import Clock
 from broker.inspect.problems import NEWER, Problem
+from broker.inspect.repaired import Repaired, new_problems
 from broker.inspect.shardview import read_shard, shards
 from broker.inspect.source import Source
 from broker.inspect.survey import Survey, read_survey
 from broker.inspect.verify import Verified, verify
 from broker.maintenance.overlay import Overlay
 from broker.maintenance.owner import settle
-from broker.maintenance.plan import Lost, Plan, make_plan
-from broker.maintenance.quarantine import Quarantine, finish_repair, unfinished_repairs
+from broker.maintenance.plan import Lost, Part, Plan, make_plan
+from broker.maintenance.quarantine import Quarantine, Unfinished, finish_repair, unfinished_repairs
 from broker.maintenance.substitute import Unrepairable
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import CutOff, FormatError
@@ -42,6 +43,10 @@ __all__ = ["Checked", "Owned", "fsck"]
 
 
 _Progress = Callable[[int, int, int, int], object]
+_PARTS = tuple(map(frozenset, (
+    (Part.LOG, Part.CLAIMS, Part.ENTRIES), (Part.LOG, Part.ENTRIES), (Part.LOG, Part.CLAIMS), (Part.LOG,),
+    (Part.CLAIMS, Part.ENTRIES), (Part.CLAIMS,), (Part.ENTRIES,), ())))
+"""The plans that are tried, until one can be carried out: what can be repaired is, even if something else cannot."""
 
 
 class Owned(Exception):
@@ -63,6 +68,8 @@ class Checked:
     refused: str = ""
     quarantine: str = ""
     remaining: list[Problem] = field(default_factory=list)
+    repairs: list[Repaired] = field(default_factory=list)
+    """Earlier ones."""
 
     def to_json(self) -> dict[str, Any]:
         """The report."""
@@ -70,7 +77,8 @@ class Checked:
                 "problems": [problem.to_json() for problem in self.problems], "lost": [lost.to_json() for lost in self.lost],
                 "notes": self.notes, "substitutes": self.substitutes, "repairable": self.repairable,
                 "repaired": self.repaired, "refused": self.refused, "quarantine": self.quarantine,
-                "remaining": [problem.to_json() for problem in self.remaining]}
+                "remaining": [problem.to_json() for problem in self.remaining],
+                "repairs": [repair.to_json() for repair in self.repairs]}
 
 
 async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: bool = False, lease_ns: int = 15_000_000_000,
@@ -100,7 +108,7 @@ async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: 
 async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progress: _Progress, *, repair: bool) -> Checked:
     survey, verified = await _examine(store, progress)
     problems = [*survey.problems, *verified.problems]
-    done = Checked(verified, problems, remaining=problems)
+    done = Checked(verified, problems, remaining=problems, repairs=survey.repairs)
     unfinished = await unfinished_repairs(store)
     if not problems and not unfinished.folders:
         return done
@@ -109,27 +117,28 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progres
     if any(problem.remedy == NEWER and problem.object not in unadopted for problem in problems):
         done.repairable, done.refused = False, "not repaired: a newer jetblock wrote part of it; use that version"
         return done
-    trial = Overlay(store)
-    try:
-        plan = await make_plan(trial, problems, unfinished, rng, clock.now_ns())
-        done.lost, done.notes, done.substitutes = plan.lost, plan.notes, list(plan.substitutes)
-        if not plan:
-            for folder in unfinished.folders if repair else ():
-                await finish_repair(store, folder)
-            if not problems:
-                return done
+    refused = ""
+    for parts in _PARTS:
+        try:
+            plan, remaining = await _try(store, survey, problems, unfinished, parts, clock, rng, progress)
+        except Unrepairable as error:
+            refused = refused or str(error)
+            continue
+        if plan or not refused:
+            break
+    else:
+        done.repairable, done.refused = False, refused
+        return done
+    done.lost, done.notes, done.substitutes = plan.lost, plan.notes, list(plan.substitutes)
+    if not plan:
+        for folder in unfinished.folders if repair else ():
+            await finish_repair(store, folder)
+        if problems:
             done.repairable = False
             done.refused = "there is nothing to repair: what is listed keeps no broker from serving the rest"
-            return done
-        await _apply(trial, plan, clock, rng)
-        after, verified_after = await _examine(trial, progress)
-    except (Unrepairable, FormatError, CutOff) as error:
-        done.repairable, done.refused = False, f"not repairable: {error}"
         return done
-    remaining = [*after.problems, *verified_after.problems]
-    if worse := _worse(survey, problems, after, remaining):
-        done.repairable, done.refused = False, f"not repaired: that was tried on a copy in memory, and would not do: {worse}"
-        return done
+    if refused:
+        done.notes.append(f"not everything can be mended: {refused}")
     done.repairable, done.remaining = True, remaining
     if not repair:
         return done
@@ -142,11 +151,33 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progres
     for key, data in plan.substitutes.items():
         await store.replace(key, [data])
     await _apply(store, plan, clock, rng)
-    for folder in (*unfinished.folders, quarantine.folder):
+    for folder in (*(unfinished.folders if Part.LOG in parts else ()), quarantine.folder):
         await finish_repair(store, folder)
     survey, verified = await _examine(store, progress)
     done.repaired, done.remaining = True, [*survey.problems, *verified.problems]
     return done
+
+
+async def _try(store: ObjectStore, survey: Survey, problems: list[Problem], unfinished: Unfinished, parts: frozenset[Part],
+               clock: Clock, rng: random.Random, progress: _Progress) -> tuple[Plan, list[Problem]]:
+    """Make a plan with these parts and carry it out on an overlay; returns it, and the problems that it leaves.
+
+    Raises: Unrepairable, with the reason, if there is none, or the outcome would be worse; StoreError.
+    """
+    trial = Overlay(store)
+    try:
+        plan = await make_plan(trial, problems, unfinished, rng, clock.now_ns(), parts)
+        if not plan:
+            return plan, problems
+        await _apply(trial, plan, clock, rng)
+        after, verified = await _examine(trial, progress)
+    except (Unrepairable, FormatError, CutOff) as error:
+        raise Unrepairable(f"not repairable: {error}") from None
+    record = Repaired("", 0, frozenset(problem.object for problem in problems), [])
+    remaining = new_problems([*after.problems, *verified.problems], [record])
+    if worse := _worse(survey, problems, after, remaining, parts):
+        raise Unrepairable(f"not repaired: that was tried on a copy in memory, and would not do: {worse}")
+    return plan, remaining
 
 
 def _is_staged(object_: str) -> bool:
@@ -177,10 +208,10 @@ async def _apply(store: ObjectStore, plan: Plan, clock: Clock, rng: random.Rando
                 await store.delete(key)
 
 
-def _worse(before: Survey, problems: list[Problem], after: Survey, remaining: list[Problem]) -> str:
+def _worse(before: Survey, problems: list[Problem], after: Survey, remaining: list[Problem], parts: frozenset[Part]) -> str:
     """Why the outcome of a trial is not to be had; "" if it is."""
     for old, new in zip(before.shards, after.shards, strict=True):
-        if not new.view.whole:
+        if not new.view.whole and (old.view.whole or Part.LOG in parts):
             return str(new.view.problems[-1]) if new.view.problems else "the log cannot be read"
         if new.view.state.position < old.view.state.position:
             return f"the log would end at {new.view.state.position}"

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 from broker.arguments import duration_ns
 from broker.clock import SystemClock
-from broker.inspect.report import problem_lines
+from broker.inspect.report import lost_table, problem_lines, repair_lines
 from broker.inspect.source import CannotInspect
 from broker.maintenance.fsck import Checked, Owned, fsck
-from broker.output import Table, count, printable, size
+from broker.output import count, printable, size
 from broker.progress import Progress
 from broker.storage.objectstore import StoreError, Transient, open_store
 from broker.storage.objectstore.retrying import RetryingStore
@@ -95,14 +95,13 @@ async def _run(options: argparse.Namespace, progress: Progress) -> Checked:
 
 def _lines(done: Checked) -> list[str]:
     lines = [f"checked      {count(done.verified.objects)} objects, {size(done.verified.bytes)}"]
+    past = repair_lines(done.repairs)
     if not done.problems:
-        return [*lines, "sound"]
+        return [*lines, "sound", *past]
     lines += problem_lines(done.problems)
     if done.lost:
-        table = Table(["account", "stream", "first", "last", "messages", "object"], ["first", "last", "messages"])
-        for lost in done.lost:
-            table.add(lost.account, lost.stream, lost.first_seq, lost.last_seq, lost.messages, lost.object or "-")
-        lines += ["", "lost: these messages cannot be read, and everything else of their streams can", *table.flush()]
+        lines += ["", "lost: these messages cannot be read, and everything else of their streams can",
+                  *lost_table(lost.to_json() for lost in done.lost)]
     elif done.repairable:
         lines += ["", "no message is lost"]
     lines += done.notes
@@ -116,4 +115,4 @@ def _lines(done: Checked) -> list[str]:
     else:
         lines.append(done.refused)
         lines.append("put damaged objects back from a backup, if there is one (docs/BACKUP.md)")
-    return lines
+    return lines + past

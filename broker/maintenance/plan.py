@@ -1,16 +1,20 @@
 """What a repair does to a store, worked out on an overlay of it: substitutes for objects, and corrections of streams.
 
-    substitutes    a log entry that replay needs and cannot read; any log entry that can be rebuilt whole; claims; the format
+    substitutes    the format; a log entry that replay needs and cannot read; claims; any log entry that can be rebuilt whole
     corrections    messages that no longer can be read are removed, as a delete would, so that consumers go past them
     checkpoints    damaged ones, and their pages, leave the store once newer ones are there
+
+A plan has all parts of this, or some: where one cannot be carried out, the others still can (``fsck``).
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 from broker.inspect.problems import Problem
@@ -23,17 +27,27 @@ from broker.maintenance.quarantine import Unfinished
 from broker.maintenance.substitute import Unrepairable, claim_for, format_for, header_of, log_entry_for
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.errors import FormatError
-from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position
+from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position, key_position
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.segment import DirectoryRow
 from broker.storage.paths import FORMAT, ShardPaths, parse
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
-__all__ = ["Lost", "Plan", "make_plan"]
+__all__ = ["Lost", "Part", "Plan", "make_plan"]
 
 _OPENING_GONE = re.compile(r"\bepoch (\d+) was opened")
 _SUBSTITUTES_MAX = 10_000
+_WITNESSES = 32
+"""Objects of an epoch whose headers are read to learn who wrote them."""
+
+
+class Part(Enum):
+    """What a plan may leave out. The format is always in it."""
+
+    LOG = "log entries without which a broker cannot start, and the streams that depend on them"
+    CLAIMS = "claims"
+    ENTRIES = "log entries that can be rebuilt whole, and seals"
 
 
 class Lost(NamedTuple):
@@ -68,18 +82,20 @@ class Plan:
         return bool(self.substitutes or self.checkpoints or self.corrections)
 
 
-async def make_plan(overlay: Overlay, problems: list[Problem], unfinished: Unfinished, rng: random.Random, now_ns: int) -> Plan:
+async def make_plan(overlay: Overlay, problems: list[Problem], unfinished: Unfinished, rng: random.Random, now_ns: int,
+                    parts: frozenset[Part] = frozenset(Part)) -> Plan:
     """The repair for these problems, and the rest of interrupted ones. Puts the substitutes into ``overlay``.
 
     Raises: Unrepairable; StoreError.
     """
-    return await _Planner(overlay, problems, unfinished, rng, now_ns).make()
+    return await _Planner(overlay, problems, unfinished, rng, now_ns, parts).make()
 
 
 class _Planner:
     def __init__(self, overlay: Overlay, problems: list[Problem], unfinished: Unfinished, rng: random.Random,
-                 now_ns: int) -> None:
+                 now_ns: int, parts: frozenset[Part]) -> None:
         self.unfinished = unfinished
+        self.parts = parts
         self.substituted = set(unfinished.replaced)
         self.overlay = overlay
         self.source = Source(overlay)
@@ -94,10 +110,16 @@ class _Planner:
         plan = self.plan
         if FORMAT in self.bad:
             await self._substitute(FORMAT, format_for(await self.source.find(FORMAT) or b"", self.rng, self.now_ns))
+        if Part.CLAIMS in self.parts:
+            # First, because a substitute for a log entry names the process run that its epoch's claim names.
+            for shard in (await read_survey(self.source)).shards:
+                await self._claims(shard)
         survey = await self._make_whole()
         for shard in survey.shards:
-            await self._claims(shard)
-            await self._rebuilt(shard)
+            if Part.ENTRIES in self.parts:
+                await self._rebuilt(shard)
+        if Part.LOG not in self.parts:
+            return plan
         survey = await self._make_whole()
         for shard in survey.shards:
             number = shard.paths.shard
@@ -122,6 +144,8 @@ class _Planner:
         """Substitute log entries until replay comes to the log's end, past which there is nothing."""
         for _ in range(_SUBSTITUTES_MAX):
             survey = await read_survey(self.source)
+            if Part.LOG not in self.parts:
+                return survey
             broken = next((shard for shard in survey.shards if not shard.view.whole), None)
             if broken is not None:
                 await self._substitute_entry(broken, _first_break(broken.view))
@@ -163,8 +187,40 @@ class _Planner:
         for number in range(1, newest + 1):
             if number not in claims:
                 key = shard.paths.epoch(number)
-                head = await self.source.find(shard.paths.log(Position(number, 0)), 0, HEADER_BYTES) or b""
-                await self._substitute(key, claim_for(await self.source.find(key) or b"", number, head, self.rng, self.now_ns))
+                data = await self.source.find(key) or b""
+                await self._substitute(key, claim_for(data, number, await self._writer(shard, number), self.rng, self.now_ns))
+
+    async def _writer(self, shard: ShardSurvey, epoch: int) -> bytes | None:
+        """The process run that wrote what there is of an epoch: of its log, checkpoints and pages, else of its runs. None: there
+        is nothing. The first entries of an epoch are swept after some checkpoints, and any of the others tells as well.
+
+        If a few of them say something else, they are other writers', or damaged.
+        """
+        paths = shard.paths
+        where = shard.log.of_epoch(epoch)
+        step = max(1, (where.stop - where.start) // _WITNESSES)
+        names = [(paths.log(key_position(shard.log.keys[at])), ObjectKind.SEGMENT)
+                 for at in range(where.start, where.stop, step)]
+        names += [(paths.checkpoint(at), ObjectKind.ROOT) for at, _ in shard.roots if at.epoch == epoch]
+        names += [(paths.pages(at), ObjectKind.PAGES) for at, _ in shard.pages if at.epoch == epoch][:_WITNESSES]
+        found = await self._nonces(names)
+        if not found:
+            names = []
+            async for info in self.source.folder(paths.runs):
+                key = parse(info.key)
+                if key is not None and key.position is not None and key.position.epoch == epoch and len(names) < _WITNESSES:
+                    names.append((info.key, ObjectKind.RUN))
+            found = await self._nonces(names)
+        return max(found, key=found.__getitem__) if found else None
+
+    async def _nonces(self, names: list[tuple[str, ObjectKind]]) -> Counter[bytes]:
+        """How many of these objects each process run wrote, by their headers."""
+        found: Counter[bytes] = Counter()
+        for name, kind in names:
+            key, header = parse(name), header_of(await self.source.find(name, 0, HEADER_BYTES) or b"")
+            if key is not None and header is not None and header.kind == kind and header.position == key.position:
+                found[header.nonce] += 1
+        return found
 
     async def _rebuilt(self, shard: ShardSurvey) -> None:
         """Substitute damaged log entries of which nothing is missing, so that no reference to them changes, and lost seals."""

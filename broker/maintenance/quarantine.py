@@ -13,11 +13,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from broker.inspect.repaired import QUARANTINE
 from broker.storage.objectstore import NotFound, ObjectStore, PreconditionFailed, StoreRefused
 
 __all__ = ["QUARANTINE", "Quarantine", "Unfinished", "finish_repair", "unfinished_repairs"]
 
-QUARANTINE = "quarantine/"
 
 
 class Quarantine:

@@ -67,9 +67,11 @@ def log_entry_for(data: bytes, position: Position, shard: ShardSurvey, rng: rand
     return b"".join(parts), dropped
 
 
-def claim_for(data: bytes, epoch: int, log_head: bytes, rng: random.Random, now_ns: int) -> bytes:
-    """A claim of ``epoch``. log_head: the header of an entry in its log, b"" if there is none."""
-    nonce = _nonce_of(data) or _nonce_of(log_head) or rng.randbytes(NONCE_BYTES)
+def claim_for(data: bytes, epoch: int, writer: bytes | None, rng: random.Random, now_ns: int) -> bytes:
+    """A claim of ``epoch``. data: what is left of it. writer: the process run that wrote the epoch's other objects, if any."""
+    header = header_of(data)
+    own = header is not None and (header.kind, header.position) == (ObjectKind.CLAIM, Position(epoch, 0))
+    nonce = writer or (header.nonce if header is not None and own else rng.randbytes(NONCE_BYTES))
     return Claim(epoch, SUBSTITUTE, nonce, now_ns).encode()
 
 

@@ -14,7 +14,10 @@ import pytest
 
 from broker.clock import ManualClock
 from broker.inspect.messages import read_messages
-from broker.inspect.source import CannotInspect
+from broker.inspect.report import overview_text
+from broker.inspect.source import CannotInspect, Source
+from broker.inspect.survey import read_survey
+from broker.inspect.verify import verify
 from broker.maintenance.copy_cli import main as copy
 from broker.maintenance.fsck import Checked, Owned, fsck
 from broker.maintenance.fsck_cli import main
@@ -272,6 +275,93 @@ async def test_claims_and_format(sound: dict[str, bytes]) -> None:
     await change(store, FORMAT, flip(75))
     await checked(store, repair=True)
     assert STORE_ID in await store.get(FORMAT)
+
+
+@pytest.fixture
+async def swept() -> dict[str, bytes]:
+    """A store whose first epoch has lost its opening to the sweeper, and still has entries with live messages."""
+    store = MemoryStore()
+    owner = await filled(store)
+    for _ in range(5):
+        owner.streams["ORDERS"].publish(("ORDERS.eu.1", b"", b"more"))
+        await owner.log.persisted()
+        await owner.round()
+        await asyncio.sleep(0.01)
+    await owner.stop()
+    objects = await contents(store)
+    assert PATHS.log(Position(1, 0)) not in objects
+    assert any(key.startswith(f"{PATHS.logs}00000001-") for key in objects)
+    return objects
+
+
+@pytest.mark.parametrize("also", ["", "format", "checkpoint"])
+@pytest.mark.parametrize("how", ["lost", "another claim's bytes", "damaged"])
+async def test_a_claim_after_its_opening_was_swept(swept: dict[str, bytes], how: str, also: str) -> None:
+    """Shows that a claim names the process run that wrote the rest of its epoch, and that it keeps nothing else from being
+    repaired."""
+    store, key = await copy_of(swept), PATHS.epoch(1)
+    if how == "damaged":
+        await change(store, key, flip(20))
+    else:
+        await store.delete(key)
+        if how != "lost":
+            await store.put(key, [swept[PATHS.epoch(2)]])
+    if also == "format":
+        await change(store, FORMAT, flip(20))
+    elif also:
+        await change(store, max(key for key in swept if key.startswith(PATHS.checkpoints)), flip(100))
+    done = await checked(store, repair=True)
+    assert (done.repaired, done.remaining, done.lost) == (True, [], []), done.refused
+    nonces = [ObjectHeader.unpack(data[:64], key).nonce for data in (swept[key], await store.get(key))]
+    assert nonces[0] == nonces[1]
+    await opens(store)
+    assert (await checked(store)).problems == []
+
+
+async def test_what_can_be_repaired_is(sound: dict[str, bytes]) -> None:
+    """Shows that a claim which cannot be replaced, since two process runs wrote under it, keeps no message from being saved."""
+    store = await copy_of(sound)
+    key, seq = await damaged_block(store, "index", 0)
+    other = next(name for name in sound if name.startswith(PATHS.log(Position(2, 1))))
+    header = ObjectHeader.unpack(sound[other])._replace(nonce=b"x" * 16)
+    await change(store, other, lambda data: data.__setitem__(slice(0, 64), header.pack()))
+    await store.delete(PATHS.epoch(2))
+    done = await checked(store, repair=True)
+    assert done.repaired, done.refused
+    assert [(lost.first_seq, lost.object) for lost in done.lost] == [(seq, key)]
+    assert any("not everything can be mended" in note and "two" not in note for note in done.notes), done.notes
+    assert [problem.object for problem in done.remaining] == [PATHS.epoch(2)]
+    await opens(store)
+
+
+@pytest.mark.parametrize("part", ["core", "index", "frame"])
+async def test_what_a_repair_could_not_save_is_in_the_past(sound: dict[str, bytes], part: str) -> None:
+    """Shows that after a repair the store is sound, and that fsck and inspect say which messages were lost then. Other damage is
+    found as before."""
+    store = await copy_of(sound)
+    key, _ = await damaged_block(store, part)
+    done = await checked(store, repair=True)
+    assert (done.repaired, done.remaining) == (True, [])
+    again = await checked(store)
+    assert (again.problems, again.lost, again.repairable) == ([], [], None)
+    [past] = again.repairs
+    assert [(row["stream"], row["first_seq"], row["last_seq"]) for row in past.lost] == [
+        (lost.stream, lost.first_seq, lost.last_seq) for lost in done.lost]
+    assert past.folder == done.quarantine
+    source = Source(store)
+    survey = await read_survey(source)
+    text = "\n".join(overview_text(survey, await verify(source, survey)))
+    assert "no problems found" in text
+    assert "these messages were lost then" in text
+    assert "cannot be read" not in text
+    await opens(store)
+    before = await contents(store)
+    await checked(store, repair=True)
+    assert await contents(store) == before
+    others = [name for name in before if name.startswith(PATHS.logs) and name != key]
+    await store.delete(others[-1])
+    await store.delete(others[-2])
+    assert (await checked(store)).problems
 
 
 async def test_another_writer_is_left_as_evidence(sound: dict[str, bytes]) -> None:
