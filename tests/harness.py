@@ -67,7 +67,9 @@ class ServerProcess:
                          if not name.startswith("JETBLOCK_") or name.startswith("JETBLOCK_TEST_")}
         # Compiling the broker anew takes longer than all the rest of its start.
         self._environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        self._environ |= {"PYTHONPYCACHEPREFIX": str(ROOT / ".cache" / "pycache"), **(environ or {})}
+        # Stores of tests are kept for a while, and are many.
+        self._environ |= {"PYTHONPYCACHEPREFIX": str(ROOT / ".cache" / "pycache"), "JETBLOCK_RESERVE": "256kb",
+                          **(environ or {})}
         self._monitor = monitor
         self._listen = listen
         self._cwd = cwd

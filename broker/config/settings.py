@@ -460,6 +460,9 @@ class StorageSettings:
         "broker stops; unset: none.", "jetblock.cache_directory")
     cache_directory_bytes: int = _setting(
         10 * GIB, kinds.size(64 * MIB), "Bytes that it may take.", "jetblock.cache_directory_bytes")
+    reserve_bytes: int = _setting(
+        16 * MIB, kinds.size(0), "Room kept in a directory, or in a bucket that may have a quota, for when it is full: so that "
+        "purges and deletes can be stored, which make room; at most a sixteenth of a disk. 0: none.", "jetblock.reserve")
     lease_ns: int = _setting(
         15 * SECOND, kinds.duration_ns(100 * MS), "On S3: time without a sign of life after which a standby takes "
         "over, and an owner that could not write stops answering.", "jetblock.lease")

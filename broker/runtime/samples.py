@@ -146,7 +146,7 @@ def _shard(shard: Shard) -> Iterator[Sample]:
     yield Sample("jetblock_epoch", log.epoch)
     yield Sample("jetblock_log_position", log.position.number)
     yield Sample("jetblock_lease_valid", not log.lease_expired)
-    yield Sample("jetblock_store_up", log.store_error is None)
+    yield Sample("jetblock_store_up", log.store_error is None and not log.full)
     yield Sample("jetblock_checkpoint_rounds_total", shard.checkpointer.rounds)
     yield Sample("jetblock_checkpoint_lag_segments", shard.checkpointer.segments_since)
     if (compactor := shard.compactor) is not None:

@@ -39,6 +39,7 @@ from broker.storage.objectstore.file import directory_of
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.probe import probe
 from broker.storage.objectstore.race import expect_one_winner
+from broker.storage.objectstore.reserving import ReservingStore
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.objectstore.unsynced import SyncFailed
 from broker.storage.paths import COPYING, FORMAT, PROBE, ROOT, ShardPaths
@@ -47,7 +48,7 @@ from broker.storage.read.cache import Cache
 from broker.storage.read.damage import explain
 from broker.storage.read.disk_cache import DiskCache
 from broker.storage.read.reader import BlockReader
-from broker.storage.shard import Shard, ShardSettings
+from broker.storage.shard import Shard, ShardSettings, reserve_left_by
 from broker.storage.unsynced_tail import settle, tell_tail
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ class ShardHost(LogListener):
                               sync_interval_ns=settings.sync_interval_ns)
         except (ValueError, StoreError) as error:
             raise StartError(str(error)) from None
-        self.store = InstrumentedStore(bare, clock=clock)
+        self.room = ReservingStore(bare, settings.reserve_bytes, reserve_left_by, clock)
+        self.store = InstrumentedStore(self.room, clock=clock)
         self.cache = Cache(settings.cache_bytes)
         self.shard: Shard | None = None
         self._in_use = asyncio.Event()
@@ -309,6 +311,10 @@ class ShardHost(LogListener):
             log.warning("a checkpoint cannot be used, an older one was: %s", problem)
         self.recovery_ns = clock.monotonic_ns() - began_ns
         shard.log.listen(self)
+        shard.log.store_room = self.room
+        self.room.on_change = shard.log.store_room_changed
+        shard.log.store_room_changed()
+        self.room.start()
         self.standby, self._served = False, True
         if self._scrubs:
             self._before_scrub = asyncio.create_task(self._begin_scrub(shard), name="until the first scrub")
@@ -425,6 +431,7 @@ class ShardHost(LogListener):
         if self.shard is not None:
             shard, self.shard = self.shard, None
             await shard.abandon()
+        await self.room.stop()
         await self._sync(end=True)
         self.cache.clear()
         if self.disk_cache is not None:

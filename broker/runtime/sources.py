@@ -138,6 +138,8 @@ class Sources:
             return Health("unavailable", "starting, or stopping", serving=False)
         if shard_host is not None and shard_host.shard is not None and shard_host.shard.log.lease_expired:
             return Health("unavailable", f"the store does not answer: {shard_host.shard.log.store_error}")
+        if shard_host is not None and shard_host.room.full is not None:
+            return Health("unavailable", f"no messages can be stored: {shard_host.room.full}")
         return Health()
 
     def _accounts(self) -> list[AccountView]:

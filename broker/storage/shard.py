@@ -21,18 +21,28 @@ from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import Codec
-from broker.storage.format.header import Position
+from broker.storage.format.header import ObjectKind, Position
 from broker.storage.log.heartbeat import Pulse
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound, ObjectStore
-from broker.storage.paths import ShardPaths, block_key, object_key
+from broker.storage.paths import ShardPaths, block_key, object_key, parse
 from broker.storage.put import Patience
 from broker.storage.read.recovery import recover
 from broker.storage.read.snapshot import Snapshot
 from broker.storage.state.applied import ShardState
 
-__all__ = ["Shard", "ShardSettings"]
+__all__ = ["Shard", "ShardSettings", "reserve_left_by"]
+
+_RESERVE_LEFT = {ObjectKind.FORMAT: 0.0, ObjectKind.CLAIM: 0.0, ObjectKind.SEGMENT: 0.0, ObjectKind.ROOT: 0.5,
+                 ObjectKind.PAGES: 0.5}
+"""Half of the reserve is for the log alone: without it, no purge can be stored."""
+
+
+def reserve_left_by(key: str) -> float:
+    """The share of a full store's reserve that a put of ``key`` must leave; 1: what it holds can wait, as runs can."""
+    parsed = parse(key)
+    return 1.0 if parsed is None else _RESERVE_LEFT.get(parsed.kind, 1.0)
 
 
 class ShardSettings:

@@ -1,26 +1,30 @@
 """A full disk: acknowledged messages stay, publishers get errors, the log names the disk, and the broker recovers as
-soon as there is room.
+soon as there is room. Room can be made through the broker: purges and deletes are carried out by a reserve.
 
 The directory store is on a small tmpfs of its own, which root may mount; if it cannot be mounted, the tests are skipped
-and say so.
+and say so (``tests/storage/objectstore/test_reserving.py`` shows the reserve without one). test_full_bucket does the same
+with quotas of buckets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.errors import APIError
 
 from broker.inspect.source import Source
 from broker.inspect.survey import read_survey
 from broker.inspect.verify import verify
 from broker.storage.objectstore.file import FileStore
 from tests.adversity.clients import Writer, connect, health, read_all, unexpected, until
+from tests.adversity.full_store import CONFIG, check_full_store, request
 from tests.harness import BrokerProcess
 from tests.real.s3 import MISSING
 
@@ -49,8 +53,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Path) -> None:
-    """Publish until the disk is full: publishes are refused, and a log line names the disk and the remedy. Delete a
-    file: the broker continues by itself. All acknowledged messages are there, after a kill too."""
+    """Publish until the disk is full: publishes are refused at once, as by nats-server, and the log and /healthz name the
+    disk and the remedy. Delete a file: the broker continues by itself. All acknowledged messages are there, after a kill too."""
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=ENVIRON) as broker:
         nc = await connect(broker.url)
         js = nc.jetstream()
@@ -59,17 +63,20 @@ async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Pa
         async with Writer("s.x", broker.url, window=100, size=16 * 1024, timeout=60) as writer:
             await writer.refused(1)
             error = writer.errors[0]
-            assert (error.code, error.err_code) == (429, 10167), error
-            line = await broker.wait_line(r"segment \S+ is not in the store yet: (.*)")
-            assert str(small_disk / "store") in line[1], line[1]
-            assert "disk is full" in line[1], line[1]
-            assert "free some" in line[1], line[1]
+            assert (error.code, error.err_code) == (503, 10023), error
+            assert error.description == "insufficient resources"
+            line = await broker.wait_line(r"\[WRN\] (.* publishes .* are refused .*)")
+            for text in (line[1], (await health(broker))[1]):
+                assert str(small_disk / "store") in text, text
+                assert re.search("the disk is (almost )?full", text), text
+                assert "free some" in text, text
             # Stored messages are read and delivered all the while.
             assert (await js.get_msg("S", max(writer.acked.values()), direct=True)).data
             assert len(await pull.fetch(50, timeout=30)) == 50
-            assert (await health(broker))[0] == 200
+            assert (await health(broker))[0] == 503
             (small_disk / "ballast").unlink()
-            await broker.wait_line(r"segment \S+ is in the store")
+            await broker.wait_line("has room again")
+            assert (await health(broker))[0] == 200
             await writer.acks(20)
             await writer.abort()
         writer.check(await read_all(nc, "S"))
@@ -79,9 +86,53 @@ async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Pa
         assert not unexpected(broker)
 
 
+def fill(disk: Path) -> None:
+    """Take what is left of the disk, as another program would."""
+    try:
+        with (disk / "filler").open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+    except OSError:
+        pass
+
+
+async def _healthy(broker: BrokerProcess) -> bool:
+    return (await health(broker))[0] == 200
+
+
+async def test_what_goes_on_where_another_program_fills_the_disk(small_disk: Path, tmp_path: Path) -> None:
+    """See ``full_store``: every byte of the disk is taken, and the reserve carries what an operator does."""
+    config = tmp_path / "conf"
+    config.write_text(CONFIG)
+    environ = {**ENVIRON, "JETBLOCK_RESERVE": "1mb"}
+    async with BrokerProcess("--store", f"file://{small_disk / 'store'}", "-c", str(config), environ=environ) as broker:
+        await check_full_store(broker, lambda: fill(small_disk), (small_disk / "filler").unlink)
+
+
+async def test_a_purge_makes_room_on_a_full_disk(small_disk: Path) -> None:
+    """Messages fill the disk until publishes are refused; a purge is carried out, and publishes are accepted again without
+    help from outside, once what was purged is deleted. The same again by deleting the stream."""
+    (small_disk / "ballast").unlink()
+    environ = {**ENVIRON, "JETBLOCK_READER_GRACE": "1s", "JETBLOCK_RESERVE": "512kb"}
+    async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:
+        nc = await connect(broker.url)
+        for subject in ("$JS.API.STREAM.PURGE.S", "$JS.API.STREAM.DELETE.S"):
+            await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
+            async with Writer("s.x", broker.url, window=10, size=100_000, timeout=60) as writer:
+                await writer.refused(1, seconds=60)
+                await writer.abort()
+            assert {(error.code, error.err_code) for error in writer.errors} == {(503, 10023)}
+            assert (await request(nc, subject))["success"]
+            await until(lambda: _healthy(broker), 60)
+            if subject.endswith("PURGE.S"):
+                await nc.jetstream().publish("s.x", b"again")
+        await nc.close()
+        assert not unexpected(broker)
+
+
 async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
-    """A kill while the disk is full loses nothing that was acknowledged. A start without room for its claim ends with
-    status 1 and says why; with room it starts."""
+    """A kill while the disk is full loses nothing that was acknowledged. The next start uses the reserve. Without one, a
+    start that has no room for its claim ends with status 1 and says why; with room it starts."""
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=ENVIRON) as broker:
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
@@ -89,17 +140,19 @@ async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
             await writer.refused(1)
             await broker.kill()
             await writer.abort()
-        try:
-            with (small_disk / "filler").open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(4096))
-        except OSError:
-            pass
+        fill(small_disk)
+        await broker.start()
+        with pytest.raises(APIError, match="insufficient resources"):
+            await nc.jetstream().publish("s.x", b"no room", timeout=10)
+        await broker.kill()
+        (small_disk / "store" / ".reserve").unlink()
+        fill(small_disk)
         await broker.start(ready=False)
         assert await broker.wait_end() == 1
         assert any("disk is full" in line and "[FTL]" in line for line in broker.stderr), broker.tail()
         (small_disk / "ballast").unlink()
         await broker.start()
+        await until(lambda: _healthy(broker))
         writer.check(await read_all(nc, "S"))
         ack = await nc.jetstream().publish("s.x", b"again")
         assert ack.seq > max(writer.acked.values())
@@ -108,9 +161,9 @@ async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
 
 
 async def test_a_clean_stop_on_a_full_disk_ends(small_disk: Path) -> None:
-    """SIGTERM while there is no room for segments: it does not wait forever, and logs what it drops, none of it
-    acknowledged."""
-    environ = {**ENVIRON, "JETBLOCK_PUT_TIMEOUT": "500ms"}
+    """SIGTERM while there is no room for segments, nor a reserve: it does not wait forever, and logs what it drops, none of
+    it acknowledged."""
+    environ = {**ENVIRON, "JETBLOCK_PUT_TIMEOUT": "500ms", "JETBLOCK_RESERVE": "0"}
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
@@ -138,7 +191,7 @@ async def test_a_disk_that_is_full_when_blocks_are_merged(small_disk: Path) -> N
         await nc.close()
     disk = os.statvfs(small_disk)
     (small_disk / "filler").write_bytes(bytes(disk.f_bavail * disk.f_frsize - (600 << 10)))
-    environ = {**ENVIRON, "JETBLOCK_COMPACTION_SEGMENTS": "100", "JETBLOCK_COMPACTION_QUIET": "200ms",
+    environ = {**ENVIRON, "JETBLOCK_RESERVE": "64kb", "JETBLOCK_COMPACTION_SEGMENTS": "100", "JETBLOCK_COMPACTION_QUIET": "200ms",
                "JETBLOCK_COMPACTION_CPU": "100", "JETBLOCK_READER_GRACE": "1s"}
     async with BrokerProcess("--store", f"file://{store}", environ=environ) as broker:
         async def merged() -> bool:

@@ -158,7 +158,8 @@ class Api:
         _, reply, hlen, body = op
         account = self.account
         request = Request(account, self.transfers, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
-        if not account.available or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
+        log = account.log
+        if not account.available or log.stuck or log.waiting_bytes * 4 > log.tail_bytes_max:
             # Answers wait for commits too: they must not pile up while the store is unavailable.
             self._refuse(request, route, ApiError(NOT_AVAILABLE))
         elif hlen and level_refused(body[:hlen]):

@@ -10,9 +10,10 @@ A stream is usually *open*: publishes pass straight through. It is
 
 Queued bytes are bounded; publishes beyond that are refused. Sources of queued publishes are held (their reads pause)
 for at most ``HOLD_SECONDS``. If the log still has no room then, the queued publishes and all later ones are refused
-until it has: with 429 and error 10167 if they have a reply subject; otherwise they are dropped and counted.
+until it has: with 429 and error 10167 if they have a reply subject; otherwise they are dropped and counted. While the
+store is full they are refused at once, with 503 and error 10023.
 
-Source of the refusal: nats-server, server/stream.go, queueInbound.
+Source of the refusals: nats-server, server/stream.go (queueInbound, processJetStreamMsg).
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ Run = tuple["Sequence[Msg]", int, int, "Source | None", int]
 
 class Room(Protocol):
     """What the queue needs of the log."""
+
+    @property
+    def full(self) -> bool: ...
 
     def room(self) -> bool: ...
 
@@ -79,7 +83,7 @@ class PublishQueue:
         run = ops[start:end]
         full = not self._log.room()
         size = _size(run)
-        if (self._refusing and full) or self.bytes + size > self.bytes_max:
+        if (full and (self._refusing or self._log.full)) or self.bytes + size > self.bytes_max:
             self._turn_away(run)
             return
         self._queue.append(((run, 0, len(run), source, now_ns), size))

@@ -72,6 +72,8 @@ class Refill:
         while not log.room():
             if log.failure is not None:
                 raise log.failure
+            if log.full:
+                raise ApiError(10047)
             room = asyncio.Event()
             log.when_room(room.set)
             await room.wait()

@@ -30,6 +30,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from broker.clock import Clock
@@ -57,6 +58,8 @@ READER_GRACE_NS = 600_000_000_000
 long at least. Costs what is removed in that time, once more, in the store; in memory some 100 bytes a segment."""
 _ROUNDS_APART_NS = 60_000_000_000
 """Between rounds that are run only to free objects: puts cost money."""
+_ROUNDS_APART_FULL_S = 1.0
+"""The same while the store is full, and publishes are refused until objects are deleted."""
 _AT_ONCE = 32
 _TRIES_BEFORE_WARNING = 4
 """After this many failures of one request a warning is logged, once."""
@@ -244,7 +247,11 @@ class Sweeper:
             if state.freed <= self._swept_to:
                 await self._left.wait()
             rounds = checkpointer.rounds
-            await asyncio.sleep(_ROUNDS_APART_NS / 1e9)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ROUNDS_APART_NS / 1e9):
+                    await self._log.store_filled.wait()
+            if self._log.full:
+                await asyncio.sleep(_ROUNDS_APART_FULL_S)
             if checkpointer.rounds != rounds or state.freed <= self._swept_to or not self._may_release():
                 continue  # rounds come anyway, or would be of no use
             if checkpointer.roots and state.position <= checkpointer.roots[-1].position:

@@ -40,7 +40,8 @@ from broker.storage.log.segment_queue import SegmentQueue
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.timers import CommitTimers
 from broker.storage.log.waiters import ITEM_BYTES, Batch, Waiter, Waiters
-from broker.storage.objectstore.base import ObjectStore, StoreError
+from broker.storage.objectstore.base import ObjectStore, StoreError, StoreFull
+from broker.storage.objectstore.reserving import ROOMY, StoreRoom
 from broker.storage.put import Fenced
 from broker.storage.state.applied import ShardState
 
@@ -73,6 +74,12 @@ class Log:
         self.clock_trusted = clock_trusted
         self.failure: BaseException | None = None
         self.shard = ShardOwner()
+        self.store_room: StoreRoom = ROOMY
+        """Whether the store has room; call ``store_room_changed`` when that changes."""
+
+        self.store_filled = asyncio.Event()
+        """Set while the store is full."""
+
         self._clock = clock
         self._putter = Putter(store, key_of, nonce, clock, rng, self.settings, executor, self._encoded,
                               self._take_offline)
@@ -196,9 +203,37 @@ class Log:
         return self._segments.raw_bytes + self._open.tally.bytes
 
     def room(self) -> bool:
-        """Whether more may be sequenced: the tail, with all that waits for it, is below its bound and the log has not ended."""
-        return (self._segments.raw_bytes + self._open.tally.bytes + self._waiters.bytes < self.tail_bytes_max
+        """Whether more may be sequenced: the tail, with all that waits for it, is below its bound, the store has room for the
+        tail, and the log has not ended."""
+        room = self.store_room
+        tail_bytes = self._segments.raw_bytes + self._open.tally.bytes
+        return (room.full is None and tail_bytes < room.bytes_free and tail_bytes + self._waiters.bytes < self.tail_bytes_max
                 and self.failure is None and not self._stopped)
+
+    @property
+    def full(self) -> bool:
+        """Whether the store has no room for messages: publishes are refused, and all else goes on."""
+        return self.store_room.full is not None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the store has no room for what is sequenced already, not even in its reserve: nothing is answered until
+        it has."""
+        return isinstance(self._putter.error, StoreFull)
+
+    def store_room_changed(self) -> None:
+        """The store is full, or no longer."""
+        if self.full:
+            self.store_filled.set()
+        else:
+            self.store_filled.clear()
+        self._wake_for_room()
+
+    def _wake_for_room(self) -> None:
+        if self._room and self.room():
+            waiting, self._room = self._room, []
+            for wake in waiting:
+                wake()
 
     @property
     def waiting_bytes(self) -> int:
@@ -433,10 +468,8 @@ class Log:
                 self._ask_for_proof(segment.waiters)
         else:
             self._waiters.answer(segment.waiters)
-        if self._room and self.tail_bytes + self._waiters.bytes <= self.tail_bytes_max * 3 // 4:
-            waiting, self._room = self._room, []
-            for wake in waiting:
-                wake()
+        if self.tail_bytes + self._waiters.bytes <= self.tail_bytes_max * 3 // 4:
+            self._wake_for_room()
         for listener in self._listeners:
             listener.segment_persisted(segment)
         segment.data = None

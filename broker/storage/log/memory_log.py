@@ -30,6 +30,8 @@ class MemoryLog:
 
     epoch = 0
     lease_expired = False
+    full = False
+    stuck = False
     tail_bytes = 0
     waiting_bytes = 0
     failure: BaseException | None = None

@@ -8,6 +8,7 @@ from broker.storage.objectstore.base import (
     ObjectStore,
     PreconditionFailed,
     StoreError,
+    StoreFull,
     StoreLock,
     StoreRefused,
     Transient,
@@ -15,4 +16,4 @@ from broker.storage.objectstore.base import (
 from broker.storage.objectstore.url import open_store
 
 __all__ = ["Buffers", "Listing", "NotFound", "ObjectInfo", "ObjectStore", "PreconditionFailed", "StoreError",
-           "StoreLock", "StoreRefused", "Transient", "open_store"]
+           "StoreFull", "StoreLock", "StoreRefused", "Transient", "open_store"]

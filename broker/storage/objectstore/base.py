@@ -15,8 +15,9 @@ Errors are classified by what the caller does next:
     NotFound             the object does not exist: look it up again, or accept it
     PreconditionFailed   the key exists: read the object's header to learn its writer
     Transient            the outcome is unknown: the call may be tried again (a put may have landed, or may land yet)
-    StoreRefused         trying again at once cannot help (credentials, bucket, disk full): tell the operator, who may
-                         solve it while we run, so a log keeps trying, slowly
+    StoreRefused         trying again at once cannot help (credentials, bucket): tell the operator, who may solve it
+                         while we run, so a log keeps trying, slowly
+    StoreFull            a StoreRefused because there is no room; reads and deletes still work
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ["Buffers", "Listing", "NotFound", "ObjectInfo", "ObjectStore", "PreconditionFailed", "StoreError",
-           "StoreLock", "StoreRefused", "Transient", "can_begin_key",
-           "check_key", "size_of"]
+__all__ = ["Buffers", "Listing", "NotFound", "ObjectInfo", "ObjectStore", "PreconditionFailed", "Reserve", "StoreError",
+           "StoreFull", "StoreLock", "StoreRefused", "Transient", "can_begin_key", "check_key", "size_of"]
 
 Buffers = Sequence[bytes]
 """An object's bytes in order, so that a segment is written without being joined first."""
@@ -53,6 +53,10 @@ class StoreRefused(StoreError):
     """The store refused, and will refuse again: wrong credentials, no bucket, no room, no such feature."""
 
 
+class StoreFull(StoreRefused):
+    """The store has no room for the object: the disk is full, or a quota is used up."""
+
+
 class ObjectInfo(NamedTuple):
     """One row of a listing."""
 
@@ -68,6 +72,31 @@ class StoreLock(Protocol):
 
     def release(self) -> None:
         """Release the lock, as the end of the process does; may be called twice."""
+
+
+class Reserve(Protocol):
+    """Room in a store that is kept from other use, for what must be stored even if the store is full."""
+
+    async def fill(self) -> bool:
+        """Reserve as much room as is missing; returns whether all is reserved, and enough is left beside it.
+
+        Raises: StoreError if that is not known.
+        """
+
+    def release(self, size: int, leave: float) -> bool:
+        """Free room for ``size`` bytes, for a thread that may wait. Keeps at least the share ``leave`` of the reserve.
+
+        Returns: False if nothing could be freed.
+        """
+
+    async def release_soon(self, size: int, leave: float) -> bool:
+        """``release`` for the loop."""
+
+    def bytes_free(self) -> int | None:
+        """The bytes that can be stored, the reserve among them; None if the store does not say."""
+
+    def is_low(self, bytes_free: int) -> bool:
+        """Whether there is so little room that only the reserve should be used up from now on."""
 
 
 class ObjectStore(ABC):
@@ -89,6 +118,9 @@ class ObjectStore(ABC):
     try_lock: Callable[[str], StoreLock | None] | None = None
     """``try_lock(folder)`` takes the one lock of a folder of keys, without waiting, for as long as this process lives.
     Returns None while another process holds it; raises StoreRefused if locks do not work here. None: there are no locks."""
+
+    reserve: Callable[[int], Reserve] | None = None
+    """``reserve(size)``: a reserve of so many bytes; None if this kind of store cannot be full."""
 
     @abstractmethod
     async def put(self, key: str, data: Buffers) -> None:

@@ -1,7 +1,8 @@
 """Objects as files of one directory: ``file://DIR``.
 
 A key is a path below the directory. Files that are not objects have names that no key can have: lock files are called
-``lock``, and ``.tmp`` contains files being written, if the file system has no nameless files.
+``lock``; ``.tmp`` contains files being written, if the file system has no nameless files; ``.reserve`` keeps room
+(``disk_reserve``).
 
     put:  nameless file in the target directory, write, fdatasync     (where O_TMPFILE works; 0.31 ms for 1 kB)
           or .tmp/<run>/<n>, write, fdatasync                         (elsewhere;             0.45 ms)
@@ -36,7 +37,9 @@ from broker.storage.objectstore.base import (
     ObjectInfo,
     ObjectStore,
     PreconditionFailed,
+    Reserve,
     StoreError,
+    StoreFull,
     StoreLock,
     StoreRefused,
     Transient,
@@ -54,6 +57,7 @@ from broker.storage.objectstore.disk import (
     sync_files,
     write_all,
 )
+from broker.storage.objectstore.disk_reserve import DiskReserve
 from broker.storage.objectstore.filelock import FileLock
 from broker.storage.objectstore.unsynced import UnsyncedFiles
 from broker.storage.objectstore.wrapper import Wrapper
@@ -66,9 +70,11 @@ _TURN_BYTES_MAX = 512 * 1024  # and no more in one turn of the loop, where memor
 _THREADS_MAX = 16  # puts in flight (4) and a checkpoint's must leave threads for reads that wait for a disk
 _PUT_TRIES_MAX = 20  # the second works, unless other processes empty and remove the folder meanwhile
 
-_REMEDIES = {
+_FULL = {
     errno.ENOSPC: "the disk is full; free some room, and the broker continues",
     errno.EDQUOT: "the disk quota is used up; raise it, and the broker continues",
+}
+_REMEDIES = {
     errno.EACCES: "give the server's user read and write access to the directory and all below it",
     errno.EPERM: "give the server's user read and write access to the directory and all below it",
     errno.EROFS: "the file system is mounted read-only; mount it read-write",
@@ -105,6 +111,8 @@ class FileStore(ObjectStore):
         self.url = f"file://{self.directory}"
         self.put_sync = self._put_synced
         self.try_lock = self._try_lock
+        if not read_only:
+            self.reserve = self._make_reserve
         self.unsynced = UnsyncedFiles(self.url, sync_interval_ns)
         if sync_interval_ns is not None and not read_only:
             self.put_unsynced = self._put_unsynced
@@ -173,6 +181,9 @@ class FileStore(ObjectStore):
             await asyncio.to_thread(self._executor.shutdown)
             await asyncio.to_thread(self.unsynced.abandon)
             self._temp.remove()
+
+    def _make_reserve(self, size: int) -> Reserve:
+        return DiskReserve(self._root, size, self._in_thread)
 
     def lock_path(self, folder: str) -> Path:
         """The file that ``try_lock(folder)`` locks."""
@@ -417,7 +428,7 @@ class FileStore(ObjectStore):
             make_directories(os.path.dirname(path))
             return FileLock.take(path)
         except OSError as e:
-            remedy = _REMEDIES.get(e.errno or 0, "a directory store needs a file system with flock")
+            remedy = (_FULL | _REMEDIES).get(e.errno or 0, "a directory store needs a file system with flock")
             raise StoreRefused(f"{self.url}: cannot lock {path}: {os.strerror(e.errno or 0)}: {remedy}") from e
 
     def _path(self, key: str) -> str:
@@ -440,6 +451,8 @@ class FileStore(ObjectStore):
             if not os.path.isdir(self._root):
                 return StoreRefused(f"{where}: the directory is gone; mount or restore {self._root}")
             return NotFound(f"{where} does not exist")
+        if (remedy := _FULL.get(e.errno or 0)) is not None:
+            return StoreFull(f"{where}: {os.strerror(e.errno or 0)}: {remedy}")
         if (remedy := _REMEDIES.get(e.errno or 0)) is not None:
             return StoreRefused(f"{where}: {os.strerror(e.errno or 0)}: {remedy}")
         return Transient(f"{where}: {e.strerror or e}")

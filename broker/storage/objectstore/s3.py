@@ -38,13 +38,16 @@ from broker.storage.objectstore.base import (
     ObjectInfo,
     ObjectStore,
     PreconditionFailed,
+    Reserve,
     StoreError,
+    StoreFull,
     StoreRefused,
     Transient,
     can_begin_key,
     check_key,
 )
 from broker.storage.objectstore.credentials import Credentials
+from broker.storage.objectstore.s3_reserve import S3Reserve
 
 __all__ = ["S3Store"]
 
@@ -71,12 +74,20 @@ _REMEDIES = {
     "ExpiredToken": "renew the session's credentials",
     "InvalidToken": _KEYS,
     "RequestTimeTooSkewed": "set this machine's clock",
-    "XMinioStorageFull": "the store is full; free some room, and the broker continues",
-    "QuotaExceeded": "the store's quota is used up; raise it, and the broker continues",
     "NotImplemented": "this endpoint cannot serve as a store: it does not support the request",
     "MethodNotAllowed": "this endpoint does not seem to be S3: check AWS_ENDPOINT_URL",
 }
 """Error codes for which trying again at once cannot help."""
+
+_NO_ROOM = "the store is full; free some room, and the broker continues"
+_NO_QUOTA = "the bucket's quota is used up; raise it or free some room, and the broker continues"
+_FULL = {
+    "XMinioStorageFull": _NO_ROOM,
+    "InsufficientStorage": _NO_ROOM,
+    "QuotaExceeded": _NO_QUOTA,
+    "XMinioAdminBucketQuotaExceeded": _NO_QUOTA,
+}
+"""Error codes of MinIO, Ceph and others that say the object has no room."""
 
 _NOT_THE_CREDENTIALS = frozenset(("RequestTimeTooSkewed", "AllAccessDisabled"))
 """Codes of 401 and 403 that no other credentials would change. AccessDenied they may: some servers say so of a withdrawn key."""
@@ -125,6 +136,7 @@ class S3Store(ObjectStore):
         self._closed = False
         self._date: tuple[str, int] | None = None
         self._at_aws = False
+        self.reserve = self._make_reserve
 
     @property
     def at_aws(self) -> bool:
@@ -186,8 +198,8 @@ class S3Store(ObjectStore):
                     raise Transient(f"{self._where}: list {prefix}: a page says that there are more, and not where they begin")
             for row in answer.get("Contents", ()):
                 key = row["Key"]
-                if not key.startswith(begins) or key <= behind:
-                    continue  # not asked for
+                if not key.startswith(begins) or key <= behind or key[cut:cut + 1] == ".":
+                    continue  # not asked for, or no key
                 sorted_ = sorted_ and key > last
                 last = key
                 found.append(ObjectInfo(key[cut:], row.get("Size", 0)))
@@ -205,6 +217,30 @@ class S3Store(ObjectStore):
                 self._note_date(await client.delete_object(Bucket=self._bucket, Key=self._base + key))
         except NotFound:
             pass
+
+    def _make_reserve(self, size: int) -> Reserve:
+        return S3Reserve(self, size)
+
+    async def has_quota(self) -> bool:
+        """Whether the bucket may have a quota: AWS has none."""
+        async with self._call("connect", "", self._put_timeout_s):
+            return not self._at_aws
+
+    async def list_own(self, prefix: str) -> dict[str, int]:
+        """Names, which are no keys, and sizes of the store's own objects, a thousand at most. Raises: StoreError."""
+        async with self._call("list", prefix, self._get_timeout_s) as client:
+            answer = await client.list_objects_v2(Bucket=self._bucket, Prefix=self._base + prefix)
+            return {row["Key"][len(self._base):]: row.get("Size", 0) for row in answer.get("Contents", ())}
+
+    async def put_own(self, name: str, data: bytes) -> None:
+        """Put an object of the store's own, whatever is there. Raises: StoreError."""
+        async with self._call("put", name, self._put_timeout_s) as client:
+            await client.put_object(Bucket=self._bucket, Key=self._base + name, Body=data)
+
+    async def delete_own(self, name: str) -> None:
+        """Delete an object of the store's own. Raises: StoreError."""
+        async with self._call("delete", name, self._put_timeout_s) as client:
+            await client.delete_object(Bucket=self._bucket, Key=self._base + name)
 
     async def close(self) -> None:
         """Close the connections. Calls in progress raise Transient."""
@@ -274,12 +310,12 @@ class S3Store(ObjectStore):
             return _PastTheEnd()
         if code in _TRANSIENT_CODES:
             return Transient(text)
+        if code in _FULL or status == 507:
+            return StoreFull(f"{text}: {_FULL.get(code, _NO_ROOM)}")
         if code in _REMEDIES:
             return StoreRefused(f"{text}: {_REMEDIES[code]}")
         if status == 404:
             return NotFound(f"{where}: does not exist")
-        if status == 507:
-            return StoreRefused(f"{text}: {_REMEDIES['XMinioStorageFull']}")
         if status in (401, 403):
             return StoreRefused(f"{text}: {_KEYS}, and {_ACCESS}")
         if status in (408, 409, 425, 429) or (status >= 500 and status != 501):

@@ -17,6 +17,7 @@ class Wrapper(ObjectStore):
         self.put_sync = inner.put_sync
         self.put_unsynced = inner.put_unsynced
         self.try_lock = inner.try_lock
+        self.reserve = inner.reserve
 
     async def put(self, key: str, data: Buffers) -> None:
         await self.inner.put(key, data)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from broker.storage.log.memory_log import MemoryLog
     from broker.storage.log.owner import BlockOwner
 
-__all__ = ["Replies"]
+__all__ = ["STORE_FULL", "Replies"]
+
+STORE_FULL = 10023
+"""Where the store has no room, as nats-server answers where its disk has none."""
 
 _TOO_MANY_REQUESTS = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 
@@ -112,6 +115,10 @@ class Replies:
 
     def turn_away(self, run: Sequence[Msg]) -> None:
         """Refuse, at once, publishes for which there is no room: nothing was decided about them."""
+        if self._log.full:
+            self.dropped += sum(not op[1] for op in run)
+            self.fail(run, ApiError(STORE_FULL))
+            return
         body = _TOO_MANY_REQUESTS + self._refusal(ApiError(10167))
         hlen = len(_TOO_MANY_REQUESTS)
         for _, reply, _, _ in run:
@@ -121,7 +128,7 @@ class Replies:
                 self.dropped += 1
 
     def fail(self, run: Sequence[Msg], error: ApiError) -> None:
-        """Refuse publishes that could not be decided on because the store did not answer."""
+        """Refuse publishes that could not be decided on."""
         body = self._refusal(error)
         for reply in (op[1] for op in run):
             if reply and self._acks:

@@ -1,0 +1,116 @@
+"""The reserve of a directory: a file that takes room on the disk, and is shortened when something must be stored on a full one.
+
+The file is shortened by what each put needs, and not removed at once: other programs that fill the disk would take it all.
+It is lengthened again when the disk has room for all of it, and as much beside it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+__all__ = ["RESERVE", "DiskReserve"]
+
+RESERVE: Final = ".reserve"
+"""The file's name below the directory. No key can have this name."""
+
+_DISK_SHARE: Final = 16
+"""On a small disk, the reserve is this part of it."""
+
+_SLACK: Final = 64 * 1024
+"""Room for a put beside its bytes: blocks of its folder and of the file system's own tables."""
+
+_PIECE: Final = 1 << 20
+
+
+class DiskReserve:
+    """See ``base.Reserve``."""
+
+    def __init__(self, directory: str, size: int, in_thread: Callable[..., Coroutine[Any, Any, bool]]) -> None:
+        """Args: ``size`` in bytes; 0: none. ``in_thread(call, *args)`` runs a call that may wait for the disk."""
+        self._directory = directory
+        self._path = os.path.join(directory, RESERVE)
+        self._in_thread = in_thread
+        self._lock = threading.Lock()
+        disk = os.statvfs(directory)
+        self._size = min(size, disk.f_blocks * disk.f_frsize // _DISK_SHARE)
+        self._held = self._length()
+
+    async def fill(self) -> bool:
+        return await self._in_thread(self._fill)
+
+    async def release_soon(self, size: int, leave: float) -> bool:
+        return await self._in_thread(self.release, size, leave)
+
+    def release(self, size: int, leave: float) -> bool:
+        with self._lock:
+            kept = max(int(self._size * leave), self._held - size - _SLACK, 0)
+            if self._held <= kept:
+                return False
+            try:
+                os.truncate(self._path, kept)
+            except OSError:
+                return False
+            self._held = kept
+            return True
+
+    def bytes_free(self) -> int | None:
+        try:
+            disk = os.statvfs(self._directory)
+        except OSError:
+            return None
+        return disk.f_bavail * disk.f_frsize + self._held
+
+    def is_low(self, bytes_free: int) -> bool:
+        return bytes_free < 2 * self._size
+
+    def _length(self) -> int:
+        try:
+            return os.stat(self._path).st_size
+        except OSError:
+            return 0
+
+    def _fill(self) -> bool:
+        with self._lock:
+            free = self.bytes_free()
+            if self._held != self._size and not (free is not None and self.is_low(free)):
+                with suppress(OSError):
+                    self._take()
+            free = self.bytes_free()
+            return self._held >= self._size and not (free is not None and self.is_low(free))
+
+    def _take(self) -> None:
+        """Make the file as long as it should be, or leave it as it is. Raises: OSError."""
+        if not self._size:
+            os.unlink(self._path)
+            self._held = 0
+            return
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            if self._size < self._held:
+                os.ftruncate(fd, self._size)
+            else:
+                try:
+                    _allocate(fd, self._held, self._size)
+                except OSError:
+                    os.ftruncate(fd, self._held)
+                    raise
+            self._held = self._size
+        finally:
+            os.close(fd)
+
+
+def _allocate(fd: int, start: int, end: int) -> None:
+    """Have the file system assign blocks to a part of a file. Raises: OSError."""
+    try:
+        os.posix_fallocate(fd, start, end - start)
+    except (AttributeError, OSError) as error:
+        # macOS does not have the call; musl does not emulate it where the file system lacks it.
+        if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        for at in range(start, end, _PIECE):
+            os.pwrite(fd, bytes(min(_PIECE, end - at)), at)
