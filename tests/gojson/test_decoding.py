@@ -112,7 +112,7 @@ def test_only_names_that_go_holds_for_equal_are_equal(name: str) -> None:
 @pytest.mark.parametrize("one", [
     b'"pub":{"deny":["a"]}', b'"src":["a"]', b'"times":[{"start":"1"}]', b'"exp":1', b'"meta":{"a":"b"}'])
 def test_a_field_that_is_assigned_again_and_again_takes_no_more_than_its_length(one: bytes) -> None:
-    """Processor time for 10 000 and 20 000 members: not four times as much."""
+    """Processor time for 5000 and 40 000 members: 8 times as much, not 64 times."""
     def seconds(count: int) -> float:
         text = b"{%b}" % b",".join([one] * count)
         begun = time.process_time()
@@ -120,7 +120,7 @@ def test_a_field_that_is_assigned_again_and_again_takes_no_more_than_its_length(
         by_fields(text)
         return time.process_time() - begun
 
-    assert any(seconds(20_000) < 3 * seconds(10_000) for _ in range(5))
+    assert any(seconds(40_000) < 24 * seconds(5_000) for _ in range(3))
 
 
 @pytest.mark.parametrize("text", [

@@ -189,7 +189,7 @@ class CalloutAuthenticator:
 
     def _login(self, response: ResponseClaims, user: UserClaims, sealed: bool) -> Login:
         settings = self._settings
-        if not sealed and (response.issuer_account or response.issuer) != settings.issuer:
+        if not sealed and response.issuer != settings.issuer:
             raise CalloutError("Auth callout signing key is unknown")
         if user.issuer_account:
             raise CalloutError(f'Error non operator mode account "{settings.account}": attempted to use issuer_account')
@@ -245,7 +245,7 @@ class OperatorCalloutAuthenticator:
         name = account.claims.subject
 
         def judged(response: ResponseClaims, user: UserClaims, sealed: bool, done: Callable[[Login | Refusal], None]) -> None:
-            if not sealed and not _may_answer(account, response):
+            if not sealed and not _comes_from(response, account):
                 raise CalloutError("Auth callout signing key is unknown")
             if user.account != name and user.account not in external.allowed_accounts and external.allowed_accounts != (ANY,):
                 raise CalloutError(f'Account "{user.issuer}" not permitted as valid account option for auth callout for '
@@ -362,9 +362,11 @@ def _opened(answer: bytes, service: _Service, callouts: Callouts) -> tuple[str, 
     return answer.decode("utf-8", "replace"), sealed
 
 
-def _may_answer(account: ClaimAccount, response: ResponseClaims) -> bool:
-    issuer = response.issuer_account or response.issuer
-    return issuer == account.claims.subject or account.signer(issuer)[0]
+def _comes_from(response: ResponseClaims, account: ClaimAccount) -> bool:
+    """Whether the account's key, or a signing key of it, made the signature. ``issuer_account`` is a claim like any other:
+    that a response names the account proves nothing."""
+    name = account.claims.subject
+    return response.issuer_account in ("", name) and (response.issuer == name or account.signer(response.issuer)[0])
 
 
 def _bound(login: Login, user: UserClaims, service: str, clock: Clock) -> Login:

@@ -76,6 +76,10 @@ ANSWERS: dict[str, tuple[Answer, bytes]] = {
     "right": (lambda request: response(request, user(request)), OK),
     "expires later": (lambda request: response(request, user(request, exp=int(time.time()) + 100)), OK),
     "by anybody else": (lambda request: response(request, user(request), signer=OTHER), REFUSED),
+    "by the issuer, who says so": (lambda request: response(request, user(request), issuer_account=ISSUER.public), OK),
+    "by the issuer in another's name": (lambda request: response(request, user(request), issuer_account=OTHER.public), OK),
+    "by anybody else in the issuer's name": (
+        lambda request: response(request, user(request), signer=OTHER, issuer_account=ISSUER.public), REFUSED),
     "to no account": (lambda request: response(request, user(request, "NOWHERE")), REFUSED),
     "by another key": (lambda request: response(request, user(request, signer=OTHER)), REFUSED),
     "with an issuer account": (lambda request: response(request, user(request, issuer_account=ISSUER.public)), REFUSED),
@@ -320,6 +324,29 @@ async def test_an_account_that_delegates(process: type[ServerProcess], tmp_path:
                 free.send(tokens.connect(free.info, tokens.user("f", "FREE"), "f") + b"PING\r\n")
                 assert await free.until(b"\r\n") == OK
                 assert len(requests) == 1
+
+
+@BOTH
+async def test_whose_signature_counts(process: type[ServerProcess], tmp_path: Path) -> None:
+    """In operator mode: the account's or its signing keys', whatever account the answer names."""
+    account, signing = key(ACCOUNT, "AUTH"), key(ACCOUNT, "signing")
+    own = account.public
+    cases: list[tuple[KeyPair, str, bytes]] = [
+        (account, "", OK), (account, own, OK), (signing, "", OK), (signing, own, OK), (OTHER, "", REFUSED), (OTHER, own, REFUSED),
+        (OTHER, OTHER.public, REFUSED), (OTHER, signing.public, REFUSED), (account, OTHER.public, REFUSED)]
+    accounts = {"AUTH": tokens.account("AUTH", authorization={"auth_users": [key(USER, "auth").public]},
+                                       signing_keys=[signing.public])}
+    text = tokens.configuration(accounts, f"default_sentinel: {tokens.user('sentinel', 'AUTH', bearer_token=True)}")
+    async with (process("-c", write(tmp_path, text), monitor=False) as server,
+                connected(server, tokens.user("auth", "AUTH"), "auth") as auth):
+        for signer, named, wanted in cases:
+            def answer(request: Request, signer: KeyPair = signer, named: str = named) -> str:
+                return response(request, user(request, "", signer=account), signer=signer,
+                                **({"issuer_account": named} if named else {}))
+
+            async with service(auth, answer, []), Wire(server.port) as wire:
+                wire.send(as_user("x") + b"PING\r\n")
+                assert await wire.until(b"\r\n") == wanted, (signer.public, named)
 
 
 @BOTH
