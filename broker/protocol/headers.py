@@ -59,12 +59,19 @@ def remove(block: bytes, *names: bytes) -> bytes:
     for name in names:
         mark = b"\r\n" + name + b":"
         start = block.find(mark)
+        if start < 0:
+            continue
+        # Joined once: a block may repeat a name fifty thousand times.
+        kept: list[bytes] = []
+        at = 0
         while start >= 0:
             end = block.find(_CRLF, start + 2)
             if end < 0:
-                return block
-            block = block[:start] + block[end:]
-            start = block.find(mark, start)
+                return b"".join(kept) + block[at:]
+            kept.append(block[at:start])
+            at = end
+            start = block.find(mark, end)
+        block = b"".join(kept) + block[at:]
     return b"" if len(block) <= len(_EMPTY) else block
 
 

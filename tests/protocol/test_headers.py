@@ -35,6 +35,9 @@ def test_remove() -> None:
     assert headers.remove(headers.build([(b"A", b"1"), (b"A", b"2")]), b"A") == b""
     assert headers.remove(headers.build([(b"A", b"1")], b"100 Idle"), b"A") == b"NATS/1.0 100 Idle\r\n\r\n"
     assert headers.remove(BLOCK, b"C") == BLOCK
+    mixed = headers.build([(b"A", b"1"), (b"B", b"x"), (b"A", b""), (b"A", b"2"), (b"C", b"y"), (b"B", b"z"), (b"D", b"")])
+    assert headers.remove(mixed, b"A", b"C") == headers.build([(b"B", b"x"), (b"B", b"z"), (b"D", b"")])
+    assert headers.remove(b"NATS/1.0\r\nA: 1\r\nA: cut", b"A", b"B") == b"NATS/1.0\r\nA: cut"
 
 
 def test_set() -> None:
