@@ -14,7 +14,7 @@ Source: nats-server, server/client.go (msgHeader).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import add
 from typing import Final
 
@@ -114,6 +114,13 @@ class Run:
         if self._parts is None:
             self._parts = self._split()
         return [sid.join(self._parts)]
+
+    def encode_for_all(self, sids: Collection[bytes]) -> bytes:
+        """The wire bytes of a run of one message, for each of ``sids`` in turn."""
+        if self._parts is None:
+            self._parts = self._split()
+        before, after = self._parts
+        return before + (after + before).join(sids) + after
 
     def _split(self) -> list[bytes]:
         """The encoded batch, split where the sids belong."""

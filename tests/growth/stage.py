@@ -187,8 +187,11 @@ class Stage:
         raise AssertionError("the broker does not come to rest")
 
     def _ask(self, command: str) -> dict[str, Any]:
-        self._control.sendall(command.encode() + b"\n")
-        answer = self._answers.readline()
+        try:
+            self._control.sendall(command.encode() + b"\n")
+            answer = self._answers.readline()
+        except ConnectionError:
+            answer = ""
         assert answer, "the broker has ended:\n" + self.log()[-2000:]
         decoded: dict[str, Any] = json.loads(answer)
         return decoded

@@ -23,6 +23,8 @@ class Caller:
 
     headers = True
     no_echo = False
+    closed = False
+    fan_outs = 0
     wants_no_responders = True
     pending_bytes = 0
 

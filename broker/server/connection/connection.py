@@ -19,7 +19,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Collection
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from broker.garbage import discarded
 from broker.protocol import encoder
@@ -38,12 +38,16 @@ from broker.server.connection.read_pacing import ReadPacing
 from broker.server.connection.stalling import stall
 from broker.server.connection.subscribing import Subscribing, quoted
 from broker.server.connection.trace import Trace, TracedOutbound
+from broker.server.routing.outward import AT_ONCE
 from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
 
 __all__ = ["Client"]
 
 log = logging.getLogger(__name__)
+
+_CONNECT_WORK: Final = AT_ONCE // 50
+"""The work of a CONNECT, in deliveries; with a large JSON object it takes 0.1 ms."""
 
 
 class Client(asyncio.Protocol):
@@ -98,10 +102,17 @@ class Client(asyncio.Protocol):
         self.out_msgs = 0
         self.out_bytes = 0
         self.stalls = 0
+        self.fan_outs = 0
+        self._taking = 0
+        """Bytes of the read that is being served."""
+
+        self._unserved: tuple[list[Op], int, int, ProtocolError | None] | None = None
+        """Of one read, what follows on a later turn: its operations, the next one, the next of the parser's marks, and the error
+        that they end in. ``_publishing`` may have more before them."""
         self._verbose = True
         self._pong_sent = False
         self._publishing = Publishing(self)
-        self._subscribing = Subscribing(self)
+        self._subscribing = Subscribing(self, self._loop.call_soon)
         self._handshake = Handshake(server, entrance, self)
         logging_settings = server.settings.logging
         self._trace = Trace(self, logging_settings) if logging_settings.trace else None
@@ -175,27 +186,79 @@ class Client(asyncio.Protocol):
         if self.closed:
             return
         now_ns = self._clock.now_ns()
-        parser = self.parser
-        stalled = self.server.stalled
-        if stalled:
-            stalled.clear()
+        self.server.stalled.clear()
         if self._handshake.pending and not self._handshake.may_speak(data):
             return
-        size = len(data)
-        try:
-            self._serve(parser.feed(data), now_ns)
-            while parser.held and not self.closed and not self._handshake.checking:
-                self._serve(parser.feed(b""), now_ns)
-        except ProtocolError as error:
-            self._serve(error.ops, now_ns)
-            if not self.closed:
-                if error.too_large is not None:
-                    self._publishing.too_large(*error.too_large, now_ns)
-                self.fail(error.text, error.reason)
+        self.router.outward.work = 0
+        self._taking = len(data)
+        self._read(data, now_ns)
+
+    def _read(self, data: bytes, now_ns: int) -> None:
+        """Parse and serve ``data``, up to what is too much work for one turn of the loop."""
+        parser = self.parser
+        while True:
+            error: ProtocolError | None = None
+            try:
+                ops = parser.feed(data)
+            except ProtocolError as raised:
+                error, ops = raised, raised.ops
+            if self._trace is not None:
+                self._trace.received(ops)
+            msgs = len(ops) - len(parser.marks)
+            if msgs:
+                self.in_msgs += msgs
+                self.in_bytes += parser.payload_bytes
+                self.last_at_ns = self._keepalive.heard_at_ns = now_ns
+            if not self._serve(ops, 0, 0, error, now_ns):
+                return
+            if error is None and not parser.held:  # as after nearly every read
+                if self.server.stalled or self.router.outward.busy:
+                    self._end_turn()
+                self._reading.taken(self._taking)
+                return
+            if not self._served(error, now_ns):
+                return
+            data = b""
+
+    def _served(self, error: ProtocolError | None, now_ns: int) -> bool:
+        """All that the parser returned is served; ``error`` ended it. Returns: whether to feed it once more, at once."""
+        if self.closed:
+            return False
+        if error is not None:
+            if error.too_large is not None:
+                self._publishing.too_large(*error.too_large, now_ns)
+            self.fail(error.text, error.reason)
+            return False
+        if self.parser.held and not self._handshake.checking:
+            if self.router.outward.work <= AT_ONCE:
+                return True
+            self._serve_later()
+        else:
+            self._end_turn()
+            self._reading.taken(self._taking)
+        return False
+
+    def _end_turn(self) -> None:
+        """Have the client wait where its messages are waited for."""
+        if self.server.stalled and not self.server.settings.clients.no_fast_producer_stall:
+            self._stall(self._taking)
+        self.router.outward.hold_back(self)
+
+    def _serve_later(self) -> None:
+        """Go on with ``_unserved`` on a later turn, when all that was published has been sent."""
+        self._end_turn()
+        self._reading.postpone(self._serve_rest)
+
+    def _serve_rest(self) -> None:
+        self.server.stalled.clear()
+        self.router.outward.work = 0
+        now_ns = self._clock.now_ns()
+        if not self._publishing.go_on(now_ns) or self.fan_outs:
+            self._serve_later()
             return
-        if stalled and not self.server.settings.clients.no_fast_producer_stall:
-            self._stall(size)
-        self._reading.taken(size)
+        rest, self._unserved = self._unserved, None
+        if rest is None or (self._serve(*rest, now_ns) and self._served(rest[3], now_ns)):
+            self._read(b"", now_ns)
 
     def go_on(self, early: bytes) -> None:
         """Serve what arrived after CONNECT while its login was checked."""
@@ -299,6 +362,14 @@ class Client(asyncio.Protocol):
         """Undo one ``hold``."""
         self._reading.release()
 
+    def fan_out_began(self) -> None:
+        self.fan_outs += 1
+        self._reading.hold()
+
+    def fan_out_ended(self) -> None:
+        self.fan_outs -= 1
+        self._reading.release()
+
     # Ending
 
     def close(self, reason: str) -> None:
@@ -338,30 +409,28 @@ class Client(asyncio.Protocol):
 
     # Serving
 
-    def _serve(self, ops: list[Op], now_ns: int) -> None:
-        """Serve one batch, in order."""
-        if self._trace is not None:
-            self._trace.received(ops)
-        parser = self.parser
-        publish = self._publishing.publish
-        marks = parser.marks
-        if len(ops) > len(marks):
-            self.in_msgs += len(ops) - len(marks)
-            self.in_bytes += parser.payload_bytes
-            self.last_at_ns = self._keepalive.heard_at_ns = now_ns
-            if not marks:
-                publish(ops, 0, len(ops), now_ns)
-                return
-        start = 0
-        for mark in marks:
-            if mark > start:
-                publish(ops, start, mark, now_ns)
+    def _serve(self, ops: list[Op], start: int, number: int, error: ProtocolError | None, now_ns: int) -> bool:
+        """Serve ops[start:], in order; ``number`` counts the parser's marks before ``start``. What is too much work for one turn
+        of the loop is left for a later one. Returns: whether all is served."""
+        marks = self.parser.marks
+        end = len(ops)
+        while start < end:
+            mark = marks[number] if number < len(marks) else end
+            if start < mark and (not self._publishing.publish(ops, start, mark, now_ns) or self.fan_outs):
+                self._unserved = ops, mark, number, error
+                self._serve_later()
+                return False
+            if mark == end:
+                break
             self._control(ops[mark], now_ns)
             if self.closed:
-                return
-            start = mark + 1
-        if start < len(ops):
-            publish(ops, start, len(ops), now_ns)
+                return False
+            start, number = mark + 1, number + 1
+            if self.router.outward.work > AT_ONCE and start < end:
+                self._unserved = ops, start, number, error
+                self._serve_later()
+                return False
+        return True
 
     def _control(self, op: Any, now_ns: int) -> None:
         kind = type(op)
@@ -389,6 +458,7 @@ class Client(asyncio.Protocol):
                 self.send_line(encoder.OK)
         elif kind is Connect:
             self._connect(op.arg)
+            self.router.outward.work += _CONNECT_WORK
         else:
             assert kind is Err
             self.close("Parse Error")

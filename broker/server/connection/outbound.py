@@ -22,6 +22,10 @@ __all__ = ["SLOW_BYTES", "SLOW_TIME", "Flusher", "Outbound"]
 SLOW_BYTES: Final = "Slow Consumer (Pending Bytes)"
 SLOW_TIME: Final = "Slow Consumer (Write Deadline)"
 
+_FLUSH_BYTES: Final = 8 * 1024 * 1024
+"""Bytes written in one turn of the loop; the other connections are flushed in the next. Each write counts as so many more:"""
+_WRITE_BYTES: Final = 8 * 1024
+
 _JOIN_MAX: Final = 4096
 """Average buffer size up to which joining is cheaper than handing over a list."""
 
@@ -43,7 +47,13 @@ class Flusher:
     def flush(self) -> None:
         dirty = self._dirty
         self._dirty = []
-        for outbound in dirty:
+        left = _FLUSH_BYTES
+        for at, outbound in enumerate(dirty):
+            if left < 0:
+                self._dirty = dirty[at:] + self._dirty
+                self._loop.call_soon(self.flush)
+                return
+            left -= _WRITE_BYTES + outbound.queued_bytes
             outbound.flush()
 
 
@@ -80,6 +90,11 @@ class Outbound:
 
         stall = max_pending // 4 * 3
         transport.set_write_buffer_limits(high=stall, low=stall // 2)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of this turn, not handed over yet."""
+        return self._queued
 
     @property
     def pending_bytes(self) -> int:

@@ -8,12 +8,15 @@ Where the account maps subjects, all of this sees the mapped ones.
 
 Reply subjects reserved for servers are refused, too; the parser flags reads that may contain one.
 
+A run may be too much work for one turn of the loop: its messages have many receivers, or those are hard to find. Then
+``publish`` leaves the rest of the run, and ``go_on`` continues with it where it stopped: mapped, and checked as far as it is.
+
 Source: nats-server, server/client.go (processInboundClientMsg).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from broker.protocol import encoder
@@ -23,10 +26,14 @@ from broker.server.auth.permissions import PublishRules, ReplyPermissions
 from broker.server.connection import message_trace
 from broker.server.connection.message_trace import asks_for_trace
 from broker.server.connection.subscribing import quoted
+from broker.server.routing.outward import AT_ONCE
 
 __all__ = ["Publishing"]
 
 _RESERVED_REPLIES: Final = (b"_R_.", b"$JS.ACK.", b"_GR_.")
+
+
+_Stage = Callable[[Sequence[Any], int, int, int], int]
 
 
 class Publisher(message_trace.Publisher, Protocol):
@@ -45,13 +52,16 @@ class Publisher(message_trace.Publisher, Protocol):
 class Publishing:
     """``replies``: the reply subjects that may be published to beyond the rules; None: no others."""
 
-    __slots__ = ("_client", "_looks", "_parser", "_pedantic", "_rules", "_verbose", "replies")
+    __slots__ = ("_checked", "_client", "_left", "_looks", "_parser", "_pedantic", "_rules", "_verbose", "replies")
 
     def __init__(self, client: Publisher) -> None:
         self._client = client
         self._parser = client.parser
         self._rules: PublishRules | None = None
         self.replies: ReplyPermissions | None = None
+        self._left: tuple[_Stage, Sequence[Any], int, int] | None = None
+        self._checked = 0
+        """The end of the messages in ``_left`` that may be routed; each response that a permission allows is counted once."""
         self.answer(verbose=True, pedantic=True)
 
     def answer(self, *, verbose: bool, pedantic: bool) -> None:
@@ -66,8 +76,8 @@ class Publishing:
         self.replies = replies
         self.answer(verbose=self._verbose, pedantic=self._pedantic)
 
-    def publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
-        """Route ops[start:end], all of them messages."""
+    def publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> bool:
+        """Route ops[start:end], all of them messages. Returns: False if some are left for ``go_on``."""
         parser = self._parser
         router = self._client.router
         traced = parser.traced or (router.tracing is not None and any(
@@ -75,35 +85,63 @@ class Publishing:
         if router.mapper is not None and not traced and (mapped := router.mapper.map_run(ops, start, end)) is not None:
             ops, start, end = mapped, 0, len(mapped)
         if not (self._looks or parser.odd_replies or traced):
-            router.route(ops, start, end, self._client, now_ns)
-        elif traced:
-            self._publish_traced(ops, start, end, now_ns)
-        else:
-            self._publish_checked(ops, start, end, now_ns)
+            done = router.route(ops, start, end, self._client, now_ns)
+            if done < end:
+                self._left = self._route, ops, done, end
+                return False
+            return True
+        self._left = self._publish_traced if traced else self._publish_checked, ops, start, end
+        return self.go_on(now_ns)
 
-    def _publish_traced(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
+    def go_on(self, now_ns: int) -> bool:
+        """Route what is left. Returns: as ``publish``."""
+        if self._left is None:
+            return True
+        stage, ops, start, end = self._left
+        done = stage(ops, start, end, now_ns)
+        if done < end:
+            self._left = stage, ops, done, end
+            return False
+        self._left = None
+        self._checked = 0
+        return True
+
+    # Stages: each takes ops[start:end] and returns the end of what it has published.
+
+    def _route(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
+        return self._client.router.route(ops, start, end, self._client, now_ns)
+
+    def _publish_traced(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
         """Publish a run in which a message may ask to be traced."""
-        client, mapper = self._client, self._client.router.mapper
+        client = self._client
+        outward = client.router.outward
         for at in range(start, end):
-            msg, trace = message_trace.begin(client, ops[at], self._may_trace_to, now_ns)
-            if msg is None:
-                continue
-            if mapper is not None and (mapped := mapper.map(msg[0])) != msg[0]:
-                msg = (mapped, *msg[1:])
-                if trace is not None:
-                    trace.mapped(mapped)
-            if trace is None:
-                self._publish_checked((msg,), 0, 1, now_ns)
-            elif error := self._violation(msg):
-                self._publish_checked((msg,), 0, 1, now_ns)
-                trace.refused(error)
-            elif trace.only:
-                trace.follow(msg)
-                if self._verbose:
-                    client.send_line(encoder.OK)
-            else:
-                self._publish_checked((trace.follow(msg),), 0, 1, now_ns)
-                trace.routed()
+            self._publish_one_traced(ops[at], now_ns)
+            if outward.work > AT_ONCE or client.fan_outs:
+                return at + 1
+        return end
+
+    def _publish_one_traced(self, op: Msg, now_ns: int) -> None:
+        client, mapper = self._client, self._client.router.mapper
+        msg, trace = message_trace.begin(client, op, self._may_trace_to, now_ns)
+        if msg is None:
+            return
+        if mapper is not None and (mapped := mapper.map(msg[0])) != msg[0]:
+            msg = (mapped, *msg[1:])
+            if trace is not None:
+                trace.mapped(mapped)
+        if trace is None:
+            self._publish_checked((msg,), 0, 1, now_ns)
+        elif error := self._violation(msg):
+            self._publish_checked((msg,), 0, 1, now_ns)
+            trace.refused(error)
+        elif trace.only:
+            trace.follow(msg)
+            if self._verbose:
+                client.send_line(encoder.OK)
+        else:
+            self._publish_checked((trace.follow(msg),), 0, 1, now_ns)
+            trace.routed()
 
     def too_large(self, msg: Msg, size: int, now_ns: int) -> None:
         """Trace a message of ``size`` bytes, which ends the connection; of it, only what has come is there."""
@@ -126,30 +164,32 @@ class Publishing:
         """Whether the client may have trace events published to ``dest``; permission to respond there is not enough."""
         return not self._client.router.refuses(dest) and (self._rules is None or self._rules.permits(dest))
 
-    def _publish_checked(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
+    def _publish_checked(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
         if self._verbose or self._pedantic:
-            self._publish_each(ops, start, end, now_ns)
-            return
+            return self._publish_each(ops, start, end, now_ns)
         rules = self._rules
         odd = self._parser.odd_replies
         if not odd and (rules is None or all(map(rules.permits, {msg[0] for msg in ops[start:end]}))):
-            self._client.router.route(ops, start, end, self._client, now_ns)
-            return
+            return self._route(ops, start, end, now_ns)
         first = start
-        for at in range(start, end):
+        for at in range(max(start, self._checked), end):
             subject, reply = ops[at][:2]
             if odd and reply.startswith(_RESERVED_REPLIES):
                 pass
             elif rules is None or rules.permits(subject) or (self.replies is not None and self.replies.use(subject)):
                 continue
             # Only delivered messages may be replied to, so earlier messages are delivered first.
-            self._client.router.route(ops, first, at, self._client, now_ns)
+            if first < at and ((done := self._route(ops, first, at, now_ns)) < at or self._client.fan_outs):
+                self._checked = at
+                return done
             first = at if self._take(subject, reply) else at + 1
-        self._client.router.route(ops, first, end, self._client, now_ns)
+        self._checked = end
+        return self._route(ops, first, end, now_ns) if first < end else end
 
-    def _publish_each(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
+    def _publish_each(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
         """Publish one by one, each with its own answer."""
         client = self._client
+        outward = client.router.outward
         for at in range(start, end):
             subject, reply = ops[at][:2]
             if self._pedantic and not (is_valid(subject) and is_literal(subject)):
@@ -158,6 +198,9 @@ class Publishing:
                 if self._verbose and not client.router.refuses(subject):
                     client.send_line(encoder.OK)
                 client.router.route(ops, at, at + 1, client, now_ns)
+                if outward.work > AT_ONCE or client.fan_outs:
+                    return at + 1
+        return end
 
     def _take(self, subject: bytes, reply: bytes) -> bool:
         """Whether a message may be routed; refuses it otherwise."""

@@ -1,6 +1,7 @@
 """How much of a client's input is served at a time, and when its socket is not read at all.
 
     receive ──> at most one slice ──> take()        the rest follows on later turns of the loop
+    postpone(rest)                                  ``rest()`` follows on a later turn, before any more bytes
     hold/release                                    nothing is read meanwhile; holds nest
 
 Owns: the transport's reading, and the bytes of a large read not yet served. Does not own: what they mean.
@@ -28,7 +29,8 @@ class ReadPacing:
     """``take(data)`` must serve the bytes, in order, and call ``taken`` for those it served; ``missing()`` is how many bytes
     complete the message that they ended in."""
 
-    __slots__ = ("_at", "_closed", "_holds", "_later", "_loop", "_missing", "_slicing", "_take", "_transport", "_turn_bytes")
+    __slots__ = ("_at", "_behind", "_closed", "_holds", "_later", "_loop", "_missing", "_rest", "_scheduled", "_take",
+                 "_transport", "_turn_bytes")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.ReadTransport,
                  take: Callable[[bytes], None], missing: Callable[[], int]) -> None:
@@ -40,7 +42,10 @@ class ReadPacing:
         self._holds = 0
         self._later = b""
         self._at = 0  # of ``_later``, what was served
-        self._slicing = False
+        self._rest: Callable[[], None] | None = None
+        self._behind = False
+        """Whether there is something to serve on a later turn: ``_rest`` or ``_later``. It counts as one hold."""
+        self._scheduled = False
         self._turn_bytes = 0
 
     def upgrade(self, transport: asyncio.ReadTransport) -> None:
@@ -49,12 +54,15 @@ class ReadPacing:
 
     def receive(self, data: bytes) -> None:
         """Take what the transport read."""
-        if len(data) <= _SLICE_BYTES or len(data) <= self._missing():
+        if self._behind:
+            self._later, self._at = self._later[self._at:] + data, 0
+        elif len(data) <= _SLICE_BYTES or len(data) <= self._missing():
             self._take(data)
         elif not self._closed:
             self._later, self._at = data, 0
+            self._behind = True
             self.hold()
-            self._next_slice()
+            self._serve_more()
 
     def go_on(self, early: bytes) -> None:
         """Take ``early``, which was held back, before anything still to be taken."""
@@ -62,6 +70,16 @@ class ReadPacing:
             self._later, self._at = early + self._later[self._at:], 0
         else:
             self.receive(early)
+
+    def postpone(self, rest: Callable[[], None]) -> None:
+        """Call ``rest`` on a later turn, once no other hold is left, before any more bytes are taken. It may postpone again."""
+        if self._closed:
+            return
+        self._rest = rest
+        if not self._behind:
+            self._behind = True
+            self.hold()
+            self._schedule()
 
     def taken(self, size: int) -> None:
         """Count ``size`` bytes served; after a full turn, other connections get theirs."""
@@ -84,30 +102,43 @@ class ReadPacing:
             return
         if not self._holds:
             self._transport.resume_reading()
-        elif self._holds == 1 and self._later and not self._slicing:
-            self._slicing = True
-            self._loop.call_soon(self._next_slice)
+        elif self._behind:
+            self._schedule()
 
     def close(self) -> None:
         """The connection ends: take no more."""
         self._closed = True
         self._later = b""
+        self._rest = None
 
-    def _next_slice(self) -> None:
-        """Take a part of a large read; the rest follows on a later turn, when no other hold is left."""
-        self._slicing = False
+    def _schedule(self) -> None:
+        if self._holds == 1 and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._scheduled_turn)
+
+    def _scheduled_turn(self) -> None:
+        self._scheduled = False
+        if self._holds == 1:
+            self._serve_more()
+
+    def _serve_more(self) -> None:
+        """Serve what was postponed, or a part of a large read; the rest follows on a later turn, when no other hold is left."""
         if self._closed:
             return
-        data, start = self._later, self._at
-        self._at = end = start + max(_SLICE_BYTES, self._missing())
-        if end >= len(data):
-            self._later, self._at = b"", 0
-        self._take(data[start:end])
+        if self._rest is not None:
+            rest, self._rest = self._rest, None
+            rest()
+        else:
+            data, start = self._later, self._at
+            self._at = end = start + max(_SLICE_BYTES, self._missing())
+            if end >= len(data):
+                self._later, self._at = b"", 0
+            self._take(data[start:end])
         if self._closed:
             return
-        if not self._later:
+        if self._rest is None and not self._later:
+            self._behind = False
             self._turn_bytes = 0
             self.release()
-        elif self._holds == 1:
-            self._slicing = True
-            self._loop.call_soon(self._next_slice)
+        else:
+            self._schedule()

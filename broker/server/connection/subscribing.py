@@ -6,7 +6,7 @@ Source: nats-server, server/client.go (processSub, processUnsub, processSubsOnCo
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from broker.protocol.parser import Msg, Sub, Unsub
@@ -21,6 +21,8 @@ __all__ = ["Subscribing", "quoted"]
 log = logging.getLogger(__name__)
 
 _SYSTEM_QUEUE: Final = b"_sys_"
+_ENDED_AT_ONCE: Final = 2000
+"""Subscriptions that end in one turn of the loop: a few milliseconds."""
 
 
 class Subscriber(Peer, Protocol):
@@ -35,12 +37,13 @@ class Subscriber(Peer, Protocol):
 
 
 class Subscribing:
-    """``subs`` by sid."""
+    """``subs`` by sid. ``call_soon`` has a function called on a later turn of the loop."""
 
-    __slots__ = ("_client", "_hiding", "_max", "_max_tokens", "_replies", "_rules", "subs")
+    __slots__ = ("_call_soon", "_client", "_hiding", "_max", "_max_tokens", "_replies", "_rules", "subs")
 
-    def __init__(self, client: Subscriber) -> None:
+    def __init__(self, client: Subscriber, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._client = client
+        self._call_soon = call_soon
         self._max = -1
         self._max_tokens = 0
         self._rules: SubscribeRules | None = None
@@ -136,8 +139,15 @@ class Subscribing:
             self._leave(sub)
 
     def end_all(self) -> None:
-        for sub in list(self.subs.values()):
-            self._leave(sub)
+        """End all subscriptions; of very many, the rest on later turns of the loop."""
+        subs, self.subs = self.subs, {}
+        self._end_some(subs, self._client.router)
+
+    def _end_some(self, subs: dict[bytes, Subscription], router: Router) -> None:
+        for _ in range(min(len(subs), _ENDED_AT_ONCE)):
+            router.remove(subs.popitem()[1])
+        if subs:
+            self._call_soon(lambda: self._end_some(subs, router))
 
     def _leave(self, sub: Subscription) -> None:
         del self.subs[sub.sid]

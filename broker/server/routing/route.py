@@ -14,17 +14,31 @@ Source: nats-server, server/client.go (processMsgResults, deliverMsg).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import ref
 
 from broker.protocol import encoder
 from broker.protocol.parser import Msg
 from broker.protocol.traced import TracedMsg
 from broker.server.routing.inward import Inward
+from broker.server.routing.outward import AT_ONCE, Outward
 from broker.server.routing.sublist import Match
 
-__all__ = ["BatchHandler", "Hop", "Peer", "Refusal", "Relay", "Route", "Subscription"]
+__all__ = ["CROWD", "BatchHandler", "Hop", "Peer", "Refusal", "Relay", "Route", "Subscription"]
+
+CROWD: Final = 2000
+"""From this many receivers on, making a route does not look at each of them more than once."""
+
+_JOINED: Final = 64
+"""Messages of one run that cost a receiver as much again as the first."""
+
+_ALL: Final = 1 << 30
+
+_PEER = attrgetter("peer")
+_ORIGINAL = attrgetter("original")
 
 
 class Peer(Protocol):
@@ -33,6 +47,14 @@ class Peer(Protocol):
     headers: bool
     no_echo: bool
     wants_no_responders: bool
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more messages."""
+
+    @property
+    def fan_outs(self) -> int:
+        """How many of its messages are still on their way to their receivers; it must not publish meanwhile."""
 
     @property
     def pending_bytes(self) -> int:
@@ -57,6 +79,11 @@ class Peer(Protocol):
     def hold(self) -> None: ...
 
     def release(self) -> None: ...
+
+    def fan_out_began(self) -> None:
+        """A message that it published is sent to its receivers on later turns: hold it until ``fan_out_ended``."""
+
+    def fan_out_ended(self) -> None: ...
 
 
 BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], None]
@@ -164,16 +191,21 @@ class Route:
     """The receivers of some subjects. Only ``limit`` ever changes one, so iterating is safe while subscriptions change.
 
     Messages without a ``source`` come from the broker itself and reach handlers through ``inward``, never from here.
+    Where there are many receivers, messages reach them on later turns through ``outward``.
     """
 
-    __slots__ = ("__weakref__", "_one_by_one", "_spreads", "clients", "groups", "handlers", "inside", "inward", "limited", "only",
-                 "receivers", "relays", "rng", "shadowed", "shadows", "sole")
+    __slots__ = ("__weakref__", "_first", "_one_by_one", "_spreads", "clients", "groups", "handlers", "inside", "inward", "limited",
+                 "only", "outward", "receivers", "relays", "rng", "shadowed", "shadows", "sole", "width")
 
-    def __init__(self, match: Match[Subscription], receivers: tuple[Subscription, ...], rng: random.Random,
-                 inward: Inward) -> None:
+    def __init__(self, match: Match[Subscription], receivers: Sequence[Subscription], rng: random.Random,
+                 inward: Inward, outward: Outward) -> None:
         self.receivers = receivers
         self.rng = rng
         self.inward = inward
+        self.outward = outward
+        self.width = len(match.plain) + len(match.groups)
+        """The number of deliveries of one message, at most."""
+        self._first: dict[Peer, Subscription] | None = None
         self.shadows: Sequence[Subscription] = ()
         self.relays: Sequence[Relay] = ()
         self.inside: Sequence[Subscription] = ()
@@ -193,20 +225,27 @@ class Route:
             if not self.limited and not self._spreads:
                 self.only = receivers[0]
             return
-        self.clients = [sub for sub in match.plain if sub.peer is not None and sub.original is None]
-        self.shadows = [sub for sub in match.plain if sub.original is not None]
-        self.shadowed = any(sub.original is not None for sub in receivers)
-        self.relays = [relay for sub in match.plain if (relay := sub.relay) is not None]
-        self.inside = [sub for sub in match.plain if sub.handler is not None]
-        self.handlers = [sub.handler for sub in self.inside if sub.handler is not None]
+        plain = match.plain
         self.groups = list(match.groups.values())
-        self.limited = any(sub.max for sub in receivers)
+        self.shadowed = any(map(_ORIGINAL, receivers))
+        peers = list(map(_PEER, plain))
+        if self.shadowed or None in peers:
+            self.clients = [sub for sub in plain if sub.peer is not None and sub.original is None]
+            self.shadows = [sub for sub in plain if sub.original is not None]
+            self.relays = [relay for sub in plain if (relay := sub.relay) is not None]
+            self.inside = [sub for sub in plain if sub.handler is not None]
+            self.handlers = [sub.handler for sub in self.inside if sub.handler is not None]
+        else:
+            self.clients = plain
         # A connection with two matching sids gets its messages one by one. Members of one queue group never get the
         # same message.
-        peers = [id(sub.peer) for sub in match.plain if sub.peer is not None]
-        for group in self.groups:
-            peers += {id(sub.peer) for sub in group if sub.peer is not None}
-        self._one_by_one = len(set(peers)) != len(peers)
+        self._one_by_one = _repeats(chain(
+            filter(None, peers), *({_PEER(sub) for sub in group if sub.peer is not None} for group in self.groups)))
+        if len(receivers) > CROWD:
+            # Steps look at each receiver anyway.
+            self.limited = self._spreads = True
+            return
+        self.limited = any(sub.max for sub in receivers)
         self._spreads = (bool(self.groups or self.shadows or self.relays) or self._one_by_one
                          or any(sub.on_delivery is not None for sub in receivers))
         self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
@@ -238,8 +277,10 @@ class Route:
 
     def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
         """Send ops[start:end] to all receivers. Returns: the number of deliveries."""
+        if self.width > 1 and self._postpones(end - start, source):
+            return (end - start) * self._postpone(ops[start:end], source, now_ns)
         if self._spreads or self.limited:
-            taken = self.spread(ops[start:end], source, now_ns)
+            taken = self._spread(ops[start:end], source, now_ns)
             if source is not None and source.wants_no_responders and not all(taken):
                 for i, count in enumerate(taken):
                     if not count and ops[start + i][1]:
@@ -271,13 +312,21 @@ class Route:
         Args: ``to`` is the subject that all are routed by, where receivers are to see another; b"": they see the same.
         Returns: the number of receivers of each message.
         """
-        if self._one_by_one and len(msgs) > 1:
-            return [self.spread([msg], source, now_ns, to)[0] for msg in msgs]
+        if self.width > 1 and self._postpones(len(msgs), source):
+            return [self._postpone(msgs, source, now_ns, to)] * len(msgs)
+        return self._spread(msgs, source, now_ns, to)
+
+    def _spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> list[int]:
+        """``spread``, now."""
         count = len(msgs)
+        if self._one_by_one and count > 1:
+            return [self._spread([msg], source, now_ns, to)[0] for msg in msgs]
         taken = [0] * count
         silent = source if source is not None and source.no_echo else None
         run = encoder.Run(msgs) if self.clients else None
-        for sub in self.clients:
+        if run is not None and self._one_by_one:
+            taken[0] = _send_some(self.clients, msgs, run, silent)
+        for sub in () if self._one_by_one else self.clients:
             if sub.peer is silent and silent is not None:
                 continue
             room = _room(sub, count)
@@ -325,6 +374,82 @@ class Route:
             for i in range(count):
                 taken[i] += 1
         return taken
+
+    def plain_of(self, peer: Peer) -> Subscription | None:
+        """The first plain subscription of ``peer``, if it has one."""
+        if len(self.clients) <= CROWD:
+            return next((sub for sub in self.clients if sub.peer is peer), None)
+        if self._first is None:
+            self._first = {sub.peer: sub for sub in reversed(self.clients) if sub.peer is not None}
+        return self._first.get(peer)
+
+    # Many receivers.
+
+    def work(self, count: int) -> int:
+        """The work of sending ``count`` messages. Where they are encoded together, one of a run costs little more than none."""
+        return self.width * (count if self._one_by_one else 1 + count // _JOINED)
+
+    def msgs_at_once(self) -> int:
+        """How many messages of a run are sent in one turn of the loop."""
+        if self.width > AT_ONCE:
+            return _ALL  # no turn sends even one
+        share = max(AT_ONCE // self.width, 1)
+        return share if self._one_by_one else _JOINED * share
+
+    def _postpones(self, count: int, source: Peer | None) -> bool:
+        """Whether ``count`` messages are too much for the current turn. Only the broker's may wait for what the turn did before: a
+        client must not go on until its messages are sent, so its connection ends the turn."""
+        outward = self.outward
+        work = self.work(count)
+        outward.work += work
+        return work > AT_ONCE or (source is None and (outward.busy or outward.work > AT_ONCE))
+
+    def _postpone(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> int:
+        """Send ``msgs`` on later turns. Returns: the number of receivers of each."""
+        silent = source if source is not None and source.no_echo else None
+        if silent is not None and all(sub.peer is silent for sub in self.receivers):
+            for subject, reply, _, _ in msgs if silent.wants_no_responders else ():
+                if reply:
+                    silent.no_responders(subject, reply)
+            return 0
+        self.outward.put(self.steps(msgs, source, now_ns, to), source)
+        return self.width
+
+    def steps(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> Iterator[int]:
+        """``spread`` in steps; yields how much work each was. Subscriptions that end meanwhile get no more messages."""
+        if self._one_by_one and len(msgs) > 1:
+            for msg in msgs:
+                yield from self.steps([msg], source, now_ns, to)
+            return
+        silent = source if source is not None and source.no_echo else None
+        count = len(msgs)
+        run = encoder.Run(msgs)
+        each = 1 + count // 16 + run.bytes // encoder.LARGE_BYTES
+        size = max(AT_ONCE // (4 * each), 1)
+        for at in range(0, len(self.clients), size):
+            part = self.clients[at:at + size]
+            _send_some(part, msgs, run, silent)
+            yield each * len(part)
+        rest = [sub for sub in (*self.shadows, *self.inside) if not sub.ended]
+        for at in range(0, len(rest), size):
+            few: Match[Subscription] = Match()
+            few.plain = rest[at:at + size]
+            self._part(few)._spread(msgs, source, now_ns, to)
+            yield each * len(few.plain)
+        for relay in self.relays:
+            relay.pass_on(msgs, source, now_ns, to)
+            yield each
+        for group in self.groups:
+            few = Match()
+            few.groups = {group[0].queue: [sub for sub in group if not sub.ended]}
+            if few.groups[group[0].queue]:
+                self._part(few)._spread(msgs, source, now_ns, to)
+            yield each + len(group) // 8
+
+    def _part(self, match: Match[Subscription]) -> Route:
+        """A route to some of the receivers."""
+        receivers = (*match.plain, *chain.from_iterable(match.groups.values()))
+        return Route(match, receivers, self.rng, self.inward, self.outward)
 
     def _to_shadow(self, shadow: Subscription, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes,
                    renamed: _Renamed) -> None:
@@ -413,6 +538,56 @@ def _room(sub: Subscription, count: int) -> int:
     """How many of ``count`` messages ``sub`` may still receive."""
     sub = sub.original or sub
     return max(min(count, sub.max - sub.delivered), 0) if sub.max else count
+
+
+def _repeats(peers: Iterator[Peer | None]) -> bool:
+    """Whether one occurs twice; looks at no more than that takes."""
+    seen: set[Peer | None] = set()
+    for peer in peers:
+        if peer in seen:
+            return True
+        seen.add(peer)
+    return False
+
+
+def _send_some(subs: Sequence[Subscription], msgs: Sequence[Msg], run: encoder.Run, silent: Peer | None) -> int:
+    """Send ``msgs``, encoded as ``run``, to clients that may have left meanwhile. What one client gets by many subscriptions is
+    joined, at a tenth of the cost. Returns: the number of subscriptions that received something."""
+    count = len(msgs)
+    sent = 0
+    joins = count == 1 and run.bytes < encoder.LARGE_BYTES
+    to: Peer | None = None
+    sids: list[bytes] = []
+    for sub in subs:
+        peer = sub.peer
+        if peer is not to:
+            if sids and to is not None:
+                _send_joined(to, sids, run)
+                sids = []
+            to = peer
+        if peer is None or sub.ended or peer.closed or peer is silent:
+            continue
+        if joins and not sub.max and sub.on_delivery is None:
+            sids.append(sub.sid)
+            sub.delivered += 1
+            sent += 1
+        elif room := _room(sub, count):
+            if sids:
+                _send_joined(peer, sids, run)
+                sids = []
+            own = msgs if room == count else msgs[:room]
+            _send_limited(sub, own, _run_of(own, msgs, run))
+            sent += 1
+    if sids and to is not None:
+        _send_joined(to, sids, run)
+    return sent
+
+
+def _send_joined(peer: Peer, sids: Collection[bytes], run: encoder.Run) -> None:
+    """Send a client one message for each of ``sids``."""
+    own = run if peer.headers else run.without_headers()
+    data = own.encode_for_all(sids)
+    peer.send([data], len(data), len(sids), own.bytes * len(sids))
 
 
 def _send(subs: Sequence[Subscription], run: encoder.Run) -> None:

@@ -24,11 +24,11 @@ from broker.clock import Clock
 from broker.protocol import encoder
 from broker.protocol.encoder import message
 from broker.protocol.parser import Msg
-from broker.protocol.subject import matches
 from broker.server.routing.audience import audience
 from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
 from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
+from broker.server.routing.outward import AT_ONCE, Outward
 from broker.server.routing.route import BatchHandler, Peer, Route, Subscription
 from broker.server.routing.routes import Routes
 from broker.server.routing.sublist import Match, Sublist
@@ -59,8 +59,9 @@ class Router:
         self._rng = rng
         self._call_soon = call_soon
         self._inward = Inward(call_soon)
+        self.outward = Outward(call_soon)
         self.subs: Sublist[Subscription] = Sublist()
-        self.routes = Routes(self.subs, rng, self._inward, self._refused)
+        self.routes = Routes(self.subs, rng, self._inward, self.outward, self._refused)
         self._watches: dict[bytes, list[InterestWatch]] = {}
         # What connects the account with others (broker/server/sharing); None: nothing does.
         self.mapper: Mapper | None = None
@@ -73,9 +74,14 @@ class Router:
     def subscription_count(self) -> int:
         return self.subs.count
 
-    def route(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> None:
-        """Deliver ops[start:end], published by ``source``, as runs."""
+    def route(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
+        """Deliver ops[start:end], published by ``source``, as runs.
+
+        Returns: the end of what was delivered. A client's messages that are too much work for one turn of the loop are left; at
+        least one is delivered. The rest must wait for a later turn, and until ``source`` has no ``fan_outs``.
+        """
         routes = self.routes
+        outward = self.outward
         get = routes.by_subject.get
         resolve = routes.resolve
         ahead: Route | None = None
@@ -121,6 +127,8 @@ class Router:
                     body_bytes += len(body)
                     only.delivered += 1
                     start = at
+                    if outward.work > AT_ONCE and source is not None:
+                        break
                     continue
             if to is not None:
                 _send_lines(to, lines, body_bytes)
@@ -128,12 +136,21 @@ class Router:
             if route.sole is not None and source is not None:
                 route.sole(ops, start, at, source, now_ns)
             else:
+                if route.width > 1 and at - start > 1 and source is not None and at - start > (most := route.msgs_at_once()):
+                    at = start + most
+                    ahead = None
                 route.batch(ops, start, at, source, now_ns)
+                if source is not None and source.fan_outs:
+                    start = at
+                    break
             if routes.changes != changes:
                 ahead = None
             start = at
+            if outward.work > AT_ONCE and source is not None:
+                break
         if to is not None:
             _send_lines(to, lines, body_bytes)
+        return start
 
     # For JetStream (Bus).
 
@@ -323,7 +340,8 @@ class Router:
     def add(self, sub: Subscription) -> None:
         """Insert a subscription whose subject is valid."""
         self.subs.insert(sub)
-        self._changed(sub.subject, self.routes.added(sub))
+        self.routes.added(sub)
+        self._changed(sub.subject)
         if self.shadows is not None:
             self.shadows.added(sub)
 
@@ -335,7 +353,8 @@ class Router:
         """Remove a subscription; an unknown one is ignored."""
         sub.ended = True
         if self.subs.remove(sub):
-            self._changed(sub.subject, self.routes.removed(sub))
+            self.routes.removed(sub)
+            self._changed(sub.subject)
             if self.shadows is not None:
                 self.shadows.removed(sub)
             if self.on_removed is not None:
@@ -355,27 +374,15 @@ class Router:
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
         """The plain subscription of ``peer`` that matches the literal ``subject``, if any."""
-        route = self.routes.of(subject)
-        for sub in route.clients:
-            if sub.peer is peer:
-                return sub
-        return None
+        return self.routes.of(subject).plain_of(peer)
 
     # Interest.
 
-    def _changed(self, subject: bytes, prefix: bytes | None) -> None:
-        """Update the watches that a subscription to ``subject`` may affect; ``prefix``: what is before its first wildcard."""
-        if not self._watches:
-            return
-        if prefix is None:
-            watched = self._watches.get(subject)
-            if watched:
-                self._ask(watched)
-            return
-        dotted = prefix + b"."
-        for watched_subject in [key for key in self._watches
-                                if (not prefix or key.startswith(dotted)) and matches(subject, key)]:
-            self._ask(self._watches[watched_subject])
+    def _changed(self, subject: bytes) -> None:
+        """Update the watches of ``subject``; a subscription to a wildcard is no watch's (``_exact_interest``)."""
+        watched = self._watches.get(subject)
+        if watched:
+            self._ask(watched)
 
     def _ask(self, watches: list[InterestWatch]) -> None:
         for watch in list(watches):

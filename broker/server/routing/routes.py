@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import random
 import re
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 from weakref import WeakValueDictionary, ref
 
 from broker.protocol.subject import is_literal
 from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
 from broker.server.routing.inward import Inward
-from broker.server.routing.route import Refusal, Route, Subscription
+from broker.server.routing.outward import Outward
+from broker.server.routing.route import CROWD, Refusal, Route, Subscription
 from broker.server.routing.sublist import Match, Sublist
 
 __all__ = ["ROUTES_KEPT", "Routes"]
@@ -29,6 +30,13 @@ ROUTES_KEPT: Final = 8192
 
 _SCAN_MAX: Final = 2048
 """Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
+
+_SCANS_PER_ROUTE: Final = 64
+"""How often a cached route may be searched for. Clients that subscribe to wildcards all the time would otherwise search again and
+again; to find a route anew costs as much as this many searches."""
+
+_RECEIVERS_KEPT: Final = 1 << 21
+"""Receivers of all cached routes; past it all are dropped. Few subscriptions to wildcards can make thousands of large routes."""
 
 _INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.", b"$JS.API.CONSUMER.CREATE.", b"$JS.API.CONSUMER.DELETE.",
                    b"$JS.EVENT.ADVISORY.CONSUMER.")
@@ -48,10 +56,12 @@ class Routes:
         and those that shared their family's.
     """
 
-    def __init__(self, subs: Sublist[Subscription], rng: random.Random, inward: Inward, refused: tuple[bytes, ...]) -> None:
+    def __init__(self, subs: Sublist[Subscription], rng: random.Random, inward: Inward, outward: Outward,
+                 refused: tuple[bytes, ...]) -> None:
         self._subs = subs
         self._rng = rng
         self._inward = inward
+        self._outward = outward
         self._refused = refused
         self.by_subject: dict[bytes, Route] = {}
         # By inbox prefix (None: resolve each subject); by the head of an ack subject.
@@ -66,8 +76,10 @@ class Routes:
         self.changes = 0
         self._ack_readers = 0
         self._deniers = 0
-        self._nobody = Route(Match(), (), rng, inward)
-        self._refusal = Refusal(Match(), (), rng, inward)
+        self._scans_left = 0
+        self._receivers_kept = 0
+        self._nobody = Route(Match(), (), rng, inward, outward)
+        self._refusal = Refusal(Match(), (), rng, inward, outward)
 
     @property
     def caches(self) -> tuple[dict[bytes, Route] | dict[bytes, Route | None], ...]:
@@ -80,17 +92,17 @@ class Routes:
 
     # Changes.
 
-    def added(self, sub: Subscription) -> bytes | None:
-        """``sub`` has come. Returns: as ``_forget``."""
+    def added(self, sub: Subscription) -> None:
+        """``sub`` has come."""
         self._deniers += sub.denies is not None
         self._ack_readers += reads_acks(sub.subject)
-        return self._forget(sub.subject)
+        self._forget(sub.subject)
 
-    def removed(self, sub: Subscription) -> bytes | None:
-        """``sub`` has left. Returns: as ``_forget``."""
+    def removed(self, sub: Subscription) -> None:
+        """``sub`` has left."""
         self._deniers -= sub.denies is not None
         self._ack_readers -= reads_acks(sub.subject)
-        return self._forget(sub.subject)
+        self._forget(sub.subject)
 
     def limited(self, sub: Subscription) -> None:
         """``sub`` takes only so many messages from now on."""
@@ -101,19 +113,16 @@ class Routes:
             return
         if (alone := sub.alone) is not None and (route := alone()) is not None:
             route.limit()
-        for route in list(self._by_receivers.values()):
-            if sub in route.receivers:
-                route.limit()
+        self._forget(sub.subject)
 
-    def _forget(self, subject: bytes) -> bytes | None:
-        """Drop the routes that a subscription to ``subject`` may affect. Returns: what is before its first wildcard; None:
-        it has none."""
+    def _forget(self, subject: bytes) -> None:
+        """Drop the routes that a subscription to ``subject`` may affect."""
         self.changes += 1
         wildcard = _WILDCARD.search(subject) if b"*" in subject or b">" in subject else None
         if wildcard is None:
             self.by_subject.pop(subject, None)
             self._inboxes.pop(subject.rpartition(b".")[0], None)
-            return None
+            return
         prefix = subject[:wildcard.start()]
         dotted = prefix + b"."
         dots = prefix.count(b".")
@@ -124,12 +133,13 @@ class Routes:
                 cache.pop(prefix, None)  # no key has more tokens
             elif dots and cache is not self._acks and _root(prefix) not in self._roots:
                 continue  # as for most subjects of a new consumer
-            elif not prefix or len(cache) > _SCAN_MAX:
+            elif not prefix or len(cache) > min(_SCAN_MAX, self._scans_left):
                 cache.clear()
             else:
+                self._scans_left -= len(cache)
+                self._outward.work += len(cache) // 8
                 for key in [key for key in cache if key.startswith(dotted) or key == prefix]:
                     del cache[key]
-        return prefix
 
     # Look-ups.
 
@@ -157,6 +167,7 @@ class Routes:
                     if len(self._acks) >= ROUTES_KEPT:
                         _halve(self._acks)
                     self._acks[head] = route
+                    self._kept(route)
                 if route is not None:
                     self.family = (head + b".", ACK_TOKENS - 1)
                     return route
@@ -169,6 +180,7 @@ class Routes:
         route = self._refusal if refused else self.of_match(self._match(subject))
         self.by_subject[subject] = route
         self._cached_at(subject)
+        self._kept(route)
         return route
 
     def _common(self, subject: bytes) -> Route | None:
@@ -198,6 +210,7 @@ class Routes:
                 _halve(self._inboxes)
             self._inboxes[prefix] = route
             self._cached_at(prefix)
+            self._kept(route)
         else:
             self.family_hits += route is not None
         return route
@@ -207,10 +220,22 @@ class Routes:
             self._roots = {_root(one) for cache in (self.by_subject, self._inboxes) for one in cache}
         self._roots.add(_root(key))
 
+    def _kept(self, route: Route | None) -> None:
+        """``route`` has been cached."""
+        self._scans_left = min(self._scans_left + _SCANS_PER_ROUTE, _SCAN_MAX * _SCANS_PER_ROUTE)
+        if self._receivers_kept > _RECEIVERS_KEPT:
+            for cache in self.caches:
+                cache.clear()
+            self._receivers_kept = 0
+
     def _match(self, subject: bytes) -> Match[Subscription]:
         """The subscriptions of a literal subject whose clients may receive it."""
-        match = self._subs.match(subject)
+        subs = self._subs
+        before = subs.visited
+        match = subs.match(subject)
+        self._outward.work += subs.visited - before
         if self._deniers:
+            self._outward.work += len(match.plain)
             match.plain = [sub for sub in match.plain if sub.denies is None or not sub.denies(subject)]
             permitted = {name: [sub for sub in group if sub.denies is None or not sub.denies(subject)]
                          for name, group in match.groups.items()}
@@ -229,15 +254,24 @@ class Routes:
                 # The usual one; it is found by its subscription at a third of the cost.
                 sub = plain[0]
                 if sub.alone is None or (known := sub.alone()) is None:
-                    known = Route(match, (sub,), self._rng, self._inward)
+                    known = Route(match, (sub,), self._rng, self._inward, self._outward)
                     sub.alone = ref(known)
                 return known
             if not plain:
                 return self._nobody
-        receivers = (*match.plain, *(sub for group in match.groups.values() for sub in group))
+        if match.groups:
+            receivers = (*plain, *chain.from_iterable(match.groups.values()))
+        else:
+            receivers = tuple(plain)
+        self._outward.work += len(receivers) // 2
+        if len(receivers) > CROWD:
+            # Comparing them with those of other routes would cost more than it saves.
+            self._receivers_kept += len(receivers)
+            return Route(match, receivers, self._rng, self._inward, self._outward)
         route = self._by_receivers.get(receivers)
         if route is None:
-            route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward)
+            self._receivers_kept += len(receivers)
+            route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward, self._outward)
         return route
 
 

@@ -83,6 +83,8 @@ class Sublist(Generic[S]):
         self.count = 0
         self.inserts = 0
         self.removes = 0
+        self.visited = 0
+        """Nodes visited beyond one for each token, by all look-ups: overlapping wildcards may lead to as many as there are."""
 
     def __iter__(self) -> Iterator[S]:
         """All subscriptions, while none is inserted or removed."""
@@ -203,6 +205,7 @@ class Sublist(Generic[S]):
                         following.append(child)
             if not following:
                 return following
+            self.visited += len(following)
             level = following
         return level
 

@@ -107,6 +107,18 @@ class Requester:
     def release(self) -> None:
         self.source.release()
 
+    closed = False
+
+    @property
+    def fan_outs(self) -> int:
+        return self.source.fan_outs
+
+    def fan_out_began(self) -> None:
+        self.source.fan_out_began()
+
+    def fan_out_ended(self) -> None:
+        self.source.fan_out_ended()
+
 
 class ServiceImport:
     """One import, of ``service`` into the account of ``router``; a relay. Raises: TransformError."""

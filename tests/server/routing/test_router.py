@@ -49,6 +49,8 @@ class FakePeer:
         self.no_echo = no_echo
         self.wants_no_responders = True
         self.pending_bytes = 0
+        self.closed = False
+        self.fan_outs = 0
         self.got: list[bytes] = []
         self.missed: list[tuple[bytes, bytes]] = []
         self.refused: list[bytes] = []
@@ -77,6 +79,12 @@ class FakePeer:
 
     def identity(self) -> dict[str, Any]:
         return {}
+
+    def fan_out_began(self) -> None:
+        self.fan_outs += 1
+
+    def fan_out_ended(self) -> None:
+        self.fan_outs -= 1
 
     def hold(self) -> None: ...
 

@@ -32,6 +32,8 @@ class Requests:
 
     headers = True
     no_echo = False
+    closed = False
+    fan_outs = 0
     wants_no_responders = False
     pending_bytes = 0
 

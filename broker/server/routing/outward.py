@@ -1,0 +1,113 @@
+"""A queue of messages with very many receivers, which are sent to some of them in each turn of the loop.
+
+    publish ──> Route: width × messages ──┬── few  ──> all receivers, at once
+                                          └── many ──> steps, here ──(later turns)──> some receivers in each turn
+
+A client whose message is sent this way is held until all receivers have got it, so its messages stay in order, and an
+answer to its PING comes after them. Clients take turns. What the broker itself publishes keeps its order, too; if too much
+of that waits, the clients that publish are held until it has been sent (``hold_back``).
+
+Does not own: whom a message goes to, and how it is sent (``Route.steps``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+__all__ = ["AT_ONCE", "Outward"]
+
+AT_ONCE: Final = 5000
+"""Deliveries in one turn of the loop, counting one for each receiver and a little for each message: a few milliseconds."""
+
+_OWN_MAX: Final = 256
+"""Fan-outs of the broker's own messages that may wait before publishing clients are held."""
+
+
+class _Publisher(Protocol):
+    """The connection that published a message."""
+
+    def fan_out_began(self) -> None: ...
+
+    def fan_out_ended(self) -> None: ...
+
+
+class Outward:
+    """One account's queue. ``call_soon`` has a function called on a later turn of the loop."""
+
+    __slots__ = ("_call_soon", "_clients", "_held", "_own", "_scheduled", "work")
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._call_soon = call_soon
+        self._clients: deque[tuple[Iterator[int], _Publisher]] = deque()
+        self._own: deque[Iterator[int]] = deque()
+        self._held: list[_Publisher] = []
+        self._scheduled = False
+        self.work = 0
+        """Work of the current turn, in deliveries: sending messages, and finding receivers. Whoever begins a turn sets it to 0."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether messages of the broker itself wait; those that follow to the same receivers must wait, too."""
+        return bool(self._own)
+
+    def put(self, steps: Iterator[int], source: _Publisher | None) -> None:
+        """Have ``steps`` taken, each of which says how much work it was."""
+        if source is None:
+            self._own.append(steps)
+        else:
+            source.fan_out_began()
+            self._clients.append((steps, source))
+        self._schedule()
+
+    def hold_back(self, client: _Publisher) -> None:
+        """Hold ``client``, which has published, if too many messages of the broker wait; its publishes may have caused them."""
+        if len(self._own) > _OWN_MAX:
+            client.fan_out_began()
+            self._held.append(client)
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        self.work = 0
+        try:
+            while (self._own or self._clients) and self.work < AT_ONCE:
+                if self._own:
+                    self._take_own()
+                if self._clients and self.work < AT_ONCE:
+                    self._take_client()
+        finally:
+            if not self._own:
+                held, self._held = self._held, []
+                for client in held:
+                    client.fan_out_ended()
+            if self._own or self._clients:
+                self._schedule()
+
+    def _take_own(self) -> None:
+        try:
+            step = next(self._own[0], None)
+        except BaseException:
+            self._own.popleft()
+            raise
+        if step is None:
+            self._own.popleft()
+        else:
+            self.work += step
+
+    def _take_client(self) -> None:
+        steps, source = self._clients.popleft()
+        step: int | None = None
+        try:
+            step = next(steps, None)
+        finally:
+            if step is None:
+                source.fan_out_ended()
+        if step is not None:
+            self.work += step
+            self._clients.append((steps, source))
