@@ -365,10 +365,16 @@ class AckState:
             self.changed = True
 
     def restore(self, state: StoredState, at_ns: int, mono_ns: int) -> None:
-        """Restore the stored state; ack waits continue from when the messages were delivered."""
+        """Restore the stored state; ack waits continue from when the messages were delivered.
+
+        The stored times are those of the last owner's clock. If the consumer's last activity lies in the future, that clock was
+        ahead of ours by at least as much, and all times are set back by it: nothing was delivered later than now. A NAK's
+        delay, which is stored as a delivery in the future, keeps its length.
+        """
+        ahead_ns = max(0, state.last_active_ns - at_ns, state.last_ack_ns - at_ns)
         self.delivered_cseq, self.delivered_sseq = state.delivered_cseq, state.delivered_sseq
         self.floor_cseq, self.floor_sseq = state.floor_cseq, state.floor_sseq
-        self.last_active_ns, self.last_ack_ns = state.last_active_ns, state.last_ack_ns
+        self.last_active_ns, self.last_ack_ns = min(state.last_active_ns, at_ns), min(state.last_ack_ns, at_ns)
         self.redelivered = {seq: count for seq, count in state.redelivered.items() if count}
         by_time: dict[int, list[int]] = {}
         for seq in sorted(state.pending):
@@ -379,7 +385,12 @@ class AckState:
                 self.ahead.add(seq)
                 self._ahead_order.append(seq)  # ascending, so a heap
         for then, seqs in by_time.items():
-            self._pending_acks.restore(PendingRun(seqs, [state.pending[s][0] for s in seqs], then, 0, True))
+            run = PendingRun(seqs, [state.pending[s][0] for s in seqs], max(0, then - ahead_ns), 0, True)
+            self._pending_acks.restore(run)
+            if ahead_ns:
+                # Stored again: for the next owner, the last activity no longer shows that these times are wrong.
+                self._delta.add(run)
+                self.changed = True
         if self.pending and self.waits_ns:
             self._rewait(at_ns, mono_ns)
             self._low = self._pending_acks.lowest()
