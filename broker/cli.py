@@ -61,8 +61,9 @@ def _drop_output() -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
-        # Not a broker's start, which goes without collections (see broker.__main__).
+        # Not a broker's start, which goes without collections and ends by SIGINT at once (see broker.__main__).
         gc.enable()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments[:1] == ["inspect"]:
         from broker.inspect.cli import main as inspect
 

@@ -14,7 +14,7 @@ from broker.config import kinds
 from broker.config.digest import digest
 from broker.config.file_settings import EMPTY, FileSettings
 from broker.config.reading.callout import read_callout
-from broker.config.reading.findings import Findings, shown
+from broker.config.reading.findings import Findings, go_type, shown
 from broker.config.reading.identities import Identities
 from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
 from broker.config.reading.proxies import read_proxies
@@ -29,7 +29,7 @@ __all__ = ["address", "read_file"]
 _BY_KEY: dict[str, Setting] = {key: setting for setting in SETTINGS for key in setting.keys}
 
 _SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
-                       "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store", "feature_flags"})
+                       "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store"})
 
 
 def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str]) -> FileSettings:
@@ -195,6 +195,20 @@ class _Meaning:
         except ValueError:
             self.wrong(value, f"jetstream must be a block, enabled or disabled, not {shown(value)}")
 
+    def feature_flags(self, value: Value) -> None:
+        """nats-server takes any flag, and logs those that it does not have."""
+        if not isinstance(value.value, dict):
+            self.wrong(value, "feature_flags must be a block: feature_flags { … }")
+            return
+        for written, inner in value.value.items():
+            path = f"feature_flags.{written.lower()}"
+            if not isinstance(inner.value, bool):
+                self.wrong(inner, f'error parsing feature flag "{written}": expected bool, got {go_type(inner)}')
+            elif path in _BY_KEY or path in NO_EFFECT:
+                self.key(path, written, inner)
+            else:
+                self.report.notice(inner, f"{written} has no effect here: there is no such feature flag")
+
     def enabled(self, value: Value, yes: bool = True) -> None:
         try:
             self.found.jetstream = kinds.boolean(value.value) is yes
@@ -286,7 +300,7 @@ class _Meaning:
         "resolver_preload": preload, "resolver_pinned_accounts": pinned_accounts,
         "authorization.auth_callout": callout, "authorization.auth_hook": callout,
         "proxies": proxies, "accounts": accounts, "mappings": mappings, "maps": mappings,
-        "jetstream": jetstream, "jetstream.enabled": enabled, "jetstream.enable": enabled,
+        "feature_flags": feature_flags, "jetstream": jetstream, "jetstream.enabled": enabled, "jetstream.enable": enabled,
         "jetstream.disabled": disabled, "jetstream.disable": disabled,
         "store_dir": store_dir, "storedir": store_dir, "jetstream.store_dir": store_dir,
         "jetstream.storedir": store_dir, "jetstream.store": store_dir, "jetblock.store": store,

@@ -13,9 +13,9 @@ from typing import Any
 
 from broker.gotime import format_duration, parse_duration
 
-__all__ = ["SYNC_INTERVAL_NS", "Kind", "boolean", "bound", "choice", "duration_ns", "fingerprints", "handshake_first",
-           "header_fields", "integer", "name", "names", "origins", "parse_duration_ns", "parse_size", "port", "size",
-           "sync_interval", "text"]
+__all__ = ["DEFAULT_MAX_CONSUMERS", "SYNC_INTERVAL_NS", "Kind", "boolean", "bound", "choice", "consumers",
+           "duration_ns", "fingerprints", "handshake_first", "header_fields", "integer", "limit", "name", "names",
+           "origins", "parse_duration_ns", "parse_size", "port", "size", "sync_interval", "text"]
 
 Kind = Callable[[Any], Any]
 """Converts a configured value to the setting's value; ValueError says what it must be."""
@@ -29,6 +29,8 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _HANDSHAKE_FIRST_AUTO_NS = 50_000_000
 SYNC_INTERVAL_NS = 120_000_000_000
 """nats-server's default."""
+DEFAULT_MAX_CONSUMERS = 1000
+"""nats-server's default for the consumers of a stream."""
 _FIELD_NAME = re.compile("[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -76,6 +78,18 @@ def bound(value: Any) -> int:
     """A whole number used as a limit; 0 for no limit, which may also be written -1."""
     number: int = integer(-1)(value)
     return max(number, 0)
+
+
+def limit(value: Any) -> int:
+    """As ``bound``, but any negative number means no limit, as in nats-server's ``limits``."""
+    number: int = integer()(value)
+    return max(number, 0)
+
+
+def consumers(value: Any) -> int:
+    """A limit whose 0 means nats-server's default; negative: no limit."""
+    number: int = integer()(value)
+    return number or DEFAULT_MAX_CONSUMERS
 
 
 def size(low: int | None = 0, high: int | None = None) -> Kind:

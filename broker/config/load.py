@@ -44,6 +44,8 @@ TEMPORARY_NOTICE = ("Temporary storage directory used, data could be lost on sys
 
 _SECOND = 1_000_000_000
 _SCHEMES = ("file", "s3", "memory")
+_DUPLICATE = "Duplicate 'store_dir' configuration"
+"""nats-server's words."""
 
 
 def read_text(path: str) -> str:
@@ -81,7 +83,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
         file.notices.append(f"sync_interval has no effect on {values['storage.url']}: it is for directories")
     if values.get("accounts.default_domains"):
         file.notices.append("The option `default_js_domain` is a temporary backwards compatibility measure and will be removed")
-    values["notices"], values["digest"] = tuple(file.notices), file.digest
+    values["notices"], values["file"], values["digest"] = tuple(file.notices), line.config or "", file.digest
     settings = make_settings(values)
     if settings.tls.enabled and "auth.timeout_ns" not in values:
         # nats-server's default: a second more than the handshake may take.
@@ -154,9 +156,16 @@ def _take_from_operator(values: dict[str, Any]) -> None:
 def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
     if line.store_dir is not None and "storage.url" in line.values:
         raise ConfigError("--store and --store_dir name two places for streams; give one of them")
+    if len(file.stores) > 1 and all(url.startswith("file://") for url in file.stores.values()):
+        # In the order of the file, the first one is valid to nats-server.
+        raise InvalidFile("\n".join(f"{place}: {_DUPLICATE}: the file names {len(file.stores)}; keep one"
+                                    for place in list(file.stores)[1:]))
     if len(file.stores) > 1:
         raise ConfigError("\n".join(f"{place}: streams can be kept in one place only, and the file names "
                                     f"{len(file.stores)}; keep one" for place in file.stores))
+    if line.store_dir is not None and file.stores:
+        [(place, url)] = file.stores.items()
+        raise InvalidFile(f"{place}: {_DUPLICATE}: --store_dir names {line.store_dir}, and the file {hidden(url)}; keep one")
     if "storage.url" in line.values:
         return _store_url(line.values["storage.url"], "--store")
     if line.store_dir is not None:

@@ -22,7 +22,7 @@ from typing import Any
 from broker.config import kinds
 from broker.config.access import SYSTEM_ACCOUNT, TIER, AccountLimits, AccountSettings, NkeyUser, User
 from broker.config.callout import CalloutSettings
-from broker.config.kinds import SYNC_INTERVAL_NS, Kind
+from broker.config.kinds import DEFAULT_MAX_CONSUMERS, SYNC_INTERVAL_NS, Kind
 from broker.config.operator import ResolverSettings
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 from broker.suggest import did_you_mean
@@ -368,22 +368,25 @@ class ServerLimits:
         -1, kinds.size(-1), "Bytes of all messages in stored streams, past which publishes to them are refused "
         "(10023); -1: no bound.", "jetstream.max_file_store", "jetstream.max_file")
     max_ack_pending: int = _setting(
-        0, kinds.bound, "Highest max_ack_pending a consumer may ask for; 0 or -1: no bound.",
+        0, kinds.limit, "Highest max_ack_pending a consumer may ask for; 0 or -1: no bound.",
         "jetstream.limits.max_ack_pending", variable="JETSTREAM_MAX_ACK_PENDING")
     max_request_batch: int = _setting(
-        0, kinds.bound, "Largest batch of one pull request; 0 or -1: no bound.",
+        0, kinds.limit, "Largest batch of one pull request; 0 or -1: no bound.",
         "jetstream.limits.max_request_batch", variable="JETSTREAM_MAX_REQUEST_BATCH")
     duplicate_window_ns: int = _setting(
         0, kinds.duration_ns(), "Longest duplicate_window a stream may ask for; 0: no bound.",
         "jetstream.limits.duplicate_window", variable="JETSTREAM_DUPLICATE_WINDOW")
+    default_max_consumers: int = _setting(
+        DEFAULT_MAX_CONSUMERS, kinds.consumers, "Consumers of a stream, where neither the stream nor its account has a limit; 0: "
+        "1000; -1: no bound.", "jetstream.limits.default_max_consumers", variable="JETSTREAM_DEFAULT_MAX_CONSUMERS")
     batch_max_inflight_per_stream: int = _setting(
-        0, kinds.bound, "Batches that may be open in one stream; 0: 50 atomic and 1000 fast-ingest batches.",
+        0, kinds.limit, "Batches that may be open in one stream; 0: 50 atomic and 1000 fast-ingest batches.",
         "jetstream.limits.batch.max_inflight_per_stream", variable="JETSTREAM_BATCH_MAX_INFLIGHT_PER_STREAM")
     batch_max_inflight_total: int = _setting(
-        0, kinds.bound, "Batches that may be open in all streams; 0: 1000 atomic and 50000 fast-ingest batches.",
+        0, kinds.limit, "Batches that may be open in all streams; 0: 1000 atomic and 50000 fast-ingest batches.",
         "jetstream.limits.batch.max_inflight_total", variable="JETSTREAM_BATCH_MAX_INFLIGHT_TOTAL")
     batch_max_msgs: int = _setting(
-        0, kinds.bound, "Messages of an atomic batch; 0: 1000.", "jetstream.limits.batch.max_msgs",
+        0, kinds.limit, "Messages of an atomic batch; 0: 1000.", "jetstream.limits.batch.max_msgs",
         variable="JETSTREAM_BATCH_MAX_MSGS")
     batch_timeout_ns: int = _setting(
         0, kinds.duration_ns(), "A batch to which nothing is added for this long is dropped; 0: 10 seconds.",
@@ -415,6 +418,11 @@ class JetStreamSettings:
         0, kinds.integer(0), "The same for requests that only ask for names, lists or information; 0: as request_queue_limit.",
         "jetstream.info_queue_limit")
     server: ServerLimits = ServerLimits()
+
+    def feature_flags(self) -> dict[str, bool]:
+        """All feature flags of nats-server, as its pages show them; most are about clusters and have no effect here."""
+        return {"js_ack_fc_v2": self.js_ack_fc_v2, "js_api_reply_v2": False, "js_raft_delete_range": True,
+                "js_snapshot_sources": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,6 +542,8 @@ class Settings:
     storage: StorageSettings = StorageSettings()
     notices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     """Log lines about settings that have no effect, or are risky. Not a setting."""
+    file: str = dataclasses.field(default="", repr=False, compare=False)
+    """The configuration file that was read; "": none. Not a setting."""
     digest: str = dataclasses.field(default="", repr=False, compare=False)
     """Changes with the contents of the configuration file; "" without one. Not a setting."""
 

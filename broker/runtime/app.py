@@ -88,6 +88,8 @@ class App:
         log.info("  Version:  %s", NATS_SERVER_VERSION)
         log.info("  Name:     %s", server.server_name)
         log.info("  ID:       %s", server.server_id)
+        if settings.file:
+            log.info("Using configuration file: %s (%s)", settings.file, settings.digest)
         files = open_files_max()
         log.info("  Files:    at most %d open, the last %d of them kept for the store, the logs and the configuration", files,
                  reserved(files))
@@ -170,7 +172,7 @@ class App:
             self._accounts.reloaded()
         for line in lines(differences, new):
             log.info("%s", line)
-        log.info("Reloaded server configuration")
+        log.info("Reloaded server configuration (%s)", new.digest)
 
     def _serve_system_account(self) -> None:
         """Let users of the system account ask for the monitoring pages, and reload."""

@@ -50,6 +50,8 @@ def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
     raise_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         status = runner.run(_Process(settings, lines, read).run())
+    # The loop no longer handles it, and the end is near.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Everything is closed. To take the interpreter's objects apart one by one would take longer than all the rest of the stop.
     logging.shutdown()
     os._exit(status)

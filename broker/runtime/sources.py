@@ -82,7 +82,8 @@ class Sources:
                 else "", **parts.monitored_at,
                 "websocket": self._websocket(settings.websocket), "mem": resident_bytes(), "cores": os.cpu_count() or 1,
                 "gomaxprocs": 1, "cpu": self._cpu.percent(),
-                "config_load_time": format_time(parts.server.configured_at_ns), "config_digest": settings.digest}
+                "config_load_time": format_time(parts.server.configured_at_ns), "config_digest": settings.digest,
+                "feature_flags": settings.jetstream.feature_flags()}
         if settings.server_tags:
             page["tags"] = list(settings.server_tags)
         if settings.server_metadata:
@@ -203,4 +204,5 @@ def _limits(limits: ServerLimits) -> dict[str, Any]:
              "max_batch_inflight_per_stream": limits.batch_max_inflight_per_stream,
              "max_batch_inflight_total": limits.batch_max_inflight_total, "max_batch_size": limits.batch_max_msgs,
              "max_batch_timeout": limits.batch_timeout_ns}
-    return {name: value for name, value in shown.items() if value > 0}
+    return {name: value for name, value in shown.items() if value > 0} | {
+        "default_max_consumers": limits.default_max_consumers}

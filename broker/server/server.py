@@ -163,6 +163,10 @@ class Server:
             self._listener = Listener(bound, _BACKLOG, self._new_connection, "Client")
             self.port = bound.port
             log.info("Listening for client connections on %s", _host_port(self.settings.clients.host, self.port))
+            if self.settings.tls.enabled:
+                log.info("TLS %s for client connections", "available" if self.settings.clients.allow_non_tls else "required")
+                if self.settings.tls.handshake_first_ns == 0:
+                    log.warning('Clients that are not using "TLS Handshake First" option will fail to connect')
         self._set_info()
         if self.websocket is not None:
             await self.websocket.start(_BACKLOG)
@@ -404,6 +408,7 @@ class Server:
         if settings.jetstream.domain:
             shown["domain"] = settings.jetstream.domain
         shown["ver"] = NATS_SERVER_VERSION
+        shown["feature_flags"] = self.settings.jetstream.feature_flags()
         if settings.server_tags:
             shown["tags"] = list(settings.server_tags)
         if settings.server_metadata:

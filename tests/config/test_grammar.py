@@ -155,6 +155,7 @@ def test_known_differences(directory: Path, text: str) -> None:
 SAME_WORDS = [
     "port: $nope", "port: ${ENVPORT}", "include nope.conf", "server_tags: [a b]", "server_tags: [a [b]]", "server_tags: [a}",
     'server_name: "a\\xZZb"', 'server_name: "a\\qb"', "port: 1 debug: true", "authorization { users [ {user: a} {user: c} ] }",
+    "feature_flags { bar: 5 }",
     "authorization { user: a password: b }", "port: 9223372036854775808", "x: 1", "authorization { x: 1 }",
 ]
 

@@ -307,7 +307,6 @@ def test_precedence(load_with: Load) -> None:
     ("--store s3://b/p", "", {}, True, "s3://b/p"),
     ("--store memory://", "", {}, True, "memory://"),
     ("-sd /a", "jetstream {}", {}, True, "file:///a"),
-    ("-sd /a", "jetstream { store_dir: /b }", {}, True, "file:///a"),
     ("--store file:///a", "jetstream: disabled", {}, True, "file:///a"),
     ("-js", "jetstream: disabled", {}, True, default_store_url()),
     ("-js=false", "jetstream { store_dir: /b }", {}, False, "file:///b"),

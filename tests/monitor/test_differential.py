@@ -39,9 +39,9 @@ VARIES_AT = (
     "varz.subscriptions", ".account_detail.subscriptions", ".api.total", ".api_total")
 OURS = frozenset({"jetblock"})
 THEIRS = frozenset({
-    "git_commit", "feature_flags", "gomemlimit",
+    "git_commit", "gomemlimit",
     "cluster_info",  # of a cluster of one
-    "default_max_consumers", "imports"})
+    "imports"})
 
 CONFIG = """
 server_name: NAME

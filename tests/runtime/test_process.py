@@ -18,6 +18,7 @@ from pathlib import Path
 import nats
 import pytest
 
+from tests.certificates import Authority
 from tests.harness import ROOT, BrokerProcess, NatsServerProcess, ServerProcess, fetch
 
 BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
@@ -214,6 +215,58 @@ async def test_lines_and_files_of_a_start(process: type[ServerProcess], tmp_path
         assert server.ports == {"nats": [f"nats://127.0.0.1:{server.port}"], "monitoring": [server.monitor_url]}
         assert (await server.monitor("/varz"))["server_name"] == "somebody"
         assert (await fetch(server.monitor_url + "/healthz"))[0] == 200
+
+
+@BOTH
+async def test_lines_about_configuration_and_tls(process: type[ServerProcess], tmp_path: Path) -> None:
+    """The file with its digest at the start and after a reload, and what TLS means for clients; the same for both servers."""
+    certificate = Authority(tmp_path).server()
+    files = f'cert_file: "{certificate.cert}", key_file: "{certificate.key}"'
+    path = tmp_path / "x.conf"
+    using = rf"Using configuration file: {re.escape(str(path))} \(sha256:[0-9a-f]{{64}}\)"
+    for text, said in ((f"tls {{ {files} }}", "TLS required for client connections"),
+                       (f"tls {{ {files} }}\nallow_non_tls: true", "TLS available for client connections"),
+                       (f"tls {{ {files}, handshake_first: true }}",
+                        'Clients that are not using "TLS Handshake First" option will fail to connect')):
+        path.write_text(text)
+        async with process("-c", str(path)) as server:
+            lines = [line.split("] ", 2)[-1].strip() for line in server.stderr]
+            assert [bool(re.fullmatch(using, line)) for line in lines].count(True) == 1, lines
+            assert said in lines
+            if "\n" in text:
+                path.write_text(f"{text}\nmax_payload: 1000")
+                digest = run("-t", "-c", str(path)).stderr.rsplit("(", 1)[1].strip(")\n")
+                server.send_signal(signal.SIGHUP)
+                await server.wait_line(rf"Reloaded server configuration \({digest}\)")
+
+
+def test_a_directory_named_twice(tmp_path: Path) -> None:
+    """By the command line and the file, or twice in the file: refused at the place where nats-server refuses it."""
+    path = tmp_path / "x.conf"
+    for text, words in ((f'jetstream {{ store_dir: "{tmp_path / "a"}" }}', ["-sd", str(tmp_path / "b")]),
+                        (f'store_dir: "{tmp_path / "a"}"\njetstream: true', ["-sd", str(tmp_path / "a")]),
+                        (f'store_dir: "{tmp_path / "a"}"\njetstream {{ store_dir: "{tmp_path / "b"}" }}', [])):
+        path.write_text(text)
+        theirs = subprocess.run([*NatsServerProcess.command, "-p", "-1", "-c", str(path), *words], capture_output=True, text=True,
+                                timeout=60, check=False)
+        ours = run("-p", "-1", "-c", str(path), *words)
+        assert (theirs.returncode, ours.returncode) == (1, 1)
+        assert ours.stderr.startswith(theirs.stderr.strip()), ours.stderr
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["x.conf"]
+
+
+@pytest.mark.parametrize("name", ["python -m broker", "jetblock"])
+def test_interrupted_at_the_start(name: str, tmp_path: Path) -> None:
+    """SIGINT before the broker handles signals ends the process without a word: here while it waits for its file, a FIFO."""
+    fifo = tmp_path / "x.conf"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-m", "broker"] if " " in name else [
+        sys.executable, "-c", "import sys; from broker.__main__ import main; sys.argv[0] = 'jetblock'; main()"]
+    process = subprocess.Popen([*command, "-c", str(fifo)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    with fifo.open("w"):  # opens once the process reads it
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (-signal.SIGINT, "")
 
 
 @pytest.mark.shows("operation.signals")

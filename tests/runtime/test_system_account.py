@@ -47,9 +47,8 @@ DEPENDS_ON_PROCESS = {
 """Values that two processes may differ in; their types still agree."""
 
 ONLY_REAL = {
-    "feature_flags": "no feature has a flag", "git_commit": "there is none", "imports": "built in, not imports",
+    "git_commit": "there is none", "imports": "built in, not imports",
     "compress_ok": "blocks are always compressed",
-    "default_max_consumers": "a stream's consumers are not limited by default",
     "mappings": "the domain's own prefix is no mapping"}
 ONLY_OURS = {"jetblock": "figures of our own"}
 

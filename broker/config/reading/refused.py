@@ -34,8 +34,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("jetstream.key", "jetstream.ek", "jetstream.encryption_key", "jetstream.prev_key",
                      "jetstream.prev_ek", "jetstream.prev_encryption_key", "jetstream.cipher", "jetstream.tpm"),
                     f"{LATER}: let the bucket or the disk encrypt"),
-    **dict.fromkeys(("jetstream.extension_hint", "jetstream.unique_tag", "jetstream.max_outstanding_catchup",
-                     "jetstream.limits.max_ha_assets"), ALONE),
+    **dict.fromkeys(("jetstream.extension_hint", "jetstream.unique_tag", "jetstream.max_outstanding_catchup"), ALONE),
 }
 
 NO_EFFECT: dict[str, str] = {
@@ -49,6 +48,8 @@ NO_EFFECT: dict[str, str] = {
     "jetstream.max_buffered_size": "jetblock.tail_bytes_max bounds what waits to be stored",
     "jetstream.max_buffered_msgs": "jetblock.tail_bytes_max bounds what waits to be stored",
     **dict.fromkeys(("feature_flags.js_raft_delete_range", "feature_flags.js_snapshot_sources"), "there is no Raft"),
+    "feature_flags.js_api_reply_v2": "it is for replies between servers",
+    "jetstream.limits.max_ha_assets": "no stream or consumer has replicas",
     "jetstream.meta_compact": "there is no meta log",
     "jetstream.meta_compact_size": "there is no meta log",
     "jetstream.meta_compact_sync": "there is no meta log",

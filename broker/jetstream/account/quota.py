@@ -140,4 +140,4 @@ class Quota:
     def consumers_max(self, config: StreamConfig) -> int:
         """How many consumers a stream may have; 0: any number."""
         caps = [cap for cap in (config.max_consumers, self.limits.max_consumers) if cap > 0]
-        return min(caps, default=0)
+        return min(caps, default=max(self._server.default_max_consumers, 0))
