@@ -13,6 +13,10 @@ Functions that may stand for a token of the destination; ``n`` counts the source
     {{left(n,size)}} {{right(n,size)}}  its first or last characters
     {{random(max)}}                   a random number below ``max``
 
+A destination may repeat a token thousands of times, so a short subject could become one of megabytes. A subject of more than
+65 535 bytes is not made, nor one for which partitions hash more than that; nats-server makes it, but its file store keeps a
+subject's length in 16 bits.
+
 All subjects are bytes. Where nats-server's behaviour looks odd ($0 is the source's first token), it is kept: configurations
 depend on it.
 
@@ -28,7 +32,10 @@ from typing import Final, NamedTuple
 
 from broker.protocol.subject import subset
 
-__all__ = ["SubjectTransform", "TransformError", "check_mapping", "make_transform", "numbered", "unnumbered"]
+__all__ = ["SUBJECT_MAX", "SubjectTransform", "TransformError", "check_mapping", "make_transform", "numbered", "unnumbered"]
+
+SUBJECT_MAX: Final = 65_535
+"""Bytes of the longest subject that a transform makes."""
 
 _FULL: Final = b">"
 _INT32_MAX: Final = (1 << 31) - 1
@@ -79,7 +86,7 @@ class SubjectTransform:
     Raises: TransformError.
     """
 
-    __slots__ = ("_identity", "_parts", "_random", "_src_tokens", "_tail", "dest", "repeatable", "src")
+    __slots__ = ("_hashed", "_identity", "_parts", "_random", "_src_tokens", "_tail", "dest", "repeatable", "src")
 
     def __init__(self, src: bytes, dest: bytes, *, strict: bool = False, rng: random.Random | None = None) -> None:
         src = src or _FULL
@@ -93,6 +100,8 @@ class SubjectTransform:
         self._identity = src == dest == _FULL
         self._tail = len(src_tokens) - 1 if dest_tokens[-1] == _FULL else -1
         self._parts: list[bytes | _Part] = []
+        self._hashed: list[int] = []
+        """The subject's tokens that partitions hash, each as often as it is hashed; -1: all of them."""
         self.repeatable = True
         """Whether the same subject always becomes the same."""
 
@@ -122,6 +131,7 @@ class SubjectTransform:
         if call.name == "random":
             return lambda tokens: b"%d" % self._below(call.number)
         if call.name == "partition":
+            self._hashed += places or [-1]
             return lambda tokens: b"%d" % _partition(b"".join([tokens[i] for i in places]) if places else b".".join(tokens),
                                                      call.number)
         [place] = places
@@ -137,7 +147,8 @@ class SubjectTransform:
         return self._random.randrange(1 << 31) % abs(number) if number else 0
 
     def match(self, subject: bytes) -> bytes | None:
-        """What the literal ``subject`` becomes; None: it does not match the source, or is no literal subject."""
+        """What the literal ``subject`` becomes; None: it does not match the source, or is no literal subject; b"": more than
+        ``SUBJECT_MAX`` bytes."""
         if self._identity:
             return subject
         tokens = subject.split(b".")
@@ -146,13 +157,25 @@ class SubjectTransform:
         return self._make(tokens)
 
     def apply(self, subject: bytes) -> bytes:
-        """What ``subject``, which is known to match, becomes; it may be a pattern, as part of the source."""
+        """What ``subject``, which is known to match, becomes; it may be a pattern, as part of the source. b"": as for ``match``."""
         return self._make(subject.split(b"."))
 
     def _make(self, tokens: list[bytes]) -> bytes:
-        made = [part if isinstance(part, bytes) else part(tokens) for part in self._parts]
+        made: list[bytes] = []
+        left = SUBJECT_MAX + 1
+        # Hashing takes 50 ns a byte: a destination with thousands of partitions would take seconds.
+        if self._hashed and sum(len(tokens[at]) if at >= 0 else sum(map(len, tokens)) for at in self._hashed) > SUBJECT_MAX:
+            return b""
+        for part in self._parts:
+            token = part if isinstance(part, bytes) else part(tokens)
+            left -= len(token) + 1
+            if left < 0:
+                return b""
+            made.append(token)
         if self._tail >= 0:
             made += tokens[self._tail:]
+            if left < sum(map(len, tokens[self._tail:])) + len(tokens) - self._tail:
+                return b""
         return b".".join(made)
 
     def reverse(self) -> SubjectTransform:

@@ -170,3 +170,27 @@ def test_partitions_depend_on_their_tokens_alone(words: list[str], buckets: int)
     assert number == transform.match(two)
     assert number is not None
     assert 0 <= int(number) < buckets
+
+
+@pytest.mark.parametrize(("dest", "size"), [
+    (b".".join([b"$1"] * 100), 65_535), (b"x.>", 65_535), (b"{{split(1,)}}." + b"y" * 100 + b".$1", 65_535)])
+def test_a_made_subject_has_a_bound(dest: bytes, size: int) -> None:
+    """The longest that fits is made; with one byte more, the result is b"", as for a far longer one."""
+    src = b">" if dest.endswith(b">") else b"*"
+    transform = SubjectTransform(src, dest)
+    token = b"t" * 100
+    while (made := transform.match(token)) and len(made) <= size:
+        longest, token = made, token + b"t"
+    assert size - 200 < len(longest) <= size
+    assert made == b""
+    assert transform.apply(token * 9) == b""
+
+
+def test_partitions_hash_so_many_bytes() -> None:
+    """2000 partitions of a long token are not made, one is; without a wildcard each hashes the whole subject."""
+    many = SubjectTransform(b"a.*", b".".join([b"{{partition(9,1)}}"] * 2000))
+    assert many.match(b"a.b") is not None
+    assert many.match(b"a." + b"b" * 40) == b""
+    whole = SubjectTransform(b"a.*", b".".join([b"{{partition(9)}}"] * 1000) + b".$1")
+    assert whole.match(b"a." + b"b" * 60)
+    assert whole.match(b"a." + b"b" * 70) == b""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import ref
 
@@ -37,6 +37,7 @@ _JOINED: Final = 64
 
 _ALL: Final = 1 << 30
 
+_SUBJECT = itemgetter(0)
 _PEER = attrgetter("peer")
 _ORIGINAL = attrgetter("original")
 
@@ -159,7 +160,7 @@ class Subscription:
         """Of a shadow: the subscription that receives, and counts."""
 
         self.rename: Callable[[bytes], bytes] | None = None
-        """Of a shadow: the subject as the importing account knows it."""
+        """Of a shadow: the subject as the importing account knows it; b"": too long."""
 
         self.account = ""
         """Of a shadow: the importing account's name."""
@@ -465,6 +466,10 @@ class Route:
             if not to or sub.handler is not None:
                 traced = msgs[0]
                 msgs = [(rename(to or subject), reply, hlen, body) for subject, reply, hlen, body in msgs]
+                if not all(map(_SUBJECT, msgs)):  # too long under the import's name
+                    msgs = [msg for msg in msgs if msg[0]]
+                    if not msgs:
+                        return
                 if shadow.allow_trace and isinstance(traced, TracedMsg):
                     msgs = [traced.as_changed(msgs[0])]
             known = msgs, encoder.Run(msgs)

@@ -71,7 +71,7 @@ class Mappings:
         self._choosing: dict[bytes, _Mapping] = {}
 
     def map(self, subject: bytes) -> bytes:
-        """Where a message to ``subject`` goes; b"": nowhere."""
+        """Where a message to ``subject`` goes; b"": nowhere, as if its new subject is too long."""
         if subject in self._unmapped:
             return subject
         known = self._sure.get(subject)

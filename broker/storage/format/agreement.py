@@ -6,7 +6,7 @@ from broker.storage.format.block import BlockCore
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.index import Head
 from broker.storage.format.message_size import messages_size
-from broker.storage.format.subject_filter import entries_of, holds_all
+from broker.storage.format.subject_filter import entry_hashes, holds_all
 
 __all__ = ["check_agreement"]
 
@@ -28,5 +28,5 @@ def check_agreement(core: BlockCore, index: Head, name: str, offset: int) -> Non
             (subject, count, index.seq_of(first), index.seq_of(last)) for subject, count, first, last in zip(
                 index.subjects, index.subject_counts, index.subject_firsts, index.subject_lasts, strict=True)):
         raise wrong("its subjects")
-    if core.subject_filter is not None and not holds_all(core.subject_filter, entries_of(index.subjects)):
+    if core.subject_filter is not None and not holds_all(core.subject_filter, entry_hashes(index.subjects)):
         raise wrong("the subjects of its filter")

@@ -21,8 +21,8 @@ from operator import sub
 from typing import Final
 from zlib import crc32
 
-__all__ = ["FILTER_BYTES_BOUND", "FILTER_ENTRIES_MAX", "check_filter", "encode_filter", "entries_of", "holds_all", "may_hold",
-           "pattern_hash", "prefix_hash", "subject_hash"]
+__all__ = ["FILTER_BYTES_BOUND", "FILTER_ENTRIES_MAX", "check_filter", "encode_filter", "entry_hashes", "holds_all",
+           "may_hold", "pattern_hash", "prefix_hash", "subject_hash"]
 
 FILTER_ENTRIES_MAX: Final = 2048
 """With more, a block has no filter: block references stay in memory, in the broker and in Spark's planner."""
@@ -30,6 +30,8 @@ FILTER_BYTES_BOUND: Final = 1 << 16
 """The most that a reader accepts."""
 
 _PLACES: Final = 64
+_LONG: Final = 512
+"""Bytes of a subject from which on its beginnings are not copied."""
 _AT: Final = 4
 _SET_FROM: Final = 4
 """From this many hashes on, a set of the values pays off."""
@@ -58,27 +60,49 @@ def _hash_or_none(beginning: bytes) -> int | None:
     return subject_hash(beginning) if beginning else None
 
 
-def entries_of(subjects: Collection[bytes]) -> set[bytes]:
-    """The subjects, and every beginning of one that ends before a dot; up to the level that makes them too many."""
-    entries = set(subjects)
-    level: Collection[bytes] = subjects
+def entry_hashes(subjects: Collection[bytes]) -> set[int]:
+    """The hashes of the subjects, and of every beginning of one that ends before a dot; up to the level that makes them too many.
+
+    Beginnings are shared by many subjects, so they are cut off level by level. Of a long subject that would copy megabytes: its
+    tokens are hashed one after the other.
+    """
+    entries = {subject for subject in subjects if len(subject) <= _LONG}
+    level: Collection[bytes] = entries
     while level and len(entries) <= FILTER_ENTRIES_MAX:
         beginnings = {entry.rpartition(b".")[0] for entry in level}
         beginnings.discard(b"")
         level = beginnings - entries
         entries |= level
-    return entries
+    hashes = set(map(crc32, entries))
+    for subject in subjects:
+        if len(subject) > _LONG:
+            hashes |= _hashes_of_one(subject)
+            if len(hashes) > FILTER_ENTRIES_MAX:
+                break
+    return hashes
+
+
+def _hashes_of_one(subject: bytes) -> set[int]:
+    hashes: set[int] = set()
+    start = crc = 0
+    while start < len(subject) and len(hashes) <= FILTER_ENTRIES_MAX:
+        end = subject.find(b".", start + 1)
+        end = len(subject) if end < 0 else end
+        crc = crc32(subject[start:end], crc)
+        hashes.add(crc)
+        start = end
+    return hashes
 
 
 def encode_filter(subjects: Collection[bytes]) -> bytes | None:
     """The filter of these subjects; None if there are none, or too many entries. Costs about 0.3 µs a subject."""
     if not 0 < len(subjects) <= FILTER_ENTRIES_MAX:
         return None
-    entries = entries_of(subjects)
-    if len(entries) > FILTER_ENTRIES_MAX:
+    hashes = entry_hashes(subjects)
+    if len(hashes) > FILTER_ENTRIES_MAX:
         return None
-    places = _PLACES * len(entries) + 1  # odd, since crc32 modulo a power of two is its lowest bits
-    values = sorted({crc % places for crc in map(crc32, entries)})
+    places = _PLACES * len(hashes) + 1  # odd, since crc32 modulo a power of two is its lowest bits
+    values = sorted({crc % places for crc in hashes})
     gaps = list(map(sub, values, [0, *values]))
     if max(gaps) > 255:
         gaps = [part for gap in gaps for part in ((gap,) if gap < 256 else (*(255,) * (gap // 255), gap % 255))]
@@ -92,10 +116,10 @@ def check_filter(data: object) -> bytes:
     return data
 
 
-def holds_all(data: bytes, entries: Iterable[bytes]) -> bool:
-    """Whether the filter ``data`` has all ``entries``, as far as it can tell."""
+def holds_all(data: bytes, hashes: Iterable[int]) -> bool:
+    """Whether the filter ``data`` has all entries with these hashes, as far as it can tell."""
     places = int.from_bytes(data[:_AT], "little")
-    return {crc32(entry) % places for entry in entries} <= set(accumulate(data[_AT:]))
+    return {crc % places for crc in hashes} <= set(accumulate(data[_AT:]))
 
 
 def may_hold(data: bytes, hashes: Collection[int]) -> bool:

@@ -15,7 +15,7 @@ from broker.storage.format.subject_filter import (
     FILTER_ENTRIES_MAX,
     check_filter,
     encode_filter,
-    entries_of,
+    entry_hashes,
     holds_all,
     may_hold,
     pattern_hash,
@@ -35,7 +35,7 @@ def test_what_is_there_is_never_excluded(subjects: list[bytes], pattern: bytes, 
     data = encode_filter(sorted(subjects))
     assert data is not None
     assert check_filter(data) == data
-    assert holds_all(data, entries_of(subjects))
+    assert holds_all(data, entry_hashes(subjects))
     for subject in subjects:
         assert may_hold(data, (subject_hash(subject),))
         assert Selection(equal=frozenset((subject, b"absent"))).may_be_in(data)
@@ -61,9 +61,28 @@ def test_few_others_pass_and_it_takes_a_byte_an_entry(name: str, count: int) -> 
     subjects = [(name % one).encode() for one in numbers[:count]]
     data = encode_filter(subjects)
     assert data is not None
-    assert len(data) <= 8 + 1.1 * len(entries_of(subjects))
+    assert len(data) <= 8 + 1.1 * len(entry_hashes(subjects))
     absent = numbers[count:]
     assert sum(may_hold(data, (subject_hash((name % one).encode()),)) for one in absent) <= 0.03 * len(absent)
+
+
+def test_long_subjects() -> None:
+    """A subject of 60 000 bytes and 1500 tokens, beside others: all its beginnings are in the filter, and no more memory is used
+    than some times the subject."""
+    long = b".".join([b"token" * 8] * 1500)
+    subjects = [b"orders.eu", long, long[:1000] + b".x"]
+    tracemalloc.start()
+    data = encode_filter(subjects)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert data is not None
+    assert peak < 10 * len(long)
+    beginnings = {long[:at] for at in range(len(long)) if long[at:at + 1] == b"."}
+    wanted = {subject_hash(one) for one in (*subjects, *beginnings, b"orders", long[:1000].rpartition(b".")[0])}
+    wanted |= {subject_hash(long[:1000])}
+    assert holds_all(data, wanted)
+    assert entry_hashes(subjects) == wanted
+    assert encode_filter([b"a." * 3000 + b"a"]) is None
 
 
 def test_several_hashes_are_asked_for_at_once() -> None:

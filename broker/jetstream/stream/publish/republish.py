@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from broker.gotime import format_time
 from broker.protocol.subject import is_literal, is_valid
-from broker.protocol.subject_transform import make_transform
+from broker.protocol.subject_transform import SUBJECT_MAX, make_transform
 
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
@@ -43,6 +43,9 @@ def republish(context: CheckContext, config: StreamConfig) -> Check | None:
         subject = candidate.subject
         to = match(subject)
         if to is None:
+            return
+        if not to:
+            _log.warning("stream %s does not republish to a subject of more than %d bytes", config.name, SUBJECT_MAX)
             return
         if not is_valid(to) or not is_literal(to):
             _log.warning("stream %s does not republish to the invalid subject %r", config.name, to)

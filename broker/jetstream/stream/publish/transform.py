@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject_transform import make_transform
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ __all__ = ["transform"]
 
 
 def transform(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses nothing: a subject that does not match the transform's source is kept."""
+    """10054, if the subject becomes too long. A subject that does not match the transform's source is kept."""
     given = config.subject_transform
     made = make_transform(given.src.encode(), given.dest.encode()) if given is not None else None
     if made is None:
@@ -30,6 +31,8 @@ def transform(context: CheckContext, config: StreamConfig) -> Check | None:
     def check(candidate: Candidate) -> None:
         subject = match(candidate.subject)
         if subject is not None:
+            if not subject:
+                raise ApiError(10054)
             candidate.size += len(subject) - len(candidate.subject)
             candidate.subject = subject
     return check

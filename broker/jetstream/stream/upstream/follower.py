@@ -130,10 +130,10 @@ class Follower(ABC):
         return shown
 
     def subject(self, subject: bytes) -> bytes:
-        """The subject under which a message of the origin is stored here."""
+        """The subject under which a message of the origin is stored here: its own, if a transform would make it too long."""
         for transform in self._transforms:
             if (made := transform.match(subject)) is not None:
-                return made
+                return made or subject
         return subject
 
     # --- what mirrors and sources do differently ----------------------------------------------------------------------
