@@ -189,7 +189,8 @@ class Appending:
             joining.add(number, LiveBlock.of_entry(BlockEntry(placed(block, joining.last_seq + 1, time_ns, time_ns))))
         joining.ttls = arrival.ttls
         record = Append([one.ref.pack() for one in joining.blocks if one.ref is not None], [], self._joining_extra(joining))
-        expiry = Expiry([seq for seq, _ in arrival.ttls], [expires_at(time_ns, ttl) for _, ttl in arrival.ttls])
+        at_ns = live.ahead.decision_ns(time_ns)
+        expiry = Expiry([seq for seq, _ in arrival.ttls], [expires_at(at_ns, ttl) for _, ttl in arrival.ttls])
         recorded()
         open_block = self._log.block(stream)
         open_block.add(record)
@@ -199,7 +200,7 @@ class Appending:
         for after in arrival.afters:
             stream.sequencer.appender.follow_up(after)
         await self._joined()
-        stream.dedupe.add(arrival.ids, arrival.last_id, time_ns, stored=False)
+        stream.dedupe.add(arrival.ids, arrival.last_id, at_ns, stored=False)
         stream.msg_ids.expire_later()
         await self._enforce()  # nobody is to see more than the limits allow, who waits for the commit
 
@@ -378,7 +379,7 @@ class Appending:
             return
         stream.rollups.forget()
         if joining.ttls:
-            stream.ttls.added(joining.ttls, joining.blocks[-1].last_time_ns)
+            stream.ttls.added(joining.ttls, live.ahead.decision_ns(joining.blocks[-1].last_time_ns))
         if stream.enforcement.doubted:
             stream.enforcement.begin()
         stream.retention.arm()

@@ -90,7 +90,8 @@ class BlockBudget:
         async for stream in self._each():
             if stream.stored and (count := stream.live.blocks_held):
                 held += count
-                streams[stream.live.last_time_ns << _ID_BITS | stream.stream_id] = stream
+                last_ns = stream.live.ahead.stored_at(stream.live.last_seq, stream.live.last_time_ns)
+                streams[last_ns << _ID_BITS | stream.stream_id] = stream
         if held <= self.most:
             return 0
         now_ns = self._clock.now_ns()
@@ -99,7 +100,7 @@ class BlockBudget:
             stream = streams[key]
             if held - dropped <= self.most // 2 or now_ns - (key >> _ID_BITS) < _IDLE_NS:
                 break
-            if now_ns - max(stream.live.last_time_ns, self._dropped_ns.get(stream.stream_id, 0)) < _IDLE_NS:
+            if now_ns - max(key >> _ID_BITS, self._dropped_ns.get(stream.stream_id, 0)) < _IDLE_NS:
                 continue
             if count := drop_blocks(stream):
                 self._dropped_ns[stream.stream_id] = now_ns

@@ -128,7 +128,8 @@ class Stream:
         """Called when blocks have been loaded into memory."""
         self.stored = config.storage != "memory"
         self.ceiling = SequenceCeiling(self, log, state.ceiling if state is not None else 0)
-        self.live = Live(self._cached_head, self.applied if self.stored else None, self._looked, usage)
+        self.live = Live(self._cached_head, self.applied if self.stored else None, self._looked, usage, clock,
+                         state.extra if state is not None else {})
         self.heads = Heads(self.live, self)
         self.positions = Positions(state.extra if state is not None else {})
         self.tasks = Tasks(self.name)
@@ -179,6 +180,7 @@ class Stream:
 
     def _configure(self, config: StreamConfig) -> None:
         self.config = config
+        self.live.ahead.configure(config.max_age, config.duplicate_window)
         self.sequencer.configure(config)
         self.retention.configure(config)
         self.ttls.configure(config, delete_marker(config))
@@ -197,6 +199,8 @@ class Stream:
             # A crash: sequences up to the ceiling may have been seen, so the last one becomes the one below it.
             live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
         live.persisted_seq = live.last_seq
+        if live.ahead.restore():
+            self.log.lazy(self)
         # A crash may have come between an update and its removals.
         self.enforcement.resume(state.extra, state.msgs, self.interest.resume(state.extra))
         self.ttls.restore(state.expiries)
@@ -284,6 +288,8 @@ class Stream:
         extra = self.interest.take_changes() if self.interest.moved else {}
         if self.positions.moved:
             extra |= self.positions.take_changes()
+        if live.ahead.active and live.ahead.mark():
+            extra |= live.ahead.take_changes()
         if extra:
             block.add(StreamUpdate(self.config.to_json(), extra))
         block.outcome = live.outcome(self.first_time_ns)

@@ -100,9 +100,10 @@ class Appender:
         block.append_run(first_seq, subjects, hlens if any(hlens) else None, bodies, time_ns,
                          sum(map(len, subjects)) + sum(map(len, replies)))
         live.appended(block, len(bodies), pending.bytes, first_seq, time_ns)
-        self._dedupe.add(pending.ids, pending.last_id, time_ns)
+        at_ns = live.ahead.decision_ns(time_ns)
+        self._dedupe.add(pending.ids, pending.last_id, at_ns)
         if pending.ttls:
-            self._ttls.added(pending.ttls, time_ns)
+            self._ttls.added(pending.ttls, at_ns)
         if pending.due:
             self._context.scheduler.set(pending.due)
         if pending.values:
@@ -128,7 +129,8 @@ class Appender:
             # The sequence has no message; without this record the outcome would not be stored.
             block.remove(seq, seq, 0, 0)
         live.skip_to(seq)
-        self._dedupe.add({msg_id: seq} if msg_id else {}, msg_id, pending.time_ns, stored=False)
+        at_ns = live.ahead.decision_ns(pending.time_ns)
+        self._dedupe.add({msg_id: seq} if msg_id else {}, msg_id, at_ns, stored=False)
         self._replies.accepted(pending.source, (candidate.reply,), seq)
         pending.begin(seq + 1)
         if candidate.after is not None:

@@ -116,7 +116,7 @@ class Dedupe:
         if self.window_ns > 0:
             self._seqs.update(ids)
             self.bytes += _ENTRY_BYTES * len(ids) + sum(map(len, ids))
-            self._runs.append(_Run(time_ns, max(ids.values()), list(ids)))
+            self._append(_Run(time_ns, max(ids.values()), list(ids)))
 
     def news(self, ids: Sequence[bytes]) -> bool:
         """Whether no id in ``ids`` (b"": none) was seen before or occurs twice; False if uncertain."""
@@ -147,7 +147,17 @@ class Dedupe:
             given = [msg_id for _, msg_id in pairs]
             self._seqs.update(zip(given, (seq for seq, _ in pairs), strict=True))
             self.bytes += _ENTRY_BYTES * len(given) + sum(map(len, given))
-            self._runs.append(_Run(time_ns, pairs[-1][0], given))
+            self._append(_Run(time_ns, pairs[-1][0], given))
+
+    def _append(self, run: _Run) -> None:
+        """Add a run. If the clock was set back, no earlier one is newer than this one: it leaves the window with it."""
+        runs = self._runs
+        if runs and runs[-1].time_ns > run.time_ns:
+            for earlier in islice(reversed(runs), len(runs) - self._begin):
+                if earlier.time_ns <= run.time_ns:
+                    break
+                earlier.time_ns = run.time_ns
+        runs.append(run)
 
     def expire(self, now_ns: int, count: int = _EXPIRED_AT_ONCE) -> None:
         """End the window of ids that are too old, and forget ``count`` of them."""

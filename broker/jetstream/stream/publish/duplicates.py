@@ -23,7 +23,7 @@ IDS = "the ids of the duplicate window"
 def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
     """Answers with the first message's sequence; 10167 if no more ids can be remembered. A mirror stores all that its
     origin stores."""
-    dedupe, load_ids = context.dedupe, context.load_ids
+    dedupe, load_ids, ahead = context.dedupe, context.load_ids, context.live.ahead
 
     def check(candidate: Candidate) -> None:
         msg_id = candidate.msg_id = candidate.headers[MSG_ID]
@@ -32,7 +32,7 @@ def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
         if not dedupe.known:
             raise NotLoaded(IDS, work=load_ids)
         pending = candidate.pending
-        dedupe.expire(pending.time_ns)
+        dedupe.expire(ahead.decision_ns(pending.time_ns))
         if seq := dedupe.seen(msg_id) or (dedupe.window_ns > 0 and pending.ids.get(msg_id, 0)):
             raise Duplicate(seq)
         if dedupe.full:

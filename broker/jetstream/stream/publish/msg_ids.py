@@ -134,7 +134,8 @@ class MsgIds:
                     dedupe.restore_staged(rows.seqs[0], rows.seqs[-1])
                 for end in range(len(rows.ids), 0, -_IDS_A_TURN):
                     some = slice(max(0, end - _IDS_A_TURN), end)
-                    more = more and dedupe.restore(list(zip(rows.seqs[some], rows.ids[some], rows.times[some], strict=True)),
+                    times = live.ahead.all_stored_at(rows.seqs[some], rows.times[some])
+                    more = more and dedupe.restore(list(zip(rows.seqs[some], rows.ids[some], times, strict=True)),
                                                    self._clock.now_ns())
                     await asyncio.sleep(0)
                 if not more:

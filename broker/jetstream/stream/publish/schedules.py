@@ -63,7 +63,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
 
     Messages from the stream's own scheduler have passed them already; each schedule publishes once for the time that it fires.
     """
-    scheduler, subjects = context.scheduler, config.subjects_bytes
+    scheduler, subjects, ahead = context.scheduler, config.subjects_bytes, context.live.ahead
 
     def check(candidate: Candidate) -> None:
         get = candidate.headers.get
@@ -82,8 +82,9 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
         following, pattern = get(_NEXT, b""), get(PATTERN, b"")
         if pattern and not config.allow_msg_schedules and not pattern.startswith(_AT):
             raise ApiError(10188)  # without reading it; ``@at`` may stand for no schedule
+        at_ns = ahead.decision_ns(candidate.pending.time_ns)
         try:
-            found = firing(pattern, get(TIME_ZONE), candidate.pending.time_ns, candidate.pending.time_ns)
+            found = firing(pattern, get(TIME_ZONE), at_ns, at_ns)
         except ApiError:
             if not config.allow_msg_schedules:
                 raise ApiError(10188) from None

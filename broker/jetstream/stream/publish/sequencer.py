@@ -124,6 +124,8 @@ class Sequencer:
         """Sequence ops[start:end]; what must wait goes back to the queue."""
         live = self._live
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
+        if time_ns != now_ns:
+            live.ahead.notice(now_ns, time_ns)
         if isinstance(traced := ops[start], TracedMsg):
             if (told := self._tell(traced, source, now_ns, time_ns)) is None:
                 return
@@ -181,6 +183,8 @@ class Sequencer:
             return False
         seq = live.last_seq + 1
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
+        if time_ns != now_ns:
+            live.ahead.notice(now_ns, time_ns)
         try:
             block = live.open or log.block(self._owner)
             block.append_one(seq, subject, body, time_ns)
@@ -233,7 +237,7 @@ class Sequencer:
                 return False
             if any(ids):
                 dedupe = self._dedupe
-                dedupe.expire(time_ns)
+                dedupe.expire(self._live.ahead.decision_ns(time_ns))
                 if not dedupe.known or dedupe.full or not dedupe.news(ids):
                     return False
             else:
@@ -267,7 +271,7 @@ class Sequencer:
                          subjects_bytes + len(joined))
         live.appended(block, count, size, first_seq, time_ns)
         if ids:
-            self._dedupe.add_run(ids, first_seq, time_ns)
+            self._dedupe.add_run(ids, first_seq, live.ahead.decision_ns(time_ns))
         else:
             self._dedupe.last_id = b""
         if ingest is None:

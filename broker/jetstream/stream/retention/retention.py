@@ -187,12 +187,13 @@ class Retention:
             if self.one_by_one is not None and self.one_by_one.ages_one_by_one:
                 self.one_by_one.arm()
                 return
-            due_ns = self._owner.first_time_ns + self._max_age_ns - self._clock.now_ns()
-            self._arm(min(max(due_ns, 0), _TIMER_NS_MAX))
+            stored_ns = self._live.ahead.stored_at(self._live.first_seq, self._owner.first_time_ns)
+            self._arm(min(max(stored_ns + self._max_age_ns - self._clock.now_ns(), 0), _TIMER_NS_MAX))
 
     def arm_at(self, first_time_ns: int) -> None:
         """As ``arm``, for a stream whose blocks were not looked at since the restart."""
-        due_ns = first_time_ns + self._max_age_ns - self._clock.now_ns()
+        stored_ns = self._live.ahead.stored_at(self._live.first_seq, first_time_ns)
+        due_ns = stored_ns + self._max_age_ns - self._clock.now_ns()
         self._arm(min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
 
     def _arm(self, delay_ns: int) -> None:
@@ -220,9 +221,10 @@ class Retention:
                 self._expiring = self._tasks.start(self._expire_after(None), "expiry")
             return
         limit_ns = self._clock.now_ns() - self._max_age_ns
+        stored_by = live.ahead.stored_by(limit_ns)
         end_seq, more, whole, msgs = 0, False, 0, 0
         for block in live.blocks:
-            if block.last_time_ns <= limit_ns:
+            if block.last_time_ns <= limit_ns or block.last_seq <= stored_by:
                 if whole == _BLOCKS_AT_ONCE or msgs >= _MSGS_AT_ONCE:
                     more = True
                     break
@@ -230,7 +232,9 @@ class Retention:
                 msgs += block.live_msgs
                 end_seq = block.last_seq + 1
                 continue
-            if block.first_time_ns <= limit_ns:
+            if block.first_seq <= stored_by:
+                end_seq = stored_by + 1
+            elif block.first_time_ns <= limit_ns:
                 rows = live.resident(block)
                 if rows is None:
                     if block.last_time_ns - block.first_time_ns > _SPAN_NS_MAX:
@@ -245,7 +249,8 @@ class Retention:
                 self._load_edge(not_loaded.blocks[0])
                 return
         if live.msgs and self._timer is None and self._expiring is None:
-            due_ns = live.first_time[0] + self._max_age_ns - self._clock.now_ns()
+            stored_ns = live.ahead.stored_at(live.first_seq, live.first_time[0])
+            due_ns = stored_ns + self._max_age_ns - self._clock.now_ns()
             self._arm(0 if more else min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
 
     def _load_edge(self, block: LiveBlock) -> None:

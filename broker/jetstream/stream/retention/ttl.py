@@ -175,9 +175,13 @@ class MessageTtls:
         """When max_age may have something to remove, without looking at the messages."""
         live = self._live
         if not live.looked:
-            return live.first_time_ns + self._max_age_ns
+            return live.ahead.stored_at(live.first_seq, live.first_time_ns) + self._max_age_ns
         block = next(blocks_from(live, max(self._aged_seq, live.first_seq), live.last_seq), None)
-        return NEVER if block is None else block.first_time_ns + self._max_age_ns
+        return NEVER if block is None else self._age_due(block.first_seq, block.first_time_ns)
+
+    def _age_due(self, seq: int, time_ns: int) -> int:
+        """When message ``seq``, dated ``time_ns``, reaches max_age."""
+        return self._live.ahead.stored_at(seq, time_ns) + self._max_age_ns
 
     async def _carry_out(self) -> tuple[int, int]:
         """One pass; returns when the next is due, and how long it waits at least."""
@@ -254,6 +258,7 @@ class MessageTtls:
         """Remove what is older than max_age and may expire, from the first block that has some; returns whether there
         may be more."""
         live, limit_ns, marked = self._live, now_ns - self._max_age_ns, self._marked
+        stored_by = live.ahead.stored_by(limit_ns)
         self._age_due_ns = now_ns
         if len(marked) >= _MARKED_MAX:
             return False
@@ -261,8 +266,8 @@ class MessageTtls:
         for block in blocks_from(live, max(self._aged_seq, self._age_from, live.first_seq), live.last_seq):
             first = max(block.first_seq, self._age_from, live.first_seq)
             never = self.expiries.never(first, block.last_seq)
-            if block.first_time_ns > limit_ns:
-                due_ns = block.first_time_ns + self._max_age_ns
+            if block.first_time_ns > limit_ns and block.first_seq > stored_by:
+                due_ns = self._age_due(block.first_seq, block.first_time_ns)
                 break
             if never and len(never) == block.live_msgs:
                 if block.open is None and not self._age_from:
@@ -272,7 +277,8 @@ class MessageTtls:
             if rows is None or not live.holds(block):
                 return True
             end = rows.ordinal_at(limit_ns + 1)
-            old = live.live_seqs(block, rows, first, rows.seq_of(end - 1)) if end else ()
+            last_old = max(rows.seq_of(end - 1) if end else 0, min(stored_by, block.last_seq))
+            old = live.live_seqs(block, rows, first, last_old) if last_old >= first else ()
             seqs = [seq for seq in old if seq not in never and seq not in marked][:_ROWS_AT_ONCE]
             if seqs:
                 reached = await self._remove(block, seqs)
@@ -284,7 +290,7 @@ class MessageTtls:
                 self._age_from = block.last_seq + 1
             young = next((seq for seq in left if seq not in marked), None)
             if young is not None:
-                due_ns = rows.time_of(rows.ordinal_of(young)) + self._max_age_ns
+                due_ns = self._age_due(young, rows.time_of(rows.ordinal_of(young)))
                 break
         if not self._age_from:  # otherwise something was passed over, and is due
             self._age_due_ns = due_ns

@@ -27,10 +27,12 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from broker.clock import SystemClock
+from broker.jetstream.stream.state.ahead import AheadOfClock
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.joining import Joining
 from broker.jetstream.stream.state.live_seqs import GAPLESS, alive, dead_set, next_live, over_gaps, ranges
@@ -42,6 +44,7 @@ from broker.storage.format.block import Outcome
 from broker.storage.state.dead import DeadSet
 
 if TYPE_CHECKING:
+    from broker.clock import Clock
     from broker.storage.log.open_block import OpenBlock
     from broker.storage.log.writer import SealedBlock
     from broker.storage.state.stream import StreamState
@@ -63,7 +66,8 @@ class Live:
 
     Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``stored`` gives the
         stream's applied state at the first ``look``, for its persisted blocks; None: there are none, and never will be.
-        ``on_looked(blocks)`` gets those, some at a time. ``usage`` counts the bytes of all streams of its kind.
+        ``on_looked(blocks)`` gets those, some at a time. ``usage`` counts the bytes of all streams of its kind. ``clock`` and
+        ``extra``, what the stream's state keeps beside the configuration, are for ``ahead``.
     Attributes: ``open``: the block that takes messages, if it has some already. ``joining``: messages that are not part of this
         yet, and of the stream's next outcome. ``first_time_ns``: time of the first live
         message, kept until the blocks are loaded.
@@ -71,7 +75,8 @@ class Live:
 
     def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None],
                  stored: Callable[[], StreamState | None] | None = None,
-                 on_looked: Callable[[Sequence[LiveBlock]], object] | None = None, usage: Usage | None = None) -> None:
+                 on_looked: Callable[[Sequence[LiveBlock]], object] | None = None, usage: Usage | None = None,
+                 clock: Clock | None = None, extra: Mapping[str, Any] | None = None) -> None:
         self.usage = usage or ServerUsage()
         self.first_seq = 0
         self.last_seq = 0
@@ -79,6 +84,7 @@ class Live:
         self.size_bytes = 0
         self.last_time_ns = 0
         self.first_time_ns = 0
+        self.ahead = AheadOfClock(self, clock or SystemClock(), extra or {})
         self.persisted_seq = 0
         self.open: OpenBlock[Any] | None = None
         self.joining: Joining | None = None

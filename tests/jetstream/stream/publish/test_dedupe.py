@@ -146,3 +146,24 @@ async def test_ids_that_find_no_room_after_a_restart(ids_in_blocks: bool) -> Non
     await turns()
     assert (await ask(world, stream, pub(b"S.a", Nats_Msg_Id="id-03"))) == {"stream": "S", "seq": 22}
     await world.close()
+
+
+def test_a_clock_that_is_set_back_keeps_no_id_for_longer() -> None:
+    """Ids that came under the wrong clock leave the window with the next one."""
+    dedupe = Dedupe(10)
+    dedupe.add({b"a": 1}, b"a", 5)
+    dedupe.add({b"b": 2}, b"b", 1000)
+    dedupe.add({b"c": 3}, b"c", 7)
+    dedupe.expire(16)
+    assert (dedupe.seen(b"a"), dedupe.seen(b"b"), dedupe.seen(b"c")) == (0, 2, 3)
+    dedupe.expire(17)
+    assert (dedupe.seen(b"b"), dedupe.seen(b"c"), len(dedupe)) == (0, 0, 0)
+
+
+def test_a_window_longer_than_unix_time() -> None:
+    dedupe = Dedupe((1 << 63) - 1)
+    dedupe.expire(1_700_000_000_000_000_000)
+    assert not dedupe.full
+    dedupe.add({b"a": 1}, b"a", 1_700_000_000_000_000_000)
+    dedupe.expire(1_800_000_000_000_000_000)
+    assert dedupe.seen(b"a") == 1

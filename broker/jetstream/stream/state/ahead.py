@@ -1,0 +1,158 @@
+"""Messages whose times are ahead of the clock: what decisions use in place of their times.
+
+One start with the clock ahead dates messages years ahead. Times never decrease, so every later message of the stream gets
+the last of these times, until the clock reaches it. Decisions about these messages (age, duplicate window, TTL, schedules)
+cannot use their times. They use the clock, and marks:
+
+    mark      a sequence, and a time of the clock by which all messages up to that sequence were stored
+
+                       mark (40, 9:10)      mark (55, 9:20)        clock 9:25
+    messages   … 38 39 40 │ 41 … 55         │ 56 57                 all of them dated 2036
+    stored     by 9:10    │ by 9:20         │ by now
+
+Marks are set as blocks are stored, an eighth of ``max_age`` or of the duplicate window apart, so a message is taken for
+younger than it is by that much at most. They are kept with the stream's configuration, in records of updates, so that
+restarts do not make messages younger.
+
+The clock may be wrong instead, since the machine started in the past. Nothing is lost by that: a clock that is before this
+version's release is not believed here, and marks count only as long as the stream's last time is ahead.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+
+__all__ = ["AHEAD_NS", "AheadOfClock"]
+
+AHEAD_NS: Final = 60_000_000_000
+"""A time no further ahead than this is left as it is: small corrections of the clock, or those of several brokers."""
+
+RELEASED_NS: Final = 1_793_491_200_000_000_000
+"""2026-11-01: no clock that is right is before it."""
+
+_MARKS: Final = "ahead"
+"""Key of a stream's extra values: [[sequence, time], …], both rising."""
+
+_APART_NS_MIN: Final = 100_000_000
+_APART_NS_MAX: Final = 3_600_000_000_000
+_PARTS: Final = 8
+"""Marks within ``max_age`` or the duplicate window."""
+
+
+class Stream(Protocol):
+    """The stream's last message."""
+
+    last_seq: int
+    last_time_ns: int
+
+
+class AheadOfClock:
+    """The marks of one stream.
+
+    Attributes: ``active``: whether the last time was found to be ahead.
+    """
+
+    __slots__ = ("_apart_ns", "_changed", "_clock", "_live", "_marks", "_span_ns", "active")
+
+    def __init__(self, live: Stream, clock: Clock, extra: Mapping[str, Any]) -> None:
+        self._live = live
+        self._clock = clock
+        self._marks: list[tuple[int, int]] = [(seq, at_ns) for seq, at_ns in extra.get(_MARKS) or ()]
+        """The last one may be replaced by a later one until it is kept."""
+        self._changed = False
+        self._span_ns = 0
+        self._apart_ns = _APART_NS_MAX
+        self.active = bool(self._marks)
+
+    def configure(self, max_age_ns: int, window_ns: int) -> None:
+        """Set what the marks are for."""
+        spans = [span for span in (max_age_ns, window_ns) if span > 0]
+        self._span_ns = max(spans, default=0)
+        self._apart_ns = min(max(min(spans, default=_APART_NS_MAX) // _PARTS, _APART_NS_MIN), _APART_NS_MAX)
+
+    def restore(self) -> bool:
+        """Mark all messages that a start has found, if they are ahead. Returns: whether marks are to be stored."""
+        if self._live.last_seq and self._live.last_time_ns:
+            self.notice(self._clock.now_ns(), self._live.last_time_ns)
+        return self.active and self.mark()
+
+    def notice(self, now_ns: int, time_ns: int) -> None:
+        """Take note that a message comes at ``now_ns`` and is dated ``time_ns``, which is later."""
+        self.active = self.active or _far(time_ns, now_ns)
+
+    def mark(self) -> bool:
+        """Mark all messages up to the last one as stored by now. Returns: whether marks are to be stored."""
+        now_ns = self._clock.now_ns()
+        if not _far(self._live.last_time_ns, now_ns):
+            if now_ns >= RELEASED_NS and self._live.last_time_ns <= now_ns:
+                self.active = False
+                self._changed = self._changed or bool(self._marks)
+                self._marks = []
+            return self._changed
+        marks, last_seq = self._marks, self._live.last_seq
+        # A clock that went back had been ahead: what was stored by the later time is not older than now.
+        while marks and marks[-1][1] > now_ns:
+            marks.pop()
+            self._changed = True
+        kept = marks[-1] if marks else (0, 0)
+        if last_seq > kept[0]:
+            if len(marks) > 1 and now_ns - marks[-2][1] < self._apart_ns:
+                marks[-1] = (last_seq, now_ns)
+            else:
+                marks.append((last_seq, now_ns))
+                self._changed = True
+        # Of those that are older than everything they are for, the newest says enough.
+        old = bisect_right(marks, now_ns - self._span_ns, key=itemgetter(1)) - 1
+        if old > 0:
+            del marks[:old]
+        assert all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(marks))
+        return self._changed
+
+    def take_changes(self) -> dict[str, Any]:
+        """Return what is to be recorded since the last call."""
+        if not self._changed:
+            return {}
+        self._changed = False
+        return {_MARKS: [list(mark) for mark in self._marks] or None}
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    def decision_ns(self, time_ns: int) -> int:
+        """Return the time for decisions about a message that comes now and is dated ``time_ns``."""
+        if not self.active:
+            return time_ns
+        now_ns = self._clock.now_ns()
+        return now_ns if _far(time_ns, now_ns) else time_ns
+
+    def stored_by(self, limit_ns: int) -> int:
+        """Return the last message that is known to have been stored by ``limit_ns`` though it is dated later; 0: none."""
+        if not self.active or not _far(self._live.last_time_ns, self._clock.now_ns()):
+            return 0
+        at = bisect_right(self._marks, limit_ns, key=itemgetter(1))
+        return self._marks[at - 1][0] if at else 0
+
+    def stored_at(self, seq: int, time_ns: int) -> int:
+        """Return when message ``seq``, dated ``time_ns``, was stored at the latest."""
+        if not self.active:
+            return time_ns
+        now_ns = self._clock.now_ns()
+        if not _far(time_ns, now_ns):
+            return time_ns
+        at = bisect_left(self._marks, seq, key=itemgetter(0))
+        return min(self._marks[at][1], now_ns) if at < len(self._marks) else now_ns
+
+    def all_stored_at(self, seqs: Sequence[int], times: Sequence[int]) -> Sequence[int]:
+        """``stored_at`` of each message."""
+        return list(map(self.stored_at, seqs, times)) if self.active else times
+
+
+def _far(time_ns: int, now_ns: int) -> bool:
+    """Whether a time is far ahead of the clock, and the clock may be right."""
+    return time_ns - now_ns > AHEAD_NS and now_ns >= RELEASED_NS
