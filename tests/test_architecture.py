@@ -18,8 +18,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-LEAVES = {"clock", "descriptors", "errors", "garbage", "gojson", "gotime", "histogram", "machine", "nkeys", "output",
-          "store_url", "suggest", "version"}
+LEAVES = {"clock", "descriptors", "errors", "garbage", "gojson", "gotime", "histogram", "machine", "nats_server_store", "nkeys",
+          "output", "store_url", "suggest", "version"}
 """Import nothing of ours."""
 
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
@@ -105,7 +105,8 @@ MAY: dict[str, set[str]] = {
     "config": {"config.access", "config.callout", "config.kinds", "config.operator", "config.settings", "config.sharing",
                "gotime", "jwt",
                "machine", "nkeys", "protocol", "store_url", "suggest", "version"},
-    "inspect": {"arguments", "clock", "gotime", "output", "protocol", "suggest", "storage.format", "storage.paths",
+    "inspect": {"arguments", "clock", "gotime", "nats_server_store", "output", "protocol", "suggest", "storage.format",
+                "storage.paths",
                 "storage.objectstore", "storage.read", "storage.unsynced_tail",
                 "storage.state"},
     "maintenance": {"arguments", "clock", "cluster", "gotime", "inspect", "output", "progress", "suggest", "storage.format",
@@ -113,8 +114,8 @@ MAY: dict[str, set[str]] = {
                     "storage.objectstore", "storage.put", "storage.read", "storage.state", "storage.log", "storage.unsynced_tail",
                     "storage.checkpoint", "storage.compaction", "storage.shard"},
     "progress": {"output"},
-    "migration": {"config.access", "config.settings", "embedded", "errors", "gotime", "jetstream.archive", "nkeys", "output",
-                  "progress", "storage.objectstore", "suggest"},
+    "migration": {"config.access", "config.settings", "embedded", "errors", "gotime", "jetstream.archive",
+                  "nats_server_store", "nkeys", "output", "progress", "storage.objectstore", "store_url", "suggest"},
     "maintenance.scrub": {"clock", "inspect", "storage.format", "storage.objectstore", "storage.paths", "storage.state"},
     "pipeline.errors": {"storage.format"},
     "pipeline.store": {"pipeline.errors", "storage.format", "storage.objectstore", "storage.paths", "storage.unsynced_tail",
@@ -130,7 +131,7 @@ MAY: dict[str, set[str]] = {
     # The one place where the parts meet, and what starts it.
     "runtime": {"clock", "cluster", "config", "config.access", "config.settings", "config.sharing", "descriptors", "errors",
                 "garbage",
-                "gotime", "histogram", "listen_socket", "machine", "output", "jetstream.account",
+                "gotime", "histogram", "listen_socket", "machine", "nats_server_store", "output", "jetstream.account",
                 "jetstream.api", "jetstream.engine", "jetstream.inbox",
                 "jetstream.overview", "jetstream.settings", "jetstream.wire", "maintenance.scrub", "monitor", "server",
                 "server.accounts",

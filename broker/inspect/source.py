@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from broker.clock import SystemClock
 from broker.inspect.problems import RESTORE, Problem, of_error
+from broker.nats_server_store import find_store_dir
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import NotFound, ObjectInfo, ObjectStore, StoreError, open_store
@@ -175,6 +176,8 @@ async def read_format(source: Source) -> tuple[StoreFormat | None, list[Problem]
             raise CannotInspect(f"{source.url}: this is an unfinished copy of a store: run the same `jetblock copy` again to "
                                 f"finish it")
         if not await source.list(f"{ROOT}shards/", limit=1):
+            if source.url.startswith("file://") and (theirs := find_store_dir(source.url.removeprefix("file://"))) is not None:
+                raise CannotInspect(f"{theirs}, and no jetblock store: `jetblock migrate` moves its streams into one")
             raise CannotInspect(f"{source.url}: there is no jetblock store: no object {FORMAT}; check the path or "
                                 f"prefix (a broker creates it at its first start)")
         return None, [Problem(FORMAT, "it is missing", "a broker would take this for a new store and give it another id; "

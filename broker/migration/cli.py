@@ -22,10 +22,13 @@ from broker.migration.folders import FolderSource
 from broker.migration.login import Login, connect
 from broker.migration.run import PRESENT, Choice, Moved, chosen, move
 from broker.migration.server_source import ServerSource
+from broker.migration.store_dir_server import StoreDirServer
 from broker.migration.streams import Origin
 from broker.migration.target import Target
+from broker.nats_server_store import find_store_dir
 from broker.output import Table, count, printable, size
 from broker.progress import Progress
+from broker.store_url import has_scheme
 from broker.suggest import did_you_mean
 
 __all__ = ["main"]
@@ -35,10 +38,11 @@ _STORE = ("file://", "s3://")
 _SECRET = {"user", "password", "token", "creds", "nkey"}
 
 _EPILOG = """\
-SOURCE is a nats-server (nats://HOST:PORT, version 2.15 or newer) or a folder that `nats stream backup` or `nats account backup`
-wrote. TARGET is a running jetblock (nats://HOST:PORT) or a store (file://DIR, s3://BUCKET/PREFIX) on which no broker runs.
-USER:PASSWORD@ or TOKEN@ may stand before HOST. Nothing at the source is changed. An interrupted command is run again: it goes on
-with the streams that are missing at the target, where each is whole or not there at all.
+SOURCE is a nats-server (nats://HOST:PORT, version 2.15 or newer), a folder that `nats stream backup` or `nats account backup`
+wrote, or the store_dir of a nats-server that is stopped: a nats-server on PATH serves it meanwhile. TARGET is a running jetblock
+(nats://HOST:PORT) or a store (file://DIR, s3://BUCKET/PREFIX) on which no broker runs. USER:PASSWORD@ or TOKEN@ may stand before
+HOST. Nothing at the source is changed. An interrupted command is run again: it goes on with the streams that are missing at the
+target, where each is whole or not there at all.
 
 FILE of --accounts is a JSON list with an object for each account: {"source": {…}, "target": {…}, "streams": […]}; in source and
 target any of user, password, token, creds, nkey, and for a store as the target: account.
@@ -81,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         if moved or not error:
             print("\n".join(_lines(moved)))
     if error:
-        print(f"jetblock migrate: {printable(error)}", file=sys.stderr)
+        print("\n".join(map(printable, f"jetblock migrate: {error}".split("\n"))), file=sys.stderr)
         return 2
     return 1 if any(one.problems for one in moved) else 0
 
@@ -90,7 +94,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="jetblock migrate", epilog=_EPILOG,
                                      description="Move streams and consumers from a nats-server into a jetblock.",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", metavar="SOURCE", help="a nats-server's URL, or a folder with backups")
+    parser.add_argument("source", metavar="SOURCE", help="a nats-server's URL, its store_dir, or a folder with backups")
     parser.add_argument("target", metavar="TARGET", help="a jetblock's URL, or a store's")
     parser.add_argument("--stream", action="append", default=[], metavar="NAME", help="only this stream; may be repeated")
     parser.add_argument("--no-consumers", action="store_true", help="leave the consumers out")
@@ -104,6 +108,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{side}-tls-ca", default="", metavar="FILE", help=f"who signed the {side}'s certificate")
         parser.add_argument(f"--{side}-tls-cert", default="", metavar="FILE", help=f"our certificate for the {side}")
         parser.add_argument(f"--{side}-tls-key", default="", metavar="FILE", help="its key")
+    parser.add_argument("--source-account", default="", metavar="NAME", help="of a store_dir: only this account's streams")
     parser.add_argument("--target-account", default="", metavar="NAME",
                         help="in a store: whose streams they are to be (default $G)")
     parser.add_argument("--accounts", default="", metavar="FILE", help="several accounts in one run")
@@ -112,8 +117,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not options.target.startswith((*_SERVER, *_STORE)):
         parser.error(f"TARGET {options.target!r} is neither a server's URL nor a store's: nats://HOST:PORT, file:///DIR or "
                      f"s3://BUCKET/PREFIX")
-    if "://" in options.source and not options.source.startswith(_SERVER):
+    if has_scheme(options.source) and not options.source.startswith(_SERVER):
         parser.error(f"SOURCE {options.source!r} is neither nats://HOST:PORT nor a folder; to copy a store, use jetblock copy")
+    options.store_dir = None if options.source.startswith(_SERVER) else find_store_dir(options.source)
+    if options.store_dir is None and not options.source.startswith(_SERVER) and not Path(options.source).exists():
+        parser.error(f"SOURCE {options.source}: there is no such folder; a server is nats://HOST:PORT")
+    if options.source_account and options.store_dir is None:
+        parser.error("--source-account is for a store_dir; on a server, the credentials say which account it is")
     if options.accounts and not options.source.startswith(_SERVER):
         parser.error("--accounts is for a server as the source: a folder has one account's streams")
     if options.target_account and not options.target.startswith(_STORE):
@@ -175,9 +185,42 @@ def _texts(where: str, value: Any, allowed: set[str]) -> dict[str, str]:
     return dict(value)
 
 
+def _accounts_of(options: argparse.Namespace) -> list[str]:
+    """The accounts of a store_dir that are moved. Raises: CannotMigrate."""
+    accounts = list(options.store_dir.streams)
+    if options.source_account:
+        if options.source_account not in accounts:
+            raise CannotMigrate(f"{options.source}: there is no account {options.source_account}; those with streams are "
+                                f"{', '.join(accounts)}{did_you_mean(options.source_account, accounts)}")
+        return [options.source_account]
+    if len(accounts) > 1 and (options.target_account or not options.target.startswith(_STORE)):
+        raise CannotMigrate(f"{options.source}: there are streams of several accounts, {', '.join(accounts)}, and one account to "
+                            f"move them to: choose one with --source-account, or give a store as the target, without "
+                            f"--target-account")
+    return accounts
+
+
 async def _run(options: argparse.Namespace, progress: Progress, moved: list[Moved]) -> None:
     """Raises: CannotMigrate."""
     work = _work(options)
+    if options.store_dir is None:
+        await _move_all(options, options.source, work, progress, moved)
+        return
+    [(_, target, names)] = work
+    for account in _accounts_of(options):
+        server = StoreDirServer(options.store_dir, account, options.target)
+        same_name = options.target.startswith(_STORE) and not options.target_account
+        own = replace(target, account=account) if same_name else target
+        try:
+            await server.start()
+            part = _Work(Login(server.url, user=server.user, password=server.password, account=account), own, names)
+            await _move_all(options, server.url, [part], progress, moved)
+        finally:
+            await server.stop()
+
+
+async def _move_all(options: argparse.Namespace, source: str, work: list[_Work], progress: Progress, moved: list[Moved]) -> None:
+    """Raises: CannotMigrate."""
     lasting = options.target.startswith(_STORE)
 
     def told(done: Moved) -> None:
@@ -193,7 +236,7 @@ async def _run(options: argparse.Namespace, progress: Progress, moved: list[Move
         # The sources first: a wrong password there should not create a store here.
         origins = []
         for one in work:
-            origin = await _origin(options.source, one)
+            origin = await _origin(source, one)
             stack.push_async_callback(origin.close)
             origins.append((origin, await chosen(origin, one.names)))
         if store is not None:
@@ -215,7 +258,7 @@ async def _origin(source: str, work: _Work) -> Origin:
 
 def _account(work: _Work) -> str:
     """How a report names it."""
-    return work.target.account or work.source.user or Path(work.source.creds or work.source.nkey).stem or "-"
+    return work.target.account or work.source.account or work.source.user or Path(work.source.creds or work.source.nkey).stem or "-"
 
 
 def _hidden(url: str) -> str:

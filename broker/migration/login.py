@@ -34,7 +34,8 @@ _SEED = re.compile(r"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-+END")
 
 @dataclass(frozen=True)
 class Login:
-    """Where to connect to, and as whom. ``account`` is for the target's store alone, which has no users."""
+    """Where to connect to, and as whom. ``account`` is the target's in a store, which has no users, and names the
+    source's in reports."""
 
     url: str = ""
     user: str = ""

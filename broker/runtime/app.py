@@ -26,6 +26,7 @@ from broker.config.settings import ClientSettings, ConfigError, Settings
 from broker.descriptors import open_files_max, reserved
 from broker.errors import StartError
 from broker.gotime import format_duration
+from broker.nats_server_store import find_store_dir
 from broker.runtime.listening import or_start_error
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_files import urls
@@ -33,6 +34,7 @@ from broker.runtime.reload import Prepare, ReloadError, changed, lines, refuse_f
 from broker.runtime.system_pages import SystemPages
 from broker.server.server import Server
 from broker.server.system.requests import RequestError
+from broker.storage.paths import FORMAT
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
@@ -213,7 +215,8 @@ class App:
         assert isinstance(self.clock, GuardedClock)
         settings = self.settings
         if settings.storage.url.startswith("file://"):
-            prepare_directory(settings.storage.url.removeprefix("file://"))
+            prepare_directory(directory := settings.storage.url.removeprefix("file://"))
+            refuse_nats_server(directory)
         self.shard_host = ShardHost(settings.storage, settings.server_name, self.clock, self._lost)
         url = self.shard_host.store.url
         self.shard_host.on_standby = self._begin_to_wait
@@ -408,6 +411,15 @@ def prepare_directory(path: str) -> None:
                          f"{(error.strerror or str(error)).lower()}") from None
     if not os.access(directory, os.W_OK | os.X_OK):
         raise StartError(f"Can't start JetStream: storage directory is not writable: {path}")
+
+
+def refuse_nats_server(directory: str) -> None:
+    """Raises: StartError for a nats-server's store_dir that is no store of ours, where all its streams would seem to be gone."""
+    if os.path.exists(os.path.join(directory, *FORMAT.split("/"))):
+        return
+    if (theirs := find_store_dir(directory)) is not None:
+        raise StartError(f"Can't start JetStream: {theirs}, which jetblock does not read: move them with `jetblock migrate "
+                         f"{directory} file://NEW_DIRECTORY` and start on the new directory, or name another one to begin empty")
 
 
 def _friendly_bytes(size: int) -> str:
