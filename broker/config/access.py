@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from broker.config.sharing import Export, Import, SubjectMapping
+from broker.config.sharing import Export, Import, SubjectMapping, without_repetitions
 from broker.protocol.subject import is_valid
 
 __all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMIT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits",
@@ -158,6 +158,9 @@ class AccountSettings:
     imports: tuple[Import, ...] = ()
     mappings: tuple[SubjectMapping, ...] = ()
     outer_trace: OuterTrace | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "exports", without_repetitions(self.exports))
 
     def payload_bytes_max(self, server_max: int) -> int:
         """Bytes of a message at most, headers included, where the server's max_payload is ``server_max``."""

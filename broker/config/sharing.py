@@ -10,16 +10,15 @@ Source: nats-server, server/accounts.go (checkStreamExportApproved, checkService
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from broker.protocol.subject import collide, is_literal, is_valid, subset
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, numbered, unnumbered
 
 __all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "export_of", "import_problem", "local_subject",
-           "mapping_problem", "sharing_problems"]
+           "mapping_problem", "sharing_problems", "without_repetitions"]
 
-_CYCLE_DEPTH_MAX = 1024
 _CYCLE_STEPS_MAX = 20_000
 """Of one search for a cycle, past which it counts as found: accounts that share in many ways have very many paths."""
 
@@ -104,6 +103,30 @@ class Sharer(Protocol):
     def imports(self) -> tuple[Import, ...]: ...
 
 
+def without_repetitions(exports: Sequence[Export]) -> tuple[Export, ...]:
+    """One export for each kind and subject: an export that repeats another adds to it, and never makes it public.
+
+    Source: nats-server, server/accounts.go (addServiceExportWithResponseAndAccountPos, setExportAuth).
+    """
+    found: dict[tuple[str, str], Export] = {}
+    for export in exports:
+        before = found.get((export.kind, export.subject))
+        found[export.kind, export.subject] = export if before is None else _added(before, export)
+    return tuple(found.values())
+
+
+def _added(before: Export, export: Export) -> Export:
+    restricts = export.accounts is not None or export.account_token_position > 0
+    accounts = before.accounts
+    if export.accounts is not None:
+        accounts = tuple(dict.fromkeys((*(before.accounts or ()), *export.accounts)))
+    return replace(
+        export, accounts=accounts,
+        account_token_position=export.account_token_position if restricts else before.account_token_position,
+        response_type=export.response_type if export.response_type != "singleton" else before.response_type,
+        latency=export.latency or before.latency, allow_trace=export.allow_trace or before.allow_trace)
+
+
 def mapping_problem(mapping: SubjectMapping) -> str:
     """Why nats-server would refuse the destinations, apart from their functions; "": it would not."""
     seen = set()
@@ -158,6 +181,11 @@ def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
                     yield account.name, why
                 else:
                     added.setdefault(account.name, []).append(one)
+    # nats-server adds the accounts' imports in any order, and some cycles show with the first import last.
+    for account in accounts:
+        for one in added.get(account.name, ()):
+            if _forms_cycle(account, one, by_name, added):
+                yield account.name, f'Error adding {one.kind} import "{one.subject}": {_CYCLE}'
 
 
 def _export_problems(export: Export, accounts: Mapping[str, Sharer]) -> Iterator[str]:
@@ -194,13 +222,11 @@ def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
     if one.prefix and not is_literal(one.prefix.encode()):
         return error + "stream import prefix can not contain wildcard tokens"
     mine = [other for other in added.get(account.name, ()) if (other.kind, other.account) == (one.kind, one.account)]
-    looked_for = [here] if one.kind == "service" else [here, one.subject]
-    for subject in looked_for:
-        if _cycle(exporter, subject, one.kind, {account.name}, accounts, added, [_CYCLE_STEPS_MAX]):
-            return error + "import forms a cycle"
+    if _forms_cycle(account, one, accounts, added):
+        return error + _CYCLE
     if one.kind == "stream" and any(other.subject == one.subject for other in mine):
         return error + "stream import already exists"
-    if one.kind == "service" and (same := [other for other in mine if (other.to or other.subject) == here]):
+    if one.kind == "service" and (same := [other for other in mine if _subjects_here(other) == here.encode()]):
         return (f'{error}duplicate service import subject "{here}", previously used in import for account '
                 f'"{one.account}", subject "{same[0].subject}"')
     return error + why if (why := _transform_problem(one, here)) else ""
@@ -208,16 +234,24 @@ def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
 
 def export_of(exporter: Sharer, one: Import) -> Export | None:
     """The export that covers ``one``; one of the same subject precedes wider ones."""
-    exports = {export.subject: export for export in exporter.exports if export.kind == one.kind}
-    wider = (export for subject, export in exports.items() if subset(one.subject.encode(), subject.encode()))
-    return exports.get(one.subject) or next(wider, None)
+    return next(iter(_exports_of(exporter, one)), None)
+
+
+def _exports_of(exporter: Sharer, one: Import) -> list[Export]:
+    """The export of the same subject, or else all wider ones."""
+    exports = [export for export in exporter.exports if export.kind == one.kind]
+    same = [export for export in exports if export.subject == one.subject]
+    return same or [export for export in exports if subset(one.subject.encode(), export.subject.encode())]
 
 
 def _authorized(exporter: Sharer, importer: str, one: Import) -> bool:
-    """Whether the exporting account permits this import."""
-    export = export_of(exporter, one)
-    if export is None:
-        return False
+    """Whether the exporting account permits this import. Where several wider exports cover it, nats-server asks any one of
+    them; here all must permit it."""
+    exports = _exports_of(exporter, one)
+    return bool(exports) and all(_permits(export, importer, one) for export in exports)
+
+
+def _permits(export: Export, importer: str, one: Import) -> bool:
     position = export.account_token_position
     if position:
         # A wildcard in that position, as in an import of the export's own subject, is no account's name.
@@ -242,25 +276,57 @@ def _transform_problem(one: Import, here: str) -> str:
     return ""
 
 
-def _cycle(account: Sharer, subject: str, kind: str, visited: set[str], accounts: Mapping[str, Sharer],
-           added: Mapping[str, Sequence[Import]], steps_left: list[int]) -> bool:
-    """Whether the export ``subject`` of ``account`` is itself imported from one of ``visited``."""
-    wanted = subject.encode()
-    steps_left[0] -= 1
-    if len(visited) >= _CYCLE_DEPTH_MAX or steps_left[0] < 0:
-        return True
+_CYCLE = "import forms a cycle"
+
+
+def _forms_cycle(account: Sharer, one: Import, accounts: Mapping[str, Sharer], added: Mapping[str, Sequence[Import]]) -> bool:
+    """Whether what ``one`` imports comes, through other imports, from ``account`` itself."""
+    looked_for = ([_subjects_here(one)] if one.kind == "service" else
+                  [local_subject(one).encode(), one.subject.encode()])
+    return any(_cycle(accounts[one.account], subject, one.kind, {account.name}, accounts, added) for subject in looked_for)
+
+
+def _cycle(account: Sharer, wanted: bytes, kind: str, visited: set[str], accounts: Mapping[str, Sharer],
+           added: Mapping[str, Sequence[Import]]) -> bool:
+    """Whether ``account`` imports what collides with ``wanted`` from one of ``visited``, itself or further on.
+
+    A search in depth, in which ``visited`` has the accounts on the way. nats-server goes on with those of other branches,
+    too, so that it refuses accounts that share with one another in several ways now and then.
+    """
+    path: list[str] = []
+    branches = [_leading_on(account, wanted, kind, added)]
+    for _ in range(_CYCLE_STEPS_MAX):
+        step = next(branches[-1], None)
+        if step is not None:
+            importer, exporter, onward = step
+            if exporter in visited:
+                return True
+            visited.add(importer)
+            path.append(importer)
+            branches.append(_leading_on(accounts[exporter], onward, kind, added))
+            continue
+        branches.pop()
+        if not branches:
+            return False
+        visited.discard(path.pop())
+    return True
+
+
+def _leading_on(account: Sharer, wanted: bytes, kind: str,
+                added: Mapping[str, Sequence[Import]]) -> Iterator[tuple[str, str, bytes]]:
+    """The imports of ``account`` that collide with ``wanted``: importer, exporter, and what to look for there."""
     if kind == "stream" and not any(export.kind == "stream" and subset(wanted, export.subject.encode())
                                     for export in account.exports):
-        return False
+        return
     for one in added.get(account.name, ()):
-        here = local_subject(one)
-        # A service's requests go on under the exporter's subject, a stream's messages arrive under the local one.
-        through = one.subject if kind == "service" else here
-        if one.kind != kind or not collide(wanted, through.encode()):
-            continue
-        if one.account in visited:
-            return True
-        onward = here if subset(here.encode(), wanted) else subject
-        if _cycle(accounts[one.account], onward, kind, visited | {account.name}, accounts, added, steps_left):
-            return True
-    return False
+        if one.kind == kind:
+            here = _subjects_here(one)
+            # A service's requests go on under the exporter's subject, a stream's messages arrive under the local one.
+            if collide(wanted, one.subject.encode() if kind == "service" else here):
+                yield account.name, one.account, here if subset(here, wanted) else wanted
+
+
+def _subjects_here(one: Import) -> bytes:
+    """The importing account's subjects, as a pattern."""
+    here = local_subject(one).encode()
+    return here if is_literal(one.subject.encode()) else unnumbered(here)

@@ -188,7 +188,7 @@ REFUSED: list[tuple[str, str]] = [
      ':1:0: Error adding service latency sampling for "s": system account not setup'),
     ("accounts { A {} }\nsystem_account: A\nno_system: true", "there cannot be no system account and one that is named"),
     ("operator: /nowhere", ':1:0: error parsing operator JWT: open /nowhere: no such file or directory'),
-    ("operator: eyJ.x.y", ":1:0: error parsing operator JWT: invalid JSON"),
+    ("operator: eyJ.x.y", ":1:0: error parsing operator JWT: unexpected end of JSON input"),
     ("resolver: X", ':1:0: error parsing account resolver, should be MEM or  URL("url") or a map'),
     ("resolver_tls { cipher_suites: x }", '"cipher_suites" is not supported'),
     ("resolver_tls: x", "resolver_tls must be a block"),
