@@ -104,3 +104,38 @@ async def test_delays_of_negative_acks(storage: str, tmp_path: Path) -> None:
                 assert (await api(client, f"CONSUMER.INFO.S.{name}"))["num_ack_pending"] == int(name.split("-")[1])
         assert (await client.jetstream().publish("s", b"x")).seq == 2 * 17 * len(DELAYS) + 1
         await client.close()
+
+
+@pytest.mark.parametrize("purge_to, listed", [(100_000, True), (30_000_000, False), (MAX - 1, False)])
+async def test_a_gap_in_a_mirror(purge_to: int, *, listed: bool, tmp_path: Path) -> None:
+    """Its origin was purged up to a sequence of the client's choice.
+
+    The deleted sequences are listed, or refused if they are too many; deletes and consumers step over the gap.
+    """
+    async with BrokerProcess("--store", f"file://{tmp_path}") as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await api(client, "STREAM.CREATE.O", {"name": "O", "subjects": ["o"]})
+        await js.publish("o", b"first")
+        await api(client, "STREAM.CREATE.M", {"name": "M", "mirror": {"name": "O"}})
+        await _grown(client, 1)
+        await api(client, "STREAM.PURGE.O", {"seq": purge_to})
+        assert (await js.publish("o", b"last")).seq == purge_to
+        await _grown(client, purge_to)
+        info = await api(client, "STREAM.INFO.M", {"deleted_details": True})
+        if listed:
+            assert info["state"]["deleted"] == list(range(2, purge_to))
+        else:
+            assert info["error"]["err_code"] == 10023
+        assert (await api(client, "STREAM.INFO.M"))["state"]["num_deleted"] == purge_to - 2
+        sub = await js.subscribe("o", stream="M", ordered_consumer=True)
+        assert [(await sub.next_msg()).data for _ in range(2)] == [b"first", b"last"]
+        assert (await api(client, "STREAM.MSG.DELETE.M", {"seq": 1}))["success"]
+        assert (await api(client, "STREAM.INFO.M"))["state"]["first_seq"] == purge_to
+        await client.close()
+
+
+async def _grown(client: Client, last_seq: int) -> None:
+    async with asyncio.timeout(30):
+        while (await api(client, "STREAM.INFO.M"))["state"]["last_seq"] != last_seq:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

@@ -19,12 +19,19 @@ from broker.jetstream.stream.state.live import Live
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.stream.state.subject_search import SubjectSearch
 from broker.jetstream.stream.state.subject_state import SubjectState
+from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import NotFound
 
 __all__ = ["StreamInfo", "SubjectCounts"]
 
 _COUNTED_AT_ONCE = 4096
+
+_DELETED_MAX = 4_000_000
+"""Sequences in a list of deleted ones: 40 MB of JSON, and four times as much while it is made."""
+
+_LISTED_AT_ONCE = 65_536
+"""Added to it in one turn of the loop: about 2 ms."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +80,7 @@ class StreamInfo:
         if deleted:
             shown["num_deleted"] = deleted
             if deleted_details:
-                shown["deleted"] = await self._deleted()
+                shown["deleted"] = await self._deleted(deleted)
         return shown
 
     def _first_time(self) -> int:
@@ -97,8 +104,14 @@ class StreamInfo:
                     counts[name.decode("utf-8", "replace")] = count
         return counts
 
-    async def _deleted(self) -> list[int]:
-        """Sequences between first and last that hold no message."""
+    async def _deleted(self, count: int) -> list[int]:
+        """Return the ``count`` sequences between first and last that hold no message.
+
+        Raises: ApiError 10023 when they are too many to list. A mirror has a gap of any size if its origin was purged up to
+        a sequence of the client's choice.
+        """
+        if count > _DELETED_MAX:
+            raise ApiError(10023)
         live = self._live
         deleted: list[int] = []
         at = live.first_seq
@@ -106,7 +119,15 @@ class StreamInfo:
             async for block, rows in walk:
                 for seq in live.live_seqs(block, rows, at, block.last_seq):
                     if seq > at:
-                        deleted.extend(range(at, seq))
+                        await _extend(deleted, at, seq)
                     at = seq + 1
-        deleted.extend(range(at, live.last_seq + 1))
+        await _extend(deleted, at, live.last_seq + 1)
         return deleted
+
+
+async def _extend(deleted: list[int], start: int, end: int) -> None:
+    """Add the sequences from ``start`` to ``end``, exclusive, in turns of the loop if they are many."""
+    for at in range(start, end, _LISTED_AT_ONCE):
+        deleted.extend(range(at, min(at + _LISTED_AT_ONCE, end)))
+        if end - at > _LISTED_AT_ONCE:
+            await asyncio.sleep(0)
