@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from itertools import compress
 from typing import Any, Final
 
 from broker.gotime import parse_duration
 from broker.monitor.options import CLOSED, LIMIT, OPEN, BadOption, ConnzOptions
+from broker.monitor.steps import Steps, at_once, collect
 from broker.monitor.views import Views
 from broker.protocol.subject import collide
 
-__all__ = ["connz"]
+__all__ = ["connz", "connz_in_steps"]
 
 _SORTS: Final[dict[str, tuple[Callable[[Mapping[str, Any]], Any], bool]]] = {
     # Option: sort key, and whether the highest comes first. Connection ids are in order of start.
@@ -24,6 +26,11 @@ _SORTS: Final[dict[str, tuple[Callable[[Mapping[str, Any]], Any], bool]]] = {
     "stop": (lambda row: row["stop"][:-1], True), "reason": (lambda row: row["reason"], False),
     "rtt": (lambda row: parse_duration(row.get("rtt", "0s")), True),
 }
+_ROWS: Final = 64
+"""Connections shown in one step."""
+
+Row = Mapping[str, Any]
+
 _CLOSED_SORTS: Final = ("stop", "reason")
 
 _GLOBAL_ACCOUNT: Final = "$G"
@@ -34,7 +41,13 @@ _NOT_SHOWN: Final = _WITH_AUTH | {"subscriptions_list_detail"}
 
 
 def connz(views: Views, options: ConnzOptions) -> dict[str, Any]:
-    """The page. Raises: BadOption."""
+    """The page, at once. Raises: BadOption."""
+    return at_once(connz_in_steps(views, options))
+
+
+def connz_in_steps(views: Views, options: ConnzOptions) -> Steps:
+    """The page, a few connections or subscriptions at each step. Those that come or go meanwhile may be shown or not.
+    Raises: BadOption."""
     sort, account, filter_subject = options.sort or "cid", options.account, options.filter_subject
     if sort not in _SORTS:
         raise BadOption(f"invalid sorting option: {sort}")
@@ -50,46 +63,62 @@ def connz(views: Views, options: ConnzOptions) -> dict[str, Any]:
     if account and all(found.name != account for found in views.accounts()):
         return page | {"server_id": "", "connections": None}
 
-    def in_account(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        return [row for row in rows if row["account"] == account] if account else rows
+    def in_account(rows: list[Row]) -> Generator[None, None, list[Row]]:
+        return (yield from _chosen(rows, lambda row: row["account"] == account)) if account else rows
 
-    rows = in_account(views.connections()) if options.state != CLOSED else []
+    rows = (yield from in_account(views.connections())) if options.state != CLOSED else []
     total = len(rows)
     if options.cid:
         rows = [row for row in rows if row["cid"] == options.cid]
     elif filter_subject:
-        rows = [row for row in rows if _receives(views, row, filter_subject.encode())]
+        receive = []
+        for row in rows:
+            if (yield from _receives(views, row, filter_subject.encode())):
+                receive.append(row)
+            yield
+        rows = receive
     if options.state != OPEN:
-        closed = in_account(views.connections(closed=True))
+        closed = yield from in_account(views.connections(closed=True))
         total += len(closed)
         if not options.cid:
-            rows += closed
+            rows = rows + closed
         elif not rows:
             rows = [row for row in closed if row["cid"] == options.cid]
     if options.user:
-        rows = [row for row in rows if row.get("authorized_user") == options.user]
+        rows = yield from _chosen(rows, lambda row: row.get("authorized_user") == options.user)
     if options.mqtt_client:
         rows = []  # there is no MQTT
     key, highest_first = _SORTS[sort]
-    rows.sort(key=key, reverse=highest_first)
-    rows = rows[page["offset"]:page["offset"] + page["limit"]]
-    return page | {"num_connections": len(rows), "total": total,
-                   "connections": [_shown(views, row, options) for row in rows]}
+    keys = yield from collect(rows, key)
+    order = sorted(range(len(rows)), key=keys.__getitem__, reverse=highest_first)
+    rows = [rows[at] for at in order[page["offset"]:page["offset"] + page["limit"]]]
+    shown = []
+    for number, row in enumerate(rows):
+        shown.append((yield from _shown(views, row, options)))
+        if number % _ROWS == _ROWS - 1:
+            yield
+    return page | {"num_connections": len(rows), "total": total, "connections": shown}
 
 
-def _receives(views: Views, row: Mapping[str, Any], subject: bytes) -> bool:
-    return any(collide(subject, sub["subject"].encode()) for sub in views.subscriptions_of(row))
+def _chosen(rows: list[Row], wanted: Callable[[Row], bool]) -> Generator[None, None, list[Row]]:
+    flags = yield from collect(rows, wanted)
+    return list(compress(rows, flags))
 
 
-def _shown(views: Views, row: Mapping[str, Any], options: ConnzOptions) -> dict[str, Any]:
+def _receives(views: Views, row: Row, subject: bytes) -> Generator[None, None, bool]:
+    found = yield from collect(views.subscriptions_of(row), lambda sub: collide(subject, sub["subject"].encode()))
+    return any(found)
+
+
+def _shown(views: Views, row: Row, options: ConnzOptions) -> Steps:
     """The members of a row that were asked for."""
     shown = {name: value for name, value in row.items() if name not in _NOT_SHOWN}
-    if options.subscriptions_detail or options.subscriptions:
-        subs = views.subscriptions_of(row)
-        if subs and options.subscriptions_detail:
-            shown["subscriptions_list_detail"] = list(subs)
-        elif subs:
-            shown["subscriptions_list"] = [sub["subject"] for sub in subs]
+    if options.subscriptions_detail:
+        if details := (yield from collect(views.subscriptions_of(row), lambda sub: sub)):
+            shown["subscriptions_list_detail"] = details
+    elif options.subscriptions and (
+            subjects := (yield from collect(views.subscriptions_of(row), lambda sub: sub["subject"]))):
+        shown["subscriptions_list"] = subjects
     if options.auth:
         shown |= {name: value for name, value in row.items() if name in _WITH_AUTH}
         if certificates := views.certificates_of(row):

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from broker.monitor.accountz import accountz, accstatz
 from broker.monitor.clusters import gatewayz, ipqueuesz, leafz, routez
-from broker.monitor.connz import connz
+from broker.monitor.connz import connz, connz_in_steps
 from broker.monitor.healthz import healthz
 from broker.monitor.jsz import jsz, jsz_in_steps
 from broker.monitor.options import (
@@ -28,7 +28,7 @@ from broker.monitor.options import (
     RoutezOptions,
     SubszOptions,
 )
-from broker.monitor.subsz import subsz
+from broker.monitor.subsz import subsz, subsz_in_steps
 from broker.monitor.varz import varz
 from broker.monitor.views import Views
 
@@ -48,10 +48,10 @@ class Endpoint(NamedTuple):
 ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "VARZ": Endpoint("/varz", NoOptions, varz),
     "JSZ": Endpoint("/jsz", JszOptions, jsz, jsz_in_steps),
-    "CONNZ": Endpoint("/connz", ConnzOptions, connz),
+    "CONNZ": Endpoint("/connz", ConnzOptions, connz, connz_in_steps),
     "ACCOUNTZ": Endpoint("/accountz", AccountzOptions, accountz),
     "ACCSTATZ": Endpoint("/accstatz", AccstatzOptions, accstatz),
-    "SUBSZ": Endpoint("/subsz", SubszOptions, subsz),
+    "SUBSZ": Endpoint("/subsz", SubszOptions, subsz, subsz_in_steps),
     "ROUTEZ": Endpoint("/routez", RoutezOptions, routez),
     "LEAFZ": Endpoint("/leafz", LeafzOptions, leafz),
     "GATEWAYZ": Endpoint("/gatewayz", GatewayzOptions, gatewayz),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
 
 from broker.monitor.options import LIMIT, JszOptions
+from broker.monitor.steps import Steps, at_once
 from broker.monitor.views import JetStreamAccount, JetStreamView, Views
 
 __all__ = ["jetstream_stats", "jsz", "jsz_in_steps"]
@@ -14,18 +14,10 @@ _OFF = JetStreamView({"max_memory": 0, "max_storage": 0})
 _ROWS_A_STEP = 64
 """Streams and consumers: about 2 ms."""
 
-Steps = Generator[None, None, dict[str, Any]]
-
 
 def jsz(views: Views, options: JszOptions) -> dict[str, Any]:
     """The page, at once."""
-    steps = jsz_in_steps(views, options)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            page: dict[str, Any] = end.value
-            return page
+    return at_once(jsz_in_steps(views, options))
 
 
 def jsz_in_steps(views: Views, options: JszOptions) -> Steps:

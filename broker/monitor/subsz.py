@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
-from itertools import islice
 from typing import Any
 
 from broker.monitor.options import LIMIT, BadOption, SubszOptions
+from broker.monitor.steps import Steps, at_once, collect
 from broker.monitor.views import SublistFigures, Views
 from broker.protocol.subject import is_literal, is_valid
 
-__all__ = ["sublist_stats", "subsz"]
+__all__ = ["sublist_stats", "subsz", "subsz_in_steps"]
 
 
 def subsz(views: Views, options: SubszOptions) -> dict[str, Any]:
-    """The page. Raises: BadOption."""
+    """The page, at once. Raises: BadOption."""
+    return at_once(subsz_in_steps(views, options))
+
+
+def subsz_in_steps(views: Views, options: SubszOptions) -> Steps:
+    """The page, a few subscriptions at each step. Those that come or go meanwhile may be shown or not. Raises: BadOption."""
     test = options.test.encode(errors="replace")
     if test and not (is_valid(test) and is_literal(test)):
         raise BadOption(f"invalid test subject, must be valid publish subject: {options.test}")
@@ -26,7 +31,8 @@ def subsz(views: Views, options: SubszOptions) -> dict[str, Any]:
     page = {**views.head(), **sublist_stats(figures), "total": 0, "offset": offset, "limit": limit}
     if options.subscriptions:
         page["total"], subscriptions = views.subscriptions(options.account, options.test)
-        if listed := list(islice(subscriptions, offset, min(offset + limit, sys.maxsize))):
+        stop = min(offset + limit, sys.maxsize)
+        if listed := (yield from collect(subscriptions, lambda sub: sub, start=offset, stop=stop)):
             page["subscriptions_list"] = listed
     return page
 

@@ -170,8 +170,8 @@ class Views:
     """/varz, but for the sections ``jetstream``, ``http_req_stats`` and what all connections are counted by."""
     health: Callable[[], Health]
     connections: Connections
-    subscriptions_of: Callable[[Mapping[str, Any]], Sequence[dict[str, Any]]]
-    """The subscriptions of a row of ``connections``, as /connz shows them in detail."""
+    subscriptions_of: Callable[[Mapping[str, Any]], Iterable[dict[str, Any]]]
+    """The subscriptions of a row of ``connections``, as /connz shows them in detail; each is made when it is asked for."""
     certificates_of: Callable[[Mapping[str, Any]], Sequence[dict[str, str]]]
     """The certificate that the client of such a row was verified by, if any."""
     subscriptions: Subscriptions

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.server.system.requests import BAD_REQUEST, RequestError, Unanswered
-from broker.server.system.system import AccountPage, Page
+from broker.server.system.system import AccountPage, Page, Steps
 
 if TYPE_CHECKING:
     from broker.monitor.views import Views
@@ -41,10 +41,10 @@ class SystemPages:
             "CONNZ": lambda account, members: self._page("CONNZ", {**members, "acc": account}),
             "SUBSZ": lambda account, members: self._page("SUBSZ", {**members, "account": account, "subscriptions": True}),
             "LEAFZ": lambda account, members: self._page("LEAFZ", {**members, "account": account}),
-            "INFO": lambda account, members: self._page("ACCOUNTZ", {"account": account})["account_detail"],
+            "INFO": self._account,
             "JSZ": self._jetstream, "STATZ": self._statistics}
 
-    def _page(self, name: str, members: Mapping[str, Any]) -> dict[str, Any]:
+    def _page(self, name: str, members: Mapping[str, Any]) -> Steps:
         # Imported when somebody asks, since most brokers are never asked.
         from broker.monitor.endpoints import ENDPOINTS
         from broker.monitor.options import BadOption, from_json
@@ -55,19 +55,26 @@ class SystemPages:
         except BadOption as error:
             raise RequestError(str(error), BAD_REQUEST) from None
         try:
+            if endpoint.in_steps is not None:
+                return (yield from endpoint.in_steps(self._views(), options))
             return endpoint.build(self._views(), options)
         except BadOption as error:
             raise RequestError(str(error)) from None
 
-    def _statistics(self, account: str, members: Mapping[str, Any]) -> dict[str, Any]:
+    def _account(self, account: str, members: Mapping[str, Any]) -> Steps:
+        page = yield from self._page("ACCOUNTZ", {"account": account})
+        detail: dict[str, Any] = page["account_detail"]
+        return detail
+
+    def _statistics(self, account: str, members: Mapping[str, Any]) -> Steps:
         """The account PING stands for all of them."""
         wanted = members if account == "PING" else {**members, "accounts": [account]}
-        page = self._page("ACCSTATZ", wanted)
+        page = yield from self._page("ACCSTATZ", wanted)
         if not page["account_statz"] and not members.get("include_unused"):
             raise Unanswered
         return page
 
-    def _jetstream(self, account: str, members: Mapping[str, Any]) -> dict[str, Any]:
+    def _jetstream(self, account: str, members: Mapping[str, Any]) -> Steps:
         views = self._views()
         view = views.jetstream()
         if view is None:
@@ -76,10 +83,11 @@ class SystemPages:
             raise RequestError(f'account "{account}" not found')
         if all(one.name != account for one in view.accounts):
             raise RequestError(f'account "{account}" not jetstream enabled')
-        page = self._page("JSZ", {**members, "account": account})
+        page = yield from self._page("JSZ", {**members, "account": account})
         detail: dict[str, Any] = page["account_details"][0]
         return detail
 
 
-def _constant(answer: dict[str, object], members: dict[str, Any]) -> dict[str, object]:
+def _constant(answer: dict[str, object], members: dict[str, Any]) -> Steps:
+    yield
     return answer

@@ -5,7 +5,7 @@ Source: nats-server, server/monitor.go (newSubsDetailList, makePeerCerts, Subsz)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
@@ -56,12 +56,12 @@ def connections(server: Server, *, closed: bool = False) -> list[Mapping[str, An
     return [_OpenConnection(client, server.row) for client in server.clients.values()]
 
 
-def subscriptions_of(server: Server, row: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-    """The subscriptions of an entry of ``Server.connections``; of a closed one, the first of them."""
+def subscriptions_of(server: Server, row: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """The subscriptions of an entry of ``Server.connections``, made one by one; of a closed one, the first of them."""
     if (closed := row.get("subscriptions_list_detail")) is not None:
         return closed  # type: ignore[no-any-return]
     client = server.clients.get(row["cid"])
-    return [subscription_row(sub) for sub in client.subs.values()] if client is not None else []
+    return map(subscription_row, list(client.subs.values())) if client is not None else ()
 
 
 def certificates_of(server: Server, row: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -28,7 +28,7 @@ async def test_rows_made_late_say_the_same() -> None:
             while server.clients:  # noqa: ASYNC110 (a server tells nobody that a client left)
                 await asyncio.sleep(0.01)
         assert late["cid"] == whole["cid"]
-        assert (subscriptions_of(server, late), certificates_of(server, late)) == ([], [])
+        assert (list(subscriptions_of(server, late)), certificates_of(server, late)) == ([], [])
         gone, = connections(server, closed=True)
         assert [sub["subject"] for sub in subscriptions_of(server, gone)] == ["a.*", "b"]
 

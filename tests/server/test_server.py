@@ -465,7 +465,7 @@ async def test_counts() -> None:
             assert (first["out_msgs"], first["out_bytes"], first["in_msgs"]) == (2, 17, 0)
             assert first["name"] == "n"
             assert first["subscriptions"] == 2
-            details = subscriptions_of(server, first)
+            details = list(subscriptions_of(server, first))
             assert [(sub["subject"], sub["sid"], sub["msgs"]) for sub in details] == [("a", "1", 2), ("b", "2", 0)]
             assert details[1]["qgroup"] == "q"
             assert details[1]["max"] == 5

@@ -39,7 +39,7 @@ def routing_statistics(router: Router) -> RoutingStatistics:
 
 
 def subscriptions(router: Router, subject: bytes = b"") -> tuple[int, Iterator[Subscription]]:
-    """All subscriptions, or those that match a literal subject: how many, and each, while none comes or goes."""
+    """All subscriptions, or those that match a literal subject: how many, and each."""
     if not subject:
         return router.subs.count, iter(router.subs)
     match = router.subs.match(subject)

@@ -87,13 +87,14 @@ class Sublist(Generic[S]):
         """Nodes visited beyond one for each token, by all look-ups: overlapping wildcards may lead to as many as there are."""
 
     def __iter__(self) -> Iterator[S]:
-        """All subscriptions, while none is inserted or removed."""
+        """All subscriptions. One that is inserted or removed meanwhile may be among them or not."""
         nodes = [self._root]
         while nodes:
             node = nodes.pop()
-            yield from node.plain or ()
-            for members in (node.groups or {}).values():
-                yield from members
+            if node.plain:
+                yield from tuple(node.plain)
+            for members in tuple((node.groups or {}).values()):
+                yield from tuple(members)
             nodes += node.following()
 
     def insert(self, sub: S) -> None:

@@ -124,7 +124,7 @@ class Exchange:
 
     def in_use(self, name: str) -> Collection[Import]:
         """The imports of the account of that name, less those that are left out."""
-        return tuple(self._used.get(name, ()))
+        return frozenset(self._used.get(name, ()))
 
     def imports_service(self, name: str, subject: bytes) -> bool:
         """Whether the account of that name has a service import for the literal ``subject``."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, Protocol
 
 from broker.protocol.content_encoding import encoded
@@ -28,6 +28,11 @@ log = logging.getLogger(__name__)
 
 _WAITING_MAX: Final = 1000
 """Past so many, what comes from no client is dropped."""
+
+_COMPRESSED_MAX: Final = 1 << 20
+"""A longer answer is sent as it is: to compress it would stop the loop for as long as 50 ms."""
+_ROWS: Final = 256
+"""Rows of a list that are encoded in one step."""
 
 BAD_REQUEST: Final = 400
 FAILED: Final = 500
@@ -90,6 +95,15 @@ class Request:
         fields = {} if data is None else {"data": data}
         self.send(self._requests.enveloped(**fields), compressible=compressible)
 
+    def answer_in_steps(self, data: object) -> Generator[None, None, None]:
+        """``answer``, in steps, which free the rows of ``data``: it may list a million subscriptions."""
+        parts = [self._requests.enveloped(data=None).removesuffix(b"null}")]
+        yield from _compact_in_steps(data, parts)
+        parts.append(b"}")
+        body = b"".join(parts)
+        yield
+        self.send(body, compressible=len(body) <= _COMPRESSED_MAX)
+
     def refuse(self, text: str, code: int = FAILED) -> None:
         """Answer with an error."""
         self.send(self._requests.enveloped(error={"code": code, "description": text}))
@@ -104,8 +118,9 @@ class Request:
         self._router.publish(self.reply, b"", hlen, body)
 
 
-Handler = Callable[[Request], None]
-"""Serves one request. A RequestError that it raises is the answer; Unanswered: there is none."""
+Handler = Callable[[Request], Generator[None, None, None] | None]
+"""Serves one request, in steps if it returns a generator. A RequestError that it raises is the answer; Unanswered: there is
+none."""
 
 
 class Requests:
@@ -118,6 +133,8 @@ class Requests:
         self.selection = selection
         self._call_soon = call_soon
         self._queue: deque[tuple[Handler, Request]] = deque()
+        self._serving: tuple[Generator[None, None, None], Request] | None = None
+        """The request that is served in steps."""
 
     def serve(self, router: Router, subject: str, handler: Handler, *, unanswered: bool = False) -> None:
         """Have ``handler`` serve the requests to ``subject``, which may have wildcards, in one account.
@@ -142,16 +159,20 @@ class Requests:
         elif len(self._queue) >= _WAITING_MAX:
             # A consumer may deliver to such a subject, and does not wait.
             return
-        if not self._queue:
+        if not self._queue and self._serving is None:
             self._call_soon(self._turn)
         self._queue.append((handler, request))
 
     def _turn(self) -> None:
-        handler, request = self._queue.popleft()
-        if self._queue:
-            self._call_soon(self._turn)
+        serving, self._serving = self._serving, None
+        if serving is None:
+            handler, request = self._queue.popleft()
+        else:
+            request = serving[1]
         try:
-            handler(request)
+            steps = handler(request) if serving is None else serving[0]
+            if steps is not None and next(steps, self) is not self:
+                self._serving = steps, request
         except Unanswered:
             pass
         except RequestError as error:
@@ -160,10 +181,42 @@ class Requests:
             log.exception("the request %s failed", request.subject)
             request.refuse("internal error")
         finally:
-            if request.source is not None:
+            if self._serving is None and request.source is not None:
                 request.source.release()
+            if self._queue or self._serving is not None:
+                self._call_soon(self._turn)
 
 
 def compact(value: object) -> bytes:
     """JSON without blanks."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _compact_in_steps(value: object, parts: list[bytes]) -> Generator[None, None, None]:
+    """Append ``compact(value)`` to ``parts``, in steps where dictionaries contain long lists; those lists lose their rows."""
+    if isinstance(value, dict) and value:
+        between = b"{"
+        for name, member in value.items():
+            parts += (between, compact(str(name)), b":")
+            yield from _compact_in_steps(member, parts)
+            between = b","
+        parts.append(b"}")
+    elif isinstance(value, list) and (len(value) > _ROWS or any(isinstance(row, dict) and _long(row) for row in value)):
+        between = b"["
+        for at, row in enumerate(value):
+            parts.append(between)
+            if isinstance(row, dict) and _long(row):
+                yield from _compact_in_steps(row, parts)
+            else:
+                parts.append(compact(row))
+            value[at] = None  # to free them all at once would take as long again
+            between = b","
+            if at % _ROWS == _ROWS - 1:
+                yield
+        parts.append(b"]")
+    else:
+        parts.append(compact(value))
+
+
+def _long(row: dict[str, object]) -> bool:
+    return any(isinstance(member, list) and len(member) > _ROWS for member in row.values())

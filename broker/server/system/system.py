@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -27,15 +27,17 @@ from broker.server.accounts.directory import Accounts
 from broker.server.connection.connection import Client
 from broker.server.system import statsz, user_info
 from broker.server.system.events import Events
-from broker.server.system.requests import Request, RequestError, Requests, compact
+from broker.server.system.requests import Handler, Request, RequestError, Requests, compact
 from broker.server.system.selection import Selection
 
-__all__ = ["AccountPage", "Page", "System"]
+__all__ = ["AccountPage", "Page", "Steps", "System"]
 
-Page = Callable[[dict[str, Any]], object]
-"""Makes a page from a request's options by their lower-case names. Raises: RequestError; Unanswered."""
+Steps = Generator[None, None, dict[str, Any]]
 
-AccountPage = Callable[[str, dict[str, Any]], object]
+Page = Callable[[dict[str, Any]], Steps]
+"""Makes a page in steps, from a request's options by their lower-case names. Raises: RequestError; Unanswered."""
+
+AccountPage = Callable[[str, dict[str, Any]], Steps]
 """The same, about one account."""
 
 _GO_NAMES: Final = {"INFO": "AccInfo", "STATZ": "AccountStatz"}
@@ -109,10 +111,10 @@ class System:
 
     # Requests
 
-    def _serve(self, subject: str, handler: Callable[[Request], None], *, unanswered: bool = False) -> None:
+    def _serve(self, subject: str, handler: Handler, *, unanswered: bool = False) -> None:
         self.requests.serve(self._account.router, subject, handler, unanswered=unanswered)
 
-    def _serve_server(self, name: str, handler: Callable[[Request], None], *, unanswered: bool = False) -> None:
+    def _serve_server(self, name: str, handler: Handler, *, unanswered: bool = False) -> None:
         for which in ("PING", self._host.server_id):
             self._serve(f"$SYS.REQ.SERVER.{which}.{name}", handler, unanswered=unanswered)
 
@@ -135,8 +137,13 @@ class System:
             self._statsz.publish()
 
     def _figures(self, varz: Page, streaming: Collection[str]) -> bytes:
-        page = varz({})
-        assert isinstance(page, dict)
+        page: dict[str, Any] = {}
+        steps = varz({})
+        while not page:
+            try:
+                next(steps)
+            except StopIteration as end:
+                page = end.value
         # A stream of nats-server is a client of its account.
         active = sum(bool(account.connections) or account.name in streaming for account in self._host.accounts)
         return self.requests.enveloped(statsz=statsz.figures(page, active))
@@ -204,13 +211,15 @@ class System:
             self._timer = None
 
 
-def _show(page: Page, go_type: str, request: Request) -> None:
-    request.answer(page(request.members(go_type)))
+def _show(page: Page, go_type: str, request: Request) -> Generator[None, None, None]:
+    made = yield from page(request.members(go_type))
+    yield from request.answer_in_steps(made)
 
 
-def _show_account(page: AccountPage, go_type: str, request: Request) -> None:
+def _show_account(page: AccountPage, go_type: str, request: Request) -> Generator[None, None, None]:
     """The account is the one that the subject names."""
-    request.answer(page(request.token(3), request.members(go_type)))
+    made = yield from page(request.token(3), request.members(go_type))
+    yield from request.answer_in_steps(made)
 
 
 def _go_type(page: str) -> str:

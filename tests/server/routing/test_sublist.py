@@ -73,3 +73,20 @@ def test_a_subject_with_an_empty_token_reaches_nobody() -> None:
     for subject in (b"", b"a..b", b".a", b"a."):
         assert not tree.match(subject).plain
     assert tree.match_prefix(b"a.") is None
+
+
+def test_subscriptions_may_change_while_they_are_listed() -> None:
+    """Those that stay are all listed, once, whatever is removed and inserted between two of them."""
+    sublist: Sublist[Subscription] = Sublist()
+    subs = [Subscription(b"a.%d.%b" % (i % 7, (b"b", b"*", b">")[i % 3]), b"q" if i % 5 == 0 else b"") for i in range(300)]
+    for sub in subs:
+        sublist.insert(sub)
+    seen = []
+    for number, sub in enumerate(sublist):
+        seen.append(sub)
+        if number < 100:
+            sublist.remove(subs[number])
+            sublist.insert(Subscription(b"a.%d.b" % (number % 9), b""))
+    stayed = set(subs[100:])
+    assert stayed <= set(seen)
+    assert len(seen) == len(set(seen))
