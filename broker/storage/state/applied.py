@@ -67,6 +67,7 @@ class ShardState:
     __slots__ = (
         "_deleted",
         "_leaving",
+        "_uncounted",
         "_unmade",
         "freed",
         "freed_runs",
@@ -117,6 +118,8 @@ class ShardState:
         self.replaying = False
         self._unmade: dict[int, Position] = {}
         self._deleted: set[int] = set()
+        self._uncounted: set[int] = set()
+        """Offline streams with a damaged table, whose blocks are not in the counts. Nothing is swept while there is one."""
 
     def stream(self, account: str, name: str) -> StreamState | None:
         """The stream of that name, or None."""
@@ -193,7 +196,8 @@ class ShardState:
         runs: dict[RunKey, int] = {}
         for stream in self.streams.values():
             if stream.offline is not None:
-                continue  # nothing is swept while there is one
+                self._count_offline(stream, segments, runs)
+                continue
             try:
                 for page in stream.blocks.pages:
                     segments.update(page.log_keys())
@@ -209,6 +213,19 @@ class ShardState:
         self.unnamed = {key for key, count in self.segments.items() if not count}
         # Which of them had blocks is no longer known: a few pass for records, of which each owner leaves some.
         self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
+
+    def _count_offline(self, stream: StreamState, segments: Counter[int], runs: dict[RunKey, int]) -> None:
+        """Count the blocks of an offline stream, too: when it is deleted, they are taken out of the counts."""
+        try:
+            keys = [key for page in stream.blocks.pages for key in page.log_keys()]
+            of_runs = [one for page in stream.blocks.pages for one in page.run_counts(stream.stream_id)]
+        except (ValueError, TypeError, OverflowError):
+            self._uncounted.add(stream.stream_id)
+            return
+        # A newer broker may have released some segments after records that could not be applied here.
+        segments.update(key for key in keys if key in self.segments)
+        for run, count in of_runs:
+            runs[run] = runs.get(run, 0) + count
 
     def _refuse_released(self) -> None:
         """Raises: Corrupt, with the stream that has a block in a segment that was released."""
@@ -423,7 +440,7 @@ class ShardState:
         if self.names.get(name) == stream.stream_id:
             del self.names[name]
         left = stream.blocks.clear()
-        if left and not self.replaying:
+        if left and not self.replaying and stream.stream_id not in self._uncounted:
             self._left(stream, left)
 
     def _left(self, stream: StreamState, pages: list[TablePage]) -> None:

@@ -218,6 +218,43 @@ def test_a_record_that_must_be_understood_takes_its_stream_offline() -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.parametrize("damage", ["newer record", "unreadable state"])
+def test_deleting_an_offline_stream_takes_nothing_from_the_others(damage: str) -> None:
+    """Its blocks share segments with those of another stream. When it is deleted, these segments have one block less, and are
+    still needed."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await filled(clock, shared, 0)
+        one, other = Stream(rig.log, 7), Stream(rig.log, 9, "t")
+        one.create()
+        other.create()
+        for _ in range(3):
+            one.publish(2)
+            other.publish(3)
+            await rig.log.persisted()
+        if damage == "newer record":
+            one.record(200, {"from": "the future"})
+        else:
+            one.record(RecordKind.SCHEDULE, {"seqs": [1], "due_at_ns": "not a column"})
+        await rig.log.persisted()
+        b = Rig(shared, clock, "b", 2, settings=NEVER)
+        shard = await b.open()
+        assert shard.state.streams[7].offline
+        Stream(b.log, 7).record(RecordKind.STREAM_DELETE, {})
+        await b.log.persisted()
+        assert list(shard.state.streams) == [9]
+        while shard.state.tidy(1000):
+            pass
+        for _ in range(10):
+            await asyncio.sleep(0)
+        replayed = (await read_snapshot(shared)).state
+        named = {key: count for key, count in shard.state.segments.items() if count}
+        assert named == {key: count for key, count in replayed.segments.items() if count}
+        assert list(named.values()) == [1, 1, 1]
+        assert not shard.state.unnamed & named.keys()
+    in_virtual_time(main)
+
+
 def test_a_newer_format_is_left_alone() -> None:
     """An opening that requires a newer reader ends the reading with an error that says so."""
     async def main(clock: ManualClock) -> None:
