@@ -210,7 +210,9 @@ class Checkpointer(LogListener):
             try:
                 await self._pager.update(segments)
                 await self._id_pager.update()
-                await self._round()
+                # Segments were applied while these put their pages, and a root must not hold what is after its position.
+                self._attempted = state.position
+                await self._round(self._attempted)
             except BaseException:
                 # No root contains what was copied, so it still counts as changed.
                 for stream in state.streams.values():
@@ -270,11 +272,9 @@ class Checkpointer(LogListener):
                 self._log.fail(error)
                 return
 
-    async def _round(self) -> None:
+    async def _round(self, start: Position) -> None:
+        """``start`` is the position at the time of the call: the shard's own state is copied from here on."""
         state = self._log.state
-        # The root's position is that of the shard's own state, which is copied from here on: segments were applied while
-        # pages of subjects and ids were put.
-        start = self._attempted = state.position
         extra = await _in_turns(shard_extra(state))
         moved = await self._moving()
         pages, members, needed = await self._dirty_pages(state, moved)
