@@ -1,7 +1,9 @@
 """When to try to take a shard. A wrong guess costs a take-over, never a message: that is what seals are for.
 
 On S3 the log is the lease: an idle owner puts an empty segment every T/3; a standby asks for the next number and the next
-epoch every T/6.
+epoch every T/6, and up to every T/24 if the owner puts more than that. The wait for T begins at the look that saw the last
+entry, which is up to a pause later than its put: the busier the owner, the sooner a standby takes over. T itself is not
+shortened, because the owner may answer for as long.
 
     it takes over                   when
     at once                         there is no owner; or the last one sealed its own epoch (a clean stop);
@@ -39,6 +41,13 @@ __all__ = ["LEASE_NS", "LOCK_POLL_NS", "wait_for_lease", "wait_for_lock"]
 LEASE_NS = 15_000_000_000
 """T."""
 LOCK_POLL_NS = 100_000_000
+_LOOKS = 6
+"""In T, while the log grows slowly."""
+_LOOKS_MAX = 24
+_ENTRIES_A_LOOK = 3
+"""How many new entries a look should find: then the looks cost about a sixth of what the owner's puts do."""
+_MARGIN_NS = 1_000_000
+"""Timers may fire a little early."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,8 +82,10 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
     silence_ns = silence_ns or lease_ns
     seen_at_ns = clock.monotonic_ns()
     waiting = False
+    last_ns = clock.monotonic_ns()
     while True:
         began_ns = clock.monotonic_ns()
+        since_ns, last_ns = began_ns - last_ns, began_ns
         try:
             grew = await watch.look()
             if watch.free:
@@ -82,6 +93,8 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
             if not grew and began_ns - seen_at_ns >= silence_ns:
                 # The number we wait for may have been swept since the last look: then there is a checkpoint beyond it.
                 if not await watch.skip_to_checkpoint():
+                    _log.info("standby: %s has put nothing for %.1f s: taking %s%s", watch.owner or "another broker",
+                              (clock.monotonic_ns() - seen_at_ns) / 1e9, store.url, f"/{paths.prefix}")
                     return watch.seen(silent=True)
                 grew = True
         except Transient as error:
@@ -93,7 +106,15 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
             waiting = True
             on_wait()
             _log.info("standby: %s owns %s%s", watch.owner or "another broker", store.url, f"/{paths.prefix}")
-        await asyncio.sleep(lease_ns / 6e9)
+        until_silent_ns = seen_at_ns + silence_ns - clock.monotonic_ns() + _MARGIN_NS
+        pause_ns = _pause_ns(lease_ns, watch.found, since_ns)
+        await asyncio.sleep((min(pause_ns, until_silent_ns) if until_silent_ns > 0 else pause_ns) / 1e9)
+
+
+def _pause_ns(lease_ns: int, found: int, since_ns: int) -> int:
+    """How long to wait until the next look, after one that ``found`` new entries, put within ``since_ns``."""
+    usual_ns = lease_ns // _LOOKS
+    return min(usual_ns, max(lease_ns // _LOOKS_MAX, _ENTRIES_A_LOOK * since_ns // found)) if found else usual_ns
 
 
 class _Watch:
@@ -102,6 +123,8 @@ class _Watch:
     def __init__(self, store: ObjectStore, paths: ShardPaths, me: Identity, patience: Patience) -> None:
         self.free = False
         self.owner = ""
+        self.found = 0
+        """How many new entries the last look found in the log of an epoch that was known before."""
         self._store = store
         self._paths = paths
         self._me = me
@@ -112,6 +135,7 @@ class _Watch:
         """Whether anything is new since the last look."""
         store, paths, patience = self._store, self._paths, self._patience
         grew = False
+        self.found = 0
         if self._next is None:
             newest = await newest_checkpoint(store, paths, patience)
             epoch = await newest_claim(store, paths, newest, patience)
@@ -131,6 +155,7 @@ class _Watch:
                 return True
         number, seal = await end_of_segments(store, paths, self._next, patience, gently=True)
         if number > self._next.number:
+            self.found = 0 if grew else number - self._next.number
             self._next = Position(self._next.epoch, number)
             grew = True
         if seal is not None:

@@ -13,7 +13,8 @@
     expiry         a GET for each 256 KiB of indexes of runs, or for each block that holds more
     deletion       free, without a request before it
     inbox          one listing each inbox_interval
-    standbys       two GETs every sixth of the lease, each
+    standbys       each looks at the log every sixth of the lease, up to every 24th if there are more than three commits between
+                   two looks: two GETs, and two for each commit, 32 at most
 
 A steady state is meant: as much is removed as comes in. ``tests/maintenance/test_cost.py`` counts the requests of the real engine.
 """
@@ -142,7 +143,8 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
             "compaction": runs}
     all_puts = sum(puts.values())
     lists = rounds + (1 / load.inbox_interval_s if load.inbox_interval_s else 0.0)
-    standby_gets = load.standbys * 12 / load.lease_s
+    looks = max(6 / load.lease_s, min(24 / load.lease_s, commits / 3))
+    standby_gets = load.standbys * (2 * looks + min(2 * commits, 32 * looks))
     blocks = min(commits * load.streams, load.messages)
     body = raw * load.stored + load.messages * _MESSAGE_BYTES
     log_bytes = body + blocks * _BLOCK_BYTES + heartbeats * 104 + ids.written

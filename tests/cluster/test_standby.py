@@ -72,6 +72,34 @@ def test_an_idle_owner_costs_its_standby_few_requests() -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.parametrize(("a_second", "late", "gets"), [(0.25, 2.6, 2.0), (2.0, 1.7, 6.0), (10.0, 0.8, 30.0)])
+@pytest.mark.parametrize("killed_after_s", [40.0, 40.7, 41.3, 41.9])
+def test_a_busy_owner_is_replaced_sooner(a_second: float, late: float, gets: float, killed_after_s: float) -> None:
+    """The more an owner puts, the more often a standby looks, and the less beyond T it takes over after a kill.
+
+    Args: a_second: puts. late: seconds beyond T. gets: a second, at most; each costs a thirteenth of a put.
+    """
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = Rig(shared, clock, "a", 1, settings=ShardSettings(log=LogSettings(lease_ns=T)))
+        await a.open()
+        client = Publisher(a, {})
+        b = Rig(shared, clock, "b", 2)
+        counting = Counting(b.store)
+        waiting = asyncio.ensure_future(wait_for_lease(counting, PATHS, b.me, clock, b.rng, T))
+        began_ns = put_ns = clock.monotonic_ns()
+        while clock.monotonic_ns() - began_ns < killed_after_s * SECOND:
+            put_ns = clock.monotonic_ns()
+            await client.publish_many(1)
+            await asyncio.sleep(1 / a_second)
+        assert not waiting.done()
+        assert len(counting.calls) <= gets * killed_after_s
+        a.store.halt()
+        assert (await waiting).silent
+        assert 15 <= (clock.monotonic_ns() - put_ns) / SECOND <= 15 + late
+    in_virtual_time(main)
+
+
 def test_a_busy_owner_that_sweeps_is_seen_too() -> None:
     """The number that a standby waits for may be swept between two looks; a checkpoint beyond it proves that the owner
     is alive."""

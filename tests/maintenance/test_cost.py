@@ -173,7 +173,8 @@ def test_prices_and_proportions() -> None:
                                                found.egress_dollars)))
     assert found.parts["commits"] == MONTH_SECONDS
     without = bill(replace(load, standbys=0, cold_gets=0))
-    assert found.gets - without.gets == pytest.approx((2 * 12 / 15 + 6) * MONTH_SECONDS)
+    assert found.gets - without.gets == pytest.approx((2 * (2 * 6 / 15 + 2) + 6) * MONTH_SECONDS)
+    assert bill(Load(messages=0, standbys=1)).gets == pytest.approx(12 / 15 * MONTH_SECONDS)
     assert bill(load).lists - bill(replace(load, inbox_interval_s=0)).lists == pytest.approx(MONTH_SECONDS / 60)
     # Segments that fill sooner than the interval passes: 100 MB a second are 24 of 4 MiB.
     assert bill(Load(messages=100_000, size=1000, commit_interval_s=1)).parts["commits"] == pytest.approx(
