@@ -4,9 +4,11 @@ Python's collector visits every container object again whenever the heap has gro
 broker has millions that stay: entries of blocks, subjects, cached messages. So those that have outlived some young
 collections are examined once and then set aside for good (``gc.freeze``), a few ten thousand at a time.
 
-What is set aside and dies in a cycle later would never be found. That is so for connections, streams and consumers, whose
-parts refer to each other; everything else is freed by its reference count. They are reported as they close (``discarded``), and
-when too many of them are still there, everything is examined, which takes long, if possible while there is little to do.
+What is set aside and dies in a cycle later would never be found. So objects must not die in cycles: a connection breaks its
+own when it closes (``tests/server/test_memory_of_connections.py``), since strangers decide how many come. Streams and
+consumers, whose parts refer to each other, are reported as they close (``discarded``). So are connections, for what else may
+keep one. When too many of these are still there, everything is examined, which takes long, if possible while there is little
+to do.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
 from tests.harness import BrokerProcess
 from tests.server.in_process import running
 from tests.server.raw_client import Wire
@@ -160,6 +162,29 @@ async def test_ten_thousand_idle_connections(tmp_path: Path) -> None:
             assert sizes[2] - sizes[1] < count * 2 * 1024
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.soak
+async def test_half_handshakes_leave_nothing(tmp_path: Path) -> None:
+    """Two thousand TLS handshakes that are not finished, six times: each time the memory of the last ones is used again."""
+    files = Authority(tmp_path).server()
+    config = tmp_path / "conf"
+    config.write_text(f'tls {{ cert_file: "{files.cert}", key_file: "{files.key}", timeout: 60 }}\n')
+    sent = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+    hello = sent.read()
+    async with BrokerProcess("-c", str(config), monitor=True) as broker:
+        sizes = []
+        for _ in range(6):
+            async with wires(broker.port, 2000) as storm:
+                for wire in storm:
+                    wire.send(hello)
+                await asyncio.gather(*(wire.until(b"\x16\x03") for wire in storm))
+                sizes.append(rss(broker))
+            while (await broker.monitor("/varz"))["connections"]:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.05)
+        assert sizes[-1] - sizes[1] < 4 << 20, sizes
 
 
 def rss(broker: BrokerProcess) -> int:

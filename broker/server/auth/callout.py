@@ -33,6 +33,7 @@ from broker.server.auth.login import Authenticator, Credentials, Decision, Login
 from broker.server.auth.permissions import AccessRules
 from broker.server.auth.proxies import REQUIRED
 from broker.server.auth.tokens import ClaimAccount, ClaimAccounts, expiry_of, login_of, types_of, without_asking
+from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
 
 __all__ = ["CalloutAuthenticator", "Callouts", "OperatorCalloutAuthenticator"]
@@ -127,6 +128,8 @@ class Callouts:
             body = self.curve.seal(body, service.xkey)
             header = headers.build([(XKEY_HEADER.encode(), self.curve.public.encode())])
 
+        waiting: Subscription | None = None
+
         def take(ops: Sequence[Msg], start: int, _end: int, source: object, now_ns: int) -> None:
             _, _, hlen, answer = ops[start]
             end()
@@ -138,8 +141,11 @@ class Callouts:
             answered(None)
 
         def end() -> None:
+            nonlocal waiting
             timer.cancel()
-            router.unsubscribe(waiting)
+            if waiting is not None:
+                router.unsubscribe(waiting)
+            waiting = None  # or it would keep this function, and the connection's part that waits, in a cycle
 
         timer = self._host.loop.call_later(self.timeout_ns / 1e9, late)
         waiting = router.subscribe(reply, take)

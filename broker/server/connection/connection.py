@@ -273,7 +273,22 @@ class Client(asyncio.Protocol):
                       else "Client Closed")
         self._outbound.lost()
         self.server.lost()
+        self._break_cycles()
         discarded(self)
+
+    def _break_cycles(self) -> None:
+        """Have the parts of this connection forget it, so that the memory of all is freed at once, without a collection.
+
+        Whatever still refers to this connection may call it: it is closed, sends nothing, and has no subscriptions.
+        """
+        self._reading.forget_connection()
+        self._keepalive.forget_connection()
+        self._handshake.forget_connection()
+        self._publishing.forget_connection()
+        self._subscribing.forget_connection()
+        self._trace = None
+        if isinstance(self._outbound, TracedOutbound):
+            self._outbound.trace = None
 
     def pause_writing(self) -> None:
         self._outbound.pause()

@@ -128,6 +128,12 @@ class Handshake:
         if self._again is not None:
             self._again.cancel()
 
+    def forget_connection(self) -> None:
+        """Drop the references to the connection, which is gone, and what was read before it logged in."""
+        self._check = self._again = None
+        self._early = b""
+        del self._client
+
     def reconsider(self, names: Collection[str]) -> None:
         """The users have changed, and are now ``names``; a client that is logged in must still be one of them.
 

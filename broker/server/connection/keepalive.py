@@ -21,6 +21,10 @@ _RTT_AGE_NS: Final = 3_600_000_000_000
 """A round-trip time older than this is measured again, even if the client is busy."""
 
 
+def _nothing() -> None:
+    """Do what a connection that is gone does about pings."""
+
+
 class KeepAlive:
     """``ping()`` sends a PING, ``stale()`` closes the connection."""
 
@@ -66,6 +70,10 @@ class KeepAlive:
         """The connection ends."""
         if self._timer is not None:
             self._timer.cancel()
+
+    def forget_connection(self) -> None:
+        """Drop the references to the connection, which is gone."""
+        self._ping = self._stale = _nothing
 
     def _set_timer(self, after_ns: int) -> None:
         if self._timer is not None:

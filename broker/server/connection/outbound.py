@@ -30,6 +30,10 @@ _JOIN_MAX: Final = 4096
 """Average buffer size up to which joining is cheaper than handing over a list."""
 
 
+def _ignore(reason: str) -> None:
+    """Do what a connection that is gone does about a slow peer."""
+
+
 class Flusher:
     """Once per turn of the loop, flushes the connections written to in that turn."""
 
@@ -168,6 +172,9 @@ class Outbound:
             self._deadline.cancel()
             self._deadline = None
         self.resume()
+        # The connection refers to this, and must not be kept by it.
+        self._on_slow = _ignore
+        self._on_late = None
 
     def pause(self) -> None:
         """The transport buffers more than three quarters of the bound."""

@@ -64,6 +64,10 @@ class Publishing:
         """The end of the messages in ``_left`` that may be routed; each response that a permission allows is counted once."""
         self.answer(verbose=True, pedantic=True)
 
+    def forget_connection(self) -> None:
+        """Drop the reference to the connection, which is gone."""
+        del self._client
+
     def answer(self, *, verbose: bool, pedantic: bool) -> None:
         """Set the options of CONNECT."""
         self._verbose = verbose

@@ -25,6 +25,14 @@ _SLICE_BYTES: Final = 32 * 1024
 """Bytes of one read served at once: uvloop reads up to 256 KB at once, which is 2 to 3 ms of small messages."""
 
 
+def _ignore(data: bytes) -> None:
+    """Take what a connection that is gone has received."""
+
+
+def _nothing_missing() -> int:
+    return 0
+
+
 class ReadPacing:
     """``take(data)`` must serve the bytes, in order, and call ``taken`` for those it served; ``missing()`` is how many bytes
     complete the message that they ended in."""
@@ -110,6 +118,10 @@ class ReadPacing:
         self._closed = True
         self._later = b""
         self._rest = None
+
+    def forget_connection(self) -> None:
+        """Drop the references to the connection, which is gone."""
+        self._take, self._missing = _ignore, _nothing_missing
 
     def _schedule(self) -> None:
         if self._holds == 1 and not self._scheduled:

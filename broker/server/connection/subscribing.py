@@ -138,6 +138,10 @@ class Subscribing:
         if self.subs.get(sub.sid) is sub:
             self._leave(sub)
 
+    def forget_connection(self) -> None:
+        """Drop the reference to the connection, which is gone; it has no subscriptions any more."""
+        del self._client
+
     def end_all(self) -> None:
         """End all subscriptions; of very many, the rest on later turns of the loop."""
         subs, self.subs = self.subs, {}

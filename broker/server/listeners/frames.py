@@ -74,6 +74,12 @@ class FramesProtocol(ServerProtocol):
         self.writes.append(frame.serialize(mask=False, extensions=extensions))
 
 
+    def release(self) -> None:
+        """Break the cycles with the parser, a generator, and with the tracebacks of errors: the connection is gone, or refused."""
+        self.parser.close()
+        self.parser_exc = self.handshake_exc = None
+
+
 class FramesLayer(Layer):
     """Between ``client`` and the transport on which ``protocol`` completed the handshake."""
 
@@ -96,6 +102,11 @@ class FramesLayer(Layer):
             client.close("Read Error")
         elif protocol.state is not OPEN:
             client.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._protocol.release()
+        del self._client
 
     # Transport
 

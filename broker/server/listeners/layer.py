@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, cast
+from typing import Any, Final, cast
 
 __all__ = ["Layer"]
+
+
+_ENDED: Final = asyncio.Protocol()
+"""What is above a layer whose connection is gone."""
 
 
 class Layer(asyncio.Protocol, asyncio.Transport):
@@ -87,7 +91,9 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         return self._upper.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._upper.connection_lost(exc)
+        # The layer above refers to this one, and must not be kept by it.
+        upper, self._upper = self._upper, _ENDED
+        upper.connection_lost(exc)
 
     def pause_writing(self) -> None:
         self._upper.pause_writing()

@@ -50,6 +50,10 @@ def needs_opening(server: OpeningHost) -> bool:
     return server.entrance.tls is not None or server.entrance.proxy_protocol
 
 
+def _nothing() -> None:
+    """The step of a connection that was refused and is being closed, or that has passed its opening."""
+
+
 class Opening(asyncio.Protocol):
     """The protocol of one connection until the client, or TLS, replaces it."""
 
@@ -59,7 +63,7 @@ class Opening(asyncio.Protocol):
         # A reload applies to later connections only.
         self._tls = server.entrance.tls
         self._early = b""
-        self._step: Callable[[], None] = self._nothing
+        self._step: Callable[[], None] = _nothing
         self._timer: asyncio.TimerHandle | None = None
         self._layer: TlsLayer | None = None
 
@@ -89,6 +93,8 @@ class Opening(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_timer()
         self._client.connection_lost(exc)
+        # Both refer to this opening.
+        self._step, self._layer = _nothing, None
 
     def pause_writing(self) -> None:
         self._client.pause_writing()
@@ -97,9 +103,6 @@ class Opening(asyncio.Protocol):
         self._client.resume_writing()
 
     # Steps
-
-    def _nothing(self) -> None:
-        """The connection was refused, and is being closed."""
 
     def _fall_back(self) -> None:
         """No TLS handshake arrived: this client waits for INFO."""
@@ -155,6 +158,7 @@ class Opening(asyncio.Protocol):
     def _go_on_plain(self) -> None:
         self._end_timer()
         client, early = self._client, self._early
+        self._step = _nothing
         self._transport.set_protocol(client)
         client.begin()
         if early:
@@ -179,6 +183,7 @@ class Opening(asyncio.Protocol):
         self._end_timer()
         client, tls, layer = self._client, self._tls, self._layer
         assert tls is not None
+        self._step = _nothing
         assert layer is not None
         if client.closed:
             return

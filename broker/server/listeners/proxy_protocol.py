@@ -78,6 +78,8 @@ def _read_v1(data: bytes) -> ProxyHeader | None:
         source, destination = map(ip_address, addresses)
     except ValueError:
         raise ProxyHeaderError("invalid PROXY protocol header: invalid address") from None
+    if any("%" in address for address in addresses):  # a scope, which Go's parser refuses
+        raise ProxyHeaderError("invalid PROXY protocol header: invalid address")
     if not isinstance(source, kind) or not isinstance(destination, kind):
         raise ProxyHeaderError(f"invalid PROXY protocol header: {family} with an address of another kind")
     if not all(word.isascii() and word.isdigit() and len(word) <= 5 and int(word) <= 65535 for word in words[3:]):

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from broker.server.listeners.layer import Layer
@@ -25,6 +27,7 @@ _RECORD_BYTES: Final = 16 * 1024
 """The maximum size of a record, which is the most that OpenSSL returns at once."""
 
 _GO_WORDS: Final = {
+    "CALLBACK_FAILED": "tls: the server name is not in ASCII",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "tls: client didn't provide a certificate",
     "HTTP_REQUEST": "tls: first record does not look like a TLS handshake",
     "HTTPS_PROXY_REQUEST": "tls: first record does not look like a TLS handshake",
@@ -54,6 +57,36 @@ class HandshakeTurns:
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._turn)
         layer.go_on()
+
+
+@contextmanager
+def _unreported_names(context: ssl.SSLContext) -> Iterator[None]:
+    """Where a context chooses the certificate by the name that the client asks for: report no name that is not ASCII.
+
+    Python ends such a handshake by itself, and writes a traceback to standard error, for each client that sends one.
+    """
+    if context.sni_callback is None:
+        yield
+        return
+    report = sys.unraisablehook
+
+    def pass_on(failure: sys.UnraisableHookArgs) -> None:
+        if not (isinstance(failure.exc_value, UnicodeDecodeError) and isinstance(failure.object, bytes)):
+            report(failure)
+
+    sys.unraisablehook = pass_on
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
+
+
+def _nothing() -> None:
+    """Do what is done about a handshake that is over."""
+
+
+def _ignore(error: Exception) -> None:
+    """The same, if it failed."""
 
 
 class TlsLayer(Layer):
@@ -97,6 +130,10 @@ class TlsLayer(Layer):
             if self._shake_hands():
                 self._read()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_handshake()
+        super().connection_lost(exc)
+
     def eof_received(self) -> bool | None:
         if self._ready:
             return self._upper.eof_received()
@@ -136,7 +173,8 @@ class TlsLayer(Layer):
 
     def _shake_hands(self) -> bool:
         try:
-            self._tls.do_handshake()
+            with _unreported_names(self._tls.context):
+                self._tls.do_handshake()
         except ssl.SSLWantReadError:
             self._flush()
             return False
@@ -146,13 +184,21 @@ class TlsLayer(Layer):
             return False
         self._ready = True
         self._flush()
-        self._on_ready()
+        on_ready = self._on_ready
+        self._forget_handshake()
+        on_ready()
         return not self._closed
 
     def _fail(self, error: Exception) -> None:
         if not self._closed:
             self._closed = True
-            self._on_failed(error)
+            on_failed = self._on_failed
+            self._forget_handshake()
+            on_failed(error)
+
+    def _forget_handshake(self) -> None:
+        """Drop the references to whoever waits for the handshake, and refers to this layer."""
+        self._on_ready, self._on_failed = _nothing, _ignore
 
     def _read(self) -> None:
         """Pass on everything that can be decrypted."""

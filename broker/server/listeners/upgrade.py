@@ -62,7 +62,10 @@ def forwarded_for(fields: Fields) -> str:
         address = ip_address(given)
     except ValueError:
         return ""
-    return f"[{given}]" if address.version == 6 else given
+    if address.version == 4:
+        return given
+    # A scope could be any text, and Go's parser refuses it.
+    return f"[{given}]" if address.scope_id is None else ""
 
 
 def is_browser(fields: Fields) -> bool:

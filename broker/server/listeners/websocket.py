@@ -132,6 +132,7 @@ class Opening(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
+        self._layer = None
 
     def abort(self) -> None:
         """Close because the server stops."""
@@ -156,30 +157,36 @@ class Opening(asyncio.Protocol):
         payload_max = self._listener.server.settings.clients.max_payload
         protocol = FramesProtocol(compression=settings.compression,
                                   message_bytes_max=min(_MESSAGE_PAYLOADS * payload_max, _MESSAGE_BYTES_MAX))
+        refusal = self._upgrade(protocol, request, early)
+        if refusal is not None:
+            protocol.release()
+            self._refuse(*refusal)
+
+    def _upgrade(self, protocol: FramesProtocol, request: bytes, early: bytes) -> tuple[HTTPStatus, str] | None:
+        """Answer a request that may be granted. Returns: the status and the reason if it may not."""
+        settings = self._listener.settings
         protocol.receive_data(request)
         event = next(iter(protocol.events_received()), None)
         if not isinstance(event, Request):
-            self._refuse(HTTPStatus.BAD_REQUEST, str(protocol.handshake_exc or "no HTTP request"))
-            return
+            return HTTPStatus.BAD_REQUEST, str(protocol.handshake_exc or "no HTTP request")
         fields: dict[str, list[str]] = {}
         for name, value in event.headers.raw_items():
             fields.setdefault(name.lower(), []).append(value)
         why = upgrade.origin_error(settings, fields, secure=self._layer is not None)
         path = event.path.partition("?")[0]
         if early:
-            self._refuse(HTTPStatus.BAD_REQUEST, "client sent data before handshake is complete")
-        elif "host" not in fields:
-            self._refuse(HTTPStatus.BAD_REQUEST, "'Host' missing in request")
-        elif path.endswith(("/mqtt", "/leafnode")):
-            self._refuse(HTTPStatus.NOT_FOUND, f"nothing is served at {path!r}")
-        elif why:
-            self._refuse(HTTPStatus.FORBIDDEN, f"origin not allowed: {why}")
-        else:
-            response = protocol.accept(event)
-            if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-                self._refuse(HTTPStatus(response.status_code), str(protocol.handshake_exc))
-            else:
-                self._go_on(protocol, response, fields)
+            return HTTPStatus.BAD_REQUEST, "client sent data before handshake is complete"
+        if "host" not in fields:
+            return HTTPStatus.BAD_REQUEST, "'Host' missing in request"
+        if path.endswith(("/mqtt", "/leafnode")):
+            return HTTPStatus.NOT_FOUND, f"nothing is served at {path!r}"
+        if why:
+            return HTTPStatus.FORBIDDEN, f"origin not allowed: {why}"
+        response = protocol.accept(event)
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            return HTTPStatus(response.status_code), str(protocol.handshake_exc)
+        self._go_on(protocol, response, fields)
+        return None
 
     def _go_on(self, protocol: FramesProtocol, response: Response, fields: upgrade.Fields) -> None:
         listener, transport = self._listener, self._transport

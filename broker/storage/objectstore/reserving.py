@@ -169,15 +169,16 @@ class ReservingStore(Wrapper):
         while True:
             complete = False
             try:
-                complete = await reserve.fill()
+                # The room that a put waits for is not for the reserve.
+                waits = self._failed_ns is not None and self._clock.monotonic_ns() - self._failed_ns <= _QUIET_NS
+                complete = not waits and await reserve.fill()
                 if not complete and self.full is None:
                     self._does_not_fit(StoreFull(f"{self.url}: the disk is almost full; free some room, and the broker continues"))
             except StoreFull as error:
                 self._does_not_fit(error)
             except StoreError:
                 pass  # it is asked again
-            failed_ns = self._failed_ns
-            if complete and (failed_ns is None or self._clock.monotonic_ns() - failed_ns > _QUIET_NS):
+            if complete:
                 if self.full is not None:
                     self.full = None
                     self._measure()

@@ -62,6 +62,7 @@ def test_what_is_no_header_is_left_as_it_is(data: bytes) -> None:
     (b"PROXY " + b"x" * 101, "v1 line too long"),
     (b"PROXY TCP4 192.0.2.1\r\n", "invalid v1 format"),
     (b"PROXY TCP4 192.0.2.1 nonsense 1 2\r\n", "invalid address"),
+    (b"PROXY TCP6 fe80::1%any ::1 1 2\r\n", "invalid address"),
     (b"PROXY TCP4 2001:db8::1 2001:db8::2 1 2\r\n", "TCP4 with an address of another kind"),
     (b"PROXY TCP6 192.0.2.1 192.0.2.2 1 2\r\n", "TCP6 with an address of another kind"),
     (b"PROXY UDP4 192.0.2.1 192.0.2.2 1 2\r\n", "invalid protocol"),

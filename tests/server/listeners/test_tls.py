@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -357,6 +358,32 @@ async def test_the_certificate_is_the_one_for_the_name_that_is_asked_for(authori
     async with serving(authority, cert_file="", key_file="", certificates=pairs) as server:
         assert await served_certificate(authority, server) == one.der
         assert await served_certificate(authority, server, "a.example.com") == two.der
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe\xfd\xfcaaaaa", "\u00fc\u00fcaaaaa".encode(), b"local\xffost"])
+async def test_a_name_that_is_not_ascii_leaves_no_traceback(
+        authority: Authority, name: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The handshake fails, with one line in the log; Python would write a traceback to standard error. Errors that nobody could
+    handle elsewhere are reported as before."""
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    pairs = tuple(CertificateFiles(files.cert, files.key)
+                  for files in (authority.server("one"), authority.server("two", ["two.example"])))
+    sent = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+    hello = sent.read().replace(b"localhost", name)
+    async with serving(authority, cert_file="", key_file="", certificates=pairs) as server:
+        line = await Line.to(server)
+        await line.info()
+        line.writer.write(hello)
+        await line.rest()
+        assert await closed_reason(server) == "TLS Handshake Failure"
+        assert await served_certificate(authority, server)
+    assert [record.getMessage().partition("error: ")[2] for record in caplog.records if "handshake error" in record.getMessage()
+            ] == ["tls: the server name is not in ASCII"]
+    assert not reported
+    assert sys.unraisablehook == reported.append
 
 
 async def served_certificate(authority: Authority, server: Server, name: str = "localhost") -> bytes:
