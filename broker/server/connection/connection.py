@@ -201,7 +201,8 @@ class Client(asyncio.Protocol):
             try:
                 ops = parser.feed(data)
             except ProtocolError as raised:
-                error, ops = raised, raised.ops
+                # Its traceback refers to this frame, which refers to the error and the connection.
+                error, ops = raised.with_traceback(None), raised.ops
             if self._trace is not None:
                 self._trace.received(ops)
             msgs = len(ops) - len(parser.marks)
