@@ -10,7 +10,7 @@ stream never receives a message while it is processing another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 __all__ = ["BatchHandler", "Bus", "Deliveries", "InterestWatch", "Msg", "OwnSource", "Source", "Subscription"]
@@ -21,9 +21,6 @@ Msg = tuple[bytes, bytes, int, bytes]
 
 class Source(Protocol):
     """The client connection that published a message. Compared by identity; may be closed by the time it is used."""
-
-    def no_responders(self, subject: bytes, reply: bytes) -> None:
-        """Answer as the server answers a request without responders (503), by the rules of no_responders."""
 
     def identity(self) -> dict[str, Any]:
         """The client, as advisories show it: members of nats-server's ClientInfo, without empty ones."""
@@ -38,9 +35,6 @@ class Source(Protocol):
 class OwnSource:
     """A part of a stream that publishes to the stream itself: by this, checks know its messages."""
 
-    def no_responders(self, subject: bytes, reply: bytes) -> None:
-        """None of its messages has a reply subject."""
-
     def identity(self) -> dict[str, Any]:
         return {}
 
@@ -51,8 +45,10 @@ class OwnSource:
         """See ``hold``."""
 
 
-BatchHandler = Callable[[Sequence[Msg], int, int, "Source | None", int], None]
+BatchHandler = Callable[[Sequence[Msg], int, int, "Source | None", int], Collection[int] | None]
 """handler(ops, start, end, source, now_ns): ops[start:end] are publishes with one route, in order, read at now_ns.
+
+Returns: the indexes of those for which it does not count as a responder; None: it counts for all.
 ``source`` is None for messages that the broker itself published."""
 
 

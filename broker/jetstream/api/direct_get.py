@@ -34,7 +34,7 @@ from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
-    from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.bus import Msg
     from broker.jetstream.stream.state.stored import StoredMsg
     from broker.jetstream.stream.stream import Stream
 
@@ -85,17 +85,18 @@ class DirectGets:
         self._serving = 0
         """Workers that will check the queue again; some of ``_workers`` may be finishing."""
 
-    def take(self, ops: Sequence[Msg], start: int, end: int, source: Source | None) -> None:
-        """Serve the gets ops[start:end]."""
+    def take(self, ops: Sequence[Msg], start: int, end: int) -> list[int]:
+        """Serve the gets ops[start:end]. Returns: the indexes of those of streams that are not here, or do not answer."""
+        nobody: list[int] = []
         available = self._account.available
         replies: list[Msg] = []
         room = _AT_ONCE_BYTES
-        for op in ops[start:end]:
+        for at in range(start, end):
+            op = ops[at]
             name, _, subject = op[0][_PREFIX_LEN:].partition(b".")
             stream = self._answering(name.decode("utf-8", "replace")) if available else None
             if stream is None:
-                if source is not None:
-                    source.no_responders(op[0], op[1])
+                nobody.append(at)
             elif op[1]:
                 reply = _at_once(stream, subject, op) if room > 0 else None
                 if reply is not None:
@@ -105,6 +106,7 @@ class DirectGets:
                     self._enqueue(stream, subject, op)
         if replies:
             self._account.bus.publish_all(replies)
+        return nobody
 
     def _enqueue(self, stream: Stream, subject: bytes, op: Msg) -> None:
         if len(self._waiting) >= GETS_MAX:

@@ -58,18 +58,21 @@ class DisabledApi:
     async def drop(self) -> None:
         """Does nothing: no request is ever in progress."""
 
-    def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+    def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> list[int]:
         """Refuse a run of requests: the bus's handler."""
-        for op in ops[start:end]:
-            subject, reply = op[:2]
+        nobody: list[int] = []
+        for at in range(start, end):
+            op = ops[at]
+            subject = op[0]
             rest = subject[len(API_PREFIX):]
             if not rest.startswith((MSG_NEXT, DIRECT_GET)):
                 self._show(op, source)
                 route = route_of(rest.decode("utf-8", "replace").split("."))
                 if route is not None and route.tracked is not Tracked.NONE:
                     self._refuse(route, op, source)
-            elif source is not None:
-                source.no_responders(subject, reply)
+            else:
+                nobody.append(at)
+        return nobody
 
     def _refuse(self, route: Route, op: Msg, source: Source | None) -> None:
         subject, reply, hlen, body = op

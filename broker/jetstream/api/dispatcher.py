@@ -118,8 +118,9 @@ class Api:
             self._transfers = Transfers(self.account, self._rng)
         return self._transfers
 
-    def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Handle a run of requests: the bus's handler."""
+    def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> list[int]:
+        """Handle a run of requests: the bus's handler, which does not count for consumers and streams that are not here."""
+        nobody: list[int] = []
         at = start
         while at < end:
             op = ops[at]
@@ -132,20 +133,20 @@ class Api:
                 consumer = self.account.pulled_from(rest[len(MSG_NEXT):])
                 if consumer is not None:
                     consumer.on_next(ops, at, until, source, now_ns)
-                elif source is not None:
-                    for _, reply, _, _ in ops[at:until]:
-                        source.no_responders(subject, reply)
+                else:
+                    nobody += range(at, until)
                 at = until
                 continue
             if rest.startswith(DIRECT_GET):
                 until = at + 1
                 while until < end and ops[until][0].startswith(_DIRECT_GETS):
                     until += 1
-                self._directs.take(ops, at, until, source)
+                nobody += self._directs.take(ops, at, until)
                 at = until
                 continue
             at += 1
             self._take(rest, op, source)
+        return nobody
 
     # --- JSON requests ------------------------------------------------------------------------------------------------
 

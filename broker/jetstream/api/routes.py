@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from broker.jetstream.api import backups as backup_api
@@ -38,9 +38,10 @@ def subscribe_api(bus: Bus, domain: str, handler: BatchHandler) -> list[Subscrip
         prefix = b"$JS.%b.API." % domain.encode()
         cut = len(prefix)
 
-        def on_domain_requests(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        def on_domain_requests(ops: Sequence[Msg], start: int, end: int, source: Source | None,
+                               now_ns: int) -> Collection[int]:
             renamed = [(API_PREFIX + subject[cut:], reply, hlen, body) for subject, reply, hlen, body in ops[start:end]]
-            handler(renamed, 0, len(renamed), source, now_ns)
+            return [start + i for i in handler(renamed, 0, len(renamed), source, now_ns) or ()]
 
         subscriptions.append(bus.subscribe(prefix + b">", on_domain_requests))
     return subscriptions

@@ -27,7 +27,7 @@ __all__ = ["Inward"]
 MSGS_AT_ONCE: Final = 2000
 """At least this many are handled in one turn of the loop: a few milliseconds."""
 
-Handler = Callable[[Sequence[Msg], int, int, None, int], None]
+Handler = Callable[[Sequence[Msg], int, int, None, int], object]
 
 
 class _Subscription(Protocol):

@@ -14,7 +14,8 @@ Source: nats-server, server/client.go (processMsgResults, deliverMsg).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, Protocol
@@ -87,7 +88,9 @@ class Peer(Protocol):
     def fan_out_ended(self) -> None: ...
 
 
-BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], None]
+BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], Collection[int] | None]
+"""Takes ops[start:end]. Returns: the indexes of the messages that it does not answer for, as if it had no subscription to
+their subjects; None: it takes all."""
 
 
 class Subjects(Protocol):
@@ -283,10 +286,9 @@ class Route:
         if self._spreads or self.limited:
             taken = self._spread(ops[start:end], source, now_ns)
             if source is not None and source.wants_no_responders and not all(taken):
-                for i, count in enumerate(taken):
-                    if not count and ops[start + i][1]:
-                        source.no_responders(ops[start + i][0], ops[start + i][1])
+                self._nobody(ops, [start + i for i, count in enumerate(taken) if not count], source)
             return sum(taken)
+        declined: list[int] = []
         clients = self.clients
         if clients:
             if source is not None and source.no_echo:
@@ -299,13 +301,29 @@ class Route:
                 self.inward.put(sub, ops, start, end, now_ns)
         else:
             for handler in handlers:
-                handler(ops, start, end, source, now_ns)
+                refused = handler(ops, start, end, source, now_ns)
+                if refused:
+                    declined += refused
         count = len(clients) + len(handlers)
-        if not count and source is not None and source.wants_no_responders:
-            for i in range(start, end):
-                if ops[i][1]:
-                    source.no_responders(ops[i][0], ops[i][1])
-        return count * (end - start)
+        if source is not None and source.wants_no_responders:
+            if not count:
+                self._nobody(ops, range(start, end), source)
+            elif declined:
+                self._nobody(ops, [i for i, times in Counter(declined).items() if times == count], source)
+        return count * (end - start) - len(declined)
+
+    def only_handler(self, handler: BatchHandler, ops: Sequence[Msg], start: int, end: int, source: Peer, now_ns: int) -> None:
+        """``batch`` with ``sole``."""
+        declined = handler(ops, start, end, source, now_ns)
+        if declined and source.wants_no_responders:
+            self._nobody(ops, declined, source)
+
+    @staticmethod
+    def _nobody(ops: Sequence[Msg], indexes: Iterable[int], source: Peer) -> None:
+        """Nobody received these messages."""
+        for i in indexes:
+            if ops[i][1]:
+                source.no_responders(ops[i][0], ops[i][1])
 
     def spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> list[int]:
         """``batch`` for any mixture of limits, queue groups and subscriptions with ``on_delivery``.
@@ -368,12 +386,15 @@ class Route:
                         run = encoder.Run(msgs)
                     _send_limited(sub, own, _run_of(own, msgs, run))
         for sub in self.inside:
+            declined: Collection[int] | None = None
             if source is None:
                 self.inward.put(sub, msgs, 0, count, now_ns)
             elif sub.handler is not None:
-                sub.handler(msgs, 0, count, source, now_ns)
+                declined = sub.handler(msgs, 0, count, source, now_ns)
             for i in range(count):
                 taken[i] += 1
+            for i in declined or ():
+                taken[i] -= 1
         return taken
 
     def plain_of(self, peer: Peer) -> Subscription | None:

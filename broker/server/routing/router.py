@@ -134,7 +134,7 @@ class Router:
                 _send_lines(to, lines, body_bytes)
                 to, body_bytes = None, 0
             if route.sole is not None and source is not None:
-                route.sole(ops, start, at, source, now_ns)
+                route.only_handler(route.sole, ops, start, at, source, now_ns)
             else:
                 if route.width > 1 and at - start > 1 and source is not None and at - start > (most := route.msgs_at_once()):
                     at = start + most

@@ -54,13 +54,14 @@ class Service:
 
 
 class Requester:
-    """A client as the exporting account sees it: its requests' "no responders" go back through the import."""
+    """A client as the exporting account sees it. Its own account tells it that there are no responders, once it knows that
+    the exporting account has none either."""
 
     __slots__ = ("__weakref__", "_service", "_share", "source")
 
     headers: bool = True
     no_echo = False
-    wants_no_responders = True
+    wants_no_responders = False
 
     def __init__(self, source: Peer, service: Service, *, share: bool) -> None:
         self.source = source
@@ -87,9 +88,7 @@ class Requester:
         raise RuntimeError("a requester has no subscriptions")
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
-        response = self._service.responses.undelivered(reply)
-        if response is not None:
-            self.source.no_responders(response.subject, response.reply)
+        raise RuntimeError("a requester does not want to know")
 
     def refuse_publish(self, subject: bytes) -> None:
         self.source.refuse_publish(subject)

@@ -26,6 +26,7 @@ jetstream {{ max_mem: 100MB, max_file: 100MB, store_dir: "{}", domain: dom }}
 accounts {{
   A {{ jetstream: enabled, users: [ {{user: a, password: a}} ]
       exports: [ {{service: "$JS.API.>", response_type: stream}}, {{service: "$JS.ACK.>"}}, {{stream: "deliver.>"}}
+                 {{service: "$JS.API.DIRECT.GET.>"}}, {{service: "$JS.API.CONSUMER.MSG.NEXT.>"}}
                  {{stream: "ev.>"}}, {{service: "ev.>"}}, {{service: "single.>"}}, {{service: "again.>"}} ]
       mappings: {{ "single.>": "$JS.API.>" }} }}
   B {{ users: [ {{user: b, password: b}} ], exports: [ {{service: "worker"}} ]
@@ -37,6 +38,9 @@ accounts {{
   D {{ jetstream: enabled, users: [ {{user: d, password: d}} ]
       imports: [ {{stream: {{account: A, subject: "ev.>"}}, prefix: "from.a"}}
                  {{service: {{account: B, subject: "worker"}}, to: "local.worker"}} ] }}
+  E {{ jetstream: enabled, users: [ {{user: e, password: e}} ]
+      imports: [ {{service: {{account: A, subject: "$JS.API.DIRECT.GET.>"}}}}
+                 {{service: {{account: A, subject: "$JS.API.CONSUMER.MSG.NEXT.>"}}}} ] }}
 }}
 """
 
@@ -55,7 +59,7 @@ async def clients(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     path = _config(tmp_path_factory.mktemp("sharing"))
     kind: type[ServerProcess] = NatsServerProcess if request.param == "nats-server" else BrokerProcess
     async with kind("-c", str(path)) as server:
-        found = {name: await nats.connect(f"nats://{name}:{name}@127.0.0.1:{server.port}") for name in "abcd"}
+        found = {name: await nats.connect(f"nats://{name}:{name}@127.0.0.1:{server.port}") for name in "abcde"}
         await found["a"].jetstream().add_stream(name="S", subjects=["ev.>"])
         await found["d"].jetstream().add_stream(name="D", subjects=["from.a.>"])
         yield found
@@ -159,6 +163,37 @@ async def test_no_responders_of_the_api(clients: Clients) -> None:
     assert await _unanswered(clients["b"], "JS.acc.API.CONSUMER.MSG.NEXT.S.no")
     assert await _unanswered(clients["b"], "JS.acc.API.DIRECT.GET.S", b'{"seq": 1}')
     assert (await _request(clients["c"], "$JS.API.STREAM.INFO.NO"))["error"]["err_code"] == 10059
+
+
+async def _answers(client: Client, subject: str, body: bytes) -> list[tuple[str, bytes]]:
+    """The status and the body of each answer to a request."""
+    inbox = client.new_inbox()
+    answers = await client.subscribe(inbox)
+    await client.publish(subject, body, reply=inbox)
+    await client.flush()
+    found = [await answers.next_msg(timeout=30)]
+    # Whatever else is said about the request was said before its true answer or with it.
+    for _ in range(2):
+        await client.flush()
+    found += [await answers.next_msg() for _ in range(answers.pending_msgs)]
+    await answers.unsubscribe()
+    return [((msg.headers or {}).get("Status", ""), msg.data) for msg in found]
+
+
+async def test_an_import_under_the_same_name_has_responders(clients: Clients) -> None:
+    """Both the account's own API and the other account's get such a request: nobody says that there is no responder, unless
+    neither of them has one, and that is said once."""
+    bucket = await clients["a"].jetstream().create_key_value(bucket="SHARED", direct=True)
+    await bucket.put("k", b"v")
+    await clients["a"].jetstream().add_consumer("KV_SHARED", ConsumerConfig(durable_name="P"))
+    for name in "ce":
+        assert await _answers(clients[name], "$JS.API.DIRECT.GET.KV_SHARED.$KV.SHARED.k", b"") == [("", b"v")]
+        assert await _answers(clients[name], "$JS.API.DIRECT.GET.KV_SHARED", b'{"seq":1}') == [("", b"v")]
+        for missing in ("DIRECT.GET.NO.x", "DIRECT.GET.NO", "CONSUMER.MSG.NEXT.KV_SHARED.NO", "CONSUMER.MSG.NEXT.NO.P"):
+            assert await _answers(clients[name], f"$JS.API.{missing}", b"") == [("503", b"")]
+    assert await _answers(clients["e"], "$JS.API.CONSUMER.MSG.NEXT.KV_SHARED.P", b"") == [("", b"v")]
+    imported = await clients["c"].jetstream().key_value("SHARED")
+    assert (await imported.get("k")).value == b"v"
 
 
 async def test_advisories_tell_who_asked(clients: Clients) -> None:
