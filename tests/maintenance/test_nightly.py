@@ -15,11 +15,13 @@ from broker.inspect.messages import read_messages
 from broker.inspect.source import Source
 from broker.inspect.survey import read_survey
 from broker.inspect.verify import verify
+from broker.maintenance.fsck import fsck
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.records.release import Release
 from broker.storage.log.settings import LogSettings
+from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
 from tests.inspect.stores import Owner, Row, Stream
@@ -130,6 +132,39 @@ def run(days: int, a_day: int, restores: int, ends: dict[int, str]) -> None:
         assert restored == days // restores
         assert len(world.source.objects) < len(world.backup.objects) / 2, "the source was swept between the nights"
         await world.owner.stop()
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_commands_beside_an_owner_that_sweeps_at_once(seed: int) -> None:
+    """A backup, an inspection and a check read slowly while the owner writes, merges, cuts checkpoints and deletes without a grace
+    period. Each finds a sound store, and what is restored from the backup is one, with all that was acknowledged when it began."""
+    async def main(clock: ManualClock) -> None:
+        world = Days(clock, random.Random(seed), a_day=400_000)
+        world.owner.settings = ShardSettings(
+            log=LogSettings(), sweep_grace_ns=0, checkpoint=CheckpointSettings(segments=16),
+            compaction=CompactionSettings(segments=8, quiet_ns=200_000_000))
+        await world.start()
+        busy = asyncio.create_task(world.day())
+        slow = FaultyStore(world.source, rng=world.rng, faults=Faults(latency_ns=5_000_000))
+        for _ in range(4):
+            await asyncio.sleep(60)
+            acked = list(world.owner.streams["grows"].live.values())
+            done = await copied(slow, world.backup)
+            assert (done.whole, done.problems) == (True, [])
+            found = {msg.seq: msg.data async for msg in read_messages(world.backup, "grows")}
+            removed = {row[0] for row in acked} - world.owner.streams["grows"].live.keys()
+            assert all(found.get(row[0]) == row[3] for row in acked if row[0] not in removed)
+            source = Source(slow)
+            assert (await verify(source, await read_survey(source))).problems == []
+            assert (await fsck(slow, clock, random.Random(seed))).problems == []
+            assert not busy.done()
+        busy.cancel()
+        assert world.owner.shard.sweeper.deleted > 500, "much was deleted meanwhile"
+        await world.owner.log.persisted()
+        await world.night()
+        await world.restore()
+        await world.owner.kill()
     in_virtual_time(main)
 
 
