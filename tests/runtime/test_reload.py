@@ -195,6 +195,42 @@ async def test_limits(process: type[ServerProcess], tmp_path: Path) -> None:
 
 
 @BOTH
+async def test_subscriptions_of_an_account(process: type[ServerProcess], tmp_path: Path) -> None:
+    """A client that could not add one under the new limit is closed, also one that has exactly as many, or none."""
+    def text(most: int) -> str:
+        return f"accounts {{ A {{ users: [ {{user: a, password: p}} ], limits: {{ max_subscriptions: {most} }} }} }}"
+
+    async with serving(process, tmp_path, text(10)) as server:
+        clients = [await Line.login(server.broker, "a") for _ in range(5)]
+        for count, client in enumerate(clients):
+            assert await client.ask(*(f"SUB x {sid}" for sid in range(count))) == []
+        exceeded = "-ERR 'maximum subscriptions exceeded'"
+        await server.change(text(3))
+        for client in clients[3:]:
+            assert await client.rest() == [exceeded]
+        assert await clients[2].ask("SUB x 2", "SUB x 3") == [exceeded]
+        await server.change(text(0))
+        for client in clients[:3]:
+            assert await client.rest() == [exceeded]
+
+
+@BOTH
+async def test_clients_without_credentials(process: type[ServerProcess], tmp_path: Path) -> None:
+    """They stay the user that they became: another password of that user refuses them, another user's does not."""
+    def text(a: str, b: str) -> str:
+        return (f"accounts {{ A {{ users: [ {{user: a, password: {a}}} ] }}, B {{ users: [ {{user: b, password: {b}}} ] }} }}\n"
+                "no_auth_user: a")
+
+    async with serving(process, tmp_path, text("p", "p")) as server:
+        client = await Line.login(server.broker)
+        await server.change(text("p", "q"))
+        assert await client.ask() == []
+        await server.change(text("q", "q"))
+        assert await client.rest() == ["-ERR 'Authorization Violation'"]
+        assert await (await Line.login(server.broker)).ask() == []
+
+
+@BOTH
 async def test_connections_of_an_account(process: type[ServerProcess], tmp_path: Path) -> None:
     """Where an account may have fewer connections than it has, only so many stay; other accounts keep theirs."""
     def text(most: int) -> str:

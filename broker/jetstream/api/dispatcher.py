@@ -115,7 +115,7 @@ class Api:
         if self._transfers is None:
             from broker.jetstream.backup.transfers import Transfers
 
-            self._transfers = Transfers(self.account, self._rng)
+            self._transfers = Transfers(self.account)
         return self._transfers
 
     def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> list[int]:

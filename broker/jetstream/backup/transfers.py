@@ -13,12 +13,11 @@ from broker.jetstream.backup.reading import StreamReader
 from broker.jetstream.backup.restore import Restore, RestoreFailed, Stalled
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
-from broker.jetstream.wire.ids import unique_id
+from broker.jetstream.wire.ids import secret_id
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
-    import random
 
     from broker.jetstream.account.account import Account
     from broker.jetstream.account.incoming import Provenance
@@ -37,14 +36,10 @@ CREATED: Final = "io.nats.jetstream.api.v1.stream_create_response"
 
 
 class Transfers:
-    """The transfers of one account.
+    """The transfers of one account."""
 
-    Args: ``rng``: for their subjects.
-    """
-
-    def __init__(self, account: Account, rng: random.Random) -> None:
+    def __init__(self, account: Account) -> None:
         self._account = account
-        self._rng = rng
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check_room(self, err_code: int) -> None:
@@ -74,7 +69,7 @@ class Transfers:
         numbers = ArchivedStream(state["messages"], state["bytes"], state["first_seq"], state["last_seq"], state["first_ts"],
                                  state["last_ts"], len(sent))
         reader = StreamReader(stream, numbers, sent, lambda: account.streams.get(stream.name) is stream)
-        prefix = f"$JS.SNAPSHOT.ACK.{stream.name}.{unique_id(self._rng)}".encode()
+        prefix = f"$JS.SNAPSHOT.ACK.{stream.name}.{secret_id()}".encode()
         sender = ChunkSender(account.bus, to.encode(), prefix, chunk_size, window_size)
         self._start(self._send(stream, state, reader, sender, _identity(source)), f"snapshot of {stream.name}")
 
@@ -106,7 +101,7 @@ class Transfers:
         Returns: where its chunks are expected.
         """
         account = self._account
-        to = f"$JS.SNAPSHOT.RESTORE.{config.name}.{unique_id(self._rng)}"
+        to = f"$JS.SNAPSHOT.RESTORE.{config.name}.{secret_id()}"
         restore = Restore(account, config, provenance)
         subscription = account.bus.subscribe(to.encode(), restore.on_chunks)
         client, start_ns = _identity(source), account.clock.now_ns()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import secrets
 from functools import lru_cache
 from hashlib import sha256
 
-__all__ = ["short_hash", "unique_id"]
+__all__ = ["secret_id", "short_hash", "unique_id"]
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -14,6 +15,11 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 def unique_id(rng: random.Random, length: int = 22) -> str:
     """Base-62 characters, like a NUID."""
     return "".join(rng.choices(_DIGITS, k=length))
+
+
+def secret_id(length: int = 22) -> str:
+    """Base-62 characters that nobody can predict, for a subject to which only those who were told it may publish."""
+    return "".join(secrets.choice(_DIGITS) for _ in range(length))
 
 
 @lru_cache(maxsize=256)

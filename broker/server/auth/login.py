@@ -14,7 +14,7 @@ Source: nats-server, server/auth.go (isClientAuthorized, processClientOrLeafAuth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from broker.config.access import DEFAULT_ACCOUNT
@@ -57,11 +57,13 @@ class ConnectionFacts(Protocol):
 class Credentials:
     """CONNECT's fields, and the connection that sent them."""
 
-    __slots__ = ("connection", "fields", "token")
+    __slots__ = ("connection", "fields", "presumed", "token")
 
-    def __init__(self, fields: Mapping[str, Any], connection: ConnectionFacts) -> None:
+    def __init__(self, fields: Mapping[str, Any], connection: ConnectionFacts, presumed: Login | None = None) -> None:
         self.fields = fields
         self.connection = connection
+        self.presumed = presumed
+        """Who the client was logged in as before a reload, if it came without credentials."""
         self.token = ""
         """The token that it is taken to have come with."""
 
@@ -121,6 +123,10 @@ class Login:
 
     name_tag: str = ""
     """The user's name, if ``user`` is a key."""
+
+    presumed_password: str | None = field(default=None, repr=False)
+    """The password as it is configured, of the ``no_auth_user`` that a client without credentials is; None: it came with
+    credentials."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Source: nats-server, server/auth.go (processClientOrLeafAuthentication).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from broker.config.access import NkeyUser
 from broker.nkeys import decode_signature, verify
@@ -29,11 +30,18 @@ class NkeyAuthenticator:
                                          connection_types=user.connection_types, proxy_required=user.proxy_required)
                         for user in users}
         self._no_auth_user = no_auth_user
+        login = self._logins.get(no_auth_user)
+        self._no_auth_login = replace(login, presumed_password="") if login is not None else None
 
     def decide(self, credentials: Credentials) -> Decision | None:
+        presumed = credentials.presumed
+        if presumed is not None:
+            if presumed.kind != "nkey":
+                return None
+            return self._no_auth_login if presumed.user == self._no_auth_user else Refusal()
         nkey = credentials.text("nkey")
         if not nkey:
-            return self._logins.get(self._no_auth_user) if credentials.anonymous else None
+            return self._no_auth_login if credentials.anonymous else None
         login = self._logins.get(nkey)
         if login is None:
             return Refusal()

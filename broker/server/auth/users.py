@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from broker.config.access import Permissions, User
 from broker.server.auth.login import Credentials, Decision, Login, Refusal
@@ -34,7 +35,9 @@ class UserAuthenticator:
         self._checks = checks
         self._rules: dict[Permissions, AccessRules] = {}
         self._logins = {user.user: self._login(user) for user in self._users.values()}
-        self._no_auth_login = self._logins.get(no_auth_user)
+        presumed = self._logins.get(no_auth_user)
+        self._no_auth_login = (replace(presumed, presumed_password=self._users[no_auth_user].password)
+                               if presumed is not None else None)
         # An unknown user takes as long as the most expensive known one.
         hashes = [user.password for user in self._users.values() if hash_cost(user.password)]
         self._decoy = max(hashes, key=hash_cost, default="")
@@ -47,6 +50,11 @@ class UserAuthenticator:
                      proxy_required=user.proxy_required, connection_types=user.connection_types)
 
     def decide(self, credentials: Credentials) -> Decision | None:
+        presumed = credentials.presumed
+        if presumed is not None and presumed.user in self._users:
+            if self._users[presumed.user].password != presumed.presumed_password:
+                return Refusal()
+            return replace(self._logins[presumed.user], presumed_password=presumed.presumed_password)
         name = credentials.text("user")
         if not name:
             return self._no_auth_login if credentials.anonymous else None

@@ -523,9 +523,6 @@ class Client(asyncio.Protocol):
         limits = Limits.of(clients, self.account, self.login)
         self.parser.limit(clients.max_control_line, limits.max_payload)
         self._subscribing.limit(limits.max_subscriptions, clients.max_sub_tokens)
-        if limits.max_subscriptions == 0 and self.login.kind == "jwt":
-            # A token that names no number allows none: as on nats-server, such a client cannot even stay.
-            self.fail("maximum subscriptions exceeded", "Maximum Subscriptions Exceeded")
 
     def _take_rules(self, login: Login) -> None:
         rules = login.rules

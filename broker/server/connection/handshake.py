@@ -142,6 +142,7 @@ class Handshake:
         """
         client, authenticator = self._client, self._entrance.authenticator
         fields = client.options
+        presumed: Login | None = None
         proxies = self._entrance.proxies
         if client.proxy_key and (proxies is None or client.proxy_key not in proxies.keys):
             self.refuse(NOT_TRUSTED)
@@ -157,11 +158,12 @@ class Handshake:
             self.pending = authenticator is not None
             return
         else:
+            presumed = client.login if client.login.presumed_password is not None else None
             name = fields.get("nkey") or fields.get("user")
             if name and names and not fields.get("jwt") and name not in names:
                 client.close("Client Closed")
                 return
-        decision = EVERYBODY if authenticator is None else authenticator.decide(Credentials(fields, client))
+        decision = EVERYBODY if authenticator is None else authenticator.decide(Credentials(fields, client, presumed))
         if self.pending:
             if decision is None or isinstance(decision, Login | Refusal):
                 self.check_done(decision or Refusal())

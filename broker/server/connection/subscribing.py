@@ -60,11 +60,13 @@ class Subscribing:
     def limit(self, most: int, tokens: int) -> None:
         """Set the maximum number of subscriptions (-1: no limit) and of a subject's tokens (0: no limit).
 
-        A client with more subscriptions is closed; longer subjects it keeps.
+        A client that could not add a subscription under a new maximum is closed, as on nats-server, also one without any;
+        longer subjects it keeps.
         """
+        changed = most != self._max
         self._max = most
         self._max_tokens = tokens
-        if len(self.subs) > most >= 0:
+        if changed and len(self.subs) >= most >= 0:
             self._client.fail("maximum subscriptions exceeded", "Maximum Subscriptions Exceeded")
 
     def add(self, op: Sub) -> bool:

@@ -12,7 +12,7 @@ Source: nats-server, server/accounts.go (addRespServiceImport, processServiceImp
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, Protocol
@@ -30,6 +30,7 @@ ACK: Final = b"$JS.ACK."
 WAITING_MAX: Final = 1_000_000
 """Requests of one service that may wait at once; past it the oldest is forgotten, as if its time were over."""
 
+_TOKEN_BYTES: Final = 8
 _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _MARGIN_S: Final = 0.001
 
@@ -63,12 +64,11 @@ class Responses:
     A relay on ``_R_.<six>.>``, subscribed while responses have ever been awaited.
     """
 
-    def __init__(self, router: Router, *, single: bool, threshold_ns: int, rng: random.Random, call_later: CallLater,
+    def __init__(self, router: Router, *, single: bool, threshold_ns: int, call_later: CallLater,
                  now_ns: Callable[[], int]) -> None:
         self._router = router
         self._single = single
         self._threshold_ns = threshold_ns
-        self._rng = rng
         self._call_later = call_later
         self._now_ns = now_ns
         self._prefix = b""
@@ -85,10 +85,11 @@ class Responses:
         """Wait for a response. Returns: the reply subject for it in this account."""
         waiting = self._waiting
         if not self._prefix:
-            self._prefix = f"_R_.{''.join(self._rng.choices(_DIGITS, k=6))}.".encode()
+            self._prefix = f"_R_.{''.join(secrets.choice(_DIGITS) for _ in range(6))}.".encode()
             self._subscription = Subscription(self._prefix + b">", b"", relay=self)
             self._router.add(self._subscription)
-        while (reply := b"%b%012x" % (self._prefix, self._rng.getrandbits(48))) in waiting:
+        # Whoever can guess a reply subject can answer in the service's place.
+        while (reply := self._prefix + secrets.token_hex(_TOKEN_BYTES).encode()) in waiting:
             pass
         if len(waiting) >= WAITING_MAX:
             self._end(next(iter(waiting)), "timeout")
@@ -191,7 +192,7 @@ class Responses:
         onward = self._onward.get(router)
         if onward is None:
             onward = self._onward[router] = Responses(
-                router, single=self._single, threshold_ns=self._threshold_ns, rng=self._rng, call_later=self._call_later,
+                router, single=self._single, threshold_ns=self._threshold_ns, call_later=self._call_later,
                 now_ns=self._now_ns)
         return onward
 

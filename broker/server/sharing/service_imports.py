@@ -48,7 +48,7 @@ class Service:
                  now_ns: Callable[[], int]) -> None:
         self.settings = settings
         self.router = router
-        self.responses = Responses(router, single=settings.response_type == "singleton", rng=rng, call_later=call_later,
+        self.responses = Responses(router, single=settings.response_type == "singleton", call_later=call_later,
                                    threshold_ns=settings.response_threshold_ns or THRESHOLD_NS, now_ns=now_ns)
         self.meter = Meter(settings.latency, router, rng, now_ns) if settings.latency is not None else None
 

@@ -174,12 +174,25 @@ class _Timer:
 
 def _responses(timers: _Timers, *, single: bool) -> tuple[Responses, Router, Router]:
     exporter, importer = _router(), _router("B")
-    return Responses(exporter, single=single, threshold_ns=2_000_000_000, rng=random.Random(3), call_later=timers.call_later,
+    return Responses(exporter, single=single, threshold_ns=2_000_000_000, call_later=timers.call_later,
                      now_ns=lambda: timers.now_ns), exporter, importer
 
 
 def _response(router: Router, timers: _Timers) -> Response:
     return Response(b"_INBOX.1", router, b"req", None, timers.now_ns, None)
+
+
+def test_reply_subjects_cannot_be_predicted() -> None:
+    """Whoever knew one could answer in the service's place: the same seed of the router's generator gives others."""
+    def replies() -> list[bytes]:
+        random.seed(7)
+        timers = _Timers()
+        expected, _, importer = _responses(timers, single=True)
+        return [expected.expect(_response(importer, timers)) for _ in range(3)]
+
+    first, second = replies(), replies()
+    assert len({*first, *second}) == 6
+    assert first[0][:9] != second[0][:9]
 
 
 @pytest.mark.shows("accounts.service_sharing")

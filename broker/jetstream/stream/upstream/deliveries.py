@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from broker.jetstream.stream.upstream.origin import Batch
 from broker.jetstream.wire.errors import ApiError
-from broker.jetstream.wire.ids import unique_id
+from broker.jetstream.wire.ids import secret_id
 from broker.jetstream.wire.numbers import SEQ_MAX, decimal
 from broker.protocol import headers
 
@@ -61,12 +60,12 @@ class Deliveries:
         ``lag``: messages not delivered yet.
     """
 
-    def __init__(self, bus: Bus, given: StreamSource, rng: random.Random, *, mirror: bool) -> None:
+    def __init__(self, bus: Bus, given: StreamSource, *, mirror: bool) -> None:
         consumer = given.consumer
         assert consumer is not None
         self.identity = ""
         self.stream_seq = self.consumer_seq = self.lag = 0
-        self._bus, self._given, self._rng, self._mirror = bus, given, rng, mirror
+        self._bus, self._given, self._mirror = bus, given, mirror
         self._to, self._names = consumer.deliver_subject.encode(), (given.name.encode(), consumer.name.encode())
         self._waiting: deque[Msg] = deque()
         self._bytes = 0
@@ -100,7 +99,7 @@ class Deliveries:
             if not answered.done():
                 answered.set_result(ops[start])
 
-        inbox = b"_INBOX." + unique_id(self._rng, 22).encode()
+        inbox = b"_INBOX." + secret_id().encode()
         subscription = self._bus.subscribe(inbox, take)
         try:
             block = b"NATS/1.0\r\nNats-Required-Api-Level: 4\r\nNats-Stream-Identity: \r\n\r\n"

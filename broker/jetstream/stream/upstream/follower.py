@@ -233,7 +233,7 @@ class Follower(ABC):
     async def _receive(self) -> None:
         """Store what the consumer delivers, until it has to be reset. Raises: Lost, and what stops copying."""
         around = self._around
-        with Deliveries(around.bus, self.given, around.rng, mirror=self.MIRRORS) as deliveries:
+        with Deliveries(around.bus, self.given, mirror=self.MIRRORS) as deliveries:
             try:
                 await deliveries.reset()
                 self.error = None
