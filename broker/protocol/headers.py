@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["VERSION", "build", "get", "items", "remove", "set", "status"]
+__all__ = ["VERSION", "build", "get", "items", "move", "remove", "set", "status"]
 
 VERSION = b"NATS/1.0"
 
@@ -86,3 +86,8 @@ def set(block: bytes, name: bytes, value: bytes) -> bytes:
     if not block:
         return b"%b\r\n%b: %b\r\n\r\n" % (VERSION, name, value)
     return b"%b%b: %b\r\n\r\n" % (block.removesuffix(_CRLF), name, value)
+
+
+def move(block: bytes, name: bytes, value: bytes) -> bytes:
+    """``block`` with ``name`` set to ``value`` as its last header; all earlier occurrences are removed."""
+    return set(remove(block, name), name, value)

@@ -150,7 +150,7 @@ def _too_large(msg: Msg, size: int) -> ProtocolError:
     return error
 
 
-_TRACE: Final = b"Nats-Trace-Dest:"
+_TRACE: Final = b"Nats-Trace-"
 
 # Whether a blank or tab must follow the verb immediately. No verb is a prefix of another.
 _VERBS: Final = ((b"PUB", True), (b"HPUB", True), (b"SUB", True), (b"UNSUB", True), (b"PING", False), (b"PONG", False),

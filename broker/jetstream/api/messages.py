@@ -99,7 +99,7 @@ def _gone(stream: Stream, seq: int) -> ApiError:
     if stream.config.storage == "file":
         if seq > stream.last_seq:
             return ApiError(10057, err="stream store EOF")
-        if seq < stream.first_seq:
+        if not seq or seq < stream.first_seq:
             return ApiError(10057, err="no message found")
     return ApiError(10043, seq=seq)
 

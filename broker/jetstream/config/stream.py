@@ -104,7 +104,7 @@ class StreamConfig:
     placement: Placement | None = wire.record(Placement, "server.Placement")
     mirror: StreamSource | None = wire.record(StreamSource, "server.StreamSource")
     sources: list[StreamSource | None] = wire.records(StreamSource, "*server.StreamSource")
-    compression: str = wire.choice("none", "none", "s2", complaint="unknown compression algorithm")
+    compression: str = wire.choice("none", "none", "s2", complaint="unknown compression algorithm", decoded=True)
     first_seq: int = wire.uint64()
     subject_transform: SubjectTransform | None = wire.record(SubjectTransform, "server.SubjectTransformConfig")
     republish: RePublish | None = wire.record(RePublish, "server.RePublish")

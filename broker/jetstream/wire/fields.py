@@ -231,11 +231,13 @@ def time() -> Any:
 
 
 def choice(default: str, *values: str, also: Mapping[str, str] | None = None,
-           complaint: str = "can not unmarshal {quoted}", always: bool = True, any_case: bool = False) -> Any:
+           complaint: str = "can not unmarshal {quoted}", always: bool = True, any_case: bool = False,
+           decoded: bool = False) -> Any:
     """One of a closed set of strings.
 
     Args: ``also`` maps further accepted spellings to a value; ``complaint`` is the message for anything else, with
         ``{quoted}`` the JSON text quoted again and ``{raw}`` the JSON text. Not ``always``: the default is left out.
+        ``decoded``: nats-server decodes the value as a string first, and refuses other types in the decoder's words.
     """
     known = {value: value for value in values} | dict(also or {})
 
@@ -244,6 +246,8 @@ def choice(default: str, *values: str, also: Mapping[str, str] | None = None,
             given = value.lower() if any_case else value
             if given in known:
                 return known[given]
+        elif decoded and value is not None:
+            raise _mismatch(value, _Where("Go value", ""), "string")
         raw = value if isinstance(value, Number) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
         raise invalid_json(complaint.replace("{quoted}", json.dumps(raw, ensure_ascii=False)).replace("{raw}", raw))
 

@@ -36,7 +36,10 @@ _ONLY = b"Nats-Trace-Only"
 _YES = (b"true", b"1", b"on")
 _ORIGIN = b"Nats-Trace-Origin-Account"
 _PARENT = b"traceparent"
-_FLAGS = re.compile(rb"[0-7][0-9a-fA-F]")
+_FLAGS = re.compile(rb"[0-7+-][0-9a-fA-F]")
+_CRLF = b"\r\n"
+
+_Headers = dict[bytes, list[bytes]]
 
 
 class Publisher(trace_walk.Publisher, Protocol):
@@ -54,10 +57,11 @@ class MessageTrace:
     Attributes: ``only``: the message is not delivered; ``size``: its bytes.
     """
 
-    def __init__(self, client: Publisher, msg: Msg, dest: bytes, only: bool, now_ns: int) -> None:
+    def __init__(self, client: Publisher, msg: Msg, headers: _Headers, dest: bytes, only: bool, now_ns: int) -> None:
         self._client = client
         self._router = client.router
         self._msg = msg
+        self._headers = headers
         self._dest = dest
         self._now_ns = now_ns
         self._at = at = format_time(now_ns)
@@ -110,10 +114,7 @@ class MessageTrace:
             return
         _, _, hlen, body = self._msg
         block = body[:hlen]
-        shown: dict[str, list[str]] = {}
-        for name, value in headers.items(block):
-            if value:
-                shown.setdefault(text(name), []).append(text(value))
+        shown = {text(name): list(map(text, values)) for name, values in self._headers.items()}
         event = {"server": self._client.server_identity(self._at), "request": {"header": shown, "msgsize": self.size},
                  "events": self._events}
         told = json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
@@ -126,24 +127,24 @@ def begin(client: Publisher, msg: Msg, may_trace_to: Callable[[bytes], bool],
 
     Returns: the message as it goes on, None if it ends here; its trace, None if there is none.
     """
-    hlen, body = msg[2:]
-    block = body[:hlen]
-    dest = headers.get(block, DEST) if DEST in block else None
-    if dest == DISABLED:
+    block = msg[3][:msg[2]]
+    shown = _headers(block)
+    if shown is None:
         return msg, None
     only = False
-    if dest:
-        only = (headers.get(block, _ONLY) or b"").lower() in _YES
-    else:
+    if dests := shown.get(DEST):
+        dest = dests[0]
+        only = shown.get(_ONLY, [b""])[0].lower() in _YES
+    elif _ORIGIN not in shown:
         tracing: Tracing | None = client.router.tracing
-        if tracing is None or not asks_for_trace(block):
+        if tracing is None:
             return msg, None
         if not tracing.sampled():
             return _untraced(msg), None
         dest = tracing.dest
-    if origin := headers.get(block, _ORIGIN):
+    if origin := shown.get(_ORIGIN):
         _log.error('%s - Message tracing disabled because of header "%s" with value="%s"', client.label, text(_ORIGIN),
-                   text(origin))
+                   text(origin[0]))
         return None if only else _untraced(msg), None
     if not (is_valid(dest) and is_literal(dest)):
         _log.error('%s - Destination "%s" is not valid, won\'t be able to trace events', client.label, text(dest))
@@ -151,22 +152,45 @@ def begin(client: Publisher, msg: Msg, may_trace_to: Callable[[bytes], bool],
     if not may_trace_to(dest):
         client.refuse_publish(dest)
         return None, None
-    return msg, MessageTrace(client, msg, dest, only, now_ns)
+    return msg, MessageTrace(client, msg, shown, dest, only, now_ns)
 
 
 def asks_for_trace(block: bytes) -> bool:
-    """Whether a ``traceparent`` header says that it is sampled."""
-    if _PARENT not in block.lower():
-        return False
-    for name, value in headers.items(block):
-        parts = value.split(b"-")
-        if name.lower() == _PARENT and len(parts) == 4 and _FLAGS.fullmatch(parts[3]) and int(parts[3], 16) & 1:
-            return True
-    return False
+    """Whether an account with a destination for outer traces has to look at this block (``begin``)."""
+    return _PARENT in block.lower()
+
+
+def _headers(block: bytes) -> _Headers | None:
+    """The headers that have a value, in order; None if none of them asks for a trace, or if ``DEST`` turns tracing off.
+
+    A line without a colon is a part of the next header's name, as in nats-server (genHeaderMapIfTraceHeadersPresent).
+    """
+    first, _, rest = block.partition(_CRLF)
+    if first != headers.VERSION:
+        return None
+    found: _Headers = {}
+    asked = False
+    while True:
+        name, colon, rest = rest.partition(b":")
+        value, end, rest = rest.partition(_CRLF)
+        if not colon or not end:
+            break
+        value = value.strip(b" \t")
+        if not (name and value):
+            continue
+        if name == DEST:
+            if value == DISABLED and DEST not in found:
+                return None
+            asked = True
+        elif not asked and name.lower() == _PARENT:
+            parts = value.split(b"-")
+            asked = len(parts) == 4 and _FLAGS.fullmatch(parts[3]) is not None and bool(int(parts[3], 16) & 1)
+        found.setdefault(name, []).append(value)
+    return found if asked else None
 
 
 def _untraced(msg: Msg) -> Msg:
     """The message with a header that keeps it from being traced elsewhere."""
     subject, reply, hlen, body = msg
-    block = headers.set(body[:hlen], DEST, DISABLED)
+    block = headers.move(body[:hlen], DEST, DISABLED)
     return subject, reply, len(block), block + body[hlen:]

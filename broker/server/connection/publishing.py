@@ -4,7 +4,8 @@
                         ├── permissions: cut where one is missing ─> Router.route, in parts; -ERR
                         └── verbose, pedantic, traced ─────────────> Router.route, one by one
 
-Where the account maps subjects, all of this sees the mapped ones.
+Where the account maps subjects, all of this sees the mapped ones; only the check of subjects that pedantic clients ask for
+sees those that the client sent.
 
 Reply subjects reserved for servers are refused, too; the parser flags reads that may contain one.
 
@@ -72,7 +73,7 @@ class Publishing:
         """Set the options of CONNECT."""
         self._verbose = verbose
         self._pedantic = pedantic
-        self._looks = verbose or pedantic or self._rules is not None
+        self._looks = verbose or self._rules is not None
 
     def restrict(self, rules: PublishRules | None, replies: ReplyPermissions | None) -> None:
         """Set what the user may publish to; None: everything."""
@@ -86,15 +87,16 @@ class Publishing:
         router = self._client.router
         traced = parser.traced or (router.tracing is not None and any(
             hlen and asks_for_trace(body[:hlen]) for _, _, hlen, body in ops[start:end]))
-        if router.mapper is not None and not traced and (mapped := router.mapper.map_run(ops, start, end)) is not None:
+        singly = traced or self._pedantic
+        if router.mapper is not None and not singly and (mapped := router.mapper.map_run(ops, start, end)) is not None:
             ops, start, end = mapped, 0, len(mapped)
-        if not (self._looks or parser.odd_replies or traced):
+        if not (self._looks or parser.odd_replies or singly):
             done = router.route(ops, start, end, self._client, now_ns)
             if done < end:
                 self._left = self._route, ops, done, end
                 return False
             return True
-        self._left = self._publish_traced if traced else self._publish_checked, ops, start, end
+        self._left = self._publish_singly if singly else self._publish_checked, ops, start, end
         return self.go_on(now_ns)
 
     def go_on(self, now_ns: int) -> bool:
@@ -115,25 +117,27 @@ class Publishing:
     def _route(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
         return self._client.router.route(ops, start, end, self._client, now_ns)
 
-    def _publish_traced(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
-        """Publish a run in which a message may ask to be traced."""
+    def _publish_singly(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
+        """Publish a run of a pedantic client, or one in which a message may ask to be traced."""
         client = self._client
         outward = client.router.outward
         for at in range(start, end):
-            self._publish_one_traced(ops[at], now_ns)
+            self._publish_one(ops[at], now_ns)
             if outward.work > AT_ONCE or client.fan_outs:
                 return at + 1
         return end
 
-    def _publish_one_traced(self, op: Msg, now_ns: int) -> None:
+    def _publish_one(self, op: Msg, now_ns: int) -> None:
         client, mapper = self._client, self._client.router.mapper
+        if self._pedantic and not (is_valid(op[0]) and is_literal(op[0])):
+            client.send_error("Invalid Publish Subject")
         msg, trace = message_trace.begin(client, op, self._may_trace_to, now_ns)
         if msg is None:
             return
-        if mapper is not None and (mapped := mapper.map(msg[0])) != msg[0]:
-            msg = (mapped, *msg[1:])
+        if mapper is not None and mapper.applies(msg[0]):
+            msg = (mapper.map(msg[0]), *msg[1:])
             if trace is not None:
-                trace.mapped(mapped)
+                trace.mapped(msg[0])
         if trace is None:
             self._publish_checked((msg,), 0, 1, now_ns)
         elif error := self._violation(msg):
@@ -169,7 +173,7 @@ class Publishing:
         return not self._client.router.refuses(dest) and (self._rules is None or self._rules.permits(dest))
 
     def _publish_checked(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
-        if self._verbose or self._pedantic:
+        if self._verbose:
             return self._publish_each(ops, start, end, now_ns)
         rules = self._rules
         odd = self._parser.odd_replies
@@ -191,15 +195,13 @@ class Publishing:
         return self._route(ops, first, end, now_ns) if first < end else end
 
     def _publish_each(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
-        """Publish one by one, each with its own answer."""
+        """Publish one by one for a verbose client, each with its own answer."""
         client = self._client
         outward = client.router.outward
         for at in range(start, end):
             subject, reply = ops[at][:2]
-            if self._pedantic and not (is_valid(subject) and is_literal(subject)):
-                client.send_error("Invalid Publish Subject")
             if self._take(subject, reply):
-                if self._verbose and not client.router.refuses(subject):
+                if not client.router.refuses(subject):
                     client.send_line(encoder.OK)
                 client.router.route(ops, at, at + 1, client, now_ns)
                 if outward.work > AT_ONCE or client.fan_outs:

@@ -39,6 +39,9 @@ class Mapper(Protocol):
     def map(self, subject: bytes) -> bytes:
         """Where a message to ``subject`` goes; b"": nowhere."""
 
+    def applies(self, subject: bytes) -> bool:
+        """Whether a mapping has ``subject`` among its sources; it may map the subject to itself."""
+
     def map_run(self, ops: Sequence[Msg], start: int, end: int) -> Sequence[Msg] | None:
         """ops[start:end] under their mapped subjects; None: all of them stay as they are."""
 

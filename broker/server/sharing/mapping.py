@@ -80,6 +80,10 @@ class Mappings:
         mapping = self._choosing.get(subject)
         return mapping.map(subject) if mapping is not None else self._learn(subject)
 
+    def applies(self, subject: bytes) -> bool:
+        """Whether a mapping has ``subject`` among its sources; it may map the subject to itself."""
+        return any(mapping.matches(subject) for mapping in self._mappings)
+
     def map_run(self, ops: Sequence[Msg], start: int, end: int) -> Sequence[Msg] | None:
         """ops[start:end] under their mapped subjects; None: all of them stay as they are."""
         if self._unmapped.issuperset([msg[0] for msg in ops[start:end]]):

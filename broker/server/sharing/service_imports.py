@@ -177,17 +177,17 @@ class ServiceImport:
         alone = with_info(b"", info)
         ready: list[Msg] = []
         replies: list[bytes] = []
+        traced = first if isinstance(first := msgs[0], TracedMsg) else None
         for subject, reply, hlen, body in msgs:
             measurement = self._measure(source, body[:hlen]) if service.meter is not None else None
             if reply and not reply.startswith(ACK):
                 reply = self._expect(Response(reply, self._router, to or subject, source, now_ns, measurement))
             elif measurement is not None and not reply:
                 measurement.failed("bad request")
-            block = self._block(body[:hlen], source, info) if hlen else alone
+            block = self._block(body[:hlen], source, info, traced) if hlen else alone
             ready.append((subject if to else self.target(subject), reply, len(block), block + body[hlen:]))
             replies.append(reply)
-        traced = msgs[0]
-        if isinstance(traced, TracedMsg) and service.settings.allow_trace:
+        if traced is not None and service.settings.allow_trace:
             ready = [traced.as_changed(ready[0])]
         self._depth += 1
         try:
@@ -231,14 +231,14 @@ class ServiceImport:
         assert meter is not None
         return meter.measure(source, self._router.name, block, share=self.settings.share)
 
-    def _block(self, block: bytes, source: Peer | None, info: bytes) -> bytes:
+    def _block(self, block: bytes, source: Peer | None, info: bytes, traced: TracedMsg | None) -> bytes:
         """The header of a request that has one already."""
         if isinstance(source, Requester):
             info = with_service(block, self._router.name, source, share=self.settings.share) or info
         block = with_info(block, info)
-        if DEST in block:
+        if traced is not None:
             # The trace follows the message by itself; nothing is to be traced into the exporting account's subjects.
-            block = headers.set(block, DEST, DISABLED)
+            block = headers.move(block, DEST, DISABLED)
         return block
 
     def _describe(self, source: Peer | None) -> bytes:

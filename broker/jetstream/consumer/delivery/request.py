@@ -117,4 +117,5 @@ class WaitingRequest:
         self.heartbeat_at_ns = mono_ns + self.heartbeat_ns if self.heartbeat_ns else NEVER_NS
 
     def pending_status(self, text: bytes) -> bytes:
-        return status.with_pending(text, self.batch_left, self.bytes_left)
+        # nats-server counts down from the batch as it was asked for, also from 0 or less.
+        return status.with_pending(text, self.batch_left - 1 + min(self.request.batch, 1), self.bytes_left)

@@ -1,0 +1,44 @@
+"""Differences between what two servers said in one scenario, and which of them count."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fuzz.scenario import Scenario
+
+__all__ = ["Difference", "differences"]
+
+_WORD = re.compile(r"[A-Za-z_-]{4,}")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One step whose results differ."""
+
+    scenario: Scenario
+    index: int
+    step: str
+    theirs: Any
+    ours: Any
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """The longer words that only one server says: alike for differences of one kind."""
+        theirs, ours = (set(_WORD.findall(json.dumps(one, default=str))) for one in (self.theirs, self.ours))
+        return (json.loads(self.step)[1] if self.step.startswith("[") else self.step.split()[0],
+                *sorted(theirs - ours), "/", *sorted(ours - theirs))
+
+    def __str__(self) -> str:
+        return (f"step {self.index}: {self.step}\n  nats-server: {json.dumps(self.theirs, default=str)}\n"
+                f"  jetblock:    {json.dumps(self.ours, default=str)}")
+
+
+def differences(scenario: Scenario, theirs: Sequence[tuple[str, Any]], ours: Sequence[tuple[str, Any]]) -> list[Difference]:
+    """All steps whose results differ, in order."""
+    assert [step for step, _ in theirs] == [step for step, _ in ours], "the servers played different steps"
+    return [Difference(scenario, index, step, expected, got)
+            for index, ((step, expected), (_, got)) in enumerate(zip(theirs, ours, strict=True)) if expected != got]

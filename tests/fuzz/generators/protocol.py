@@ -1,0 +1,215 @@
+"""Random protocol operations for a configuration, with subjects that its parts contain."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from tests.fuzz.generators.configurations import (
+    TOKENS,
+    TRACES,
+    configuration,
+    literal,
+    mutated,
+    pattern,
+    subjects,
+    users,
+)
+from tests.fuzz.scenario import Config, Scenario, Step
+
+__all__ = ["dialogue", "protocol_scenarios", "reload_scenario"]
+
+_REPLIES = "r"
+_OPERATIONS = (2, 14)
+
+
+def protocol_scenarios(seed: int, count: int) -> list[Scenario]:
+    """Scenarios with one configuration, so that they can share servers."""
+    config = configuration(Random(f"configuration {seed}"))
+    return [Scenario("protocol", [config], dialogue(Random(f"dialogue {seed} {number}"), [config]),
+                     f"{seed}.{number}") for number in range(count)]
+
+
+def reload_scenario(seed: int) -> Scenario:
+    """Two or three configurations; connections live through the changes."""
+    random = Random(f"reload {seed}")
+    configs = [configuration(random)]
+    while not users(configs[0]):
+        # nats-server closes clients that name a user at every reload while no users are configured.
+        configs = [configuration(random)]
+    _remove_subscription_limits(configs[0])
+    for _ in range(random.choice((1, 1, 2))):
+        configs.append(mutated(configs[-1], random))
+        _remove_subscription_limits(configs[-1])
+    speaker = _Speaker(random, configs)
+    steps = speaker.opening()
+    steps += [speaker.operation() for _ in range(random.randint(2, 6))]
+    for number in range(1, len(configs)):
+        steps.append(["", "reload", number])
+        speaker.config = configs[number]
+        steps += [speaker.operation() for _ in range(random.randint(3, 8))]
+    return Scenario("reload", configs, steps, str(seed))
+
+
+def _remove_subscription_limits(config: Config) -> None:
+    """A reload that changes permissions counts subscriptions again in nats-server, and closes clients with too many."""
+    config.pop("max_subscriptions", None)
+    for account in config.get("accounts", {}).values():
+        limits = account.get("limits", {})
+        limits.pop("max_subs", None)
+        limits.pop("max_subscriptions", None)
+
+
+def dialogue(random: Random, configs: list[Config]) -> list[Step]:
+    """Operations of some connections."""
+    speaker = _Speaker(random, configs)
+    return [*speaker.opening(), *(speaker.operation() for _ in range(random.randint(*_OPERATIONS)))]
+
+
+class _Speaker:
+    """Chooses operations; knows which connections and subscriptions there are."""
+
+    def __init__(self, random: Random, configs: list[Config]) -> None:
+        self.random = random
+        self.config = configs[0]
+        self._pool = [subject for config in configs for subject in subjects(config)] or ["a"]
+        self._names: list[str] = []
+        self._sids: dict[str, list[str]] = {}
+        self._number = 0
+
+    def opening(self) -> list[Step]:
+        """Connections with some subscriptions."""
+        steps: list[Step] = []
+        for _ in range(self.random.choice((1, 2, 2, 3, 3))):
+            steps.append(self._connect())
+        for name in self._names:
+            if self.random.random() < 0.6:
+                steps.append(self._sub(name, f"{TRACES}.>"))
+            if self.random.random() < 0.6:
+                steps.append(self._sub(name, f"{_REPLIES}.*"))
+            steps += [self._sub(name) for _ in range(self.random.choice((0, 1, 1, 2)))]
+        return steps
+
+    def operation(self) -> Step:
+        """One more step."""
+        random = self.random
+        name = random.choice(self._names)
+        kind = random.random()
+        if kind < 0.24:
+            return [name, "pub", self._subject(), self._reply(), self._payload()]
+        if kind < 0.62:
+            return [name, "hpub", self._subject(), self._reply(), self._headers(), self._payload()]
+        if kind < 0.7:
+            return [name, "pub", "{R}", self._reply(), self._payload()]
+        if kind < 0.73:
+            return [name, "hpub", "{R}", self._reply(), self._headers(), self._payload()]
+        if kind < 0.86:
+            return self._sub(name)
+        if kind < 0.92:
+            return [name, "unsub", random.choice(self._sids[name] or ["1"]), random.choice((0, 0, 1, 2))]
+        if kind < 0.94:
+            return [name, "raw", self._raw()]
+        if kind < 0.95:
+            return [name, "leave"]
+        return self._connect() if len(self._names) < 5 else self._sub(name)
+
+    def _connect(self) -> Step:
+        random = self.random
+        fields: dict[str, Any] = {"verbose": random.random() < 0.06, "pedantic": random.random() < 0.06,
+                                  "headers": random.random() < 0.94, "no_responders": True, "protocol": 1}
+        if not fields["headers"]:
+            fields["no_responders"] = random.random() < 0.1
+        elif random.random() < 0.2:
+            del fields["no_responders"]
+        if random.random() < 0.08:
+            fields["echo"] = False
+        known = users(self.config)
+        authorization = self.config.get("authorization", {})
+        if known and random.random() < 0.93:
+            user = random.choice(known)
+            fields |= {"user": user, "pass": _password(self.config, user) if random.random() < 0.95 else "wrong"}
+        elif "user" in authorization and random.random() < 0.9:
+            fields |= {"user": authorization["user"], "pass": authorization["password"]}
+        elif "token" in authorization and random.random() < 0.9:
+            fields |= {"auth_token": authorization["token"]}
+        name = f"{fields.get('user', 'x')}{len(self._names)}"
+        fields["name"] = name
+        self._names.append(name)
+        self._sids[name] = []
+        return [name, "connect", fields]
+
+    def _sub(self, name: str, subject: str = "") -> Step:
+        random = self.random
+        self._number += 1
+        sid = str(self._number)
+        self._sids[name].append(sid)
+        queue = random.choice(("q", "q", "q1", "q.a")) if random.random() < 0.15 else ""
+        return [name, "sub", subject or self._subject(wild=True), queue, sid]
+
+    def _subject(self, *, wild: bool = False) -> str:
+        random = self.random
+        kind = random.random()
+        if kind < 0.7:
+            found = random.choice(self._pool)
+        elif kind < 0.95:
+            found = pattern(random) if wild else literal(random)
+        else:
+            if "mappings" not in str(self.config) and random.random() < 0.3:
+                # How empty tokens are mapped is of no use to anybody.
+                return random.choice(("a..b", ".a", "a."))
+            return random.choice((">", "a.>.b", "*", "$SYS.x", "$JS.API.INFO", "_INBOX.x", "_R_.x", "a*",
+                                  "m.a", "i.a.b", "p.a", "$SYS.REQ.USER.INFO", "$SYS.REQ.ACCOUNT.PING.CONNZ", "$G.a"))
+        if wild and random.random() < 0.7 and "{" not in found and "$" not in found:
+            return found
+        return ".".join(self._token(token) for token in found.split("."))
+
+    def _token(self, token: str) -> str:
+        random = self.random
+        if token in ("*", ">") or "{" in token or "$" in token:
+            return random.choice((*TOKENS, "x-y", "0"))
+        return token
+
+    def _reply(self) -> str:
+        kind = self.random.random()
+        if kind < 0.5:
+            return ""
+        return f"{_REPLIES}.{self.random.randint(1, 3)}" if kind < 0.93 else self._subject()
+
+    def _headers(self) -> list[list[str]]:
+        random = self.random
+        headers: list[list[str]] = []
+        if random.random() < 0.8:
+            dest = random.choice((f"{TRACES}.x", f"{TRACES}.x", f"{TRACES}.y", self._subject(), "trace disabled", ""))
+            headers.append([random.choice(("Nats-Trace-Dest",) * 8 + ("nats-trace-dest",)), dest])
+            if random.random() < 0.35:
+                headers.append(["Nats-Trace-Only", random.choice(("true", "true", "1", "on", "false", "0", "x"))])
+        if random.random() < 0.2:
+            headers.append([random.choice(("traceparent", "Traceparent")), random.choice((
+                "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+                "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00", "x"))])
+        if random.random() < 0.2:
+            headers.append([random.choice(("X", "Nats-Request-Info", "Nats-Pending", "Status", "Nats-Trace-Hop",
+                                           "Nats-Trace-Origin-Account", "uber-trace-id")), random.choice(("1", "{}", "A"))])
+        random.shuffle(headers)
+        return headers
+
+    def _payload(self) -> str:
+        self._number += 1
+        size = self.random.choice((0, 0, 0, 0, 0, 15, 50, 60)) if self.random.random() < 0.5 else 0
+        return f"{self._number}".ljust(size, ".") if self.random.random() < 0.9 else ""
+
+    def _raw(self) -> str:
+        subject = self._subject()
+        return self.random.choice((
+            f"PUB {subject} 3\r\nabcd\r\n", f"PUB {subject} 5\r\nab\r\n", f"PUB {subject} x\r\n", f"HPUB {subject} 12 10\r\n",
+            f"HPUB {subject} 3 5\r\nabcde\r\n", f"HPUB {subject} 12 14\r\nNATS/1.0\r\n\r\nzz\r\n", f"SUB {subject}\r\n",
+            f"sub {subject} 99\r\n", "UNSUB\r\n", "FOO\r\n", "PING\r\n", "\r\n", f"PUB {subject} r.1 r.2 1\r\nx\r\n",
+            f"SUB {subject} q 98\r\nPUB {subject} 1\r\nx\r\n", "CONNECT {}\r\n", "+OK\r\n", f"PUB\t{subject}\t1\r\nx\r\n",
+            f"HPUB {subject} 14 14\r\nNATS/1.0\nA:b\r\n\r\n", f"HPUB {subject} 18 18\r\nNATS/1.0\r\nA b c\r\n\r\n"))
+
+
+def _password(config: Config, user: str) -> str:
+    listed = list(config.get("authorization", {}).get("users", []))
+    for account in config.get("accounts", {}).values():
+        listed += account.get("users", [])
+    return next((str(one["password"]) for one in listed if one["user"] == user), user)

@@ -1,0 +1,173 @@
+"""Plays protocol operations to one server and returns what every connection received after each step.
+
+After a step, a request to the system account by the player's own connection makes sure that nats-server's internal sender
+(trace events, latency measurements) has processed what the step caused: it is one queue. Then every connection is read
+until the answer to a PING.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import Any
+
+from tests.fuzz import normal
+from tests.fuzz.frames import Connection
+from tests.fuzz.scenario import Config, Scenario, Step
+from tests.fuzz.servers import FENCE, Server
+
+__all__ = ["Played", "play"]
+
+Played = list[tuple[str, Any]]
+"""Each step as text, with what every connection received."""
+
+STUCK_SECONDS = 0.4
+"""A connection whose PING has no answer by then is in the middle of an operation."""
+PATIENT_SECONDS = 30.0
+_FENCED = ("_FENCE.", "$SYS.REQ.USER.INFO")
+
+
+class _Player:
+    """The connections of one scenario at one server."""
+
+    def __init__(self, server: Server, scenario: Scenario, slowness: int) -> None:
+        self._server = server
+        self._scenario = scenario
+        self._slowness = slowness
+        self._stack = AsyncExitStack()
+        self._connections: dict[str, Connection] = {}
+        self._shown_closed: set[str] = set()
+        self._stuck: set[str] = set()
+        self._fences = 0
+        self._replies: dict[str, str] = {}
+        members = Counter(step[3] for step in scenario.steps if step[1:2] == ["sub"] and step[3])
+        self._shared = {queue for queue, count in members.items() if count > 1}
+
+    async def play(self) -> Played:
+        played: Played = []
+        config = self._scenario.configs[0] if self._scenario.configs else {}
+        async with self._stack:
+            await self._connect_fence(config)
+            for step in self._scenario.steps:
+                played.append((json.dumps(step), await self._step(step)))
+            for name, connection in self._connections.items():
+                if name not in self._stuck:
+                    connection.send(b"".join(b"UNSUB %b\r\n" % sid.encode("latin-1") for sid in connection.sids))
+                    await connection.settled(PATIENT_SECONDS)
+                await connection.leave()
+            await self._fence.leave()
+        return played
+
+    async def _step(self, step: Step) -> Any:
+        name, verb, *arguments = step
+        extra: dict[str, Any] = {}
+        if verb == "reload":
+            config = self._scenario.configs[arguments[0]]
+            refused = await self._server.reload(config)
+            extra["reload"] = bool(refused)
+            if self._fence.closed:
+                await self._connect_fence(config)
+        else:
+            if name not in self._connections:
+                self._connections[name] = await self._stack.enter_async_context(Connection(self._server.port))
+            connection = self._connections[name]
+            if verb == "leave":
+                await connection.leave()
+                self._shown_closed.add(name)
+            else:
+                if connection.closed:
+                    return "closed before"
+                connection.send(_encoded(verb, arguments, self._replies.get(name, "none")))
+                if verb == "sub":
+                    connection.sids[arguments[2]] = arguments[1]
+        return {**await self._received(name, raw=verb == "raw"), **extra}
+
+    async def _received(self, first: str, *, raw: bool) -> dict[str, Any]:
+        if first in self._connections and not await self._settle(first):
+            self._stuck.add(first)
+        for _ in range(2 if raw else 1):
+            await self._pass_fence()
+            for name in self._connections:
+                if name not in self._stuck:
+                    await self._settle(name)
+        received: dict[str, Any] = {}
+        pool: list[Any] = []
+        for name, connection in self._connections.items():
+            lines, messages = connection.taken()
+            shown = []
+            for message in messages:
+                if message.subject.startswith(_FENCED):
+                    continue
+                queue = connection.sids.get(message.sid, "")
+                if queue in self._shared:
+                    pool.append(["", queue, *normal.message(message)[2:]])
+                else:
+                    shown.append(normal.message(message, self._shared))
+                    self._replies[name] = message.reply or self._replies.get(name, "none")
+            shown.sort(key=json.dumps)
+            if connection.closed and name not in self._shown_closed:
+                self._shown_closed.add(name)
+                lines = [*lines, "closed"]
+            if lines or shown:
+                received[name] = [*lines, *shown]
+        if pool:
+            received["queue groups"] = sorted(pool, key=json.dumps)
+        return received
+
+    async def _settle(self, name: str) -> bool:
+        return await self._connections[name].settled(STUCK_SECONDS * self._slowness)
+
+    async def _connect_fence(self, config: Config) -> None:
+        self._fence = await self._stack.enter_async_context(Connection(self._server.port))
+        given = config.get("authorization", {})
+        fields = {"verbose": False, "user": FENCE, "pass": FENCE}
+        if "user" in given:
+            fields |= {"user": given["user"], "pass": given.get("password", "")}
+        if "token" in given:
+            fields |= {"auth_token": given["token"]}
+        self._fence.send(b"CONNECT " + json.dumps(fields).encode() + b"\r\nSUB _FENCE.* 1\r\n")
+        await self._fence.settled(PATIENT_SECONDS)
+
+    async def _pass_fence(self) -> None:
+        """Wait until the server's internal sender has sent everything that it was asked to send before."""
+        self._fences += 1
+        self._fence.send(b"PUB $SYS.REQ.USER.INFO _FENCE.%d 0\r\n\r\n" % self._fences)
+        for _ in range(200):
+            if not await self._fence.settled(PATIENT_SECONDS) or self._fence.closed:
+                return
+            if any(message.subject == f"_FENCE.{self._fences}" for message in self._fence.taken()[1]):
+                return
+
+
+def _encoded(verb: str, arguments: list[Any], last_reply: str) -> bytes:
+    """A step as bytes. Arguments that were shrunk to nonsense still make some operation."""
+    def text(value: Any) -> str:
+        return str(value).replace("{R}", last_reply)
+
+    if verb == "connect":
+        return b"CONNECT " + json.dumps(arguments[0]).encode() + b"\r\n"
+    if verb == "sub":
+        subject, queue, sid = arguments
+        return f"SUB {text(subject)} {queue} {sid}\r\n".replace("  ", " ").encode("latin-1")
+    if verb == "unsub":
+        sid, count = arguments
+        return (f"UNSUB {sid} {count}\r\n" if count else f"UNSUB {sid}\r\n").encode("latin-1")
+    if verb == "pub":
+        subject, reply, body = arguments
+        data = text(body).encode("latin-1")
+        return f"PUB {text(subject)} {text(reply)} {len(data)}\r\n".replace("  ", " ").encode("latin-1") + data + b"\r\n"
+    if verb == "hpub":
+        subject, reply, headers, body = arguments
+        data = text(body).encode("latin-1")
+        block = ("NATS/1.0\r\n" + "".join(": ".join(header) + "\r\n" for header in headers) + "\r\n").encode("latin-1")
+        head = f"HPUB {text(subject)} {text(reply)} {len(block)} {len(block) + len(data)}\r\n"
+        return re.sub(" +", " ", head).encode("latin-1") + block + data + b"\r\n"
+    assert verb == "raw", f"no verb: {verb}"
+    return str(arguments[0]).encode("latin-1")
+
+
+async def play(server: Server, scenario: Scenario, slowness: int = 1) -> Played:
+    """What every connection received after each step. ``slowness``: how many times as long to wait for a stuck connection."""
+    return await _Player(server, scenario, slowness).play()

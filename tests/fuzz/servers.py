@@ -1,0 +1,127 @@
+"""Both servers with one configuration: the real nats-server first, jetblock second."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from broker.config.flags import read_flags
+from broker.config.load import load
+from broker.config.settings import ConfigError
+from tests.fuzz.scenario import Config
+from tests.harness import BrokerProcess, NatsServerProcess, ServerFailed, ServerProcess
+
+__all__ = ["FENCE", "Pair", "Server", "refusals", "rendered"]
+
+FENCE = "FENCE"
+"""An account, and its user, of the player's own: it is no part of the scenario."""
+
+_RELOADED = r"\[INF\] Reloaded server configuration|\[ERR\] Failed to reload|\[ERR\] .*reload"
+
+
+def rendered(config: Config) -> str:
+    """A configuration file with the player's own account. The file language contains JSON."""
+    config = {"server_name": "s", **config}
+    accounts = config.get("accounts")
+    if isinstance(accounts, dict) or "users" in config.get("authorization", {}):
+        config["accounts"] = {**(accounts or {}), FENCE: {"users": [{"user": FENCE, "password": FENCE}]}}
+    lines = [f"{json.dumps(name)}: {_value(value)}" for name, value in config.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, indent=1)
+
+
+async def refusals(config: Config) -> tuple[str, str]:
+    """Why each server refuses the configuration; "" if it accepts it."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "x.conf"
+        path.write_text(rendered(config))
+        process = await asyncio.create_subprocess_exec(
+            *NatsServerProcess.command, "-t", "-c", str(path), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+        said, _ = await process.communicate()
+        theirs = said.decode().replace(f"{path}", "x.conf").strip() if process.returncode else ""
+        try:
+            load(read_flags(["-c", str(path)]), {})
+            ours = ""
+        except ConfigError as error:
+            ours = str(error).replace(f"{path}", "x.conf")
+        if ours and not theirs:
+            # `-t` reads the file, and leaves out what nats-server validates when it starts.
+            process = NatsServerProcess("-c", str(path), monitor=False)
+            try:
+                async with process:
+                    pass
+            except ServerFailed:
+                theirs = process.tail(1).strip()
+    return theirs, ours
+
+
+class Server:
+    """One of the two, with a file that can be changed under it."""
+
+    def __init__(self, kind: Callable[..., ServerProcess], directory: Path, *flags: str) -> None:
+        self._path = directory / "x.conf"
+        self._flags = flags
+        self.process = kind("-c", str(self._path), *flags, monitor=False)
+
+    async def start(self, config: Config) -> None:
+        self._path.write_text(rendered(config))
+        await self.process.start()
+
+    async def reload(self, config: Config) -> str:
+        """Have the server read another configuration; returns "" or the error that it logs."""
+        self._path.write_text(rendered(config))
+        self.process.stderr.clear()
+        self.process.send_signal(signal.SIGHUP)
+        line = await self.process.wait_line(_RELOADED)
+        text = line.string.rstrip("\n")
+        return "" if "Reloaded" in line[0] else text[text.index("["):].replace(str(self._path), "x.conf")
+
+    @property
+    def port(self) -> int:
+        return self.process.port
+
+
+class Pair:
+    """The real server and jetblock, running. ``flags`` may contain ``{store}``: a directory of each server's own."""
+
+    def __init__(self, config: Config, *flags: str) -> None:
+        self.config = config
+        self.flags = flags
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        base = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="jetblock-fuzz-", dir=_fast())))
+        kinds: tuple[Callable[..., ServerProcess], ...] = (NatsServerProcess, BrokerProcess)
+        self.servers: list[Server] = []
+        for number, kind in enumerate(kinds):
+            directory = base / str(number)
+            directory.mkdir()
+            self.servers.append(Server(kind, directory, *(flag.replace("{store}", str(directory / "store"))
+                                                          for flag in self.flags)))
+            self._stack.push_async_callback(self.servers[-1].process.close)
+        try:
+            await asyncio.gather(*(server.start(self.config) for server in self.servers))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        trace: TracebackType | None) -> None:
+        await self._stack.aclose()
+
+
+def _fast() -> str | None:
+    """A directory in memory, if the machine has one: stores of a scenario need no disk."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,0 +1,24 @@
+"""Random changes of configurations under live connections, played to the real nats-server and to jetblock."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.runs import SOAK_SECONDS, play_fresh_seeds, play_seeds
+
+CHUNK = 100
+SEEDS = 400
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
+async def test_reloads(first: int) -> None:
+    """After SIGHUP both servers have closed the same connections with the same errors; the others go on alike."""
+    await play_seeds("reload", range(first, first + CHUNK))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SOAK_SECONDS + 600)
+async def test_reloads_soak() -> None:
+    """The same, for long."""
+    await play_fresh_seeds("reload")
