@@ -38,7 +38,7 @@ check: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-soak: $(VENV)/.soak compiled  ## long runs: kill loops, simulation over many seeds
+soak: $(VENV)/.soak compiled  ## long runs: kill loops, simulation over many seeds, fuzzing
 	@$(BIN)/python -m tests.real.parts
 	@JETBLOCK_TEST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 

@@ -22,7 +22,9 @@ SIMULATED_SECONDS = 8
 SECONDS = {
     SPARK: 300,
     "tests/adversity/test_damaged_store.py": 60,
+    "tests/fuzz/test_requests.py": 50,
     "tests/adversity/test_two_brokers.py": 45,
+    "tests/fuzz/test_protocol.py": 45,
     "tests/storage/objectstore/contract/test_contract.py": 41,
     "tests/jetstream/differential/test_publishing.py": 41,
     "tests/jetstream/differential/test_consuming.py": 40,
@@ -30,6 +32,7 @@ SECONDS = {
     "tests/adversity/test_kill_loop.py": 30,
     "tests/maintenance/test_fsck.py": 28,
     "tests/migration/test_migrate.py": 28,
+    "tests/fuzz/test_reloads.py": 30,
     "tests/adversity/test_start_errors.py": 27,
     "tests/pipeline/plan/test_snapshot.py": 27,
     "tests/storage/objectstore/test_s3.py": 25,

@@ -28,20 +28,12 @@ async def _run(options: argparse.Namespace) -> None:
     if options.replay:
         for path in options.replay:
             found = await fuzzer.check(Scenario.from_json(path.read_text()))
-            print(path.name, *found or ["no difference"], sep="\n", flush=True)
+            print(path.name, *map(str, found), "" if found else "no difference", sep="\n", flush=True)
         return
     seeds = range(options.seed, options.seed + options.count) if options.count else count(options.seed)
-    fuzzer.report.failures = _Printed()
+    fuzzer.on_failure = lambda scenario, found: print(scenario, *found, "", sep="\n", flush=True)
     report = await fuzzer.run(seeds, options.seconds)
     print(str(report).partition("\n#")[0])
-
-
-class _Printed(list[object]):
-    def append(self, failure: object) -> None:
-        """Print each failure when it is found."""
-        scenario, found = failure  # type: ignore[misc]
-        print(scenario, *found, "", sep="\n", flush=True)
-        super().append(failure)
 
 
 if __name__ == "__main__":

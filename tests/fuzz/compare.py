@@ -37,7 +37,8 @@ class Difference:
                 f"  jetblock:    {json.dumps(self.ours, default=str)}")
 
 
-def differences(scenario: Scenario, theirs: Sequence[tuple[str, Any]], ours: Sequence[tuple[str, Any]]) -> list[Difference]:
+def differences(scenario: Scenario, theirs: Sequence[tuple[str, Any]],
+                ours: Sequence[tuple[str, Any]]) -> list[Difference]:
     """All steps whose results differ, in order."""
     assert [step for step, _ in theirs] == [step for step, _ in ours], "the servers played different steps"
     return [Difference(scenario, index, step, expected, got)

@@ -1,6 +1,6 @@
 """Plays scenarios to both servers and reports the differences that are neither accepted nor accidental.
 
-    seeds ──> scenarios ──> shared servers ──> differences? ──> fresh servers, slower ──> still there? ──> shrink ──> report
+    seeds ──> scenarios ──> shared servers ──> differences ──> fresh servers, slower ──> the same? ──> shrink ──> report
 
 A scenario whose configuration one server refuses is compared by that alone.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,12 +71,15 @@ class Fuzzer:
         self.kind = kind
         self.report = Report()
         self._shrink_tries = shrink_tries
+        self.on_failure: Callable[[Scenario, list[Difference]], None] = lambda scenario, found: None
+        """Called for each failure when it is found."""
         self._seen: Counter[tuple[str, ...]] = Counter()
 
     async def run(self, seeds: Iterable[int], seconds: float = float("inf")) -> Report:
         """Play the scenarios of these seeds, and stop early after so many seconds."""
         deadline = time.monotonic() + seconds
-        batches = {"protocol": self._protocol, "reload": self._reloads, "requests": self._requests}[self.kind](iter(seeds))
+        play = {"protocol": self._protocol, "reload": self._reloads, "requests": self._requests}[self.kind]
+        batches = play(iter(seeds))
         async for scenario, results in batches:
             await self._judge(scenario, results)
             if time.monotonic() > deadline:
@@ -95,14 +98,14 @@ class Fuzzer:
 
     # ---- batches
 
-    async def _protocol(self, seeds: Any) -> AsyncIterator[tuple[Scenario, Results | None]]:
+    async def _protocol(self, seeds: Any) -> AsyncGenerator[tuple[Scenario, Results | None], None]:
         for seed in seeds:
             scenarios = protocol_scenarios(seed, DIALOGUES)
             async with _accepted_pair(scenarios[0]) as pair:
                 for scenario in scenarios if pair else scenarios[:1]:
                     yield scenario, await _played(pair, scenario) if pair else None
 
-    async def _reloads(self, seeds: Any) -> AsyncIterator[tuple[Scenario, Results | None]]:
+    async def _reloads(self, seeds: Any) -> AsyncGenerator[tuple[Scenario, Results | None], None]:
         ended = False
         while not ended:
             ended = True
@@ -116,7 +119,7 @@ class Fuzzer:
                         ended = False
                         break
 
-    async def _requests(self, seeds: Any) -> AsyncIterator[tuple[Scenario, Results | None]]:
+    async def _requests(self, seeds: Any) -> AsyncGenerator[tuple[Scenario, Results | None], None]:
         async with Pair(requests.CONFIG, *requests.FLAGS) as pair:
             while batch := [request_scenario(seed) for seed, _ in zip(seeds, range(TOGETHER), strict=False)]:
                 played = await asyncio.gather(*(_played(pair, scenario, user=user)
@@ -145,6 +148,7 @@ class Fuzzer:
         if again := await self.check(small):
             scenario, found = small, again
         self.report.failures.append((scenario, found))
+        self.on_failure(scenario, found)
 
     async def _shrunk(self, scenario: Scenario, refused: bool) -> Scenario:
         """A smaller scenario that differs, too. ``refused``: in whether the configuration is accepted."""
@@ -191,11 +195,12 @@ class _Reused:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.config: Config | None = None
         self._stack = stack
+        self._pair: Pair
 
     async def get(self, config: Config, flags: tuple[str, ...]) -> Pair:
         """Running servers with this configuration."""
         if self.config != config:
-            if self.config is None or any(await asyncio.gather(*(server.reload(config) for server in self._pair.servers))):
+            if self.config is None or any([await server.reload(config) for server in self._pair.servers]):
                 await self._stack.aclose()
                 self._pair = await self._stack.enter_async_context(Pair(config, *flags))
             self.config = config
@@ -204,7 +209,8 @@ class _Reused:
 
 async def _played(pair: Pair, scenario: Scenario, slowness: int = 1, user: str = requests.USERS[0]) -> Results:
     if scenario.kind == "requests":
-        theirs, ours = await asyncio.gather(*(requests.play(server, scenario, slowness, user) for server in pair.servers))
+        theirs, ours = await asyncio.gather(
+            *(requests.play(server, scenario, slowness, user) for server in pair.servers))
     else:
         theirs, ours = await asyncio.gather(*(operations.play(server, scenario, slowness) for server in pair.servers))
     return theirs, ours

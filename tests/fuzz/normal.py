@@ -1,4 +1,4 @@
-"""What two servers say, without the parts in which they must differ: identities, times, and orders that goroutines decide."""
+"""Masks the parts in which two servers must differ: identities, times, and orders that goroutines decide."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ __all__ = ["message", "payload"]
 
 _REPLY = re.compile(r"_R_\.[A-Za-z0-9.]+")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
-_VARIES = {"rtt", "start", "id", "server_id", "host", "timestamp", "service", "system", "total", "time", "seq", "ts", "cid",
-           "ver", "cluster", "jetstream", "tags", "flags", "client_id", "now", "uptime"}
+_VARIES = {"rtt", "start", "id", "server_id", "host", "timestamp", "service", "system", "total", "time", "seq", "ts",
+           "cid", "ver", "cluster", "jetstream", "tags", "flags", "client_id", "now", "uptime"}
 """Fields that show their type only."""
 _LEFT_OUT = {"feature_flags"}
 """Fields of the server's identity that depend on its version."""
 
 
 def message(received: Message, queues: Collection[str] = ()) -> list[Any]:
-    """Subject, sid, reply, headers and payload as comparable values. ``queues``: groups of several members, of which a server
-    chooses any.
+    """Subject, sid, reply, headers and payload as comparable values.
+
+    Args: ``queues``: groups of several members, of which a server chooses any.
     """
     headers = [_header(line) for line in received.headers.split("\r\n")]
     return [_plain(received.subject), received.sid, _plain(received.reply), headers, payload(received.payload, queues)]

@@ -1,7 +1,7 @@
 """Plays protocol operations to one server and returns what every connection received after each step.
 
-After a step, a request to the system account by the player's own connection makes sure that nats-server's internal sender
-(trace events, latency measurements) has processed what the step caused: it is one queue. Then every connection is read
+After a step, the player's own connection sends a request to the system account. nats-server's internal sender answers
+it after the trace events and latency measurements of the step, because it has one queue. Then every connection is read
 until the answer to a PING.
 """
 
@@ -82,7 +82,12 @@ class _Player:
                 connection.send(_encoded(verb, arguments, self._replies.get(name, "none")))
                 if verb == "sub":
                     connection.sids[arguments[2]] = arguments[1]
-        return {**await self._received(name, raw=verb == "raw"), **extra}
+        received = await self._received(name, raw=verb == "raw")
+        if verb == "reload":
+            # nats-server checks the subscriptions of a client in the order of a Go map.
+            received = {name: sorted(frames, key=lambda frame: (frame == "closed", json.dumps(frame)))
+                        for name, frames in received.items()}
+        return {**received, **extra}
 
     async def _received(self, first: str, *, raw: bool) -> dict[str, Any]:
         if first in self._connections and not await self._settle(first):
@@ -101,10 +106,12 @@ class _Player:
                 if message.subject.startswith(_FENCED):
                     continue
                 queue = connection.sids.get(message.sid, "")
+                shown_message = normal.message(message, self._shared)
                 if queue in self._shared:
-                    pool.append(["", queue, *normal.message(message)[2:]])
+                    # Members may differ in their support of headers.
+                    pool.append(["", queue, shown_message[2], [], shown_message[4]])
                 else:
-                    shown.append(normal.message(message, self._shared))
+                    shown.append(shown_message)
                     self._replies[name] = message.reply or self._replies.get(name, "none")
             shown.sort(key=json.dumps)
             if connection.closed and name not in self._shown_closed:
@@ -157,7 +164,8 @@ def _encoded(verb: str, arguments: list[Any], last_reply: str) -> bytes:
     if verb == "pub":
         subject, reply, body = arguments
         data = text(body).encode("latin-1")
-        return f"PUB {text(subject)} {text(reply)} {len(data)}\r\n".replace("  ", " ").encode("latin-1") + data + b"\r\n"
+        head = f"PUB {text(subject)} {text(reply)} {len(data)}\r\n"
+        return head.replace("  ", " ").encode("latin-1") + data + b"\r\n"
     if verb == "hpub":
         subject, reply, headers, body = arguments
         data = text(body).encode("latin-1")
@@ -169,5 +177,8 @@ def _encoded(verb: str, arguments: list[Any], last_reply: str) -> bytes:
 
 
 async def play(server: Server, scenario: Scenario, slowness: int = 1) -> Played:
-    """What every connection received after each step. ``slowness``: how many times as long to wait for a stuck connection."""
+    """What every connection received after each step.
+
+    Args: ``slowness``: how many times as long to wait for a connection that does not answer.
+    """
     return await _Player(server, scenario, slowness).play()

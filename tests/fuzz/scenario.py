@@ -9,7 +9,7 @@ Steps of ``protocol`` and ``reload`` (``tests.fuzz.operations`` plays them):
     [NAME, "connect", {field: value}]                 CONNECT; the first step of a name opens the connection
     [NAME, "sub", SUBJECT, QUEUE, SID]                SUB
     [NAME, "unsub", SID, MAX]                         UNSUB; MAX 0: at once
-    [NAME, "pub", SUBJECT, REPLY, PAYLOAD]            PUB; ``{R}`` is the reply subject that the connection received last
+    [NAME, "pub", SUBJECT, REPLY, PAYLOAD]            PUB; ``{R}`` is the last reply subject that was received
     [NAME, "hpub", SUBJECT, REPLY, HEADERS, PAYLOAD]  HPUB; HEADERS: a list of [name, value]
     [NAME, "raw", TEXT]                               these bytes, as Latin-1
     [NAME, "leave"]                                   the client closes the connection

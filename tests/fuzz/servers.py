@@ -47,7 +47,8 @@ async def refusals(config: Config) -> tuple[str, str]:
         path = Path(directory) / "x.conf"
         path.write_text(rendered(config))
         process = await asyncio.create_subprocess_exec(
-            *NatsServerProcess.command, "-t", "-c", str(path), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+            *NatsServerProcess.command, "-t", "-c", str(path),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
         said, _ = await process.communicate()
         theirs = said.decode().replace(f"{path}", "x.conf").strip() if process.returncode else ""
         try:
@@ -57,12 +58,12 @@ async def refusals(config: Config) -> tuple[str, str]:
             ours = str(error).replace(f"{path}", "x.conf")
         if ours and not theirs:
             # `-t` reads the file, and leaves out what nats-server validates when it starts.
-            process = NatsServerProcess("-c", str(path), monitor=False)
+            server = NatsServerProcess("-c", str(path), monitor=False)
             try:
-                async with process:
+                async with server:
                     pass
             except ServerFailed:
-                theirs = process.tail(1).strip()
+                theirs = server.tail(1).strip()
     return theirs, ours
 
 

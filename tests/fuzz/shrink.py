@@ -1,4 +1,4 @@
-"""Makes a scenario smaller while something remains true of it: fewer steps, smaller configurations, plainer arguments."""
+"""Makes a failing scenario smaller: fewer steps, smaller configurations, plainer arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["shrink"]
 
 
 async def shrink(scenario: Scenario, fails: Callable[[Scenario], Awaitable[bool]], tries: int = 200) -> Scenario:
-    """A smaller scenario of which ``fails`` is true, as it is of ``scenario``; ``fails`` is asked at most ``tries`` times."""
+    """A smaller scenario that fails like ``scenario``. ``fails`` is called at most ``tries`` times."""
     at, progress = 0, False
     for _ in range(tries):
         # After a success the search goes on where it was: what did not help before rarely helps now.

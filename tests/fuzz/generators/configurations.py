@@ -1,7 +1,7 @@
 """Random configurations: users, permissions, accounts, exports, imports, mappings and limits over few subjects.
 
-The subjects come from a small pool, so that the parts of one configuration meet each other often. Not all configurations are
-valid: the two servers must agree on that, too.
+The subjects come from a small pool, so that the parts of one configuration meet each other often. Not all
+configurations are valid: the two servers must agree on that, too.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TRACES = "t"
 _LETTERS = "ABC"
 
 RELOADABLE = ("max_payload", "max_connections", "max_control_line", "max_traced_msg_len")
-"""Settings that a changed configuration changes. Left out: `no_auth_user` and limits of subscriptions, which jetblock reloads
-and nats-server does not, and mappings outside of accounts, whose removal nats-server ignores."""
+"""Settings that a changed configuration changes. Left out: `no_auth_user` and limits of subscriptions, which jetblock
+reloads and nats-server does not, and mappings outside of accounts, whose removal nats-server ignores."""
 
 
 def literal(random: Random) -> str:
@@ -76,7 +76,7 @@ def users(config: Config) -> list[str]:
     listed = list(config.get("authorization", {}).get("users", []))
     for account in config.get("accounts", {}).values():
         listed += account.get("users", [])
-    return [user["user"] for user in listed]
+    return [user["user"] for user in listed if "user" in user]
 
 
 def subjects(config: Any, key: str = "") -> list[str]:
@@ -127,8 +127,8 @@ def _permission(random: Random, *, queues: bool) -> Any:
             found.append(f"{TRACES}.>")
         if random.random() < 0.3:
             found.append("r.>")
-        return [f"{subject} {random.choice(('q', 'q*', 'q.>', '*', '>'))}" if queues and random.random() < 0.15 else subject
-                for subject in found]
+        queue = random.choice(("q", "q*", "q.>", "*", ">"))
+        return [f"{subject} {queue}" if queues and random.random() < 0.15 else subject for subject in found]
 
     kind = random.random()
     if kind < 0.1:
@@ -273,7 +273,7 @@ def _destination(random: Random, source: str) -> Any:
 
 
 def _mutate(config: Config, random: Random) -> None:
-    other = configuration(random)
+    fresh_config = configuration(random)
     accounts = config.get("accounts")
     listed = config.get("authorization", {}).get("users") or []
     all_users = [*listed, *(user for account in (accounts or {}).values() for user in account.get("users", []))]
@@ -291,14 +291,16 @@ def _mutate(config: Config, random: Random) -> None:
     elif kind < 0.8 and accounts:
         name = random.choice(list(accounts))
         account = accounts[name]
-        part = random.choice(("exports", "imports", "mappings", "limits", "users", "msg_trace", "default_permissions", "gone",
-                              "moved", "imports", "exports", "mappings"))
+        part = random.choice(("exports", "imports", "mappings", "limits", "users", "msg_trace", "default_permissions",
+                              "gone", "moved", "imports", "exports", "mappings"))
         if part == "gone" and len(accounts) > 1:
             del accounts[name]
         elif part == "moved" and len(accounts) > 1 and account["users"]:
-            accounts[random.choice([other for other in accounts if other != name])]["users"].append(account["users"].pop())
+            other = random.choice([other for other in accounts if other != name])
+            accounts[other]["users"].append(account["users"].pop())
         elif part == "imports":
-            account["imports"] = [found for _ in range(random.randint(0, 2)) if (found := _import(random, name, accounts))]
+            imports = [_import(random, name, accounts) for _ in range(random.randint(0, 2))]
+            account["imports"] = list(filter(None, imports))
         elif part == "exports":
             if random.random() < 0.5 and account.get("exports"):
                 account["exports"].pop(random.randrange(len(account["exports"])))
@@ -312,8 +314,8 @@ def _mutate(config: Config, random: Random) -> None:
                 account.pop(part, None)
     else:
         name = random.choice(RELOADABLE)
-        if name in other:
-            config[name] = other[name]
+        if name in fresh_config:
+            config[name] = fresh_config[name]
         elif name in config:
             del config[name]
         else:

@@ -188,8 +188,9 @@ class _Speaker:
                 "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
                 "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00", "x"))])
         if random.random() < 0.2:
-            headers.append([random.choice(("X", "Nats-Request-Info", "Nats-Pending", "Status", "Nats-Trace-Hop",
-                                           "Nats-Trace-Origin-Account", "uber-trace-id")), random.choice(("1", "{}", "A"))])
+            name = random.choice(("X", "Nats-Request-Info", "Nats-Pending", "Status", "Nats-Trace-Hop",
+                                  "Nats-Trace-Origin-Account", "uber-trace-id"))
+            headers.append([name, random.choice(("1", "{}", "A"))])
         random.shuffle(headers)
         return headers
 
@@ -201,10 +202,12 @@ class _Speaker:
     def _raw(self) -> str:
         subject = self._subject()
         return self.random.choice((
-            f"PUB {subject} 3\r\nabcd\r\n", f"PUB {subject} 5\r\nab\r\n", f"PUB {subject} x\r\n", f"HPUB {subject} 12 10\r\n",
+            f"PUB {subject} 3\r\nabcd\r\n", f"PUB {subject} 5\r\nab\r\n", f"PUB {subject} x\r\n",
+            f"HPUB {subject} 12 10\r\n",
             f"HPUB {subject} 3 5\r\nabcde\r\n", f"HPUB {subject} 12 14\r\nNATS/1.0\r\n\r\nzz\r\n", f"SUB {subject}\r\n",
             f"sub {subject} 99\r\n", "UNSUB\r\n", "FOO\r\n", "PING\r\n", "\r\n", f"PUB {subject} r.1 r.2 1\r\nx\r\n",
-            f"SUB {subject} q 98\r\nPUB {subject} 1\r\nx\r\n", "CONNECT {}\r\n", "+OK\r\n", f"PUB\t{subject}\t1\r\nx\r\n",
+            f"SUB {subject} 98\r\nPUB {subject} 1\r\nx\r\n", "CONNECT {}\r\n", "+OK\r\n",
+            f"PUB\t{subject}\t1\r\nx\r\n",
             f"HPUB {subject} 14 14\r\nNATS/1.0\nA:b\r\n\r\n", f"HPUB {subject} 18 18\r\nNATS/1.0\r\nA b c\r\n\r\n"))
 
 

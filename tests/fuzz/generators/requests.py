@@ -1,6 +1,6 @@
-"""Random JetStream requests: valid ones as a client makes them, with fields changed to edge values, wrong types and unknown names.
+"""Random JetStream requests: valid ones, with fields changed to edge values, wrong types and unknown names.
 
-All names and subjects come from small pools. A scenario begins with streams that exist, so that later requests meet them.
+All names and subjects come from small pools. A scenario begins by creating a stream, so that later requests meet it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ SUBJECTS = ("s.a", "s.a", "s.b", "s.a.b", "t.a", "u.a")
 PATTERNS = ("s.>", "s.*", "s.a", "t.>", "u.*", "*.a", ">", "s.a.>", "x")
 
 _EDGES: tuple[Any, ...] = (0, 1, -1, 2, 3, -2, 10, 1000, 2**31, 2**63 - 1, 2**63, 2**64, -2**63, 1.5, True, False, None,
-                           "", "a", "1", "s.>", [], {}, [1], ["a"], [""], {"a": 1}, "2030-01-01T00:00:00Z", "a b", "a.b", "*", "1s")
+                           "", "a", "1", "s.>", [], {}, [1], ["a"], [""], {"a": 1}, "2030-01-01T00:00:00Z", "a b",
+                           "a.b", "*", "1s")
 SECOND = 1_000_000_000
 
 
@@ -58,8 +59,8 @@ class _Requests:
         random = self.random
         kinds = {
             self._create_stream: 12, self._update_stream: 10, self._create_consumer: 20, self._simple: 8, self._get: 10,
-            self._direct: 8, self._purge: 6, self._delete_message: 5, self._pull: 8, self._listing: 5, self._consumer_action: 8,
-            self._publishes: 16}
+            self._direct: 8, self._purge: 6, self._delete_message: 5, self._pull: 8, self._listing: 5,
+            self._consumer_action: 8, self._publishes: 16}
         return random.choices(list(kinds), list(kinds.values()))[0]()
 
     def _create_stream(self) -> list[str]:
@@ -97,7 +98,8 @@ class _Requests:
         if random.random() < 0.06:
             request["pedantic"] = True
         subject = random.choice((
-            f"CONSUMER.CREATE.{stream}.{name}", f"CONSUMER.CREATE.{stream}.{name}", f"CONSUMER.DURABLE.CREATE.{stream}.{name}",
+            f"CONSUMER.CREATE.{stream}.{name}", f"CONSUMER.CREATE.{stream}.{name}",
+            f"CONSUMER.DURABLE.CREATE.{stream}.{name}",
             f"CONSUMER.CREATE.{stream}", f"CONSUMER.CREATE.{stream}.{name}.{random.choice(SUBJECTS)}"))
         return [f"api {subject} {self._body(request)}"]
 
@@ -106,18 +108,15 @@ class _Requests:
         stream, consumer = random.choice(STREAMS), random.choice(CONSUMERS)
         subject = random.choice((
             f"STREAM.INFO.{stream}", f"STREAM.DELETE.{stream}", f"CONSUMER.INFO.{stream}.{consumer}",
-            f"CONSUMER.DELETE.{stream}.{consumer}", f"CONSUMER.NAMES.{stream}", f"CONSUMER.LIST.{stream}", "STREAM.NAMES",
-            "STREAM.LIST", "INFO", f"STREAM.PEER.REMOVE.{stream}", f"STREAM.LEADER.STEPDOWN.{stream}",
+            f"CONSUMER.DELETE.{stream}.{consumer}", f"CONSUMER.NAMES.{stream}", f"CONSUMER.LIST.{stream}",
+            "STREAM.NAMES", "STREAM.LIST", "INFO", f"STREAM.PEER.REMOVE.{stream}", f"STREAM.LEADER.STEPDOWN.{stream}",
             f"CONSUMER.LEADER.STEPDOWN.{stream}.{consumer}", "STREAM.INFO.*", "NO.SUCH", f"STREAM.SNAPSHOT.{stream}",
             f"STREAM.RESTORE.{stream}", "STREAM.INFO", "ACCOUNT.PURGE.F0", "STREAM.TEMPLATE.NAMES"))
         bodies = ("", "", "", "{}", "[]", "x", '{"a": 1}', "null", '{"no_config": true}')
         return [f"api {subject} {random.choice(bodies)}".rstrip()]
 
     def _get(self) -> list[str]:
-        body = self._some({"seq": (1, 2, 3, 0, 9), "last_by_subj": SUBJECTS, "next_by_subj": PATTERNS, "batch": (1, 2, 10, 0),
-                           "max_bytes": (1, 100), "multi_last": (["s.>"], ["s.a", "s.b"], []), "up_to_seq": (1, 2, 100),
-                           "up_to_time": ("2030-01-01T00:00:00Z", "2000-01-01T00:00:00Z"), "no_hdr": (True,),
-                           "start_time": ("2030-01-01T00:00:00Z", "2000-01-01T00:00:00Z")}, 0.15)
+        body = self._some(_GET, 0.15)
         return [f"api STREAM.MSG.GET.{self.random.choice(STREAMS)} {self._body(body)}"]
 
     def _direct(self) -> list[str]:
@@ -125,10 +124,7 @@ class _Requests:
         stream = random.choice(STREAMS)
         if random.random() < 0.25:
             return [f"api DIRECT.GET.{stream}.{random.choice(SUBJECTS)}"]
-        body = self._some({"seq": (1, 2, 3, 0, 9), "last_by_subj": SUBJECTS, "next_by_subj": PATTERNS, "batch": (1, 2, 10, 0),
-                           "max_bytes": (1, 100), "multi_last": (["s.>"], ["s.a", "s.b"], []), "up_to_seq": (1, 2, 100),
-                           "up_to_time": ("2030-01-01T00:00:00Z", "2000-01-01T00:00:00Z"), "no_hdr": (True,),
-                           "start_time": ("2030-01-01T00:00:00Z", "2000-01-01T00:00:00Z")}, 0.1)
+        body = self._some(_GET, 0.1)
         box = self._box()
         return [f"sub {box}", f"into[] {box} $JS.API.DIRECT.GET.{stream} {self._body(body)}", f"rest {box}"]
 
@@ -166,16 +162,18 @@ class _Requests:
     def _pull(self) -> list[str]:
         random = self.random
         consumer, box = random.choice(("C", "C", "C", "D")), self._box()
-        body = self._some({"batch": (1, 2, 5, 0), "no_wait": (True, True, False), "expires": (SECOND // 20, SECOND, 1, 0),
+        body = self._some({"batch": (1, 2, 5, 0), "no_wait": (True, True, False),
+                           "expires": (SECOND // 20, SECOND, 1, 0),
                            "max_bytes": (1, 1000), "idle_heartbeat": (SECOND // 100, SECOND), "group": ("a", "b"),
-                           "min_pending": (1, 100), "min_ack_pending": (1,), "priority": (0, 1, 9, 10), "id": ("x",)}, 0.15)
+                           "min_pending": (1, 100), "min_ack_pending": (1,), "priority": (0, 1, 9, 10), "id": ("x",)},
+                          0.15)
         if random.random() < 0.6:
             body.setdefault("no_wait", True)
         text = self._body(body) if random.random() < 0.85 else random.choice(("", "1", "5", "x", "-1", "[]", "{}"))
         lines = [f"pull {consumer} {box} {text}".rstrip(), f"rest {box}"]
         if random.random() < 0.5:
-            answer = random.choice(("+ACK", "", "-NAK", "+TERM", "+WPI", "+NXT", "-NAK {\"delay\": 1}", "+TERM why", "what",
-                                    "-NAK {\"delay\": \"x\"}", "-NAK x", "+ACK x"))
+            answer = random.choice(("+ACK", "", "-NAK", "+TERM", "+WPI", "+NXT", "-NAK {\"delay\": 1}", "+TERM why",
+                                    "what", "-NAK {\"delay\": \"x\"}", "-NAK x", "+ACK x"))
             lines += [f"{random.choice(('ask', 'ask', 'ack'))} {box} 1 {answer}".rstrip(), f"info {consumer}"]
         return lines
 
@@ -330,6 +328,13 @@ _CONSUMER: dict[str, tuple[Any, ...]] = {
     "durable_name": ("C", "D", "a.b", ""),
     "name": ("C", "D", "a b"),
     "direct": (True,),
+}
+
+_GET: dict[str, tuple[Any, ...]] = {
+    "seq": (1, 2, 3, 0, 9), "last_by_subj": SUBJECTS, "next_by_subj": PATTERNS, "batch": (1, 2, 10, 0),
+    "max_bytes": (1, 100), "multi_last": (["s.>"], ["s.a", "s.b"], []), "up_to_seq": (1, 2, 100), "no_hdr": (True,),
+    "up_to_time": ("2030-01-01T00:00:00Z", "2000-01-01T00:00:00Z"),
+    "start_time": ("2030-01-01T00:00:00Z", "2000-01-01T00:00:00Z"),
 }
 
 _HEADERS: dict[str, tuple[str, ...]] = {
