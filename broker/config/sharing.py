@@ -183,8 +183,10 @@ def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
                     added.setdefault(account.name, []).append(one)
     # nats-server adds the accounts' imports in any order, and some cycles show with the first import last.
     for account in accounts:
-        for one in added.get(account.name, ()):
-            if _forms_cycle(account, one, by_name, added):
+        imports = added.get(account.name, [])
+        for at, one in enumerate(imports):
+            # Beside all others: no import is a part of the way to itself.
+            if _forms_cycle(account, one, by_name, {**added, account.name: imports[:at] + imports[at + 1:]}):
                 yield account.name, f'Error adding {one.kind} import "{one.subject}": {_CYCLE}'
 
 

@@ -158,7 +158,7 @@ class _Speaker:
                 # How empty tokens are mapped is of no use to anybody.
                 return random.choice(("a..b", ".a", "a."))
             return random.choice((">", "a.>.b", "*", "$SYS.x", "$JS.API.INFO", "_INBOX.x", "_R_.x", "a*",
-                                  "m.a", "i.a.b", "p.a", "$SYS.REQ.USER.INFO", "$SYS.REQ.ACCOUNT.PING.CONNZ", "$G.a"))
+                                  "m.a", "i.a.b", "p.a", "$SYS.REQ.USER.INFO", "$G.a"))
         if wild and random.random() < 0.7 and "{" not in found and "$" not in found:
             return found
         return ".".join(self._token(token) for token in found.split("."))
