@@ -28,9 +28,6 @@ __all__ = ["Bound", "Listener"]
 
 log = logging.getLogger(__name__)
 
-_ACCEPTED_AT_ONCE: Final = 8
-"""Connections accepted in one turn of the loop by one socket."""
-
 _PAUSE_S: Final = 0.01
 _PAUSE_S_MAX: Final = 0.25
 """The pause between two looks for a free descriptor, doubled each time. A look takes two system calls."""
@@ -142,19 +139,19 @@ class Listener:
         self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     def _accept(self, listening: socket.socket, pause_s: float = _PAUSE_S) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                if not is_free_for_connections(listening.fileno(), monitoring=self._monitoring):
-                    self._pause(listening, pause_s, os.strerror(errno.EMFILE))
-                    return
-                accepted, _ = listening.accept()
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError as error:
-                if error.errno in _OF_ONE_CONNECTION:
-                    continue
+        """Accept one connection: the loop calls this again while there are more, and to try costs more than a turn."""
+        try:
+            if not is_free_for_connections(listening.fileno(), monitoring=self._monitoring):
+                self._pause(listening, pause_s, os.strerror(errno.EMFILE))
+                return
+            accepted, _ = listening.accept()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            if error.errno not in _OF_ONE_CONNECTION:
                 self._pause(listening, pause_s, error.strerror or str(error))
                 return
+        else:
             accepted.setblocking(False)
             task = self._loop.create_task(self._open(accepted))
             self._opening.add(task)

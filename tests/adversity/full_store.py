@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,9 @@ from tests.harness import BrokerProcess
 
 __all__ = ["CONFIG", "check_full_store", "request"]
 
+_PATIENCE = 100.0
+"""Seconds: MinIO learns from its scanner that the reserve was deleted."""
+
 CONFIG = """
 accounts {
   SYS: { users: [ { user: sys, password: p } ] }
@@ -28,15 +32,19 @@ no_auth_user: a
 
 
 async def request(nc: Client, subject: str, body: bytes = b"") -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads((await nc.request(subject, body, timeout=20)).data)
-    return answer
+    """The answer, once it is not that the store has no room for what was sequenced before (10008)."""
+    while True:
+        answer: dict[str, Any] = json.loads((await nc.request(subject, body, timeout=_PATIENCE)).data)
+        if answer.get("error", {}).get("err_code") != 10008:
+            return answer
+        await asyncio.sleep(0.2)
 
 
 async def check_full_store(broker: BrokerProcess, fill: Callable[[], object], free: Callable[[], object]) -> None:
     """``fill()`` takes all room but the broker's reserve. Then publishes are refused at once, health checks say why, requests
     are answered, and what makes room is carried out, also after a restart. ``free()`` ends it all."""
     nc = await connect(broker.url)
-    js = nc.jetstream(timeout=30)
+    js = nc.jetstream(timeout=_PATIENCE)
     for name, storage in (("S", "file"), ("T", "file"), ("M", "memory")):
         await js.add_stream(StreamConfig(name=name, subjects=[f"{name}.>"], storage=storage))  # type: ignore[arg-type]
         for number in range(20):
@@ -62,13 +70,13 @@ async def check_full_store(broker: BrokerProcess, fill: Callable[[], object], fr
     assert (await request(nc, "$JS.API.INFO"))["streams"] == 3
     assert (await request(nc, "$JS.API.STREAM.INFO.S"))["state"]["messages"] == 20 + acked
     # What readers and operators do is stored.
-    await messages[0].ack_sync(timeout=20)
-    assert await pull.fetch(5, timeout=20)
+    await messages[0].ack_sync(timeout=_PATIENCE)
+    assert await pull.fetch(5, timeout=_PATIENCE)
     assert (await request(nc, "$JS.API.STREAM.MSG.DELETE.S", b'{"seq":2}'))["success"]
     assert (await request(nc, "$JS.API.STREAM.PURGE.S", b'{"filter":"S.1"}'))["purged"] == 4
     assert (await js.consumer_info("S", "pull")).num_pending
     await broker.restart()
-    js = nc.jetstream(timeout=30)
+    js = nc.jetstream(timeout=_PATIENCE)
     acked += await _publish_until_refused(js)
     assert (await request(nc, "$JS.API.STREAM.INFO.S"))["state"]["messages"] == 15 + acked
     assert (await request(nc, "$JS.API.STREAM.PURGE.S"))["purged"] == 15 + acked
@@ -87,7 +95,7 @@ async def _publish_until_refused(js: Any) -> int:
     acked = 0
     while True:
         try:
-            await js.publish("S.x", bytes(1000), timeout=30)
+            await js.publish("S.x", bytes(1000), timeout=_PATIENCE)
             acked += 1
         except APIError as error:
             assert (error.code, error.err_code) == (503, 10023)  # noqa: PT017 - any number of them may be stored before

@@ -67,7 +67,7 @@ async def test_a_bucket_with_a_quota(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_the_quota_of_minio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on the real MinIO: its scanner finds that the bucket holds more than the quota, and later that it does not."""
     monkeypatch.setenv("MINIO_SCANNER_SPEED", "fastest")
