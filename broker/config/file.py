@@ -19,7 +19,7 @@ from broker.config.reading.identities import Identities
 from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
 from broker.config.reading.proxies import read_proxies
 from broker.config.reading.refused import NO_EFFECT, REFUSED
-from broker.config.settings import SETTINGS, CertificateFiles, InvalidFile, Setting
+from broker.config.settings import MASK, MASKED, SETTINGS, CertificateFiles, InvalidFile, Setting
 from broker.config.syntax import SyntaxFailure, Value, parse
 from broker.store_url import has_scheme, proposal
 from broker.suggest import did_you_mean
@@ -51,6 +51,7 @@ def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str])
     meaning = _Meaning(read)
     if not top.value:
         meaning.report.notices.append(f"{path}: {EMPTY}")
+    meaning.refuse_masks("", top)
     meaning.section("", top)
     values = meaning.found.values
     values |= meaning.identities.settings(user=values.get("auth.user", ""), token=values.get("auth.token", ""))
@@ -93,6 +94,17 @@ class _Meaning:
         for written, inner in value.value.items():
             key = written.lower()
             self.key(f"{name}.{key}" if name else key, written, inner)
+
+    def refuse_masks(self, written: str, value: Value) -> None:
+        """Report every text in which a mask stands for a secret."""
+        if isinstance(value.value, dict):
+            for name, inner in value.value.items():
+                self.refuse_masks(name, inner)
+        elif isinstance(value.value, list):
+            for inner in value.value:
+                self.refuse_masks(written, inner)
+        elif isinstance(value.value, str) and MASK in value.value:
+            self.wrong(value, f"{written} {MASKED}")
 
     def key(self, path: str, written: str, value: Value) -> None:
         special = self.SPECIAL.get(path)

@@ -22,6 +22,7 @@ from broker.config.operator import ResolverSettings
 from broker.config.ports import tls_contradictions, values_with_flags, websocket_contradictions
 from broker.config.settings import (
     MASK,
+    MASKED,
     SETTINGS,
     ConfigError,
     InvalidFile,
@@ -75,10 +76,8 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
         if values.get("jetstream.server.max_memory", -1) < 0:
             # -1, no limit, if the system does not report its memory.
             values["jetstream.server.max_memory"] = memory_bytes() // 4 * 3 or -1
-    masked = [setting.keys[0] for setting in SETTINGS if setting.secret and values.get(setting.path) == MASK]
-    if masked or any(user.password == MASK for user in values.get("auth.users", ())):
-        file.notices.append(f"{' and '.join(masked) or 'a password in authorization.users'} is {MASK!r}, which stands "
-                            f"for a secret in what --print-config shows; set the secret itself")
+    if masked := [setting.keys[0] for setting in SETTINGS if setting.secret and values.get(setting.path) == MASK]:
+        raise ConfigError("\n".join(f"{key} {MASKED}" for key in masked))
     if values.get("storage.sync_interval_ns") is not None and not values["storage.url"].startswith("file:"):
         file.notices.append(f"sync_interval has no effect on {values['storage.url']}: it is for directories")
     if values.get("accounts.default_domains"):

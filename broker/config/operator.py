@@ -27,9 +27,9 @@ class ResolverSettings:
     """For one look-up."""
 
 
-def shown_url(url: str) -> str:
-    """``url`` without the password that it may have."""
+def shown_url(url: str, mask: str = "xxxxx") -> str:
+    """``url`` without the password that it may have; the default is Go's mask."""
     from urllib.parse import urlsplit  # takes 10 ms to import, and is rarely needed
 
     password = urlsplit(url).password
-    return url.replace(f":{password}@", ":xxxxx@") if password else url
+    return url.replace(f":{password}@", f":{mask}@") if password else url

@@ -27,7 +27,7 @@ from broker.config.operator import ResolverSettings
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 from broker.suggest import did_you_mean
 
-__all__ = ["MASK", "SETTINGS", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings",
+__all__ = ["MASK", "MASKED", "SETTINGS", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings",
            "AuthSettings", "CertificateFiles", "ClientSettings", "ConfigError", "InvalidFile", "JetStreamSettings",
            "LoggingSettings", "MonitoringSettings", "NkeyUser", "OperatorSettings", "ProcessSettings",
            "ResolverTlsSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",
@@ -37,6 +37,10 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
 
 MASK = "[REDACTED]"
+"""What stands for a secret wherever settings are shown. No source of settings may have it as a value: it would be a
+password that everybody knows."""
+
+MASKED = f'is "{MASK}", which stands for a secret in what --print-config shows: write the secret itself'
 """Replaces a secret where settings are shown."""
 
 

@@ -65,7 +65,7 @@ def show(settings: Settings) -> str:
     _name_bucket(top, settings.storage.url)
     head = [f"# The effective configuration of jetblock {__version__}."]
     if MASK in "".join(lines := list(_lines(top))):
-        head.append(f"# {MASK} stands for a secret: replace it before this file is used.")
+        head.append(f"# {MASK} stands for a secret: write the secret itself, or the file is refused.")
     return "\n".join([*head, *lines, ""])
 
 
@@ -82,7 +82,7 @@ def _resolver(resolver: ResolverSettings) -> str | _Block:
     if resolver.kind == "memory":
         return "MEMORY"
     if resolver.kind == "url":
-        return f'URL("{shown_url(resolver.url)}")'
+        return _text(f"URL({shown_url(resolver.url, MASK)})")
     shown: _Block = {"type": resolver.kind, "dir": _text(resolver.directory), "limit": str(resolver.limit),
                      "timeout": _text(format_duration(resolver.timeout_ns))}
     if resolver.kind == "cache":

@@ -29,8 +29,8 @@ here is accepted, and the log says why it has no effect.
 
 Durations are written `100ms`, `2s`, `1m30s` (a bare number is seconds), sizes `64KB`, `4MB`, `1GiB` (`k` is 1000; `kb`,
 `ki`, `kib` are 1024). `jetblock -t -c FILE` checks a file and names the nearest key for an unknown
-one; `jetblock --print-config` prints what flags, environment and file come to as a file that can be read back, with
-`[REDACTED]` for each secret.
+one; `jetblock --print-config` prints what flags, environment and file come to as a file that can be read back once
+the secret itself stands in place of each `[REDACTED]`.
 
 Where streams are stored, in a file: one of `jetstream { store_dir: DIR }`, `jetblock { store: URL }` and
 `jetstream { object_store { bucket, path_prefix } }`. JetStream is on by `-js`, `--store`, a `jetstream` block that is

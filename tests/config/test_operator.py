@@ -12,7 +12,7 @@ from broker.config.callout import CalloutSettings
 from broker.config.flags import CommandLine
 from broker.config.load import load
 from broker.config.operator import ResolverSettings
-from broker.config.settings import ConfigError, Settings
+from broker.config.settings import MASK, ConfigError, Settings
 from broker.config.show import show
 from broker.nkeys import ACCOUNT, CURVE, OPERATOR, public_key
 from tests import tokens
@@ -79,7 +79,7 @@ def test_services(tmp_path: Path) -> None:
             f"allowed_accounts: [ B ] }} }}\naccounts {{ B {{}} }}")
     found = loaded(text, tmp_path)
     assert found.auth.callout == CalloutSettings(A, "B", ("u",), XKEY, ("B",))
-    assert loaded(show(found), tmp_path).auth.callout == found.auth.callout
+    assert loaded(show(found).replace(MASK, "p"), tmp_path).auth.callout == found.auth.callout
 
 
 REFUSED = [

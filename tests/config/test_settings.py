@@ -28,6 +28,7 @@ from broker.config.show import show
 from broker.machine import memory_bytes
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.log.settings import LogSettings
+from tests import tokens
 from tests.harness import NatsServerProcess
 
 ACCOUNT_KEY = "AAAACAQDAQCQMBYIBEFAWDANBYHRAEISCMKBKFQXDAMRUGY4DUPB776S"
@@ -462,14 +463,18 @@ def test_what_is_shown_can_be_read_back(load_with: Load, flags: str, file: str, 
 
 @pytest.mark.shows("auth.redaction")
 def test_what_is_shown_masks_secrets(load_with: Load) -> None:
-    """Every password, token and key is masked; a file with masks in it causes a notice."""
+    """Every password, token and key is masked. A file with a mask in it is refused by the place and name of the secret."""
     for text in ("authorization { user: u, password: hunter2 }", "authorization { token: hunter2 }",
                  "authorization { users [ {user: u, password: hunter2} ] }",
+                 "accounts { A { users [ {user: u, password: hunter2} ] } }",
+                 f"operator: {tokens.operator()}\nresolver: URL(http://u:hunter2@127.0.0.1/jwt/v1/accounts/)",
                  "jetstream { object_store { bucket: b, access_key_id: hunter2, secret_access_key: hunter2 } }"):
         shown = show(load_with(file=text))
         assert "hunter2" not in shown
         assert MASK in shown
-        assert any(MASK in notice for notice in load_with(file=shown).notices)
+        with pytest.raises(ConfigError, match=r":\d+:\d+: \w+ is \"\[REDACTED\]\", which stands for a secret"):
+            load_with(file=shown)
+        assert show(load_with(file=shown.replace(MASK, "hunter2"))) == shown
 
 
 def test_versions_have_one_source() -> None:

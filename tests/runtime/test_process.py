@@ -68,8 +68,16 @@ def test_print_config(tmp_path: Path) -> None:
         *done.stdout.splitlines()}
     assert "hunter2" not in done.stdout
     shown.write_text(done.stdout)
+    refused = run("-t", "-c", str(shown))
+    assert refused.returncode == 1
+    assert ('password is "[REDACTED]", which stands for a secret in what --print-config shows: write the secret itself'
+            in refused.stderr)
+    shown.write_text(done.stdout.replace("[REDACTED]", "hunter2"))
     assert run("-t", "-c", str(shown)).returncode == 0
     assert run("--print-config", "-c", str(shown)).stdout == done.stdout
+    masked = run("-p", "-1", environ={"JETBLOCK_WEBSOCKET_TOKEN": "[REDACTED]"})
+    assert masked.returncode == 1
+    assert 'websocket.authorization.token is "[REDACTED]", which stands for a secret' in masked.stderr
     assert run("--print-config", "-p", "x").returncode == 1
 
 
