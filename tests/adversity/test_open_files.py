@@ -75,8 +75,10 @@ async def test_idle_connections_leave_files_to_the_store(port: str, tmp_path: Pa
             late = asyncio.create_task(nats.connect(broker.url, connect_timeout=60))
         other = await late
         assert (await other.jetstream().publish("s", b"late", timeout=10)).seq == 201
-        await until(lambda: _contains(log_file, "connections are accepted again"))
-        lines = [*broker.stderr, *log_file.read_text().splitlines()]
+        # A descriptor may have been free for a moment earlier on, which is logged too.
+        text = await asyncio.to_thread(log_file.read_text)
+        lines = [*broker.stderr, *text.splitlines()]
+        assert any("connections are accepted again" in line for line in lines)
         errors = re.findall(r"Temporary (\w+) Accept Error", "\n".join(lines))
         assert len(errors) == len(set(errors)), errors
         assert not any("is not in the store yet" in line for line in lines)
