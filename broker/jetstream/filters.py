@@ -10,6 +10,7 @@ A filter has NATS's form: tokens separated by dots, ``*`` for one token, a final
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
@@ -21,7 +22,10 @@ __all__ = ["ALL", "Filters"]
 _REMEMBERED_MAX = 65_536
 
 _TRIED_MAX = 32
-"""Wildcard filters that are tried one after the other; more are looked up by their tokens, 0.5 µs for each shape."""
+"""Wildcard filters that are always tried one after the other."""
+
+_TRIED_IN_A_SHAPE = 8
+"""Wildcard filters that are tried in the time of a look-up by the tokens of one shape, 0.12 µs."""
 
 
 class _Verdicts(dict[bytes, bool]):
@@ -48,7 +52,7 @@ def _any_of(wildcards: Sequence[bytes]) -> Callable[[bytes], object] | None:
     """A function that returns whether any of these wildcard filters matches."""
     if len(wildcards) > _TRIED_MAX:
         shapes = SubjectShapes(wildcards)
-        if len(shapes) * _TRIED_MAX <= len(wildcards):
+        if len(shapes) * _TRIED_IN_A_SHAPE <= len(wildcards):
             return shapes.match
     return _pattern(wildcards)
 
@@ -156,7 +160,7 @@ def _spans(wild: Sequence[bytes], literals: Iterable[bytes]) -> tuple[tuple[byte
             apart.append(lead)
     # No token is empty, and none has a NUL; "/" follows the dot that it replaces.
     spans = [(lead + b"\x01", lead[:-1] + b"/") for lead in apart]
-    return (*spans, *((one, one + b"\0") for one in literals if not one.startswith(tuple(apart))))
+    return (*spans, *((one, one + b"\0") for one in literals if not one.startswith(apart[bisect_right(apart, one) - 1])))
 
 
 def _has_wildcard(subject: bytes) -> bool:

@@ -8,7 +8,9 @@ Source: nats-server, server/sublist.go (IsValidSubject, SubjectsCollide, Subject
 
 from __future__ import annotations
 
-__all__ = ["collide", "is_literal", "is_valid", "matches", "subset"]
+from collections.abc import Iterable
+
+__all__ = ["collide", "is_literal", "is_valid", "matches", "matches_any", "subset"]
 
 _STAR = b"*"
 _REST = b">"
@@ -34,6 +36,11 @@ def is_literal(subject: bytes) -> bool:
 def matches(filter: bytes, subject: bytes) -> bool:
     """Whether the pattern ``filter`` matches the literal ``subject``."""
     return filter == subject or subset(subject, filter)
+
+
+def matches_any(filters: Iterable[bytes], subject: bytes) -> bool:
+    """Whether one of the patterns ``filters`` matches the literal ``subject``."""
+    return any(one == subject or ((b"*" in one or b">" in one) and subset(subject, one)) for one in filters)
 
 
 def subset(a: bytes, b: bytes) -> bool:

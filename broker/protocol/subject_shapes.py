@@ -1,52 +1,70 @@
-"""Very many patterns by the places of their wildcards, so that a question about all of them is a look-up or two.
+"""Questions about very many patterns at once, without comparing each with each.
 
-Patterns with their wildcards in the same places are one *shape*; what tells them apart are their other tokens.
+Patterns with their wildcards in the same places have the same *shape*; their literal tokens distinguish them.
 
     a.*.1  b.*.2    ->  three tokens, of which the first and the third are  {(a, 1), (b, 2)}
     a.>    b.>      ->  two or more, of which the first is                  {a, b}
 
-Validates nothing. A thousand patterns usually have a shape or two; where each has its own, nothing is gained.
+Two patterns overlap if they agree in every place in which both are literal. These places are the same for all patterns of
+one shape and all patterns of another, so a look-up of these tokens answers for a pair of shapes:
+
+    a.*.1  b.*.2    and    c.x.*  b.y.*    ->  the first place is literal in both:  {a, b} and {c, b} have b in common
+
+The work is patterns × shapes. A thousand patterns usually have a shape or two; ``SHAPES_MAX`` bounds what a request may
+have. Nothing here checks that a pattern is valid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-__all__ = ["SubjectShapes", "first_subset"]
+__all__ = ["SHAPES_MAX", "SubjectShapes", "first_overlap", "first_subset", "overlapping"]
+
+SHAPES_MAX: Final = 256
+"""Shapes that the subjects of one configuration, or the filters of one request, may have."""
 
 _STAR, _REST = b"*", b">"
 
+_Tokens = Sequence[bytes]
+_Pick = Callable[[_Tokens], object]
+
 
 class _Shape(NamedTuple):
-    """``wanted`` counts patterns by the tokens that ``pick`` takes from theirs, or from a subject's.
+    """What patterns of one shape have in common.
 
-    With ``rest`` they end in ``>``, and ``length`` tokens are the fewest.
+    With ``rest`` they end in ``>``, and ``length`` tokens are the fewest that match; ``places`` are the literal tokens.
     """
 
     length: int
     rest: bool
-    pick: Callable[[Sequence[bytes]], object]
-    wanted: dict[object, int]
+    places: tuple[int, ...]
+
+    def common(self, other: _Shape) -> _Pick | None:
+        """Takes the tokens in which a pattern of this shape and one of ``other`` must agree to overlap; None: none overlap."""
+        if (self.length < other.length and not self.rest) or (other.length < self.length and not other.rest):
+            return None
+        return _picker(sorted(set(self.places).intersection(other.places)))
 
 
 class SubjectShapes:
     """Some patterns, with wildcards or without."""
 
+    __slots__ = ("_shapes",)
+
     def __init__(self, patterns: Iterable[bytes]) -> None:
-        shapes: dict[tuple[int, bool, tuple[int, ...]], _Shape] = {}
+        shapes: dict[_Shape, tuple[_Pick, dict[object, int]]] = {}
         for pattern in patterns:
             tokens = pattern.split(b".")
-            rest = tokens[-1] == _REST
-            places = tuple(i for i, token in enumerate(tokens) if token != _STAR and not (rest and i == len(tokens) - 1))
-            shape = shapes.get((len(tokens), rest, places))
-            if shape is None:
-                shape = _Shape(len(tokens), rest, itemgetter(*places) if places else _nothing, {})
-                shapes[len(tokens), rest, places] = shape
-            key = shape.pick(tokens)
-            shape.wanted[key] = shape.wanted.get(key, 0) + 1
-        self._shapes = list(shapes.values())
+            shape = _shape(tokens)
+            known = shapes.get(shape)
+            if known is None:
+                known = shapes[shape] = _picker(shape.places), {}
+            pick, wanted = known
+            key = pick(tokens)
+            wanted[key] = wanted.get(key, 0) + 1
+        self._shapes = [(shape.length, shape.rest, pick, wanted) for shape, (pick, wanted) in shapes.items()]
 
     def __len__(self) -> int:
         return len(self._shapes)
@@ -63,7 +81,7 @@ class SubjectShapes:
         return False
 
     def supersets(self, pattern: bytes) -> int:
-        """How many of the patterns match all that ``pattern`` matches: itself, where it is one of them, among others."""
+        """How many of the patterns match everything that ``pattern`` matches; one that equals ``pattern`` counts too."""
         tokens = pattern.split(b".")
         if b"" in tokens:
             return 0
@@ -75,10 +93,61 @@ class SubjectShapes:
 
 
 def first_subset(patterns: Sequence[bytes]) -> int:
-    """Place of the first pattern that another one contains, or that is there twice; ``len(patterns)`` if there is none."""
+    """The index of the first pattern that another one contains or equals; ``len(patterns)`` if there is none."""
     shapes = SubjectShapes(patterns)
     return next((i for i, pattern in enumerate(patterns) if shapes.supersets(pattern) > 1), len(patterns))
 
 
-def _nothing(_: Sequence[bytes]) -> tuple[()]:
+def first_overlap(patterns: Sequence[bytes]) -> int:
+    """The index of the first pattern that overlaps a later one; ``len(patterns)`` if there is none."""
+    first, groups = len(patterns), list(_by_shape(patterns).items())
+    for at, (shape, members) in enumerate(groups):
+        for other, others in groups[at:]:
+            if (pick := shape.common(other)) is None:
+                continue
+            earliest: dict[object, int] = {}
+            for index, tokens in members:
+                earlier = earliest.setdefault(pick(tokens), index)
+                if other is shape and earlier != index:
+                    first = min(first, earlier)
+            if other is not shape:
+                for index, tokens in others:
+                    if (earliest_here := earliest.get(pick(tokens))) is not None:
+                        first = min(first, earliest_here, index)
+    return first
+
+
+def overlapping(patterns: Sequence[bytes], others: Iterable[bytes]) -> list[int]:
+    """The indexes of the ``patterns`` that overlap one of ``others``, ascending."""
+    found: set[int] = set()
+    theirs = _by_shape(others)
+    for shape, members in _by_shape(patterns).items():
+        for other, rivals in theirs.items():
+            if (pick := shape.common(other)) is not None:
+                keys = {pick(tokens) for _, tokens in rivals}
+                found.update(index for index, tokens in members if pick(tokens) in keys)
+    return sorted(found)
+
+
+def _by_shape(patterns: Iterable[bytes]) -> dict[_Shape, list[tuple[int, _Tokens]]]:
+    """The patterns of each shape, by index and as tokens."""
+    groups: dict[_Shape, list[tuple[int, _Tokens]]] = {}
+    for index, pattern in enumerate(patterns):
+        tokens = pattern.split(b".")
+        groups.setdefault(_shape(tokens), []).append((index, tokens))
+    return groups
+
+
+def _shape(tokens: _Tokens) -> _Shape:
+    rest = tokens[-1] == _REST
+    last = len(tokens) - 1
+    return _Shape(len(tokens), rest, tuple(
+        [i for i, token in enumerate(tokens) if token != _STAR and not (rest and i == last)]))
+
+
+def _picker(places: Sequence[int]) -> _Pick:
+    return itemgetter(*places) if places else _nothing
+
+
+def _nothing(_: _Tokens) -> tuple[()]:
     return ()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.protocol.subject import collide, subset
-from broker.protocol.subject_shapes import SubjectShapes, first_subset
+from broker.protocol.subject_shapes import SubjectShapes, first_overlap, first_subset, overlapping
 
 _TOKENS = st.lists(st.sampled_from([b"a", b"b", b"*", b"a*", b">x"]), min_size=1, max_size=4)
 PATTERNS = st.lists(st.builds(lambda tokens, rest: b".".join([*tokens, b">"] if rest else tokens), _TOKENS, st.booleans()),
@@ -25,6 +25,18 @@ def test_the_first_pattern_that_another_contains(patterns: list[bytes]) -> None:
     first = next((i for i, one in enumerate(patterns)
                   if any(i != j and subset(one, other) for j, other in enumerate(patterns))), len(patterns))
     assert first_subset(patterns) == first
+
+
+@given(PATTERNS)
+def test_the_first_pattern_that_overlaps_a_later_one(patterns: list[bytes]) -> None:
+    first = next((i for i, one in enumerate(patterns) if any(collide(one, other) for other in patterns[i + 1:])), len(patterns))
+    assert first_overlap(patterns) == first
+
+
+@given(PATTERNS, st.one_of(st.just([]), PATTERNS))
+def test_the_patterns_that_overlap_others(patterns: list[bytes], others: list[bytes]) -> None:
+    assert overlapping(patterns, others) == [
+        i for i, one in enumerate(patterns) if any(collide(one, other) for other in others)]
 
 
 def test_the_work_grows_with_the_patterns_not_with_their_pairs() -> None:

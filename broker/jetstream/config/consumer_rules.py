@@ -16,10 +16,11 @@ from broker.gotime import ZERO_TIME_NS, format_duration
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import DESCRIPTION_MAX, METADATA_MAX, is_asset_name, with_static_metadata
+from broker.jetstream.config.upstream_rules import check_shapes
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import signed_decimal
-from broker.protocol.subject import collide, is_literal, is_valid, subset
-from broker.protocol.subject_shapes import first_subset
+from broker.protocol.subject import is_literal, is_valid, matches_any
+from broker.protocol.subject_shapes import first_subset, overlapping
 
 __all__ = ["check_consumer", "check_consumer_update", "check_work_queue", "check_work_queue_filters", "consumer_level",
            "fill_inactive_threshold", "fit_to_copy", "is_group_name", "same_consumer"]
@@ -137,10 +138,11 @@ def check_work_queue(config: ConsumerConfig, others: Collection[ConsumerConfig])
 
 def check_work_queue_filters(config: ConsumerConfig, others: Collection[ConsumerConfig]) -> None:
     """Check the filters of a consumer of a work queue. Raises: ApiError 10100."""
-    taken = [other.filters for other in others if not _apart(other)]
     mine = [subject.encode() for subject in config.filters]
-    if any(not theirs or any(collide(one, subject.encode()) for one in mine for subject in theirs)
-           for theirs in taken) and mine:
+    if not mine:
+        return
+    taken = [other.filters for other in others if not _apart(other)]
+    if not all(taken) or overlapping(mine, [subject.encode() for theirs in taken for subject in theirs]):
         raise ApiError(10100)
 
 
@@ -246,7 +248,7 @@ def _check_push(config: ConsumerConfig, stream: StreamConfig) -> None:
     _first_broken(
         (not is_literal(subject), 10079),
         (not is_valid(subject), 10112),
-        (any(subset(subject, own) for own in stream.subjects_bytes), 10081),
+        (matches_any(stream.subjects_bytes, subject), 10081),
         (config.max_waiting != 0, 10080),
         (config.max_ack_pending > 0 and config.ack_policy == "none", 10082),
         (0 < config.idle_heartbeat < _100_MS, 10083),
@@ -282,6 +284,7 @@ def _check_filters(config: ConsumerConfig) -> None:
         raise invalid_config("invalid subject")
     _first_broken(("" in config.filter_subjects, 10139))
     filters = [one.encode() for one in config.filters]
+    check_shapes(filters, "filter subjects")
     invalid = next((i for i, subject in enumerate(filters) if not is_valid(subject)), len(filters))
     contained = first_subset(filters)
     if invalid <= contained and invalid < len(filters):

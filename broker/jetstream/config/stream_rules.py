@@ -22,6 +22,7 @@ from broker.jetstream.config.upstream_rules import (
     check_mirror,
     check_prefixes,
     check_republish,
+    check_shapes,
     check_sources,
     check_transform,
     is_asset_name,
@@ -29,7 +30,7 @@ from broker.jetstream.config.upstream_rules import (
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import collide, is_valid, subset
-from broker.protocol.subject_tree import SubjectTree
+from broker.protocol.subject_shapes import first_overlap, overlapping
 
 __all__ = ["DESCRIPTION_MAX", "METADATA_MAX", "NAME_MAX", "UNSUPPORTED", "check_stream", "check_supported",
            "check_update", "is_asset_name", "required_level", "same_config", "subjects_overlap",
@@ -152,10 +153,8 @@ def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours,
 
 def subjects_overlap(subjects: Iterable[str], others: Iterable[StreamConfig]) -> bool:
     """Whether a subject could belong to one of ``subjects`` and to one of the ``others``."""
-    mine: SubjectTree[str] = SubjectTree()
-    for subject in subjects:
-        mine.add(subject.encode(), subject)
-    return any(True for other in others for theirs in other.subjects_bytes for _ in mine.overlapping(theirs))
+    theirs = [subject for other in others for subject in other.subjects_bytes]
+    return bool(theirs and overlapping([subject.encode() for subject in subjects], theirs))
 
 
 # --- metadata ---------------------------------------------------------------------------------------------------------
@@ -283,9 +282,8 @@ def _check_subjects(config: StreamConfig) -> None:
             config.subjects = [config.name]
         return
     subjects = config.subjects_bytes
-    places: SubjectTree[int] = SubjectTree()
-    for i, subject in enumerate(subjects):
-        places.add(subject, i)
+    check_shapes(subjects, "subjects")
+    overlaps_later = first_overlap(subjects)
     for i, subject in enumerate(subjects):
         if not is_valid(subject):
             raise invalid_config("invalid subject")
@@ -294,14 +292,15 @@ def _check_subjects(config: StreamConfig) -> None:
                 raise invalid_config("capturing all subjects requires no-ack to be true")
             if config.num_replicas != 1:
                 raise invalid_config("capturing all subjects requires replicas of 1")
-        if not config.no_ack:
+        if not config.no_ack and subject[:1] in (b"$", b"*", b">"):
             if any(collide(subject, space) for space in _API_SPACES) and not subset(subject, b"$JS.EVENT.>"):
                 raise invalid_config("subjects that overlap with jetstream api require no-ack to be true")
             if collide(subject, b"$SYS.>") and not subset(subject, b"$SYS.ACCOUNT.>"):
                 raise invalid_config("subjects that overlap with system api require no-ack to be true")
         # nats-server counts the same subject again as an overlap, too.
-        if later := [j for j in places.overlapping(subject) if j > i]:
-            raise invalid_config(f'subject "{config.subjects[i]}" overlaps with "{config.subjects[min(later)]}"')
+        if i == overlaps_later:
+            other = next(later for later in config.subjects[i + 1:] if collide(subject, later.encode()))
+            raise invalid_config(f'subject "{config.subjects[i]}" overlaps with "{other}"')
 
 
 def _check_bytes(config: StreamConfig, account: AccountLimits) -> None:

@@ -9,16 +9,18 @@ Source: nats-server 2.15, server/stream.go checkStreamCfgLocked, addStreamWithAs
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 from broker.jetstream.config.stream import StreamConfig, StreamSource
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.ids import short_hash
-from broker.protocol.subject import collide, is_literal, is_valid, subset
+from broker.protocol.subject import collide, is_literal, is_valid
+from broker.protocol.subject_shapes import SHAPES_MAX, SubjectShapes, first_overlap, first_subset, overlapping
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping
 
-__all__ = ["check_cycles", "check_filter_subjects", "check_mirror", "check_prefixes", "check_republish", "check_sources",
-           "check_transform", "is_asset_name", "source_name", "stream_name"]
+__all__ = ["check_cycles", "check_filter_subjects", "check_mirror", "check_prefixes", "check_republish", "check_shapes",
+           "check_sources", "check_transform", "is_asset_name", "source_name", "stream_name"]
 
 _NOT_IN_NAMES = frozenset(" \t\r\n\f.*>\\/")
 _API = "$JS.API"
@@ -72,7 +74,9 @@ def check_mirror(config: StreamConfig, neighbours: Neighbours, pedantic: bool) -
     if config.subject_delete_marker_ttl > 0:
         raise invalid_config("subject delete markers forbidden on mirrors")
     _check_transforms(mirror, invalid_filter=10151, invalid_destination=10154)
-    _check_overlap(mirror, overlapping=10152, test=collide)
+    filters = _transformed(mirror)
+    if first_overlap(filters) < len(filters):
+        raise ApiError(10152)
     if mirror.external is not None:
         return
     if not is_asset_name(mirror.name):
@@ -101,7 +105,9 @@ def check_sources(config: StreamConfig, neighbours: Neighbours) -> None:
         if source.filter_subject and source.subject_transforms:
             raise ApiError(10144)
         _check_transforms(source, invalid_filter=10145, invalid_destination=10146)
-        _check_overlap(source, overlapping=10147, test=subset)
+        filters = _transformed(source)
+        if first_subset(filters) < len(filters):
+            raise ApiError(10147)
         if not _consumer_fits(source):
             raise ApiError(10215)
         if source.consumer is not None:
@@ -118,15 +124,19 @@ def check_sources(config: StreamConfig, neighbours: Neighbours) -> None:
 def check_prefixes(config: StreamConfig, neighbours: Neighbours) -> None:
     """Check the prefixes of other accounts and domains."""
     upstream = [source for source in [config.mirror, *config.sources] if source is not None]
-    subjects = [subject for source in upstream if source.external is None and source.name in neighbours
-                for subject in neighbours[source.name].subjects]
     external = [source.external for source in upstream if source.external is not None]
-    for prefix in [one.deliver for one in external if one.deliver]:
-        if not _is_publishable(prefix):
-            raise ApiError(10024, prefix=prefix)
-        for subject in subjects:
-            if collide(subject.encode(), f"{prefix}.{subject}".encode()):
-                raise ApiError(10022, prefix=prefix, subject=subject)
+    if not external:
+        return
+    origins = dict.fromkeys(source.name for source in upstream if source.external is None and source.name in neighbours)
+    subjects = [subject for name in origins for subject in neighbours[name].subjects]
+    prefixes = [one.deliver for one in external if one.deliver]
+    invalid = next((i for i, prefix in enumerate(prefixes) if not _is_publishable(prefix)), len(prefixes))
+    if (i := _first_delivery_cycle(prefixes[:invalid], subjects)) < invalid:
+        prefix = prefixes[i]
+        subject = next(one for one in subjects if collide(one.encode(), f"{prefix}.{one}".encode()))
+        raise ApiError(10022, prefix=prefix, subject=subject)
+    if invalid < len(prefixes):
+        raise ApiError(10024, prefix=prefixes[invalid])
     for prefix in [one.api for one in external if one.api]:
         if not _is_publishable(prefix):
             quoted = json.dumps(prefix, ensure_ascii=False)
@@ -135,21 +145,45 @@ def check_prefixes(config: StreamConfig, neighbours: Neighbours) -> None:
             raise ApiError(10021, prefix=prefix, subject=_API)
 
 
+def _first_delivery_cycle(prefixes: Sequence[str], subjects: Sequence[str]) -> int:
+    """The index of the first prefix P with a subject S such that S overlaps P.S; ``len(prefixes)`` if there is none.
+
+    S is shorter than P.S, so it ends in ``>``. The two overlap if S overlaps P.> and each token of S that follows the
+    place of P overlaps the token of S that P.S has there.
+    """
+    found = len(prefixes)
+    open_ended = [one.encode() for one in subjects if one.endswith(">")]
+    if not open_ended:
+        return found
+    for length in {prefix.count(".") + 1 for prefix in prefixes}:
+        here = [i for i, prefix in enumerate(prefixes) if prefix.count(".") + 1 == length]
+        repeating = [subject for subject in open_ended if _repeats(subject.split(b".")[:-1], length)]
+        hits = overlapping([prefixes[i].encode() + b".>" for i in here], repeating)
+        found = min(found, *(here[i] for i in hits[:1]), found)
+    return found
+
+
+def _repeats(tokens: Sequence[bytes], length: int) -> bool:
+    """Whether each token overlaps the one ``length`` places before it."""
+    return all(one == other or b"*" in (one, other) for one, other in zip(tokens[length:], tokens, strict=False))
+
+
 def check_cycles(config: StreamConfig, neighbours: Neighbours) -> None:
     """Follow mirrors and sources from stream to stream: none may form a cycle of overlapping subjects."""
-    to_visit, visited = [config], set()
+    to_visit, visited, known = deque([config]), set(), {config.name}
     while to_visit:
-        here = to_visit.pop(0)
+        here = to_visit.popleft()
         visited.add(here.name)
         origins = [(source.name, source.filter_subject.encode()) for source in here.sources
                    if source is not None and source.external is None]
         if here.mirror is not None and here.mirror.external is None:
             origins.append((here.mirror.name, b""))
-        for name, filter_subject in origins:
-            if name in visited:
-                if not filter_subject or any(collide(one, filter_subject) for one in here.subjects_bytes):
-                    raise invalid_config("detected cycle")
-            elif name in neighbours:
+        back = {filter_subject for name, filter_subject in origins if name in visited}
+        if b"" in back or (back and overlapping(list(back), here.subjects_bytes)):
+            raise invalid_config("detected cycle")
+        for name, _ in origins:
+            if name not in known and name in neighbours:
+                known.add(name)
                 to_visit.append(neighbours[name])
 
 
@@ -170,6 +204,15 @@ def _consumer_fits(source: StreamSource) -> bool:
             and not source.opt_start_seq and source.opt_start_time is None and not source.filter_subject)
 
 
+def check_shapes(patterns: Sequence[bytes], what: str) -> None:
+    """Refuse subjects whose wildcards are in too many different places: the work of a check grows with their number.
+
+    Raises: ApiError 10052.
+    """
+    if len(patterns) > SHAPES_MAX and len(SubjectShapes(patterns)) > SHAPES_MAX:
+        raise invalid_config(f"{what} have wildcards in more than {SHAPES_MAX} different places")
+
+
 def _is_publishable(subject: str) -> bool:
     return is_valid(subject.encode()) and is_literal(subject.encode())
 
@@ -184,10 +227,11 @@ def _check_transforms(source: StreamSource, *, invalid_filter: int, invalid_dest
             raise ApiError(invalid_destination, err=error) from None
 
 
-def _check_overlap(source: StreamSource, *, overlapping: int, test: Callable[[bytes, bytes], bool]) -> None:
-    filters = [transform.src.encode() for transform in source.subject_transforms]
-    if any(i != j and test(a, b) for i, a in enumerate(filters) for j, b in enumerate(filters)):
-        raise ApiError(overlapping)
+def _transformed(source: StreamSource) -> list[bytes]:
+    """The subjects that the transforms of a mirror or source begin with. Raises: ApiError 10052."""
+    subjects = [transform.src.encode() for transform in source.subject_transforms]
+    check_shapes(subjects, "subject transforms")
+    return subjects
 
 
 # --- transforms and republishing --------------------------------------------------------------------------------------
@@ -219,7 +263,7 @@ def check_republish(config: StreamConfig, pedantic: bool) -> None:
         if pedantic:
             raise ApiError(10157, err="implicit republish based on subject transform")
         republish.src = republish.dest = transform.dest
-    if any(collide(republish.dest.encode(), subject) for subject in config.subjects_bytes):
+    if overlapping([republish.dest.encode()], config.subjects_bytes):
         raise invalid_config("stream configuration for republish destination forms a cycle")
     try:
         if republish.dest:

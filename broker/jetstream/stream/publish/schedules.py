@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import tzinfo
+from functools import cache
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
 from broker.gotime import ZERO_TIME_NS
+from broker.jetstream.filters import Filters
 from broker.jetstream.stream.publish.cron import Firing, fires_at
 from broker.jetstream.stream.publish.rollup import ROLLUP
 from broker.jetstream.stream.publish.ttl import TTL_INVALID, parse_ttl
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.protocol import headers as header_block
-from broker.protocol.subject import collide, is_literal, is_valid
+from broker.protocol.subject import is_literal, is_valid
 from broker.storage.format.records.expiry import NEVER
 
 if TYPE_CHECKING:
@@ -63,7 +65,12 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
 
     Messages from the stream's own scheduler have passed them already; each schedule publishes once for the time that it fires.
     """
-    scheduler, subjects, ahead = context.scheduler, config.subjects_bytes, context.live.ahead
+    scheduler, ahead = context.scheduler, context.live.ahead
+
+    @cache
+    def stored() -> Filters:
+        """The stream's subjects. Most streams never need them here."""
+        return Filters(config.subjects_bytes)
 
     def check(candidate: Candidate) -> None:
         get = candidate.headers.get
@@ -92,7 +99,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
         if found is not None:
             if not config.allow_msg_schedules:
                 raise ApiError(10188)
-            _check_schedule(candidate, get, config, subjects)
+            _check_schedule(candidate, get, config, stored)
             candidate.due = 0, found.at_ns
         name = get(SCHEDULER, b"")
         if following:
@@ -129,7 +136,7 @@ def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Calla
 
 
 def _check_schedule(candidate: Candidate, get: Callable[[bytes, bytes], bytes], config: StreamConfig,
-                    subjects: list[bytes]) -> None:
+                    stored: Callable[[], Filters]) -> None:
     ttl, rollup, target, source = get(_TTL, b""), get(_ROLLUP, b""), get(TARGET, b""), get(SOURCE, b"")
     if ttl and parse_ttl(ttl) == TTL_INVALID:
         raise ApiError(10191)
@@ -141,9 +148,9 @@ def _check_schedule(candidate: Candidate, get: Callable[[bytes, bytes], bytes], 
         raise ApiError(10190)
     if source and (not _publishable(source) or source in (target, candidate.subject)):
         raise ApiError(10203)
-    if not any(collide(subject, target) for subject in subjects):
+    if not config.subjects or not stored().match(target):
         raise ApiError(10190)
-    if source and not any(collide(subject, source) for subject in subjects):
+    if source and not stored().match(source):
         raise ApiError(10203)
     own = get(ROLLUP, b"").lower()
     if not own:
