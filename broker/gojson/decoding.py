@@ -34,6 +34,7 @@ __all__ = ["JsonError", "Number", "Repeated", "assigned", "combined", "decode_al
            "unmarshal"]
 
 _INTEGER_CHARS_MAX: Final = 20
+_SPACES: Final = re.compile("[ \t\r\n]*")
 _ESCAPES: Final = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL)
 """A pair of surrogates, half of one (the group), any other escape."""
@@ -203,6 +204,5 @@ def _without_halves(source: str) -> str:
 
 def _blank(source: str, at: int) -> int:
     """The end of the white space that begins at ``at``."""
-    while at < len(source) and source[at] in " \t\r\n":
-        at += 1
-    return at
+    found = _SPACES.match(source, at)
+    return found.end() if found else at

@@ -6,9 +6,13 @@ The scanner is the grammar as a table of states; nothing is decoded.
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["syntax_error", "unmarshal_error"]
 
-_SPACE = " \t\r\n"
+_SPACES = re.compile("[ \t\r\n]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_DIGITS = re.compile("[0-9]*")
 _DEPTH_MAX = 10_000
 _ESCAPES = set('"\\/bfnrtu')
 _WORDS = {"t": "true", "f": "false", "n": "null"}
@@ -79,9 +83,8 @@ def _quote(char: str) -> str:
 
 
 def _skip(source: str, at: int) -> int:
-    while at < len(source) and source[at] in _SPACE:
-        at += 1
-    return at
+    found = _SPACES.match(source, at)
+    return found.end() if found else at
 
 
 def _peek(source: str, at: int) -> str:
@@ -148,6 +151,8 @@ def _array(source: str, at: int, depth: int) -> int:
 
 def _string(source: str, at: int) -> int:
     while True:
+        if (plain := _PLAIN.match(source, at)) is not None:
+            at = plain.end()
         char = _peek(source, at)
         if char == '"':
             return at + 1
@@ -163,7 +168,7 @@ def _string(source: str, at: int) -> int:
                 if len(digits) < 4:
                     raise _Ended
                 at += 4
-        elif ord(char) < 32:
+        else:
             raise _Unexpected(at, "in string")
         at += 1
 
@@ -196,6 +201,5 @@ def _digit(char: str) -> bool:
 
 
 def _digits(source: str, at: int) -> int:
-    while at < len(source) and _digit(source[at]):
-        at += 1
-    return at
+    found = _DIGITS.match(source, at)
+    return found.end() if found else at

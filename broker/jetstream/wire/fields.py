@@ -264,8 +264,25 @@ def record(of: type[Any], go_type: str, *, always: bool = False) -> Any:
 def records(of: type[Any], go_type: str) -> Any:
     """A list of nested objects; null in it stays None."""
     one = _record_reader(of, go_type)
-    reader = _list_reader(lambda value, where: None if value is None else one(value, where), f"[]{go_type}")
-    return _declare(_Field(reader, lambda items: [item and write(item) for item in items]), factory=list)
+    read_all = _list_reader(lambda value, where: None if value is None else one(value, where), f"[]{go_type}")
+    return _declare(_Field(lambda value, where: _Records(read_all(value, where)), _write_all), factory=list)
+
+
+class _Records(list[Any]):
+    """A list of nested objects as read, and its JSON once it was written: a configuration does not change any more then."""
+
+    __slots__ = ("written",)
+
+    written: list[Any]
+
+
+def _write_all(items: list[Any]) -> list[Any]:
+    written: list[Any] | None = getattr(items, "written", None)
+    if written is None:
+        written = [item and write(item) for item in items]
+        if isinstance(items, _Records):
+            items.written = written
+    return written
 
 
 def _record_reader(of: type[Any], go_type: str) -> Reader:
