@@ -122,8 +122,11 @@ class PullAdmission:
         pending = max(0, self._cursor.pending) + len(self._acks.queue)
         if not pending:
             return "" if request.expires or until_seq else "404 No Messages"
-        self.sweep(mono_ns, at_end=False)
-        return "" if until_seq else "408 Requests Pending" if pending < self.waiting.wanted else ""
+        if until_seq or pending >= self.waiting.wanted:
+            return ""
+        if mono_ns != self._swept_ns:  # the others of its run find the same
+            self.sweep(mono_ns, at_end=False)
+        return "408 Requests Pending" if pending < self.waiting.wanted else ""
 
     def _refuse(self, reply: bytes, text: str) -> None:
         send_statuses(self._bus, [(reply, status.line(text))])

@@ -15,7 +15,10 @@ Source: nats-server consumer.go: nextWaiting, popAndRequeue, assignNewPinId, set
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections import deque
+from itertools import takewhile
+from operator import attrgetter
 from typing import NamedTuple
 
 from broker.clock import Clock
@@ -27,6 +30,7 @@ from broker.jetstream.wire.ids import unique_id
 __all__ = ["Order", "Overflow", "PinnedClient", "Prioritized", "Supply", "Turn", "order_of"]
 
 _ANY = 1 << 62
+_PRIORITY = attrgetter("priority")
 
 
 class Supply(NamedTuple):
@@ -102,16 +106,13 @@ class Prioritized(Order):
     policy = "prioritized"
 
     def place(self, requests: deque[WaitingRequest], request: WaitingRequest) -> None:
-        i = len(requests)
-        while i and requests[i - 1].priority > request.priority:
-            i -= 1
-        requests.insert(i, request)
+        requests.insert(bisect_right(requests, request.priority, key=_PRIORITY), request)
 
     def turn(self, requests: deque[WaitingRequest], supply: Supply) -> Turn | None:
         if not requests:
             return None
         first = requests[0].priority
-        return Turn(deque(r for r in requests if r.priority == first), _ANY)
+        return Turn(deque(takewhile(lambda request: request.priority == first, requests)), _ANY)
 
     def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
         first = requests[0].priority

@@ -42,6 +42,8 @@ class Waiting:
         self.max_waiting = max_waiting
         self.order = order
         self.requests: deque[WaitingRequest] = deque()
+        self._wanted: int | None = 0
+        """What ``wanted`` returns; None: it has to be counted."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -53,7 +55,9 @@ class Waiting:
     @property
     def wanted(self) -> int:
         """Messages that all requests together still ask for."""
-        return sum(r.batch_left for r in self.requests)
+        if self._wanted is None:
+            self._wanted = sum(r.batch_left for r in self.requests)
+        return self._wanted
 
     @property
     def next_due_ns(self) -> int | None:
@@ -65,6 +69,8 @@ class Waiting:
 
     def add(self, request: WaitingRequest) -> None:
         self.order.place(self.requests, request)
+        if self._wanted is not None:
+            self._wanted += request.batch_left
 
     def reorder(self, order: Order) -> None:
         """Change the order."""
@@ -101,7 +107,7 @@ class Waiting:
                 out.append((r.reply, heartbeat))
                 r.heartbeat_at_ns = mono_ns + r.heartbeat_ns
             kept.append(r)
-        self.requests = kept
+        self.requests, self._wanted = kept, None
         return out
 
     def ready(self, turn: Turn, count: int, mono_ns: int,
@@ -122,17 +128,20 @@ class Waiting:
             gone.append(r)
         for r in gone:
             self.requests.remove(r)
+            self._wanted = None
         return not gone, out
 
     def drop(self, request: WaitingRequest) -> None:
         """Remove a request whose inbox has no subscriber any more."""
         if request in self.requests:
             self.requests.remove(request)
+            self._wanted = None
 
     def drain(self, text: bytes, *, pending: bool = False) -> list[tuple[bytes, bytes]]:
         """End every request with the same status; ``pending`` adds what was left of each."""
         out = [(r.reply, r.pending_status(text) if pending else text + b"\r\n\r\n") for r in self.requests]
         self.requests.clear()
+        self._wanted = 0
         return out
 
     def share(self, turn: Turn, count: int, sizes: Callable[[], Sequence[int]],
@@ -144,6 +153,7 @@ class Waiting:
             ended without another message. Fewer than ``count`` may be covered: ask for the next turn with the rest.
         """
         requests = turn.requests
+        self._wanted = None
         count = min(count, turn.messages)
         shares: list[Share] = []
         ended: list[tuple[bytes, bytes]] = []

@@ -18,6 +18,9 @@ __all__ = ["NEVER_NS", "BadRequest", "PullRequest", "WaitingRequest", "parse_req
 
 NEVER_NS = 1 << 63
 _REMEMBERED_MAX = 256
+_BODY_BYTES_MAX = 16 * 1024
+"""A pull request has a dozen short members. It is read at once, with many others."""
+
 _LAST_PRIORITY = 1 << 31
 
 
@@ -81,6 +84,8 @@ def parse_request(body: bytes) -> PullRequest:
 
 def _parse(body: bytes) -> PullRequest:
     if body[:1] == b"{":
+        if len(body) > _BODY_BYTES_MAX:
+            raise BadRequest(f"request is longer than {_BODY_BYTES_MAX} bytes")
         try:
             request = wire.read(PullRequest, wire.load_one(body), lenient=True)
         except ApiError as error:
