@@ -17,6 +17,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
@@ -217,7 +218,8 @@ class JetStream(LogListener):
                 raise ApiError(NOT_AVAILABLE)
             if account is not None and isinstance(one, Stream):
                 if account.streams.get(one.name) is one:
-                    account.delete_stream(one)
+                    with suppress(ApiError):  # somebody else has deleted it meanwhile
+                        await account.delete_stream(one)
             elif isinstance(one, StreamState):
                 UnusedStream(one).delete(log)
                 if account is not None:

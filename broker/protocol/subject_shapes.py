@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-__all__ = ["SHAPES_MAX", "SubjectShapes", "first_overlap", "first_subset", "overlapping"]
+__all__ = ["SHAPES_MAX", "FirstMatch", "SubjectShapes", "first_overlap", "first_subset", "overlapping"]
 
 SHAPES_MAX: Final = 256
 """Shapes that the subjects of one configuration, or the filters of one request, may have."""
@@ -90,6 +90,26 @@ class SubjectShapes:
             if count >= length if rest else count == length and not open_ended:
                 found += wanted.get(pick(tokens), 0)
         return found
+
+
+class FirstMatch:
+    """Some patterns, of which the first that matches a subject is looked for."""
+
+    __slots__ = ("_shapes",)
+
+    def __init__(self, patterns: Iterable[bytes]) -> None:
+        self._shapes: list[tuple[int, bool, _Pick, dict[object, int]]] = []
+        for shape, members in _by_shape(patterns).items():
+            pick = _picker(shape.places)
+            self._shapes.append((shape.length, shape.rest, pick, {pick(tokens): index for index, tokens in reversed(members)}))
+
+    def of(self, subject: bytes) -> int | None:
+        """The index of the first pattern that matches a literal subject; None: none does."""
+        tokens = subject.split(b".")
+        count = len(tokens)
+        found = [indexes[key] for length, rest, pick, indexes in self._shapes
+                 if (count == length or (rest and count > length)) and (key := pick(tokens)) in indexes]
+        return min(found, default=None)
 
 
 def first_subset(patterns: Sequence[bytes]) -> int:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.protocol.subject import collide, subset
-from broker.protocol.subject_shapes import SubjectShapes, first_overlap, first_subset, overlapping
+from broker.protocol.subject_shapes import FirstMatch, SubjectShapes, first_overlap, first_subset, overlapping
 
 _TOKENS = st.lists(st.sampled_from([b"a", b"b", b"*", b"a*", b">x"]), min_size=1, max_size=4)
 PATTERNS = st.lists(st.builds(lambda tokens, rest: b".".join([*tokens, b">"] if rest else tokens), _TOKENS, st.booleans()),
@@ -17,6 +17,11 @@ SUBJECTS = st.lists(st.sampled_from([b"a", b"b", b"a*", b">x", b"c"]), min_size=
 @given(PATTERNS, SUBJECTS)
 def test_a_subject_matches_what_one_of_the_patterns_matches(patterns: list[bytes], subject: bytes) -> None:
     assert SubjectShapes(patterns).match(subject) == any(collide(pattern, subject) for pattern in patterns)
+
+
+@given(PATTERNS, SUBJECTS)
+def test_the_first_pattern_that_matches(patterns: list[bytes], subject: bytes) -> None:
+    assert FirstMatch(patterns).of(subject) == next((i for i, one in enumerate(patterns) if collide(one, subject)), None)
 
 
 @given(PATTERNS)

@@ -16,7 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
@@ -24,11 +26,13 @@ from broker.clock import Clock
 from broker.config.settings import AccountLimits, JetStreamSettings
 from broker.jetstream.account.external import account_of
 from broker.jetstream.account.incoming import Incoming, Parts
+from broker.jetstream.account.long_work import LONG, Steps, aside, at_once, in_turns
 from broker.jetstream.account.neighbours import Neighbours
 from broker.jetstream.account.quota import Quota
 from broker.jetstream.account.restore import OfflineStream, Openings, stored_config, stored_consumers
 from broker.jetstream.account.subscriptions import Subscriptions
 from broker.jetstream.account.sweeps import finished
+from broker.jetstream.account.work_queues import WorkQueues
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.consumer_rules import (
     check_consumer,
@@ -52,12 +56,13 @@ from broker.jetstream.config.stream_rules import (
 from broker.jetstream.config.upstream_rules import check_filter_subjects
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start import starting_state
+from broker.jetstream.filters import filters_of
 from broker.jetstream.stream.overlaps import Overlaps
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.stream.upstream.follower import Around
 from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
-from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.errors import CONSUMER_NOT_FOUND, NOT_AVAILABLE, STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.ids import unique_id
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.consumer_create import ConsumerCreate
@@ -75,6 +80,15 @@ if TYPE_CHECKING:
 __all__ = ["Account"]
 
 _log = logging.getLogger(__name__)
+
+_CHECKS_MAX = 3
+"""Checks of one configuration, if others change meanwhile what streams mirror or source."""
+
+_FEW_FILTERS = 16
+"""Filters that are looked up one by one among those of all consumers of a work queue."""
+
+_CONSUMERS_AT_ONCE = 128
+"""Consumers deleted in one turn of the loop: some 2 ms."""
 
 
 class Account:
@@ -105,12 +119,16 @@ class Account:
         self._rng = rng
         self._restored = False
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
+        self._work_queues = WorkQueues()
+        self._links = 0
+        """Counts changes of what streams mirror or source."""
         self._quota = Quota(host, name, self.streams, limits, settings.server)
         self.upstreams = Upstreams(Around(self._origin, clock, bus, rng), host.external)
         incoming: dict[str, Stream] = {}
         self._neighbours = Neighbours(self.streams, incoming, self.offline)
         self.incoming = Incoming(self, incoming, Parts(self._neighbours, self._check_new, self._quota.check_consumer,
-                                                       self._make_stream, self._forget_consumers, self._add, self._attach))
+                                                       self._make_stream, self._forget_consumers, self._add_restored,
+                                                       self._attach))
         self._quota.incoming = incoming
         self._subscriptions = Subscriptions(bus, Overlaps() if settings.overlapping_streams else None)
 
@@ -189,7 +207,7 @@ class Account:
                  for name, consumer_config in stored_consumers(state).items()]
         if len(tasks) < len(state.consumers):
             stream.interest.unknown()
-        self._add(stream)
+        self._add_restored(stream)
         return tasks
 
     def prepare_shutdown(self) -> None:
@@ -211,26 +229,29 @@ class Account:
             for consumer in self.consumers(stream).values():
                 self._subscriptions.unsubscribe_acks(consumer)
                 consumer.stop()
-            self._subscriptions.unsubscribe(stream)
             stream.close()
+        self._subscriptions.release()
         self.incoming.release()
         self.streams.clear()
         self._consumers.clear()
+        self._work_queues = WorkQueues()
         self.offline.clear()
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
-    def check(self, given: StreamConfig, *, pedantic: bool) -> None:
+    async def check(self, given: StreamConfig, *, pedantic: bool) -> None:
         """Check a configuration on its own. Raises: ApiError."""
-        check_stream(given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic)
+        await aside(given.elements, partial(check_stream, given, self._neighbours, self.limits, self.settings.server,
+                                            pedantic=pedantic))
 
-    def create_stream(self, given: StreamConfig, *, pedantic: bool = False) -> Stream:
+    async def create_stream(self, given: StreamConfig, *, pedantic: bool = False) -> Stream:
         """Create a stream, or return the existing one with the same configuration.
 
         Raises: ApiError: 10058 when it differs, 10065, 10027, 10047, 10028, or the rule that the configuration breaks.
         """
         self._quota.check_create(given, max(given.max_bytes, 0))
-        config = check_stream(given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic)
+        config, links = await self._checked(given, partial(
+            check_stream, given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic))
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         if config.num_replicas > 1:
             raise ApiError(10074)
@@ -238,13 +259,28 @@ class Account:
             raise ApiError(STREAM_OFFLINE, err=self.offline[config.name].reason)
         existing = self.streams.get(config.name)
         if existing is not None:
-            if same_config(config, existing.config):
+            if await aside(config.elements, partial(same_config, config, existing.config)):
                 return existing
             raise ApiError(10058)
-        self._check_new(config)
-        stream = self._make_stream(config)
-        self._record(stream, stream.enforcement.create_record())
-        self._add(stream)
+        self._check_room(config)
+        subjects = config.subjects_bytes
+        await in_turns(self._subscriptions.claim(config.name, subjects))
+        try:
+            self._check_hidden(config)
+            check_filter_subjects(config)
+            check_supported(config)
+            # The claim may have taken several turns of the loop.
+            self._check_room(config)
+            self._check_links(links, config)
+            stream = self._make_stream(config)
+            self._record(stream, stream.enforcement.create_record())
+        except ApiError:
+            await in_turns(self._subscriptions.give_back(config.name, subjects))
+            raise
+        except BaseException:
+            at_once(self._subscriptions.give_back(config.name, subjects))
+            raise
+        await in_turns(self._add(stream))
         self.events.stream("create", stream.name, stream.log)
         return stream
 
@@ -254,40 +290,77 @@ class Account:
         Raises: ApiError, and nothing has changed; StoreError, FormatError: the configuration applies, and what exceeds
             it is removed later.
         """
-        config = check_update(stream.config, given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic)
+        before = stream.config
+        config, links = await self._checked(given, partial(
+            check_update, before, given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic))
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         self._quota.check_update(stream, config)
         self._check_consumer_limits(stream, config)
-        self._check_overlap(config, stream)
-        check_filter_subjects(config)
-        check_supported(config)
-        self._record(stream, stream.enforcement.update_record(config))
-        to_interest = config.retention == "interest" != stream.config.retention
+        added = [one.encode() for one in _beside(config.subjects, before.subjects)]
+        await in_turns(self._subscriptions.claim(config.name, added))
+        try:
+            self._check_hidden(config)
+            check_filter_subjects(config)
+            check_supported(config)
+            # The claim may have taken several turns of the loop.
+            if self.stream(stream.name) is not stream:
+                raise ApiError(STREAM_NOT_FOUND)
+            self._check_links(links, config)
+            self._record(stream, stream.enforcement.update_record(config))
+        except ApiError:
+            await in_turns(self._subscriptions.give_back(config.name, added))
+            raise
+        except BaseException:
+            at_once(self._subscriptions.give_back(config.name, added))
+            raise
+        to_interest = config.retention == "interest" != before.retention
         limits_applied = stream.update(config)
-        self._subscriptions.subscribe(stream)
-        self.upstreams.configure(stream)
+        self._links += config.follows
         self.events.stream("modify", stream.name, stream.log)
+        await in_turns(self._connect(stream))
+        removed = [one.encode() for one in _beside(before.subjects, config.subjects)]
+        await in_turns(self._subscriptions.give_back(config.name, removed))
         await limits_applied
         if to_interest and (sweep := stream.interest.sweep(1, acked=True)) is not None:
             await finished(sweep)
 
-    def delete_stream(self, stream: Stream) -> None:
-        """Delete a stream with its consumers; waiting pull requests are notified."""
-        consumers = list(self.consumers(stream).values())
-        for consumer in consumers:
-            self._subscriptions.unsubscribe_acks(consumer)
-            consumer.delete()
+    async def delete_stream(self, stream: Stream) -> None:
+        """Delete a stream with its consumers; waiting pull requests are notified.
+
+        Publishers and consumers lose it step by step; it is deleted in one step, after that.
+        Raises: ApiError 10059, 10194 if it has gone meanwhile.
+        """
+        name, subjects = stream.name, stream.config.subjects_bytes
+        await in_turns(self._subscriptions.unsubscribe(stream))
+        await in_turns(self.upstreams.leave(name))
+        deleted = await self._delete_consumers(stream)
+        if self.stream(name) is not stream:
+            raise ApiError(STREAM_NOT_FOUND)
         self._forget_consumers(stream)
         self._record(stream, StreamDelete())
-        for consumer in consumers:
-            self.events.consumer("delete", stream.name, consumer.name, stream.log)
-        self.events.stream("delete", stream.name, stream.log)
-        self._subscriptions.unsubscribe(stream)
-        del self.streams[stream.name]
-        self.upstreams.leave(stream.name)
-        self.upstreams.changed(stream.name)
+        for consumer in deleted:
+            self.events.consumer("delete", name, consumer, stream.log)
+        self.events.stream("delete", name, stream.log)
+        del self.streams[name]
         stream.close()
         stream.live.let_go()
+        self.upstreams.changed(name)
+        await in_turns(self._subscriptions.give_back(name, subjects))
+
+    async def _delete_consumers(self, stream: Stream) -> list[str]:
+        """Delete the consumers of a stream that is being deleted. Returns their names."""
+        consumers, deleted = self.consumers(stream), []
+        self._work_queues.forget(stream)
+        while consumers:
+            for name in list(islice(consumers, _CONSUMERS_AT_ONCE)):
+                consumer = consumers.pop(name)
+                deleted.append(name)
+                self._subscriptions.unsubscribe_acks(consumer)
+                consumer.delete()
+            stream.interest.changed()
+            if consumers:
+                await asyncio.sleep(0)
+        return deleted
 
     def _take_offline(self, stream: Stream) -> None:
         """The stream can no longer store anything: drop it until the next start, which restores what was stored."""
@@ -303,27 +376,49 @@ class Account:
             self._subscriptions.unsubscribe_acks(consumer)
             consumer.shutdown()
         self._forget_consumers(stream)
-        self._subscriptions.unsubscribe(stream)
-        self.upstreams.leave(stream.name)
+        at_once(self._subscriptions.unsubscribe(stream))
+        at_once(self._subscriptions.give_back(stream.name, stream.config.subjects_bytes))
+        at_once(self.upstreams.leave(stream.name))
         self.upstreams.changed(stream.name)
 
+    async def _checked(self, given: StreamConfig, check: Callable[[], StreamConfig]) -> tuple[StreamConfig, int]:
+        """What ``check`` returns for a configuration, and the links between streams that it has seen. Raises: ApiError."""
+        for _ in range(_CHECKS_MAX):
+            links = self._links
+            config = await aside(given.elements, partial(_written, check))
+            if links == self._links or not config.follows:
+                return config, links
+        raise ApiError(NOT_AVAILABLE)
+
+    def _check_links(self, seen: int, config: StreamConfig) -> None:
+        """Refuse a mirror or sources that might form a cycle with what changed since the check. Raises: ApiError 10008."""
+        if config.follows and seen != self._links:
+            raise ApiError(NOT_AVAILABLE)
+
     def _check_new(self, config: StreamConfig) -> None:
-        """Check a new stream beside the others. Raises: ApiError."""
-        if config.name in self.incoming.names:
-            raise ApiError(10058)
-        # A stream without a limit still needs room for something.
-        self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
-        self._check_overlap(config, None)
+        """Check a stream that is to be restored beside the others. Raises: ApiError."""
+        self._check_room(config)
+        if not self.settings.overlapping_streams:
+            hidden = (self._neighbours[name] for name in self._neighbours.hidden())
+            if self._subscriptions.overlap(config.subjects_bytes) or subjects_overlap(config.subjects, hidden):
+                raise ApiError(10065)
         check_filter_subjects(config)
         check_supported(config)
 
-    def _check_overlap(self, config: StreamConfig, stream: Stream | None) -> None:
-        """Check the subjects of a configuration, which ``stream`` is to have. Raises: ApiError 10065."""
+    def _check_room(self, config: StreamConfig) -> None:
+        """Check that the name of a new stream is free, and that the stream fits. Raises: ApiError."""
+        if config.name in self.incoming.names or config.name in self.streams:
+            raise ApiError(10058)
+        # A stream without a limit still needs room for something.
+        self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
+
+    def _check_hidden(self, config: StreamConfig) -> None:
+        """Check the subjects that a stream has claimed beside those of streams that do not serve. Raises: ApiError 10065."""
         if self.settings.overlapping_streams:
             return
-        hidden = (self._neighbours[name] for name in self._neighbours.hidden())
-        if self._subscriptions.overlap(config.subjects_bytes, stream) or subjects_overlap(config.subjects, hidden):
-            raise ApiError(10065)
+        for name in self._neighbours.hidden():
+            if self._subscriptions.claims_one_of(config.name, self._neighbours[name].subjects_bytes):
+                raise ApiError(10065)
 
     def _check_consumer_limits(self, stream: Stream, config: StreamConfig) -> None:
         """Refuse limits that existing consumers of the stream exceed."""
@@ -345,14 +440,27 @@ class Account:
 
     def _forget_consumers(self, stream: Stream) -> None:
         """Clears the mapping in place: the stream reads the same one."""
+        self._work_queues.forget(stream)
         self._consumers.pop(stream, {}).clear()
 
-    def _add(self, stream: Stream) -> None:
+    def _add(self, stream: Stream) -> Steps:
+        """Make a stream, whose subjects are claimed, one of the account's. The first step does it; the others connect it."""
         self.streams[stream.name] = stream
         stream.on_failed = self._take_offline
-        self._subscriptions.subscribe(stream)
-        self.upstreams.configure(stream)
+        self._links += stream.config.follows
+        yield from self._connect(stream)
         self.upstreams.changed(stream.name)
+
+    def _connect(self, stream: Stream) -> Steps:
+        """Subscribe to the stream's subjects, and follow its mirror or sources."""
+        yield from self._subscriptions.subscribe(stream)
+        if self.streams.get(stream.name) is stream:
+            yield from self.upstreams.configure(stream)
+
+    def _add_restored(self, stream: Stream) -> None:
+        """Make a stream one of the account's, whatever subjects it has in common with others."""
+        self._subscriptions.claim_anyway(stream.name, stream.config.subjects_bytes)
+        at_once(self._add(stream))
 
     def _origin(self, given: StreamSource, mirror: bool) -> Stream:
         """The stream that a mirror or source in this account names. Raises: ApiError."""
@@ -383,23 +491,38 @@ class Account:
         if existing is not None:
             given = given.copy()
             given.pause_until = existing.config.pause_until
-        config = check_consumer(given, stream.config, self.limits, self.settings.server, pedantic=pedantic)
+        config = await aside(len(given.filter_subjects), partial(self._checked_consumer, given, stream.config, pedantic))
+        others = [one.config for one in consumers.values() if one is not existing]
+        work_queue, rivals, filters = stream.config.retention == "workqueue", others, len(config.filter_subjects)
+        if work_queue and filters <= _FEW_FILTERS:
+            rival = self._work_queues.rival(stream, config, consumers, existing)
+            rivals = [] if rival is None else [rival]
+        elif work_queue:
+            filters += sum(max(len(one.filter_subjects), 1) for one in others)
         if existing is not None:
             if action == "create" and not same_consumer(config, existing.config):
                 raise ApiError(10148)
-            if stream.config.retention == "workqueue":
-                check_work_queue_filters(config, [one.config for one in consumers.values() if one is not existing])
+            if work_queue:
+                await aside(filters, partial(check_work_queue_filters, config, rivals))
+            if consumers.get(existing.name) is not existing:
+                raise ApiError(CONSUMER_NOT_FOUND)  # it was not used, and was deleted meanwhile
             if (sweep := self._update_consumer(stream, existing, config)) is not None:
                 await finished(sweep)
             return existing
         if action == "update":
             raise ApiError(10149)
-        self._quota.check_consumer(config, stream.config, [one.config for one in consumers.values()])
+        await aside(filters, partial(self._quota.check_consumer, config, stream.config, others, rivals))
         name = config.durable_name or config.name
         fill_inactive_threshold(config)
         while not name or name in consumers:
             name = unique_id(self._rng, 8)
         return await self._make_consumer(stream, name, config)
+
+    def _checked_consumer(self, given: ConsumerConfig, stream: StreamConfig, pedantic: bool) -> ConsumerConfig:
+        """``check_consumer``, and the filters compiled, which may take as long."""
+        config = check_consumer(given, stream, self.limits, self.settings.server, pedantic=pedantic)
+        filters_of(config.filters)
+        return config
 
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
         """Create a consumer, open and in the log. A store error leaves nothing behind."""
@@ -410,6 +533,7 @@ class Account:
         # Register it before it counts what is pending, so that it is notified of removals meanwhile.
         consumers = self.consumers(stream)
         consumers[name] = consumer
+        self._work_queues.added(stream, consumer)
         stream.interest.changed()
         # The answer to the request goes out first, as it nearly always does on nats-server.
         consumer.withhold()
@@ -417,6 +541,7 @@ class Account:
             await consumer.open(start.listed)
         except BaseException:
             consumer.stop()
+            self._work_queues.removing(stream, consumer)
             consumers.pop(name, None)
             stream.interest.consumer_left(consumer.waits_above_seq)
             raise
@@ -430,6 +555,7 @@ class Account:
                 restored: bool = False) -> asyncio.Task[None]:
         """Add a consumer with its state; the task is done once it serves."""
         consumer = self._consumers[stream][state.name] = self._consumer(stream, config, state, restored=restored)
+        self._work_queues.added(stream, consumer)
         self._subscriptions.subscribe_acks(consumer)
         return self.openings.start(consumer)
 
@@ -459,7 +585,9 @@ class Account:
         if config != consumer.config:
             refiltered = config.filters != consumer.config.filters
             self._consumer_record(stream, consumer, ConsumerUpdate(consumer.name, config.to_json()))
+            self._work_queues.removing(stream, consumer)
             consumer.update(config)
+            self._work_queues.added(stream, consumer)
             if refiltered:
                 sweep = stream.interest.consumer_left(consumer.waits_above_seq)
         if config.sourcing:
@@ -482,6 +610,7 @@ class Account:
         stream = self.streams.get(consumer.stream.name)
         if stream is None or self.consumers(stream).get(consumer.name) is not consumer:
             return None
+        self._work_queues.removing(stream, consumer)
         del self._consumers[stream][consumer.name]
         # Record the sweep before the deletion: after a crash in between, the sweep finds nothing to remove.
         sweep = stream.interest.consumer_left(consumer.waits_above_seq)
@@ -490,3 +619,17 @@ class Account:
         consumer.delete()
         self.events.consumer("delete", stream.name, consumer.name, stream.log)
         return sweep
+
+
+def _written(check: Callable[[], StreamConfig]) -> StreamConfig:
+    """The configuration that ``check`` returns, with the JSON of its long lists, which later answers need."""
+    config = check()
+    if config.elements >= LONG:
+        config.to_json()
+    return config
+
+
+def _beside(subjects: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Those of ``subjects`` that are not among ``others``."""
+    known = set(others)
+    return [subject for subject in subjects if subject not in known]

@@ -127,13 +127,17 @@ class Quota:
         if 0 <= account_max < account_bytes() or 0 <= server_max < server_bytes():
             raise ApiError(NO_ROOM[storage])
 
-    def check_consumer(self, config: ConsumerConfig, stream: StreamConfig, others: Collection[ConsumerConfig]) -> None:
-        """Check that a stream with the consumers ``others`` may have one more. Raises: ApiError 10026, 10102, or 10099,
-        10100, 10101 of a work queue."""
+    def check_consumer(self, config: ConsumerConfig, stream: StreamConfig, others: Collection[ConsumerConfig],
+                       rivals: Collection[ConsumerConfig] | None = None) -> None:
+        """Check that a stream with the consumers ``others`` may have one more.
+
+        Args: ``rivals``: those that may get the same messages, if that is known.
+        Raises: ApiError 10026, 10102, or 10099, 10100, 10101 of a work queue.
+        """
         if 0 < self.consumers_max(stream) <= sum(not one.copies for one in others):
             raise ApiError(10026)
         if stream.retention == "workqueue":
-            check_work_queue(config, others)
+            check_work_queue(config, others if rivals is None else rivals)
         if len((config.durable_name or config.name).encode()) > NAME_MAX:
             raise ApiError(10102, max=NAME_MAX)
 

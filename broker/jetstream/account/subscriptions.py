@@ -3,17 +3,22 @@
     stream      the subjects of its configuration
     consumer    its acks, in both forms; pull requests arrive at the API, which calls ``pulled_from``
 
-Also which streams have subjects in common with another's.
+Also which streams have subjects in common with another's: a stream claims its subjects before it exists, and gives them
+back once it is deleted. A subject is claimed in one step, so of two streams with a subject in common one is refused, however
+the steps of both take turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from broker.jetstream.account.long_work import LONG, Steps, at_once
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.stream.overlaps import Overlaps
 from broker.jetstream.stream.stream import Stream
+from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject_tree import SubjectTree
 
 if TYPE_CHECKING:
@@ -29,36 +34,106 @@ class Subscriptions:
         self._bus = bus
         self._overlaps = overlaps
         self._subjects: dict[Stream, dict[str, Subscription]] = {}
-        self._tree: SubjectTree[Stream] = SubjectTree()
+        self._claims: SubjectTree[str] = SubjectTree()
+        """The subjects of all streams, by the streams' names."""
         self._acks: dict[Consumer, list[Subscription]] = {}
         self._pulled: dict[bytes, Consumer] = {}
 
-    def subscribe(self, stream: Stream) -> None:
-        """Subscribe to exactly the subjects in the stream's configuration."""
+    # --- subjects -----------------------------------------------------------------------------------------------------
+
+    def claim(self, name: str, subjects: Sequence[bytes]) -> Steps:
+        """Claim the subjects for the stream ``name``. Raises: ApiError 10065 if one overlaps another stream's.
+
+        If that is so, or if the steps are not completed, none of them is claimed.
+        """
+        claimed, looked_at = 0, 0
+        try:
+            for subject in subjects:
+                if self._overlaps is None:
+                    for owner in self._claims.overlapping(subject):
+                        looked_at += 1
+                        if owner != name:
+                            raise ApiError(10065)
+                self._claims.add(subject, name)
+                claimed += 1
+                looked_at += 1
+                if looked_at >= LONG:
+                    looked_at = 0
+                    yield
+        except ApiError:
+            yield from self.give_back(name, subjects[:claimed])
+            raise
+        except GeneratorExit:
+            at_once(self.give_back(name, subjects[:claimed]))
+            raise
+
+    def claim_anyway(self, name: str, subjects: Iterable[bytes]) -> None:
+        """Claim the subjects of a restored stream."""
+        for subject in subjects:
+            self._claims.add(subject, name)
+
+    def give_back(self, name: str, subjects: Sequence[bytes]) -> Steps:
+        """Undo ``claim``; completed even if the generator is closed."""
+        left = iter(subjects)
+        try:
+            while some := list(islice(left, LONG)):
+                for subject in some:
+                    self._claims.discard(subject, name)
+                yield
+        finally:
+            for subject in left:
+                self._claims.discard(subject, name)
+
+    def claims_one_of(self, name: str, subjects: Iterable[bytes]) -> bool:
+        """Whether the stream ``name`` has claimed a subject that overlaps one of these."""
+        return any(owner == name for subject in subjects for owner in self._claims.overlapping(subject))
+
+    def overlap(self, subjects: Iterable[bytes]) -> bool:
+        """Whether some stream has claimed a subject that overlaps one of these."""
+        return any(True for subject in subjects for _ in self._claims.overlapping(subject))
+
+    def subscribe(self, stream: Stream) -> Steps:
+        """Subscribe to exactly the subjects in the stream's configuration, which are claimed.
+
+        The steps end early if the stream is unsubscribed between them.
+        """
         subscriptions, wanted = self._subjects.setdefault(stream, {}), set(stream.config.subjects)
-        for subject in [subject for subject in subscriptions if subject not in wanted]:
-            self._bus.unsubscribe(subscriptions.pop(subject))
-            self._tree.discard(subject.encode(), stream)
         handler: BatchHandler = stream.publish
         if self._overlaps is not None:
             self._overlaps.changed(stream)
             handler = self._overlaps.handler(stream)
-        for subject in stream.config.subjects:
+        gone = [subject for subject in subscriptions if subject not in wanted]
+        for at, subject in enumerate((*gone, *stream.config.subjects), 1):
             if subject not in subscriptions:
                 subscriptions[subject] = self._bus.subscribe(subject.encode(), handler, stream=stream.name)
-                self._tree.add(subject.encode(), stream)
+            elif subject not in wanted:
+                self._bus.unsubscribe(subscriptions.pop(subject))
+            if at % LONG == 0:
+                yield
+                if self._subjects.get(stream) is not subscriptions:
+                    return
 
-    def unsubscribe(self, stream: Stream) -> None:
-        """Stop routing publishes to the stream."""
-        for subject, subscription in self._subjects.pop(stream, {}).items():
-            self._bus.unsubscribe(subscription)
-            self._tree.discard(subject.encode(), stream)
+    def release(self) -> None:
+        """Stop routing publishes to all streams, and drop their claims."""
+        for stream in list(self._subjects):
+            at_once(self.unsubscribe(stream))
+        self._claims = SubjectTree()
+
+    def unsubscribe(self, stream: Stream) -> Steps:
+        """Stop routing publishes to the stream. Its claims stay."""
         if self._overlaps is not None:
             self._overlaps.removed(stream)
+        subscriptions = self._subjects.pop(stream, {})
+        try:
+            while subscriptions:
+                for _ in range(min(LONG, len(subscriptions))):
+                    self._bus.unsubscribe(subscriptions.popitem()[1])
+                yield
+        finally:
+            for subscription in subscriptions.values():
+                self._bus.unsubscribe(subscription)
 
-    def overlap(self, subjects: Iterable[bytes], stream: Stream | None) -> bool:
-        """Whether a stream other than ``stream`` has a subject that overlaps one of these."""
-        return any(other is not stream for subject in subjects for other in self._tree.overlapping(subject))
+    # --- acks and pull requests ---------------------------------------------------------------------------------------
 
     def subscribe_acks(self, consumer: Consumer) -> None:
         """Route clients' messages to the consumer: acks in both forms, and pull requests."""

@@ -62,9 +62,9 @@ class _SnapshotRequest:
 
 async def snapshot(request: Request) -> dict[str, Any]:
     """Send the stream as an archive to a subject, after the answer."""
-    request.need_body()
+    await request.need_body()
     stream = request.stream(request.tokens[2])
-    asked = request.body(_SnapshotRequest, "JSApiStreamSnapshotRequest")
+    asked = await request.body(_SnapshotRequest, "JSApiStreamSnapshotRequest")
     subject = asked.deliver_subject.encode()
     if not is_valid(subject) or not is_literal(subject):
         raise ApiError(10015)
@@ -80,8 +80,8 @@ async def snapshot(request: Request) -> dict[str, Any]:
 
 async def restore(request: Request) -> dict[str, Any]:
     """Expect a stream's archive at a subject. What the request says of its state is in the archive too."""
-    request.need_body()
-    asked = _restore_request(request)
+    await request.need_body()
+    asked = await request.decoded(lambda: _restore_request(request))
     given = asked.config
     name = request.tokens[2]
     given.name = given.name or name

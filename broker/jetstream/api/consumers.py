@@ -53,7 +53,7 @@ class _ResetRequest:
 
 async def create_legacy(request: Request) -> dict[str, Any]:
     """CONSUMER.CREATE.<stream>: an ephemeral consumer, which its configuration may name."""
-    given = request.body(ConsumerCreateRequest, "CreateConsumerRequest")
+    given = await request.body(ConsumerCreateRequest, "CreateConsumerRequest")
     _check_names(request.tokens[2], given, given.config.name)
     if given.config.durable_name:
         raise ApiError(10020)
@@ -62,7 +62,7 @@ async def create_legacy(request: Request) -> dict[str, Any]:
 
 async def create(request: Request) -> dict[str, Any]:
     """CONSUMER.CREATE.<stream>.<consumer>[.<filter>]: the name in the subject wins, the filter must be the body's."""
-    given = request.body(ConsumerCreateRequest, "CreateConsumerRequest")
+    given = await request.body(ConsumerCreateRequest, "CreateConsumerRequest")
     _, _, stream_name, name, *filter_tokens = request.tokens
     _check_names(stream_name, given, name)
     if given.config.durable_name and given.config.durable_name != name:
@@ -78,7 +78,7 @@ async def create(request: Request) -> dict[str, Any]:
 
 async def create_durable(request: Request) -> dict[str, Any]:
     """CONSUMER.DURABLE.CREATE.<stream>.<consumer>: the oldest form."""
-    given = request.body(ConsumerCreateRequest, "CreateConsumerRequest")
+    given = await request.body(ConsumerCreateRequest, "CreateConsumerRequest")
     stream_name, name = request.tokens[3:]
     _check_names(stream_name, given, name)
     if not given.config.durable_name:
@@ -91,13 +91,13 @@ async def create_durable(request: Request) -> dict[str, Any]:
 
 async def info(request: Request) -> dict[str, Any]:
     """Configuration and state."""
-    request.need_empty()
+    await request.need_empty()
     return await _info(request, request.consumer(*request.tokens[2:]))
 
 
 async def names(request: Request) -> dict[str, Any]:
     """One page of consumer names, in order."""
-    asked = request.optional_body(_PagedRequest, "JSApiConsumersRequest")
+    asked = await request.optional_body(_PagedRequest, "JSApiConsumersRequest")
     found = [consumer.name for consumer in _consumers(request, request.stream(request.tokens[2]))]
     offset = min(max(asked.offset, 0), len(found))
     return {"total": len(found), "offset": offset, "limit": NAMES_PAGE, "consumers": found[offset:offset + NAMES_PAGE]}
@@ -105,7 +105,7 @@ async def names(request: Request) -> dict[str, Any]:
 
 async def list_consumers(request: Request) -> dict[str, Any]:
     """One page of consumer infos, in order of name."""
-    asked = request.optional_body(_PagedRequest, "JSApiConsumersRequest")
+    asked = await request.optional_body(_PagedRequest, "JSApiConsumersRequest")
     stream = request.stream(request.tokens[2])
     found = _consumers(request, stream)
     offset = min(max(asked.offset, 0), len(found))
@@ -122,7 +122,7 @@ async def list_consumers(request: Request) -> dict[str, Any]:
 
 async def delete(request: Request) -> dict[str, Any]:
     """Delete a consumer; its waiting requests are notified."""
-    request.need_empty()
+    await request.need_empty()
     consumer = request.consumer(*request.tokens[2:])
     if (sweep := request.account.delete_consumer(consumer)) is not None:
         await finished(sweep)
@@ -131,7 +131,7 @@ async def delete(request: Request) -> dict[str, Any]:
 
 async def pause(request: Request) -> dict[str, Any]:
     """Pause deliveries until a time; no time, or one in the past, resumes them."""
-    asked = request.optional_body(_PauseRequest, "JSApiConsumerPauseRequest")
+    asked = await request.optional_body(_PauseRequest, "JSApiConsumerPauseRequest")
     consumer = request.consumer(*request.tokens[2:])
     until_ns = None if asked.pause_until == ZERO_TIME_NS else asked.pause_until
     request.account.pause_consumer(consumer, until_ns)
@@ -153,7 +153,8 @@ async def reset(request: Request) -> dict[str, Any]:
         raise Silent from None
     asked = _ResetRequest()
     if request.payload:
-        asked = wire.read(_ResetRequest, wire.load_one(request.payload), "JSApiConsumerResetRequest", lenient=True)
+        asked = await request.decoded(
+            lambda: wire.read(_ResetRequest, wire.load_one(request.payload), "JSApiConsumerResetRequest", lenient=True))
     if headers.get(request.headers, _IDENTITY) is not None:
         request.answer_headers = _identity_header(_identity(request.stream(consumer.stream.name)))
     seq = await consumer.reset(asked.seq)
@@ -165,7 +166,8 @@ async def reset(request: Request) -> dict[str, Any]:
 
 async def unpin(request: Request) -> dict[str, Any]:
     """Remove the pin of a priority group, so that another client may get it."""
-    group = wire.read(_UnpinRequest, wire.load_one(request.payload), "JSApiConsumerUnpinRequest", lenient=True).group
+    group = (await request.decoded(
+        lambda: wire.read(_UnpinRequest, wire.load_one(request.payload), "JSApiConsumerUnpinRequest", lenient=True))).group
     if not group:
         raise invalid_json("consumer group not specified")
     if not is_group_name(group):

@@ -17,8 +17,10 @@ import logging
 import re
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from broker.jetstream.account.long_work import aside
 from broker.jetstream.api import raw_answers
 from broker.jetstream.api.messages import GetRequest, find
 from broker.jetstream.api.routes import API_PREFIX, DIRECT_GET
@@ -29,6 +31,7 @@ from broker.jetstream.stream.state.stored import StoredMsgs
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject import is_literal
+from broker.protocol.subject_shapes import SHAPES_MAX, SubjectShapes
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
@@ -63,6 +66,10 @@ _BY_SEQUENCE = re.compile(rb'\{"seq": ?([1-9]\d{0,17})\}').fullmatch
 _AT_ONCE_BYTES = 1 << 20
 """Answered in one turn of the loop, where each get counts for ``_GET_BYTES`` and its body."""
 _GET_BYTES = 1024
+_AT_ONCE_BODY_BYTES = 4096
+"""A longer request is not served at once; it may take long to decode."""
+_FILTER_BYTES = 8
+"""The JSON of one filter, at least."""
 _MESSAGES_AT_ONCE = 256
 """Of one batch, sent in one turn of the loop."""
 
@@ -150,7 +157,8 @@ class DirectGets:
         try:
             if hlen and level_refused(body[:hlen]):
                 raise _Refused(_LEVEL)
-            await self._answer(stream, _request(subject, body[hlen:]), reply)
+            asked = await aside((len(body) - hlen) // _FILTER_BYTES, partial(_request, subject, body[hlen:]))
+            await self._answer(stream, asked, reply)
         except _Refused as refused:
             self._status(reply, refused.status)
         except (ApiError, StoreError, FormatError) as error:
@@ -213,7 +221,7 @@ class DirectGets:
         up_to_seq = up_to_seq or stream.last_seq
         if up_to_seq > stream.last_seq and stream.config.storage == "file":
             raise _Refused(_NO_RESULTS)  # a quirk of nats-server's file store that its memory store does not have
-        filters = Filters([one.encode() for one in asked.multi_last])
+        filters = await aside(len(asked.multi_last), partial(_filters, asked.multi_last))
         found = await stream.last_seqs_by_subject(filters, up_to_seq)
         if len(found) > SUBJECTS_MAX:
             raise _Refused(_TOO_MANY)
@@ -255,7 +263,7 @@ class DirectGets:
 def _at_once(stream: Stream, subject: bytes, op: Msg) -> Msg | None:
     """The answer to a get of one message, if all that it takes is in memory."""
     _, reply, hlen, body = op
-    if hlen:
+    if hlen or len(body) > _AT_ONCE_BODY_BYTES:
         return None
     try:
         msg, bare = _peek(stream, subject, body)
@@ -285,6 +293,14 @@ def _peek(stream: Stream, subject: bytes, body: bytes) -> tuple[StoredMsg | None
     if not is_literal(subject):
         raise NotLoaded("the last message of several subjects")
     return stream.peek_last(subject), bare
+
+
+def _filters(subjects: Sequence[str]) -> Filters:
+    """Compile the filters of a multi_last. Raises: _Refused."""
+    patterns = [one.encode() for one in subjects]
+    if len(patterns) > SHAPES_MAX and len(SubjectShapes(patterns)) > SHAPES_MAX:
+        raise _Refused(_BAD)
+    return Filters(patterns)
 
 
 def _request(subject: bytes, payload: bytes) -> GetRequest:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.api.direct_get import DirectGets
-from broker.jetstream.api.pace import Pace
+from broker.jetstream.api.pace import HEAVY, Pace
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.api.routes import (
     API_PREFIX,
@@ -55,6 +55,9 @@ _log = logging.getLogger(__name__)
 
 _IDLE_MAX = 4
 """Tasks that wait for requests."""
+
+_WEIGHT_BYTES = 1024
+"""Bytes of JSON that take as long as the rest of a request."""
 
 _DIRECT_GETS = API_PREFIX + DIRECT_GET
 
@@ -199,7 +202,7 @@ class Api:
     async def _serve(self, key: str, lane: deque[Request]) -> None:
         try:
             while lane:
-                await self._pace.begin()
+                await self._pace.begin(_weight(lane[0]))
                 request = lane.popleft()
                 try:
                     await self._serve_one(request)
@@ -272,3 +275,9 @@ class Api:
                 account.log.wait(fn, *args)
             else:
                 about.log.wait(fn, *args, of=about)
+
+
+def _weight(request: Request) -> int:
+    """How much of a turn of the loop a request takes: lists, and requests of some kilobytes, take more than others."""
+    lists = request.tokens[1:2] in (["NAMES"], ["LIST"])
+    return HEAVY if lists else 1 + min(len(request.payload) // _WEIGHT_BYTES, HEAVY)

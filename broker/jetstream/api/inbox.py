@@ -26,8 +26,8 @@ class _AdoptRequest:
 
 async def adopt(request: Request) -> dict[str, Any]:
     """Let the staged messages of a request join the stream; answered once they have."""
-    request.need_body()
-    asked = request.body(_AdoptRequest, "JSApiJetblockAdoptRequest")
+    await request.need_body()
+    asked = await request.body(_AdoptRequest, "JSApiJetblockAdoptRequest")
     if not _ID.fullmatch(asked.request):
         raise ApiError(BAD_REQUEST)
     answer = await request.account.carry_out(int(asked.request, 16), request.stream(request.tokens[2]))

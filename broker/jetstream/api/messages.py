@@ -54,8 +54,8 @@ class _DeleteRequest:
 
 async def get(request: Request) -> dict[str, Any]:
     """One message: by sequence, the last or next of a subject, or the first since a time."""
-    request.need_body()
-    asked = request.body(GetRequest, "JSApiMsgGetRequest")
+    await request.need_body()
+    asked = await request.body(GetRequest, "JSApiMsgGetRequest")
     nowhere = not (asked.seq or asked.last_by_subj or asked.next_by_subj or asked.start_time is not None)
     if asked.batch > 0 or asked.max_bytes > 0 or asked.conflicting or nowhere:
         raise ApiError(BAD_REQUEST)
@@ -73,8 +73,8 @@ async def get(request: Request) -> dict[str, Any]:
 
 async def delete(request: Request) -> dict[str, Any]:
     """Remove one message."""
-    request.need_body()
-    asked = request.body(_DeleteRequest, "JSApiMsgDeleteRequest")
+    await request.need_body()
+    asked = await request.body(_DeleteRequest, "JSApiMsgDeleteRequest")
     stream = request.stream(request.tokens[3])
     if stream.config.sealed:
         raise ApiError(10109)

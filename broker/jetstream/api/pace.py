@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Final
 
-__all__ = ["Pace"]
+__all__ = ["HEAVY", "Pace"]
 
-_AT_ONCE = 16
+_AT_ONCE: Final = 16
+
+HEAVY: Final = 8
+"""The weight of a request that takes as long as eight others."""
 
 
 class Pace:
-    """Lets up to 16 callers of ``begin`` pass in a turn of the loop, and the others in the next ones, in their order."""
+    """Lets callers of ``begin`` with a weight of 16 together pass in a turn of the loop, and the others in the next ones, in
+    their order."""
 
     def __init__(self) -> None:
         self._left = _AT_ONCE
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
-    async def begin(self) -> None:
+    async def begin(self, weight: int = 1) -> None:
         """Returns at once, unless too many have passed in this turn."""
-        if self._left:
+        if self._left > 0:
             if self._left == _AT_ONCE:
                 asyncio.get_running_loop().call_soon(self._next_turn)
-            self._left -= 1
+            self._left -= weight
             return
         passes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(passes)
+        self._waiting.append((passes, weight))
         await passes
 
     def _next_turn(self) -> None:
         self._left = _AT_ONCE
-        while self._waiting and self._left:
-            passes = self._waiting.popleft()
+        while self._waiting and self._left > 0:
+            passes, weight = self._waiting.popleft()
             if not passes.done():  # as when its caller was cancelled
                 passes.set_result(None)
-                self._left -= 1
+                self._left -= weight
         if self._left < _AT_ONCE:
             asyncio.get_running_loop().call_soon(self._next_turn)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from broker.jetstream.account.long_work import aside
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import BAD_REQUEST, CONSUMER_NOT_FOUND, ApiError
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Handler", "Request", "Route", "Show", "Silent", "Tracked"]
 
 T = TypeVar("T")
+
+_ELEMENT_BYTES = 16
+"""Bytes of JSON that take as long as one element of a configuration."""
 
 Show = Callable[["Msg", "Source | None"], None]
 """Told a request as it came, and the client that made it."""
@@ -53,35 +57,39 @@ class Request:
     answer_headers: bytes = b""
     """The header block of the answer, unless it is an error."""
 
-    def body(self, of: type[T], go_name: str) -> T:
+    async def body(self, of: type[T], go_name: str) -> T:
         """The payload read as an ``of``; an empty one gives all defaults.
 
         Raises: ApiError 10025.
         """
-        return wire.read(of, wire.load(self.payload), go_name, lenient=not self.account.settings.strict)
+        lenient = not self.account.settings.strict
+        return await self.decoded(lambda: wire.read(of, wire.load(self.payload), go_name, lenient=lenient))
 
-    def optional_body(self, of: type[T], go_name: str) -> T:
+    async def decoded(self, decode: Callable[[], T]) -> T:
+        """What ``decode`` makes of the payload; a long one is decoded in a thread."""
+        return await aside(len(self.payload) // _ELEMENT_BYTES, decode)
+
+    async def optional_body(self, of: type[T], go_name: str) -> T:
         """Like ``body``, where nats-server reads the payload only if it begins with { or [."""
-        return self.body(of, go_name) if self.payload.lstrip(b" \t\r\n")[:1] in (b"{", b"[") else of()
+        return await self.body(of, go_name) if self.payload.lstrip(b" \t\r\n")[:1] in (b"{", b"[") else of()
 
-    @property
-    def is_empty(self) -> bool:
+    async def is_empty(self) -> bool:
         """Whether the payload is empty: no bytes, or an object without members."""
         if not self.payload or self.payload == b"{}":
             return True
         try:
-            return wire.load(self.payload) == {}
+            return await self.decoded(lambda: wire.load(self.payload)) == {}
         except ApiError:
             return False
 
-    def need_empty(self) -> None:
+    async def need_empty(self) -> None:
         """Raises: ApiError 10038 unless the payload is empty."""
-        if not self.is_empty:
+        if not await self.is_empty():
             raise ApiError(10038)
 
-    def need_body(self) -> None:
+    async def need_body(self) -> None:
         """Raises: ApiError 10003 when the payload is empty."""
-        if self.is_empty:
+        if await self.is_empty():
             raise ApiError(BAD_REQUEST)
 
     def stream(self, name: str) -> Stream:

@@ -142,6 +142,17 @@ class StreamConfig:
         return wire.read(StreamConfig, self.to_json())
 
     @property
+    def elements(self) -> int:
+        """How long the lists of the configuration are: the measure of the work of a check."""
+        upstream = [source for source in (self.mirror, *self.sources) if source is not None]
+        return len(self.subjects) + len(upstream) + sum(len(source.subject_transforms) for source in upstream)
+
+    @property
+    def follows(self) -> bool:
+        """Whether the stream copies others."""
+        return self.mirror is not None or bool(self.sources)
+
+    @property
     def subjects_bytes(self) -> list[bytes]:
         """The subjects as bytes, the form that the bus and the router use."""
         return [subject.encode() for subject in self.subjects]

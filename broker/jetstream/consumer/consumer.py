@@ -50,7 +50,7 @@ from broker.jetstream.consumer.info import consumer_info
 from broker.jetstream.consumer.prefetch import Prefetcher
 from broker.jetstream.consumer.start import check_reset
 from broker.jetstream.consumer.timer import DeadlineTimer, Scheduler
-from broker.jetstream.filters import Filters
+from broker.jetstream.filters import filters_of
 from broker.jetstream.wire.advisories import ConsumerEvents
 from broker.storage.format.records.consumer_state import RESUME
 
@@ -97,7 +97,7 @@ class Consumer:
         self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), mono_ns)
         self._resume = int(state.extra.get(RESUME, 0))
-        filters = Filters([f.encode() for f in config.filters])
+        filters = filters_of(config.filters)
         self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead, self.hear)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
@@ -202,7 +202,7 @@ class Consumer:
             # Existing subscribers there are found after the update has been answered.
             self._loop.call_soon(push.watch)
         if config.filters != old.filters:
-            self._cursor.refilter(Filters([f.encode() for f in config.filters]))
+            self._cursor.refilter(filters_of(config.filters))
         if config.pause_until != old.pause_until:
             self.events.pause(self.paused, config.pause_until)
         if config.inactive_threshold != old.inactive_threshold:

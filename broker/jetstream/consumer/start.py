@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.filters import Filters
+from broker.jetstream.filters import Filters, filters_of
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.records.consumer_state import RESUME, ConsumerDelta
 
@@ -52,7 +52,7 @@ async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) 
 
 
 def _filters(config: ConsumerConfig) -> Filters:
-    return Filters([f.encode() for f in config.filters])
+    return filters_of(config.filters)
 
 
 async def check_reset(stream: StreamView, config: ConsumerConfig, seq: int) -> None:

@@ -33,7 +33,7 @@ from itertools import islice
 from operator import lt
 from typing import TYPE_CHECKING, Any, Protocol
 
-from broker.jetstream.filters import Filters
+from broker.jetstream.filters import Filters, filters_of
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.rows import NotLoaded
@@ -305,7 +305,7 @@ class Interest:
             self._filters = {}
         filters = self._filters.get(key := tuple(subjects))
         if filters is None:
-            filters = self._filters[key] = Filters(subject.encode() for subject in subjects)
+            filters = self._filters[key] = filters_of(subjects)
         return None if filters.all else filters
 
     def _ask_first(self, listener: Listener) -> None:

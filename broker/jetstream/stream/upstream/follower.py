@@ -23,6 +23,7 @@ from broker.jetstream.stream.upstream.deliveries import Deliveries, Lost
 from broker.jetstream.stream.upstream.origin import Batch, Find, Origin, OriginReader, identity_of
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError
+from broker.protocol.subject_shapes import FirstMatch
 from broker.protocol.subject_transform import SubjectTransform, make_transform
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
@@ -43,6 +44,9 @@ _log = logging.getLogger(__name__)
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.5, 30.0
 _LOOK_SECONDS = 10.0
 """An origin that is reached through imports is looked for this often: they may change at any time."""
+
+_TRIED_MAX = 64
+"""Transforms that are tried one after the other, and made without a thread."""
 
 _HEARTBEAT_NS = 1_000_000_000
 """An origin counts as heard from this often, even when it has nothing new."""
@@ -91,8 +95,9 @@ class Follower(ABC):
 
         self._heard_ns = 0
         self._told = ""
-        self._transforms: list[SubjectTransform] = [made for one in given.subject_transforms if (
-            made := make_transform(one.src.encode(), one.dest.encode())) is not None]
+        self._transforms: list[SubjectTransform] = []
+        self._first: FirstMatch | None = None
+        """Finds the transform of a subject, if they are very many."""
         self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"follow {given.name}")
 
     @property
@@ -126,12 +131,16 @@ class Follower(ABC):
         if given.filter_subject and (self._heard_ns or not self.MIRRORS):
             shown["filter_subject"] = given.filter_subject
         if given.subject_transforms:
-            shown["subject_transforms"] = [wire.write(one) for one in given.subject_transforms]
+            shown["subject_transforms"] = wire.write(given)["subject_transforms"]
         return shown
 
     def subject(self, subject: bytes) -> bytes:
         """The subject under which a message of the origin is stored here: its own, if a transform would make it too long."""
-        for transform in self._transforms:
+        transforms: Sequence[SubjectTransform] = self._transforms
+        if self._first is not None:
+            at = self._first.of(subject)
+            transforms = () if at is None else transforms[at:at + 1]
+        for transform in transforms:
             if (made := transform.match(subject)) is not None:
                 return made or subject
         return subject
@@ -161,6 +170,10 @@ class Follower(ABC):
     # --- the task -----------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
+        if len(self.given.subject_transforms) > _TRIED_MAX:
+            await asyncio.to_thread(self._compile)
+        else:
+            self._compile()
         pause = _PAUSE_SECONDS
         while True:
             self._woken.clear()
@@ -188,6 +201,12 @@ class Follower(ABC):
             self._detach()
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+
+    def _compile(self) -> None:
+        self._transforms = [made for one in self.given.subject_transforms if (
+            made := make_transform(one.src.encode(), one.dest.encode())) is not None]
+        if len(self._transforms) > _TRIED_MAX:
+            self._first = FirstMatch([one.src for one in self._transforms])
 
     async def _attach(self) -> OriginReader | None:
         """A reader of the current origin; None while there is none."""

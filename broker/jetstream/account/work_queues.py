@@ -1,0 +1,65 @@
+"""The filters of the consumers of work queues: each message is for one consumer, so no two filters may overlap.
+
+There may be thousands of consumers; a new one is compared only with those whose filters overlap its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from broker.protocol.subject_tree import SubjectTree
+
+if TYPE_CHECKING:
+    from broker.jetstream.config.consumer import ConsumerConfig
+    from broker.jetstream.consumer.consumer import Consumer
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["WorkQueues"]
+
+
+class WorkQueues:
+    """The filters of one account's work queues, collected when a stream's are first asked for."""
+
+    def __init__(self) -> None:
+        self._trees: dict[Stream, SubjectTree[str]] = {}
+
+    def rival(self, stream: Stream, config: ConsumerConfig, consumers: Mapping[str, Consumer],
+              existing: Consumer | None) -> ConsumerConfig | None:
+        """The configuration of a consumer other than ``existing`` that would get some of the same messages; None: none would."""
+        tree = self._trees.get(stream)
+        if tree is None:
+            tree = self._trees[stream] = SubjectTree()
+            for consumer in consumers.values():
+                _add(tree, consumer)
+        for subject in _subjects(config):
+            for name in tree.overlapping(subject):
+                other = consumers.get(name)
+                if other is not None and other is not existing:
+                    return other.config
+        return None
+
+    def added(self, stream: Stream, consumer: Consumer) -> None:
+        """The stream has this consumer, with its current configuration, from now on."""
+        if (tree := self._trees.get(stream)) is not None:
+            _add(tree, consumer)
+
+    def removing(self, stream: Stream, consumer: Consumer) -> None:
+        """The consumer, or its current configuration, is about to be removed."""
+        if (tree := self._trees.get(stream)) is not None:
+            for subject in _subjects(consumer.config):
+                tree.discard(subject, consumer.name)
+
+    def forget(self, stream: Stream) -> None:
+        """The stream's consumers are no longer the account's."""
+        self._trees.pop(stream, None)
+
+
+def _add(tree: SubjectTree[str], consumer: Consumer) -> None:
+    if not consumer.config.copies:  # it takes no messages from others
+        for subject in _subjects(consumer.config):
+            tree.add(subject, consumer.name)
+
+
+def _subjects(config: ConsumerConfig) -> list[bytes]:
+    return [subject.encode() for subject in config.filters] or [b">"]

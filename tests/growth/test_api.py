@@ -1,0 +1,14 @@
+"""Requests to JetStream's API need processor time like n log n, and stop the loop never."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.growth.api_cases import CASES
+from tests.growth.meter import Case, check
+from tests.growth.stage import Template
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_growth(template: Template, case: Case) -> None:
+    check(template, case)
