@@ -9,7 +9,10 @@ from typing import Any
 from tests.growth.meter import Case
 from tests.growth.stage import Client, Stage
 
-__all__ = ["CASES", "consumers", "create", "fill", "ok"]
+__all__ = ["CASES", "MANY", "Play", "consumer", "consumers", "create", "fill", "ok"]
+
+MANY = 1_000_000
+"""More consumers than any case has."""
 
 Play = Callable[[Stage, int], None]
 
@@ -231,7 +234,7 @@ def _purge(stage: Stage, n: int) -> None:
 
 def _deleted_with_consumers(stage: Stage, n: int) -> None:
     client = stage.client()
-    create(client, subjects=["s.>"])
+    create(client, subjects=["s.>"], max_consumers=MANY)
     consumers(client, n)
     with stage.measured():
         ok(client, "STREAM.DELETE.S")
