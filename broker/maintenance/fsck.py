@@ -118,7 +118,8 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progres
         done.repairable, done.refused = False, "not repaired: a newer jetblock wrote part of it; use that version"
         return done
     refused = ""
-    for parts in _PARTS:
+    concerned = _concerned(problems)
+    for parts in dict.fromkeys(parts & concerned for parts in _PARTS):
         try:
             plan, remaining = await _try(store, survey, problems, unfinished, parts, clock, rng, progress)
         except Unrepairable as error:
@@ -156,6 +157,13 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progres
     survey, verified = await _examine(store, progress)
     done.repaired, done.remaining = True, [*survey.problems, *verified.problems]
     return done
+
+
+def _concerned(problems: list[Problem]) -> frozenset[Part]:
+    """The parts of a plan that these problems may need: each trial reads the whole store."""
+    kinds = {key.kind for problem in problems if (key := parse(problem.object)) is not None}
+    return frozenset({Part.LOG} | ({Part.CLAIMS} if ObjectKind.CLAIM in kinds else set())
+                     | ({Part.ENTRIES} if ObjectKind.SEGMENT in kinds else set()))
 
 
 async def _try(store: ObjectStore, survey: Survey, problems: list[Problem], unfinished: Unfinished, parts: frozenset[Part],
