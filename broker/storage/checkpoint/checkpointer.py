@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 from broker.storage.checkpoint.id_pages import IdPager
 from broker.storage.checkpoint.subject_pages import SubjectPager, SubjectSettings
 from broker.storage.format.checkpoint import Root
+from broker.storage.format.errors import FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageRef, encode_pages
 from broker.storage.log.listener import LogListener
@@ -59,6 +60,8 @@ _STREAMS_AT_ONCE = 4096
 _PLACED_IDS_AT_ONCE = 256
 _IDS_BYTES_MAX = 16 << 20
 """Of message ids in one object of pages."""
+_HELD_MAX = 65_536
+"""Segments that a root names for one offline stream. A stream may go offline for replay alone, and go on being written."""
 _PLACED_AT_ONCE = 4
 """Pages of which the blocks are let go, now that they are packed, between two turns: about a millisecond."""
 
@@ -187,7 +190,10 @@ class Checkpointer(LogListener):
         self._wake.set()
 
     async def cut(self) -> bool:
-        """Cut a checkpoint of what is persisted now, unless there is nothing new or a stream is offline.
+        """Cut a checkpoint of what is persisted now, unless there is nothing new.
+
+        A stream that is offline is in it as it was last, with the segments that have the rest: a broker that understands these
+        applies them. If it cannot be copied, no checkpoint is cut.
 
         Returns: whether a root landed. Raises: Fenced; Corrupt.
         """
@@ -199,8 +205,7 @@ class Checkpointer(LogListener):
                 log.schedule_commit()
                 await self._held[-1]
             start = state.position
-            # A stream that cannot be replayed here must be replayable by a newer broker: its segments stay.
-            if start <= self._attempted or any(s.offline is not None for s in state.streams.values()):
+            if start <= self._attempted or any(len(stream.held) > _HELD_MAX for stream in state.streams.values()):
                 return False
             self._attempted = start
             self._disarm()
@@ -213,13 +218,16 @@ class Checkpointer(LogListener):
                 # Segments were applied while these put their pages, and a root must not hold what is after its position.
                 self._attempted = state.position
                 await self._round(self._attempted)
-            except BaseException:
+            except BaseException as error:
                 # No root contains what was copied, so it still counts as changed.
                 for stream in state.streams.values():
                     stream.dirty = True
                 self._segments += segments
                 self._head_bytes += head_bytes
                 self._empty += empty
+                if isinstance(error, FormatError | ValueError | TypeError | LookupError) and _offline(state):
+                    _log.debug("no checkpoint is cut: a stream that is offline cannot be copied: %s", error)
+                    return False
                 raise
             finally:
                 self._before_segments = self._before_bytes = 0
@@ -259,7 +267,7 @@ class Checkpointer(LogListener):
             return False  # the next round waits for one of them
         behind = (self._segments + self._before_segments >= settings.hold_factor * settings.segments
                   or self._head_bytes + self._before_bytes >= settings.hold_factor * settings.head_bytes)
-        return behind and not any(s.offline is not None for s in self._log.state.streams.values())
+        return behind and not _offline(self._log.state)
 
     async def _run(self) -> None:
         while True:
@@ -468,6 +476,11 @@ async def _in_turns(steps: Generator[None, None, T]) -> T:
             result: T = end.value
             return result
         await asyncio.sleep(0)
+
+
+def _offline(state: ShardState) -> bool:
+    """Whether a stream is offline."""
+    return any(stream.offline is not None for stream in state.streams.values())
 
 
 def _places(stream: StreamState) -> Iterator[PageRef]:

@@ -128,8 +128,8 @@ class Sweeper:
         """Release what the kept roots no longer need. Raises: StoreError once the log has stopped."""
         kept = checkpointer.roots
         state = self._log.state
-        if not self._may_release():
-            return
+        if not self._may_release() or (state.began_with_held and checkpointer.rounds < checkpointer.settings.roots_kept):
+            return  # in the second case a kept root still names segments of a stream that was offline
         if self._finding is None:
             self._finding = asyncio.get_running_loop().create_task(
                 self._find_orphans(kept[-1].position.epoch, checkpointer), name="looking for orphans")

@@ -20,7 +20,7 @@
          6     1  flags: 1 the body is compressed, 2 block references in it may have a subject filter,
                    4 streams in it may have expiries, 8 pages of block tables have summaries in it,
                    16 block references in it may be of staged blocks, 32 streams in it may have pages of subjects,
-                   64 streams in it may have message ids
+                   64 streams in it may have message ids, 128 streams in it may be offline
          7     1  0
          8    12  epoch, number: the last position that this page includes
         20    12  epoch, number of the object it was written in
@@ -75,7 +75,8 @@ _SUMMARIES: Final = 8
 _STAGED: Final = 16
 _SUBJECTS: Final = 32
 _IDS: Final = 64
-_FLAGS: Final = _COMPRESSED | _FILTERS | _EXPIRIES | _SUMMARIES | _STAGED | _SUBJECTS | _IDS
+_OFFLINE: Final = 128
+_FLAGS: Final = _COMPRESSED | _FILTERS | _EXPIRIES | _SUMMARIES | _STAGED | _SUBJECTS | _IDS | _OFFLINE
 _FIXED: Final = struct.Struct("<IIII")
 _ROW: Final = struct.Struct("<QIB3sQ")
 _PAGE: Final = struct.Struct("<4sBBBBIQIQQIIII")
@@ -138,7 +139,7 @@ class Page(NamedTuple):
     a PageBody. ``filters`` is whether block references in it may have subject filters, ``expiries`` whether streams in it
     may have expiries, ``summaries`` whether pages of block tables have summaries in it, ``staged`` whether block references
     in it may be of staged blocks, ``subjects`` whether streams in it may have pages of subjects, ``ids`` whether they may have
-    message ids: these show older readers that the page is newer."""
+    message ids, ``offline`` whether some may be offline: these show older readers that the page is newer."""
 
     kind: int
     position: Position
@@ -150,6 +151,7 @@ class Page(NamedTuple):
     staged: bool = False
     subjects: bool = False
     ids: bool = False
+    offline: bool = False
 
 
 class PageRef(NamedTuple):
@@ -204,7 +206,7 @@ def _encode_page(page: Page, object_position: Position) -> bytes:
     flags = ((_COMPRESSED if len(stored) != body.raw_bytes else 0) | (_FILTERS if page.filters else 0)
              | (_EXPIRIES if page.expiries else 0) | (_SUMMARIES if page.summaries else 0)
              | (_STAGED if page.staged else 0) | (_SUBJECTS if page.subjects else 0)
-             | (_IDS if page.ids else 0))
+             | (_IDS if page.ids else 0) | (_OFFLINE if page.offline else 0))
     fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
                        body.raw_bytes, len(stored), checksum(stored), 0)[:-4]
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
@@ -238,7 +240,8 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] | None
     except (Undecodable, Unpackable) as error:
         raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
     return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES),
-                bool(flags & _SUMMARIES), bool(flags & _STAGED), bool(flags & _SUBJECTS), bool(flags & _IDS))
+                bool(flags & _SUMMARIES), bool(flags & _STAGED), bool(flags & _SUBJECTS), bool(flags & _IDS),
+                bool(flags & _OFFLINE))
 
 
 def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:

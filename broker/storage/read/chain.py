@@ -14,7 +14,8 @@ Owns: where an epoch and the log end, and what must be there before that. Does n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from broker.storage.format.errors import Corrupt, CutOff, VersionUnknown
 from broker.storage.format.header import EPOCH_MAX, HEADER_BYTES, ObjectHeader, ObjectKind, Position
@@ -181,11 +182,37 @@ class Chain:
             stream = state.streams.get(row.stream_id)
             if (stream is not None and position <= stream.position) or row.stream_id in state.unwanted:
                 continue
-            try:
-                core = head.core(i)
-            except VersionUnknown as error:
-                if row.stream_id == 0:
-                    raise
-                state.take_offline(row.stream_id, str(error))
-                continue
-            state.apply_block(core, head.ref(i, core))
+            self._apply_row(head, i, row.stream_id)
+
+    def _apply_row(self, head: SegmentHead, i: int, stream_id: int) -> None:
+        try:
+            core = head.core(i)
+        except VersionUnknown as error:
+            if stream_id == 0:
+                raise
+            self.state.take_offline(stream_id, str(error))
+            return
+        self.state.apply_block(core, head.ref(i, core))
+
+    def read_held(self, stream_id: int, positions: Sequence[Position]) -> Steps[Position | None]:
+        """Apply what earlier segments have of a stream that was offline when the checkpoint was cut: this broker may understand
+        it. If not, the stream is offline again, with the same segments.
+
+        Returns: a segment that is gone, since the stream was deleted later, or read by a newer broker; None: none is.
+        Raises: Corrupt; VersionUnknown; CutOff.
+        """
+        for at in range(0, len(positions), BATCH):
+            some = positions[at:at + BATCH]
+            found = yield Gets([(self.paths.log(position), 0, HEAD_BYTES) for position in some])
+            for position, data in zip(some, found, strict=True):
+                if data is None:
+                    return position
+                head = yield from self._head(position, data)
+                if head is not None:
+                    self.state.apply_held(position, stream_id, partial(self._apply_of, head, stream_id))
+        return None
+
+    def _apply_of(self, head: SegmentHead, stream_id: int) -> None:
+        for i, row in enumerate(head.rows):
+            if row.stream_id in (0, stream_id):
+                self._apply_row(head, i, row.stream_id)

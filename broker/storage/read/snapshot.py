@@ -23,6 +23,7 @@ from broker.storage.read.chain import Chain
 from broker.storage.read.root import Unusable, load_root
 from broker.storage.read.steps import Steps, list_positions, run
 from broker.storage.state.applied import ShardState
+from broker.storage.state.pages import held_of
 
 __all__ = ["Snapshot", "catch_up", "read_snapshot", "replay", "replay_from", "replay_to"]
 
@@ -155,7 +156,23 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
     else:
         root, state, members = yield from load_root(paths, position, wanted, until)
     chain = Chain(paths, state, until, thorough=thorough)
+    gone: dict[int, Position] = {}
+    if root is not None:
+        for stream_id, positions in _held(paths, root):
+            stream = state.streams.get(stream_id)
+            if stream is None:
+                continue  # not wanted
+            stream.dirty = state.began_with_held = True
+            if not stream.created_ns and not stream.account:
+                del state.streams[stream_id]  # only its existence was known: the first of the segments creates it
+            missing = yield from chain.read_held(stream_id, positions)
+            if missing is not None:
+                gone[stream_id] = missing
+                state.take_offline(stream_id, f"{paths.log(missing)} is gone")
     yield from chain.read()
+    for stream_id in gone.keys() & state.streams.keys():
+        key = paths.log(gone[stream_id])
+        raise CutOff(f"{key} is gone, and stream {stream_id:016x} needs it", key)
     if end is not None and state.position < end:
         raise CutOff(f"the log after {state.position} is gone, and it goes on to {end}")
     if position is not None:
@@ -167,6 +184,13 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
         state.finish_replay()
     return Snapshot(state, root, members, roots, chain.sealed, chain.segments, chain.objects, chain.epochs,
                     chain.head_bytes, problems)
+
+
+def _held(paths: ShardPaths, root: Root) -> list[tuple[int, list[Position]]]:
+    try:
+        return held_of(root.extra, root.position)
+    except (TypeError, ValueError) as error:
+        raise Unusable(f"{paths.checkpoint(root.position)}: {error}") from None
 
 
 async def read_snapshot(store: ObjectStore, shard: int = 0) -> Snapshot:

@@ -67,8 +67,10 @@ class ShardState:
     __slots__ = (
         "_deleted",
         "_leaving",
+        "_only",
         "_uncounted",
         "_unmade",
+        "began_with_held",
         "freed",
         "freed_runs",
         "ids_unlisted_ns",
@@ -116,8 +118,12 @@ class ShardState:
         self.opening: Opening | None = None
         """The newest opening; None: none was replayed yet."""
         self.replaying = False
+        self.began_with_held = False
+        """Whether the replay began with a root that names segments of a stream that was offline."""
         self._unmade: dict[int, Position] = {}
         self._deleted: set[int] = set()
+        self._only = 0
+        """The stream whose part of a segment is applied alone; 0: all of each segment is."""
         self._uncounted: set[int] = set()
         """Offline streams with a damaged table, whose blocks are not in the counts. Nothing is swept while there is one."""
 
@@ -150,6 +156,8 @@ class ShardState:
         if stream.offline is not None:
             if any(record.kind == StreamDelete.KIND for record in core.records):
                 self._drop(stream)
+            else:
+                self._hold(stream)
             return
         try:
             self._apply_to_stream(stream, core, ref, head, ids)
@@ -160,7 +168,10 @@ class ShardState:
     def apply_small(self, packed: PackedRef, outcome: Outcome) -> None:
         """``apply_block`` for one that has messages and nothing else, as the log's owner writes them by the hundred."""
         stream = self.streams.get(packed[STREAM_ID])
-        if stream is None or stream.offline is not None or self.position <= stream.position:
+        if stream is None or self.position <= stream.position:
+            return
+        if stream.offline is not None:
+            self._hold(stream)
             return
         try:
             if stream.blocks.append(packed):
@@ -179,6 +190,21 @@ class ShardState:
             self.streams[stream_id] = stream
         if stream.offline is None:
             stream.offline = reason
+        self._hold(stream)
+
+    def apply_held(self, position: Position, stream_id: int, apply: Callable[[], object]) -> None:
+        """Call ``apply``, which applies what the segment at an earlier ``position`` has of a stream that was offline when the
+        checkpoint was cut."""
+        now, self.position, self._only = self.position, position, stream_id
+        try:
+            apply()
+        finally:
+            self.position, self._only = now, 0
+
+    def _hold(self, stream: StreamState) -> None:
+        """The segment at ``position`` has something of an offline stream."""
+        if not stream.held or stream.held[-1] != self.position:
+            stream.held.append(self.position)
             stream.dirty = True
 
     def finish_replay(self) -> None:
@@ -376,6 +402,8 @@ class ShardState:
 
     def _apply_shard_records(self, records: Sequence[Record]) -> None:
         for record in records:
+            if self._only and record.kind != Adoption.KIND:
+                continue
             if record.kind == Release.KIND:
                 release = Release.decode(record.body)
                 released = Released.of(self.position, release)
@@ -402,7 +430,11 @@ class ShardState:
         for adopted in adoption.blocks:
             ref = BlockRef.unpack(adopted.ref)
             stream = self.streams.get(ref.stream_id)
-            if stream is not None and stream.offline is None:
+            if self._only not in (0, ref.stream_id):
+                continue
+            if stream is not None and stream.offline is not None:
+                self._hold(stream)
+            elif stream is not None:
                 try:
                     self._swap(stream, adopted, ref)
                 except (Corrupt, ValueError) as error:

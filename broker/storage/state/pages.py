@@ -54,7 +54,7 @@ from broker.storage.state.stream import StreamState
 from broker.storage.state.subjects import SubjectPage
 from broker.storage.state.table import BlockEntry, Kept, TablePage
 
-__all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "load_directory", "load_part", "note_unlisted",
+__all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "held_of", "load_directory", "load_part", "note_unlisted",
            "shard_extra", "shard_of"]
 
 DIRECTORY_STREAMS = 64
@@ -85,6 +85,9 @@ _ENTRY_TYPES = [int, str, str, dict, int, int, int, int, int, int, int, int, lis
 
 IDS_UNLISTED = "ids_unlisted_ns"
 """In the root's extra: see ``ShardState``. Releases that list no ids do not write it, nor keep it."""
+
+_HELD = "held"
+"""In the root's extra: [[stream_id, [position, …]], …], where a stream is offline. The pages that have one say so."""
 
 _CHUNKS, _PLACE = 5, 6
 """Of a row of ids."""
@@ -252,7 +255,8 @@ def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]
     return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies], any(copy.filters for copy in copies),
                 any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies),
                 any(copy.staged for copy in copies), any(len(copy.entry) > _SUBJECTS for copy in copies),
-                any(len(copy.entry) > _IDS for copy in copies))
+                any(len(copy.entry) > _IDS for copy in copies),
+                any(copy.stream.held for copy in copies))
 
 
 def _pack_value(pack: Callable[[], list[Any]]) -> bytes:
@@ -422,6 +426,7 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
     """
     keys, opening, releases = list(state.segments), state.opening, list(state.released.values())
     unlisted_ns = state.ids_unlisted_ns
+    held = [[stream.stream_id, [list(at) for at in stream.held]] for stream in state.streams.values() if stream.held]
     runs: list[list[int]] = []
     for run in _key_runs(keys):
         runs.append(run)
@@ -431,8 +436,18 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
     for one in releases:
         yield
         released.append([list(one.position), one.to_record().encode()])
-    return {"segments": runs, "opening": opening.encode() if opening is not None else {}, "letgo": released,
-            IDS_UNLISTED: unlisted_ns}
+    extra = {"segments": runs, "opening": opening.encode() if opening is not None else {}, "letgo": released,
+             IDS_UNLISTED: unlisted_ns}
+    return {**extra, _HELD: held} if held else extra
+
+
+def held_of(extra: dict[str, Any], position: Position) -> list[tuple[int, list[Position]]]:
+    """Return the offline streams of a root, each with the segments up to ``position`` that could not be applied to it.
+
+    Raises: ValueError or TypeError.
+    """
+    return [(stream_id, [at for at in map(_position, positions) if at <= position])
+            for stream_id, positions in extra.get(_HELD, ())]
 
 
 def note_unlisted(state: ShardState, extra: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ class StreamState:
     """One stream as persisted blocks left it."""
 
     __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "expiries", "extra",
-                 "first_seq", "first_time_ns", "ids", "last_seq", "last_time_ns", "msgs", "name", "offline", "page",
+                 "first_seq", "first_time_ns", "held", "ids", "last_seq", "last_time_ns", "msgs", "name", "offline", "page",
                  "position", "schedules", "stream_id", "subjects")
 
     def __init__(self, stream_id: int, account: str, name: str, config: dict[str, Any], created_ns: int) -> None:
@@ -56,6 +56,9 @@ class StreamState:
         """The last segment whose block of this stream is in here."""
         self.offline: str | None = None
         """Why the stream cannot be used: a record of it is damaged, or a newer broker's. It is not replayed further."""
+        self.held: list[Position] = []
+        """The segments with something of it that could not be applied, from the one that took it offline on. Checkpoints name them,
+        so that a broker that understands them applies them."""
         self.page = -1
         """Number of the directory page that holds it in a checkpoint."""
         self.dirty = True

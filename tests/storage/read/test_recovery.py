@@ -5,22 +5,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 
 from broker.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
-from broker.storage.format.errors import Corrupt, VersionUnknown
+from broker.storage.format.errors import Corrupt, CutOff, VersionUnknown
 from broker.storage.format.header import Position
+from broker.storage.format.records.body import RecordBody
+from broker.storage.format.records.consumer_create import ConsumerCreate
+from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.records.table import BODIES
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Fenced
 from broker.storage.read.recovery import recover
-from broker.storage.read.snapshot import read_snapshot, replay
-from broker.storage.read.steps import run_blocking
+from broker.storage.read.snapshot import read_snapshot, replay, replay_from
+from broker.storage.read.steps import run, run_blocking
 from broker.storage.shard import ShardSettings
 from broker.storage.state.applied import ShardState
 from tests.storage.rig import MS, PATHS, Counting, Publisher, Rig, Stream, dump, in_virtual_time, read_all
@@ -192,7 +197,7 @@ def test_puts_beyond_an_epochs_end_never_existed() -> None:
 
 
 def test_a_record_that_must_be_understood_takes_its_stream_offline() -> None:
-    """A newer broker's record: this stream is offline, the others are served; no checkpoint or sweep drops it."""
+    """A newer broker's record: this stream is offline, the others are served; no sweep drops it."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 3)
@@ -205,16 +210,112 @@ def test_a_record_that_must_be_understood_takes_its_stream_offline() -> None:
         shard = await b.open()
         assert "record kind 200" in str(shard.state.streams[7].offline)
         assert shard.state.streams[9].last_seq == 2
-        assert not await shard.checkpointer.cut()
         live = Stream(b.log, 9, "t", last_seq=2, msgs=2)
         for _ in range(12):
             live.publish()
             await b.log.persisted()
-        assert not any("/checkpoint/" in key for key in shared.objects)
+            await shard.checkpointer.cut()
+        assert any("/checkpoint/" in key for key in shared.objects)
+        assert not shard.state.released
         live = Stream(b.log, 7)
         live.record(RecordKind.STREAM_DELETE, {})
         await b.log.persisted()
         assert await shard.checkpointer.cut()
+    in_virtual_time(main)
+
+
+@dataclass
+class FromTheFuture(RecordBody):
+    """A record that only a newer broker knows."""
+
+    KIND: ClassVar[Any] = 200
+
+    def encode(self) -> object:
+        return {}
+
+    @classmethod
+    def decode(cls, body: Any) -> FromTheFuture:
+        return cls()
+
+
+@pytest.mark.parametrize("creation", [False, True])
+def test_checkpoints_are_cut_while_a_stream_is_offline_and_lose_nothing_of_it(
+        creation: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer broker writes records that the next two owners do not know; they cut checkpoints, also of each other's. A newer
+    broker that begins with the last of these arrives at the same state as one that reads the whole log.
+
+    ``creation``: already the block that creates the stream has such a record.
+    """
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await filled(clock, shared, 0)
+        other, stream = Stream(rig.log, 9, "t"), Stream(rig.log, 7)
+        other.create()
+        stream.create()
+        if creation:
+            stream.record(200, {})
+        stream.publish(3)
+        await rig.log.persisted()
+        stream.record(200, {})
+        stream.publish(2)
+        await rig.log.persisted()
+        for _ in range(40):
+            stream.publish(2)
+            other.publish()
+            await rig.log.persisted()
+        stream.remove(1, 4)
+        stream.record(RecordKind.CONSUMER_CREATE, ConsumerCreate("C", {"durable_name": "C"}, 5, ConsumerDelta("C")).encode())
+        await rig.log.persisted()
+        seen: list[object] = []
+        for number, name in ((2, "b"), (3, "c")):
+            old = Rig(shared, clock, name, number, settings=ShardSettings(checkpoint=CheckpointSettings(segments=1000)))
+            shard = await old.open()
+            seen.append(list(shard.state.streams[7].held))
+            live = Stream(old.log, 9, "t", last_seq=shard.state.streams[9].last_seq, msgs=shard.state.streams[9].msgs)
+            for _ in range(4):
+                live.publish()
+                await old.log.persisted()
+                assert await shard.checkpointer.cut()
+            assert shard.state.streams[7].offline
+            assert (await read_snapshot(shared)).segments <= 1, "a start replays what follows the newest checkpoint alone"
+        assert seen[0] == seen[1]
+        monkeypatch.setitem(BODIES, 200, FromTheFuture)
+        whole = await run(replay_from(PATHS, None, shard.state.position), shared)
+        newest = await read_snapshot(shared)
+        assert newest.root is not None
+        assert newest.state.streams[7].offline is None
+        assert newest.state.streams[7].last_seq == 85
+        assert dump(newest.state) == dump(whole.state)
+        new = Rig(shared, clock, "d", 4, settings=ShardSettings(checkpoint=CheckpointSettings(segments=1000)))
+        shard = await new.open()
+        live = Stream(new.log, 7, last_seq=85, msgs=81)
+        live.first_seq = 5
+        for _ in range(5):
+            live.publish()
+            await new.log.persisted()
+            assert await shard.checkpointer.cut()
+        assert dump((await read_snapshot(shared)).state) == dump(shard.state)
+    in_virtual_time(main)
+
+
+def test_a_segment_of_an_offline_stream_is_needed_until_the_stream_is_deleted() -> None:
+    """A checkpoint names it, and it is gone: the checkpoint cannot be used, unless the log after it deletes the stream."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await filled(clock, shared, 3)
+        rig.log.block(Stream(rig.log, 7, last_seq=3, msgs=3)).add_record(200, {})
+        await rig.log.persisted()
+        b = Rig(shared, clock, "b", 2, settings=ShardSettings(checkpoint=CheckpointSettings(segments=1000)))
+        shard = await b.open()
+        [held] = shard.state.streams[7].held
+        assert await shard.checkpointer.cut()
+        [root] = (await read_snapshot(shared)).roots
+        del shared.objects[PATHS.log(held)]
+        with pytest.raises(CutOff, match=str(held)):
+            await run(replay_from(PATHS, root, shard.state.position), shared)
+        Stream(b.log, 7).record(RecordKind.STREAM_DELETE, {})
+        await b.log.persisted()
+        assert (await run(replay_from(PATHS, root, shard.state.position), shared)).state.streams == {}
     in_virtual_time(main)
 
 
