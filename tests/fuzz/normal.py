@@ -39,6 +39,7 @@ def payload(text: str, queues: Collection[str] = ()) -> Any:
         for hop in value.get("events", ()):
             if hop.get("queue") in queues:
                 hop.pop("name", None)
+                hop.pop("sub", None)
         return _masked(value)
     return _plain(text)
 
