@@ -181,12 +181,12 @@ def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
                     yield account.name, why
                 else:
                     added.setdefault(account.name, []).append(one)
-    # nats-server adds the accounts' imports in any order, and some cycles show with the first import last.
+    # nats-server adds the imports of one account after those of another in any order: some cycles show in one order only.
     for account in accounts:
         imports = added.get(account.name, [])
         for at, one in enumerate(imports):
-            # Beside all others: no import is a part of the way to itself.
-            if _forms_cycle(account, one, by_name, {**added, account.name: imports[:at] + imports[at + 1:]}):
+            # An account's own imports have the order in which they are listed.
+            if _forms_cycle(account, one, by_name, {**added, account.name: imports[:at]}):
                 yield account.name, f'Error adding {one.kind} import "{one.subject}": {_CYCLE}'
 
 
