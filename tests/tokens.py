@@ -45,9 +45,10 @@ def user(name: str = "u", of: str = "A", *, signer: KeyPair | None = None, scope
     return encode_token({**claims, **times, **(top or {})}, signer or key(ACCOUNT, of), iat or _now())
 
 
-def activation(subject: str, kind: str, *, of: str, to: str, signer: KeyPair | None = None, exp: int = 0, iat: int = 0) -> str:
+def activation(subject: str, kind: str, *, of: str, to: str, signer: KeyPair | None = None, exp: int = 0, iat: int = 0,
+               **more: Any) -> str:
     """Permission for account ``to`` to import from account ``of``."""
-    nats = {"type": "activation", "subject": subject, "kind": kind}
+    nats = {"type": "activation", "subject": subject, "kind": kind, **more}
     if signer is not None:
         nats["issuer_account"] = key(ACCOUNT, of).public
     claims = {"sub": key(ACCOUNT, to).public, "nats": nats}

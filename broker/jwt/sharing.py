@@ -61,15 +61,21 @@ def _import(one: ImportClaim, importer: str, exporter: AccountClaims | None, sig
 def _activated(one: ImportClaim, importer: str, exporter: AccountClaims, signs: _Signs, now: int) -> bool:
     """Whether the exporting account permits this import by a token."""
     activation = _activation(one)
-    if activation is None or blocking(activation_issues(activation, now)) or 0 < activation.expires <= now:
+    if activation is None or blocking(activation_issues(activation, now)) or _has_expired(activation, now):
         return False
     wanted = one.to if one.kind == "service" and one.to else one.subject
     if (activation.subject != importer or activation.kind != one.kind or not contained(wanted, activation.import_subject)
             or exporter.subject not in (activation.issuer, activation.issuer_account)):
         return False
-    if activation.issuer_account and not signs(exporter.subject, activation.issuer):
+    if activation.issuer_account and not (activation.issuer_account == exporter.subject
+                                          and signs(exporter.subject, activation.issuer)):
         return False
     return not _revoked(activation, _exports_that_cover(exporter.exports, one.kind, wanted))
+
+
+def _has_expired(activation: ActivationClaims, now: int) -> bool:
+    """A time before 1970 has passed, too, though it is no issue of the token's."""
+    return activation.expires != 0 and activation.expires <= now
 
 
 def _revoked(activation: ActivationClaims, exports: Iterable[ExportClaim]) -> bool:

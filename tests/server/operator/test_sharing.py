@@ -54,6 +54,10 @@ IMPORTS: dict[str, tuple[dict[str, Any], str, str, bool]] = {
     "a private stream with a token": (stream("private.>", **activated("private.>")), "private.x", "private.x", True),
     "a token for more": (stream("private.a", **activated("private.>")), "private.a", "private.a", True),
     "an expired token": (stream("private.>", **activated("private.>", exp=NOW - 10)), "private.x", "private.x", False),
+    "a token that expired before 1970": (
+        stream("private.>", **activated("private.>", exp=-5)), "private.x", "private.x", False),
+    "a token in another account's name": (
+        stream("private.>", **activated("private.>", issuer_account=B)), "private.x", "private.x", False),
     "an old token": (stream("private.x", **activated("private.x", iat=100)), "private.x", "private.x", True),
     "a token by a signing key": (stream("private.>", **activated("private.>", signer=SIGNER)), "private.x", "private.x", True),
     "a token by a stranger": (
