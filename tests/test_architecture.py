@@ -82,7 +82,7 @@ MAY: dict[str, set[str]] = {
     "server.auth": {"clock", "config.access", "config.callout", "config.settings", "jwt", "nkeys", "protocol", "server.routing"},
     "server.operator": {"clock", "config.access", "config.operator", "config.settings", "gotime", "jwt", "nkeys", "protocol",
                         "server.accounts", "server.auth", "server.routing", "server.system"},
-    "server.sharing": {"config.sharing", "gotime", "protocol", "server.routing"},
+    "server.sharing": {"config.sharing", "config.sharing_index", "gotime", "protocol", "server.routing"},
     "server.accounts": {"config.access", "config.settings", "config.sharing", "server.routing", "server.sharing"},
     "server.connection": {"clock", "config.access", "config.settings", "garbage", "gojson", "gotime", "protocol",
                           "server.accounts", "server.auth", "server.routing"},
@@ -97,7 +97,8 @@ MAY: dict[str, set[str]] = {
     "monitor": {"clock", "gotime", "listen_socket", "protocol", "version"},
     # The values and how one of them is read are for everyone; the readers of files and flags for runtime and cli alone.
     "config.kinds": {"gotime"},
-    "config.sharing": {"protocol"},
+    "config.sharing_index": {"protocol"},
+    "config.sharing": {"config.sharing_index", "protocol"},
     "config.access": {"config.sharing", "protocol"},
     "config.callout": set(),
     "config.operator": set(),

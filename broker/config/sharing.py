@@ -9,14 +9,17 @@ Source: nats-server, server/accounts.go (checkStreamExportApproved, checkService
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from broker.protocol.subject import collide, is_literal, is_valid, subset
+from broker.config.sharing_index import ImportList, exports_for
+from broker.protocol.subject import is_literal, is_valid, subset
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, numbered, unnumbered
 
-__all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "export_of", "import_problem", "local_subject",
+__all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "export_of", "import_problem", "imports_in_use",
+           "local_subject",
            "mapping_problem", "sharing_problems", "without_repetitions"]
 
 _CYCLE_STEPS_MAX = 20_000
@@ -170,7 +173,7 @@ def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
                 if export.kind == kind:
                     for why in _export_problems(export, by_name):
                         yield account.name, why
-    added: dict[str, list[Import]] = {}
+    added: dict[str, ImportList[Import]] = {}
     for kind in ("stream", "service"):
         for account in accounts:
             for one in account.imports:
@@ -180,13 +183,15 @@ def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
                 if why:
                     yield account.name, why
                 else:
-                    added.setdefault(account.name, []).append(one)
+                    if account.name not in added:
+                        added[account.name] = imports_in_use()
+                    added[account.name].append(one)
     # nats-server adds the imports of one account after those of another in any order: some cycles show in one order only.
     for account in accounts:
-        imports = added.get(account.name, [])
-        for at, one in enumerate(imports):
+        imports = added.get(account.name, imports_in_use())
+        for one in imports:
             # An account's own imports have the order in which they are listed.
-            if _forms_cycle(account, one, by_name, {**added, account.name: imports[:at]}):
+            if _forms_cycle(account, one, by_name, ChainMap({account.name: imports.before(one)}, added)):
                 yield account.name, f'Error adding {one.kind} import "{one.subject}": {_CYCLE}'
 
 
@@ -207,7 +212,7 @@ def _export_problems(export: Export, accounts: Mapping[str, Sharer]) -> Iterator
 
 
 def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
-                   added: Mapping[str, Sequence[Import]]) -> str:
+                   added: Mapping[str, ImportList[Import]]) -> str:
     """Why ``account`` cannot import ``one`` beside the imports ``added`` already, by account; "": it can."""
     exporter = accounts.get(one.account)
     if exporter is None:
@@ -223,15 +228,20 @@ def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
         return f"{error}{one.kind} import not authorized"
     if one.prefix and not is_literal(one.prefix.encode()):
         return error + "stream import prefix can not contain wildcard tokens"
-    mine = [other for other in added.get(account.name, ()) if (other.kind, other.account) == (one.kind, one.account)]
+    mine = added.get(account.name)
     if _forms_cycle(account, one, accounts, added):
         return error + _CYCLE
-    if one.kind == "stream" and any(other.subject == one.subject for other in mine):
+    if one.kind == "stream" and mine is not None and mine.same_subject(one) is not None:
         return error + "stream import already exists"
-    if one.kind == "service" and (same := [other for other in mine if _subjects_here(other) == here.encode()]):
+    if one.kind == "service" and mine is not None and (same := mine.same_place(one, here.encode())) is not None:
         return (f'{error}duplicate service import subject "{here}", previously used in import for account '
-                f'"{one.account}", subject "{same[0].subject}"')
+                f'"{one.account}", subject "{same.subject}"')
     return error + why if (why := _transform_problem(one, here)) else ""
+
+
+def imports_in_use() -> ImportList[Import]:
+    """An empty list of the imports of one account."""
+    return ImportList(_subjects_here)
 
 
 def export_of(exporter: Sharer, one: Import) -> Export | None:
@@ -241,9 +251,7 @@ def export_of(exporter: Sharer, one: Import) -> Export | None:
 
 def _exports_of(exporter: Sharer, one: Import) -> list[Export]:
     """The export of the same subject, or else all wider ones."""
-    exports = [export for export in exporter.exports if export.kind == one.kind]
-    same = [export for export in exports if export.subject == one.subject]
-    return same or [export for export in exports if subset(one.subject.encode(), export.subject.encode())]
+    return exports_for(exporter.exports, one.kind, one.subject)
 
 
 def _authorized(exporter: Sharer, importer: str, one: Import) -> bool:
@@ -281,7 +289,7 @@ def _transform_problem(one: Import, here: str) -> str:
 _CYCLE = "import forms a cycle"
 
 
-def _forms_cycle(account: Sharer, one: Import, accounts: Mapping[str, Sharer], added: Mapping[str, Sequence[Import]]) -> bool:
+def _forms_cycle(account: Sharer, one: Import, accounts: Mapping[str, Sharer], added: Mapping[str, ImportList[Import]]) -> bool:
     """Whether what ``one`` imports comes, through other imports, from ``account`` itself."""
     looked_for = ([_subjects_here(one)] if one.kind == "service" else
                   [local_subject(one).encode(), one.subject.encode()])
@@ -289,7 +297,7 @@ def _forms_cycle(account: Sharer, one: Import, accounts: Mapping[str, Sharer], a
 
 
 def _cycle(account: Sharer, wanted: bytes, kind: str, visited: set[str], accounts: Mapping[str, Sharer],
-           added: Mapping[str, Sequence[Import]]) -> bool:
+           added: Mapping[str, ImportList[Import]]) -> bool:
     """Whether ``account`` imports what collides with ``wanted`` from one of ``visited``, itself or further on.
 
     A search in depth, in which ``visited`` has the accounts on the way. nats-server goes on with those of other branches,
@@ -315,17 +323,15 @@ def _cycle(account: Sharer, wanted: bytes, kind: str, visited: set[str], account
 
 
 def _leading_on(account: Sharer, wanted: bytes, kind: str,
-                added: Mapping[str, Sequence[Import]]) -> Iterator[tuple[str, str, bytes]]:
+                added: Mapping[str, ImportList[Import]]) -> Iterator[tuple[str, str, bytes]]:
     """The imports of ``account`` that collide with ``wanted``: importer, exporter, and what to look for there."""
-    if kind == "stream" and not any(export.kind == "stream" and subset(wanted, export.subject.encode())
-                                    for export in account.exports):
+    if kind == "stream" and not exports_for(account.exports, "stream", wanted.decode()):
         return
-    for one in added.get(account.name, ()):
-        if one.kind == kind:
-            here = _subjects_here(one)
-            # A service's requests go on under the exporter's subject, a stream's messages arrive under the local one.
-            if collide(wanted, one.subject.encode() if kind == "service" else here):
-                yield account.name, one.account, here if subset(here, wanted) else wanted
+    imports = added.get(account.name)
+    for one in imports.colliding(kind, wanted) if imports is not None else ():
+        # A service's requests go on under the exporter's subject, a stream's messages arrive under the local one.
+        here = _subjects_here(one)
+        yield account.name, one.account, here if subset(here, wanted) else wanted
 
 
 def _subjects_here(one: Import) -> bytes:

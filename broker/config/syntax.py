@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -92,6 +93,7 @@ class _Reader:
     def __init__(self, text: str, file: str, environ: Mapping[str, str], read: Callable[[str], str] | None,
                  files: tuple[str, ...], asked: frozenset[str]) -> None:
         self.text = text.removeprefix("\ufeff")
+        self.newlines = [match.start() for match in re.finditer("\n", self.text)]
         self.file = file
         self.environ = environ
         self.read = read
@@ -104,8 +106,8 @@ class _Reader:
     # ---- places and failures
 
     def place(self, at: int) -> tuple[int, int]:
-        newline = self.text.rfind("\n", 0, at)
-        return self.text.count("\n", 0, at) + 1, at - max(newline, 0)
+        lines = bisect_left(self.newlines, at)
+        return lines + 1, at - (self.newlines[lines - 1] if lines else 0)
 
     def fail(self, why: str, at: int | None = None) -> NoReturn:
         line, _ = self.place(self.at if at is None else at)

@@ -25,9 +25,17 @@ import socket
 import sys
 import threading
 import time
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
+import broker.runtime
+
 __all__ = ["fork_brokers"]
+
+
+_PRELOADED = ("broker.config.load", "broker.config.reading.accounts", "broker.monitor.web", "broker.monitor.metrics",
+              "broker.server.operator.accounts", "ctypes", "encodings.idna", "uvloop")
 
 
 class MeteredLoop(asyncio.SelectorEventLoop):
@@ -90,13 +98,9 @@ METER = Meter()
 
 def fork_brokers(requests: socket.socket) -> None:
     """Fork a broker for each request, until the socket ends."""
-    import broker.config.load
-    import broker.config.reading.accounts
-    import broker.monitor.listener
-    import broker.runtime.app
-    import broker.runtime.process
-    import broker.server.operator.accounts  # noqa: F401
-
+    # All that a broker may import at its start or later.
+    for name in (*_PRELOADED, *(f"broker.runtime.{one.name}" for one in iter_modules(broker.runtime.__path__))):
+        import_module(name)
     # Ended brokers need no wait().
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:

@@ -133,15 +133,15 @@ def read_imports(value: Value, found: Findings) -> tuple[Import, ...]:
         found.wrong(value, f"Imports should be an array, got {go_type(value)}")
         return ()
     imports: list[Import] = []
+    services: dict[tuple[str, str], Import] = {}
     for row in value.value:
         one = _read_import(row, found)
         if one is None:
             continue
-        same = [other for other in imports if one.kind == other.kind == "service" and other.account == one.account
-                and (other.to or other.subject) == (one.to or one.subject)]
-        if same:
+        same = services.setdefault((one.account, one.to or one.subject), one) if one.kind == "service" else one
+        if same is not one:
             found.wrong(row, f'Duplicate service import subject "{one.to or one.subject}", previously used in import for '
-                             f'account "{one.account}", subject "{same[0].subject}"')
+                             f'account "{one.account}", subject "{same.subject}"')
         else:
             imports.append(one)
     return tuple(imports)

@@ -38,6 +38,9 @@ __all__ = ["Router"]
 _LINE_MAX: Final = 4096
 """Bytes of a body up to which copying it once more is cheaper than a write of its own."""
 
+_REPLIES_AT_ONCE: Final = 100_000
+"""Subscriptions that may be looked at to find who is told that there are no responders, before the work is measured again."""
+
 _DOT: Final = ord(".")
 _HOPS_MAX: Final = 64
 """Accounts that a message is followed through."""
@@ -103,7 +106,7 @@ class Router:
                     # Acks and replies come in bursts: comparing the head finds a sibling without a look-up.
                     if (not (head and following.startswith(head) and following.count(b".") == dots
                              and following[-1] != _DOT) and (ahead := get(following)) is not route
-                            and (ahead is not None or resolve(following) is not route)):
+                            and (ahead is not None or resolve(following) is not route or outward.work > AT_ONCE)):
                         break
                     subject = following
                 at += 1
@@ -136,9 +139,13 @@ class Router:
             if route.sole is not None and source is not None:
                 route.only_handler(route.sole, ops, start, at, source, now_ns)
             else:
-                if route.width > 1 and at - start > 1 and source is not None and at - start > (most := route.msgs_at_once()):
-                    at = start + most
-                    ahead = None
+                if at - start > 1 and source is not None and route.width != 1:
+                    # Without receivers, it takes the reply's to say so.
+                    most = (route.msgs_at_once() if route.width else at - start if not source.wants_no_responders
+                            else 1 + _REPLIES_AT_ONCE // (1 + self.subs.count))
+                    if at - start > most:
+                        at = start + most
+                        ahead = None
                 route.batch(ops, start, at, source, now_ns)
                 if source is not None and source.fan_outs:
                     start = at

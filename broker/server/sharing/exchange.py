@@ -18,7 +18,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.config.sharing import Export, Import, SubjectMapping, export_of, import_problem, mapping_problem
+from broker.config.sharing import (
+    Export,
+    Import,
+    SubjectMapping,
+    export_of,
+    import_problem,
+    imports_in_use,
+    mapping_problem,
+)
+from broker.config.sharing_index import ImportList
 from broker.protocol.subject_transform import TransformError
 from broker.server.routing.router import Router
 from broker.server.sharing.lost_interest import LostInterest
@@ -70,7 +79,7 @@ class Exchange:
         self._members: dict[str, _Member] = {}
         # By name: the settings; the imports in use; the accounts that import from one, also from one that is unknown.
         self._settings: dict[str, Sharer] = {}
-        self._used: dict[str, list[Import]] = {}
+        self._used: dict[str, ImportList[Import]] = {}
         self._importers: dict[str, set[str]] = {}
 
     def put(self, *accounts: tuple[Sharer, Router]) -> None:
@@ -92,7 +101,8 @@ class Exchange:
             changed.append(member)
         # Old imports first: a new one might form a cycle with them.
         for member in changed:
-            self._use(member, {one: used for one, used in member.imports.items() if one in member.settings.imports})
+            wanted = set(member.settings.imports)
+            self._use(member, {one: used for one, used in member.imports.items() if one in wanted})
         names = {member.settings.name: None for member in changed}
         for name in list(names):
             names.update(dict.fromkeys(sorted(self._importers.get(name, ()))))
@@ -150,7 +160,7 @@ class Exchange:
     def _connect(self, member: _Member) -> None:
         """Bring the imports in use in line with the settings; those that stay the same are not touched."""
         wanted: dict[Import, ServiceImport | StreamImport] = {}
-        used = self._used[member.settings.name] = []
+        used = self._used[member.settings.name] = imports_in_use()
         for one in dict.fromkeys(member.settings.imports):
             why = import_problem(member.settings, one, self._settings, self._used)
             if not why:
@@ -180,7 +190,9 @@ class Exchange:
             one, service, member.router, member.lost)
 
     def _use(self, member: _Member, wanted: dict[Import, ServiceImport | StreamImport]) -> None:
-        self._used[member.settings.name] = list(wanted)
+        in_use = self._used[member.settings.name] = imports_in_use()
+        for imported in wanted:
+            in_use.append(imported)
         before, member.imports = member.imports, wanted
         kept = {id(one) for one in wanted.values()}
         known = {id(one) for one in before.values()}

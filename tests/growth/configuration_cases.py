@@ -1,0 +1,90 @@
+"""Growth of starts and reloads: each list and table of the configuration file, with n elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.growth.meter import Case
+from tests.growth.stage import Stage
+
+__all__ = ["CASES"]
+
+
+def _users(n: int) -> str:
+    return "authorization { users [" + ", ".join(f"{{user: u{i}, password: p}}" for i in range(n)) + "] }\n"
+
+
+def _users_with_permissions(n: int) -> str:
+    users = ", ".join(f'{{user: u{i}, password: p, permissions: {{publish: "a.{i}.>", subscribe: ["b.{i}", "c.*"]}}}}'
+                      for i in range(n))
+    return f"authorization {{ users [{users}] }}\n"
+
+
+def _accounts(n: int) -> str:
+    accounts = "\n".join(f"A{i} {{ users [{{user: u{i}, password: p}}] }}" for i in range(n))
+    return f"accounts {{\n{accounts}\n}}\n"
+
+
+def _services(n: int) -> str:
+    exports = ", ".join(f'{{service: "s.{i}"}}' for i in range(n))
+    imports = ", ".join(f'{{service: {{account: A, subject: "s.{i}"}}, to: "t.{i}"}}' for i in range(n))
+    return f"accounts {{ A {{ exports [{exports}] }}\n B {{ imports [{imports}] }} }}\n"
+
+
+def _streams(n: int) -> str:
+    exports = ", ".join(f'{{stream: "s.{i}.*"}}' for i in range(n))
+    imports = ", ".join(f'{{stream: {{account: A, subject: "s.{i}.*"}}, prefix: "p"}}' for i in range(n))
+    return f"accounts {{ A {{ exports [{exports}] }}\n B {{ imports [{imports}] }} }}\n"
+
+
+def _importing_accounts(n: int) -> str:
+    accounts = "\n".join(f'B{i} {{ imports [{{service: {{account: A, subject: "s.*"}}}}] }}' for i in range(n))
+    return f'accounts {{ A {{ exports [{{service: "s.*"}}] }}\n{accounts} }}\n'
+
+
+def _export_to_accounts(n: int) -> str:
+    names = ", ".join(f"B{i}" for i in range(n))
+    accounts = "\n".join(f"B{i} {{}}" for i in range(n))
+    return f'accounts {{ A {{ exports [{{service: "s", accounts: [{names}]}}] }}\n{accounts} }}\n'
+
+
+def _mappings(n: int) -> str:
+    return "mappings {\n" + "\n".join(f'"m.{i}.*": "n.{i}.$1"' for i in range(n)) + "\n}\n"
+
+
+def _destinations(n: int) -> str:
+    return 'mappings { m: [' + ", ".join(f'{{destination: "n.{i}", weight: 0%}}' for i in range(n)) + "] }\n"
+
+
+def _allowed(n: int) -> str:
+    subjects = ", ".join(f'"a.{i}.>"' for i in range(n))
+    return ('authorization { users [{user: a, password: p, permissions: '
+            f"{{publish: {{allow: [{subjects}]}}, subscribe: {{allow: [{subjects}], deny: [{subjects}]}}}}}}] }}\n")
+
+
+def _tags(n: int) -> str:
+    return "server_tags: [" + ", ".join(f'"t:{i}"' for i in range(n)) + "]\n"
+
+
+def _reload(config: Callable[[int], str]) -> Callable[[Stage, int], None]:
+    """The file is read again with one element more."""
+    def play(stage: Stage, n: int) -> None:
+        stage.write(config(n + 1))
+        with stage.measured():
+            stage.reload()
+    return play
+
+
+_CONFIGS: tuple[tuple[str, Callable[[int], str], int], ...] = (
+    ("users", _users, 1000), ("users with permissions", _users_with_permissions, 500), ("accounts", _accounts, 500),
+    ("service exports and imports", _services, 300), ("stream exports and imports", _streams, 300),
+    ("importing accounts", _importing_accounts, 200),
+    ("export to accounts", _export_to_accounts, 300), ("mappings", _mappings, 500), ("destinations", _destinations, 300),
+    ("permissions", _allowed, 500), ("server_tags", _tags, 3000))
+
+CASES = (
+    # No client can cause a start, nor a reload.
+    *(Case(f"start with {name}", None, n, config=config, turn_max_s=None) for name, config, n in _CONFIGS),
+    *(Case(f"reload with {name}", _reload(config), n, config=config, turn_max_s=None) for name, config, n in _CONFIGS
+      if name not in ("server_tags",)),
+)
