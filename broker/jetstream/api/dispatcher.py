@@ -162,8 +162,8 @@ class Api:
         _, reply, hlen, body = op
         account = self.account
         request = Request(account, self.transfers, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
-        log = account.log
-        if not account.available or log.stuck or log.waiting_bytes * 4 > log.tail_bytes_max:
+        # Without the shard there is no log to ask.
+        if not account.available or account.log.stuck or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
             # Answers wait for commits too: they must not pile up while the store is unavailable.
             self._refuse(request, route, ApiError(NOT_AVAILABLE))
         elif hlen and level_refused(body[:hlen]):
