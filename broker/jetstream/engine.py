@@ -26,15 +26,12 @@ from broker.jetstream.account.account import Account
 from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
 from broker.jetstream.account.unused import UnusedStream
-from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.api.system import SystemApi
 from broker.jetstream.api.waiting import Waiting
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.inflight import BatchLimits, Inflight
-from broker.jetstream.stream.adoption import follow
 from broker.jetstream.stream.dropping import BlockBudget
-from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.advisories import SystemEvents
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
@@ -44,9 +41,11 @@ from broker.storage.log.memory_log import MemoryLog
 from broker.storage.state.stream import StreamState
 
 if TYPE_CHECKING:
+    from broker.jetstream.api.disabled import DisabledApi
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.listeners import Listener
+    from broker.jetstream.stream.stream import Stream
     from broker.storage.format.records.adoption import Adopted
     from broker.storage.log.log import Log
     from broker.storage.log.putter import Segment
@@ -126,6 +125,8 @@ class JetStream(LogListener):
         Returns: done once its streams are restored, or at once while JetStream is not open.
         Raises: ApiError 10028, 10047 where the limits of all accounts exceed the server's; ValueError: it exists.
         """
+        from broker.jetstream.api.disabled import DisabledApi
+
         if name in self.apis:
             raise ValueError(f"account {name} has been added already")
         api: Api | DisabledApi
@@ -201,6 +202,8 @@ class JetStream(LogListener):
         return task
 
     async def _purge(self, name: str, before: asyncio.Task[None] | None) -> None:
+        from broker.jetstream.stream.stream import Stream
+
         if before is not None:
             await asyncio.wait([before])
         if self._log is None or not self.available:
@@ -371,6 +374,8 @@ class JetStream(LogListener):
 
         Args: ``listeners`` are its consumers by name; ``usage`` counts its bytes.
         """
+        from broker.jetstream.stream.stream import Stream
+
         if self._reader is None or self._memory_log is None:
             raise RuntimeError("JetStream is not open")
         memory = config.storage == "memory"
@@ -390,6 +395,8 @@ class JetStream(LogListener):
 
     def blocks_adopted(self, adopted: Sequence[Adopted]) -> Sequence[Adopted]:
         """See ``LogListener``."""
+        from broker.jetstream.stream.adoption import follow
+
         streams = {stream.stream_id: stream for account in self.accounts.values() for stream in account.streams.values()
                    if stream.stored}
         again = []

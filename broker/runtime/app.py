@@ -27,6 +27,7 @@ from broker.descriptors import open_files_max, reserved
 from broker.errors import StartError
 from broker.gotime import format_duration
 from broker.nats_server_store import find_store_dir
+from broker.runtime.first_use import load_first_used
 from broker.runtime.listening import or_start_error
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_files import urls
@@ -34,7 +35,6 @@ from broker.runtime.reload import Prepare, ReloadError, changed, lines, refuse_f
 from broker.runtime.system_pages import SystemPages
 from broker.server.server import Server
 from broker.server.system.requests import RequestError
-from broker.storage.paths import FORMAT
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
@@ -80,6 +80,7 @@ class App:
         """Whether ``_serve`` is running, which starts over by itself if the shard is lost."""
         self._waiting: asyncio.Task[None] | None = None
         self._stepping_down: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
         self._why = ""
 
@@ -122,11 +123,16 @@ class App:
         await self._start_pages()
         # Not earlier: the imports and reads of a start delay no client.
         self.lag.start()
+        if self.jetstream is not None:
+            self._loading = asyncio.create_task(load_first_used(), name="load modules of JetStream")
 
     async def stop(self) -> None:
         """Shut down cleanly: accept no connections, commit and acknowledge what was sequenced, then close clients."""
         self._serving = False
         self.lag.stop()
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
         if self._stepping_down is not None:
             self._stepping_down.cancel()
             await asyncio.gather(self._stepping_down, return_exceptions=True)
@@ -415,6 +421,8 @@ def prepare_directory(path: str) -> None:
 
 def refuse_nats_server(directory: str) -> None:
     """Raises: StartError for a nats-server's store_dir that is no store of ours, where all its streams would seem to be gone."""
+    from broker.storage.paths import FORMAT  # imported only if JetStream is enabled
+
     if os.path.exists(os.path.join(directory, *FORMAT.split("/"))):
         return
     if (theirs := find_store_dir(directory)) is not None:

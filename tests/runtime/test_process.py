@@ -469,12 +469,17 @@ NEVER = ("pydantic", "botocore", "aiobotocore", "aiohttp", "prometheus_client", 
 """What few brokers need, or only after the start."""
 OF_FILES = ("broker.config.file", "broker.config.reading", "broker.config.syntax", "broker.jwt.token")
 """What a start with a configuration file needs besides."""
+OF_STREAMS = ("broker.jetstream.stream.stream", "broker.jetstream.stream.publish", "broker.jetstream.stream.retention",
+              "broker.jetstream.stream.state", "broker.jetstream.stream.upstream.follower", "broker.jetstream.consumer",
+              "broker.jetstream.config", "broker.jetstream.api.streams", "broker.jetstream.api.consumers",
+              "broker.jetstream.api.messages", "broker.jetstream.api.backups", "broker.jetstream.api.direct_get")
+"""What the first stream, consumer or request needs: loaded half a second after the start."""
 
 
 @pytest.mark.parametrize("flags, without", [
     ([], (*NEVER, *OF_FILES, "broker.jetstream", "broker.storage", "broker.cluster", "msgpack", "zstandard")),
-    (["-js"], (*NEVER, *OF_FILES)),
-    (["-js", "-c"], NEVER),
+    (["-js"], (*NEVER, *OF_FILES, *OF_STREAMS)),
+    (["-js", "-c"], (*NEVER, *OF_STREAMS)),
 ], ids=["core", "jetstream", "file"])
 def test_nothing_is_imported_without_need(flags: list[str], without: tuple[str, ...], tmp_path: Path) -> None:
     """Until ``Server is ready``, modules of features that are not configured are not imported.
@@ -502,3 +507,29 @@ def test_nothing_is_imported_without_need(flags: list[str], without: tuple[str, 
             process.kill()
     assert {"broker.runtime.process", "asyncio"} <= imported
     assert not sorted(name for name in imported if any(name == one or name.startswith(f"{one}.") for one in without))
+
+
+async def test_the_first_request_waits_for_no_import(tmp_path: Path) -> None:
+    """What JetStream's first stream needs is loaded without a request, all of it: a stream and a consumer import nothing more."""
+    code = """
+import asyncio, sys
+from broker.embedded import Broker
+async def main(directory):
+    async with Broker(directory) as broker:
+        await broker._app._loading
+        import nats
+        client = await nats.connect(broker.url)
+        there = set(sys.modules)
+        js = client.jetstream()
+        await js.add_stream(name="S", subjects=["s"], allow_direct=True)
+        await js.publish("s", b"x")
+        await (await js.pull_subscribe("s", durable="d")).fetch(1)
+        await js.get_last_msg("S", "s", direct=True)
+        print(sorted(name for name in set(sys.modules) - there if name.startswith("broker.")))
+        await client.close()
+asyncio.run(main(sys.argv[1]))
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(tmp_path / "store"), cwd=ROOT,
+                                                   stdout=asyncio.subprocess.PIPE)
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, out.decode().strip()) == (0, "[]")

@@ -33,33 +33,7 @@ from broker.jetstream.account.restore import OfflineStream, Openings, stored_con
 from broker.jetstream.account.subscriptions import Subscriptions
 from broker.jetstream.account.sweeps import finished
 from broker.jetstream.account.work_queues import WorkQueues
-from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.config.consumer_rules import (
-    check_consumer,
-    check_consumer_update,
-    check_work_queue_filters,
-    consumer_level,
-    fill_inactive_threshold,
-    fit_to_copy,
-    same_consumer,
-)
-from broker.jetstream.config.stream import StreamConfig, StreamSource
-from broker.jetstream.config.stream_rules import (
-    check_stream,
-    check_supported,
-    check_update,
-    required_level,
-    same_config,
-    subjects_overlap,
-    with_static_metadata,
-)
-from broker.jetstream.config.upstream_rules import check_filter_subjects
-from broker.jetstream.consumer.consumer import Consumer
-from broker.jetstream.consumer.start import starting_state
 from broker.jetstream.filters import filters_of
-from broker.jetstream.stream.overlaps import Overlaps
-from broker.jetstream.stream.stream import Stream
-from broker.jetstream.stream.upstream.follower import Around
 from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import CONSUMER_NOT_FOUND, NOT_AVAILABLE, STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
@@ -74,6 +48,10 @@ from broker.storage.state.consumer import ConsumerState
 if TYPE_CHECKING:
     from broker.jetstream.account.host import Host, StreamLog
     from broker.jetstream.bus import Bus
+    from broker.jetstream.config.consumer import ConsumerConfig
+    from broker.jetstream.config.stream import StreamConfig, StreamSource
+    from broker.jetstream.consumer.consumer import Consumer
+    from broker.jetstream.stream.stream import Stream
     from broker.storage.staging.answers import Answer
     from broker.storage.state.stream import StreamState
 
@@ -101,6 +79,8 @@ class Account:
 
     def __init__(self, host: Host, name: str, bus: Bus, clock: Clock, rng: random.Random, settings: JetStreamSettings,
                  limits: AccountLimits) -> None:
+        from broker.jetstream.stream.upstream.around import Around
+
         self.name = name
         self.bus = bus
         self.streams: dict[str, Stream] = {}
@@ -130,7 +110,12 @@ class Account:
                                                        self._make_stream, self._forget_consumers, self._add_restored,
                                                        self._attach))
         self._quota.incoming = incoming
-        self._subscriptions = Subscriptions(bus, Overlaps() if settings.overlapping_streams else None)
+        overlaps = None
+        if settings.overlapping_streams:
+            from broker.jetstream.stream.overlaps import Overlaps
+
+            overlaps = Overlaps()
+        self._subscriptions = Subscriptions(bus, overlaps)
 
     @property
     def available(self) -> bool:
@@ -241,6 +226,8 @@ class Account:
 
     async def check(self, given: StreamConfig, *, pedantic: bool) -> None:
         """Check a configuration on its own. Raises: ApiError."""
+        from broker.jetstream.config.stream_rules import check_stream
+
         await aside(given.elements, partial(check_stream, given, self._neighbours, self.limits, self.settings.server,
                                             pedantic=pedantic))
 
@@ -249,6 +236,15 @@ class Account:
 
         Raises: ApiError: 10058 when it differs, 10065, 10027, 10047, 10028, or the rule that the configuration breaks.
         """
+        from broker.jetstream.config.stream_rules import (
+            check_stream,
+            check_supported,
+            required_level,
+            same_config,
+            with_static_metadata,
+        )
+        from broker.jetstream.config.upstream_rules import check_filter_subjects
+
         self._quota.check_create(given, max(given.max_bytes, 0))
         config, links = await self._checked(given, partial(
             check_stream, given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic))
@@ -290,6 +286,14 @@ class Account:
         Raises: ApiError, and nothing has changed; StoreError, FormatError: the configuration applies, and what exceeds
             it is removed later.
         """
+        from broker.jetstream.config.stream_rules import (
+            check_supported,
+            check_update,
+            required_level,
+            with_static_metadata,
+        )
+        from broker.jetstream.config.upstream_rules import check_filter_subjects
+
         before = stream.config
         config, links = await self._checked(given, partial(
             check_update, before, given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic))
@@ -397,6 +401,9 @@ class Account:
 
     def _check_new(self, config: StreamConfig) -> None:
         """Check a stream that is to be restored beside the others. Raises: ApiError."""
+        from broker.jetstream.config.stream_rules import check_supported, subjects_overlap
+        from broker.jetstream.config.upstream_rules import check_filter_subjects
+
         self._check_room(config)
         if not self.settings.overlapping_streams:
             hidden = (self._neighbours[name] for name in self._neighbours.hidden())
@@ -482,6 +489,13 @@ class Account:
         Args: ``action`` "create" refuses to update one, "update" to create one.
         Raises: ApiError: 10148, 10149, 10026, 10012, or the rule that the configuration breaks.
         """
+        from broker.jetstream.config.consumer_rules import (
+            check_work_queue_filters,
+            fill_inactive_threshold,
+            fit_to_copy,
+            same_consumer,
+        )
+
         consumers = self.consumers(stream)
         existing = consumers.get(given.durable_name or given.name)
         if given.sourcing:
@@ -520,12 +534,16 @@ class Account:
 
     def _checked_consumer(self, given: ConsumerConfig, stream: StreamConfig, pedantic: bool) -> ConsumerConfig:
         """``check_consumer``, and the filters compiled, which may take as long."""
+        from broker.jetstream.config.consumer_rules import check_consumer
+
         config = check_consumer(given, stream, self.limits, self.settings.server, pedantic=pedantic)
         filters_of(config.filters)
         return config
 
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
         """Create a consumer, open and in the log. A store error leaves nothing behind."""
+        from broker.jetstream.consumer.start import starting_state
+
         start = await starting_state(stream, name, config)
         # A consumer in memory has no record, so nobody reads its configuration there.
         created = ConsumerCreate(name, config.to_json() if config.stored else {}, self.clock.now_ns(), start.record)
@@ -561,6 +579,8 @@ class Account:
 
     def _consumer(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, *,
                   restored: bool = False) -> Consumer:
+        from broker.jetstream.consumer.consumer import Consumer
+
         consumer = Consumer(stream, config, state, self.bus, self.clock, self._rng, restored=restored,
                             long_reply_subjects=self.settings.js_ack_fc_v2)
         consumer.on_inactive = self._inactive
@@ -578,6 +598,8 @@ class Account:
     def _update_consumer(self, stream: Stream, consumer: Consumer,
                          config: ConsumerConfig) -> asyncio.Future[None] | None:
         """Returns: the running removal of what the consumer no longer waits for, or None."""
+        from broker.jetstream.config.consumer_rules import check_consumer_update, fill_inactive_threshold
+
         check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
         if config.inactive_threshold != consumer.config.inactive_threshold:
             fill_inactive_threshold(config)
@@ -597,6 +619,9 @@ class Account:
 
     def pause_consumer(self, consumer: Consumer, until_ns: int | None) -> None:
         """Pause deliveries until ``until_ns`` (Unix UTC); None resumes them."""
+        from broker.jetstream.config.consumer_rules import consumer_level
+        from broker.jetstream.config.stream_rules import with_static_metadata
+
         config = consumer.config.copy()
         config.pause_until = until_ns
         config.metadata = with_static_metadata(config.metadata, consumer_level(config))

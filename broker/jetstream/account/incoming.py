@@ -16,9 +16,6 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from broker.jetstream.config.consumer_rules import check_consumer, fill_inactive_threshold
-from broker.jetstream.config.stream_rules import check_stream, required_level, with_static_metadata
-from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.errors import STREAM_OFFLINE, ApiError
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.stream_create import RESTORING
@@ -31,6 +28,7 @@ if TYPE_CHECKING:
     from broker.jetstream.account.restore import OfflineStream
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.stream import Stream
     from broker.jetstream.wire.advisories import AccountEvents
 
 __all__ = ["Incoming", "NewConsumer", "Parts"]
@@ -98,6 +96,8 @@ class Incoming:
 
         Returns: the configuration with its defaults. Raises: ApiError 10130, or the rule that it breaks.
         """
+        from broker.jetstream.config.stream_rules import check_stream, required_level, with_static_metadata
+
         account = self._account
         config = check_stream(given, self._parts.neighbours, account.limits, account.settings.server, pedantic=False)
         config.metadata = with_static_metadata(config.metadata, required_level(config))
@@ -132,6 +132,8 @@ class Incoming:
 
         Returns: the configuration with its defaults. Raises: ApiError.
         """
+        from broker.jetstream.config.consumer_rules import check_consumer, fill_inactive_threshold
+
         account = self._account
         config = check_consumer(given, stream.config, account.limits, account.settings.server)
         self._parts.check_consumer(config, stream.config, others)

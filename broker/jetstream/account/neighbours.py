@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from broker.jetstream.config.stream import StreamConfig
-
 if TYPE_CHECKING:
     from broker.jetstream.account.restore import OfflineStream
+    from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.stream import Stream
 
 __all__ = ["Neighbours"]
 
 
-class Neighbours(Mapping[str, StreamConfig]):
+class Neighbours(Mapping[str, "StreamConfig"]):
     """By name: live ``streams``, those that are ``incoming``, and what is known of those that are ``offline``."""
 
     def __init__(self, streams: Mapping[str, Stream], incoming: Mapping[str, Stream],
@@ -25,6 +24,8 @@ class Neighbours(Mapping[str, StreamConfig]):
     def __getitem__(self, name: str) -> StreamConfig:
         if (gone := self._offline.get(name)) is not None:
             # It keeps its subjects; the rest of its configuration does not matter.
+            from broker.jetstream.config.stream import StreamConfig
+
             return StreamConfig(name=name, subjects=gone.subjects)
         return (self._incoming.get(name) or self._streams[name]).config
 

@@ -12,9 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker.config.settings import TIER, AccountLimits, ServerLimits
-from broker.jetstream.config.consumer_rules import check_work_queue
-from broker.jetstream.config.stream_rules import NAME_MAX
-from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import AccountUsage
 from broker.jetstream.wire.errors import ApiError
 
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
     from broker.jetstream.account.host import Host
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.stream import Stream
     from broker.jetstream.usage import Usage
 
 __all__ = ["Quota", "reserved"]
@@ -134,6 +132,9 @@ class Quota:
         Args: ``rivals``: those that may get the same messages, if that is known.
         Raises: ApiError 10026, 10102, or 10099, 10100, 10101 of a work queue.
         """
+        from broker.jetstream.config.consumer_rules import check_work_queue
+        from broker.jetstream.config.stream_rules import NAME_MAX
+
         if 0 < self.consumers_max(stream) <= sum(not one.copies for one in others):
             raise ApiError(10026)
         if stream.retention == "workqueue":

@@ -10,15 +10,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.config.stream import StreamConfig
-from broker.jetstream.config.stream_rules import check_supported
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
+    from broker.jetstream.config.consumer import ConsumerConfig
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.consumer.consumer import Consumer
     from broker.storage.state.stream import StreamState
 
 __all__ = ["OfflineStream", "Openings", "stored_config", "stored_consumers"]
@@ -37,6 +36,9 @@ class OfflineStream(NamedTuple):
 
 def stored_config(state: StreamState) -> StreamConfig | None:
     """The stream's configuration; None: it is offline, and ``state.offline`` says why."""
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.config.stream_rules import check_supported
+
     if state.offline is not None:
         return None
     try:
@@ -50,6 +52,8 @@ def stored_config(state: StreamState) -> StreamConfig | None:
 
 def stored_consumers(state: StreamState) -> dict[str, ConsumerConfig]:
     """The configurations of the stream's consumers by name, without those that this version cannot serve."""
+    from broker.jetstream.config.consumer import ConsumerConfig
+
     configs = {}
     for name, consumer_state in state.consumers.items():
         try:

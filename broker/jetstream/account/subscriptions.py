@@ -15,14 +15,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from broker.jetstream.account.long_work import LONG, Steps, at_once
-from broker.jetstream.consumer.consumer import Consumer
-from broker.jetstream.stream.overlaps import Overlaps
-from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject_tree import SubjectTree
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import BatchHandler, Bus, Subscription
+    from broker.jetstream.consumer.consumer import Consumer
+    from broker.jetstream.stream.overlaps import Overlaps
+    from broker.jetstream.stream.stream import Stream
 
 __all__ = ["Subscriptions"]
 

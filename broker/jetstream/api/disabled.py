@@ -16,7 +16,6 @@ from broker.clock import Clock
 from broker.config.settings import JetStreamSettings
 from broker.jetstream.api.request import Tracked
 from broker.jetstream.api.routes import API_PREFIX, DIRECT_GET, MSG_NEXT, TYPE_PREFIX, route_of, subscribe_api
-from broker.jetstream.api.streams import clustered_only
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.advisories import AccountEvents
@@ -75,6 +74,8 @@ class DisabledApi:
         return nobody
 
     def _refuse(self, route: Route, op: Msg, source: Source | None) -> None:
+        from broker.jetstream.api.streams import clustered_only  # imported for the first request
+
         subject, reply, hlen, body = op
         if hlen and level_refused(body[:hlen]):
             error = ApiError(10185)

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker.jetstream.api.direct_get import DirectGets
 from broker.jetstream.api.pace import HEAVY, Pace
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.api.routes import (
@@ -45,6 +44,7 @@ from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
+    from broker.jetstream.api.direct_get import DirectGets
     from broker.jetstream.api.request import Show
     from broker.jetstream.backup.transfers import Transfers
     from broker.jetstream.bus import Msg, Source, Subscription
@@ -72,7 +72,7 @@ class Api:
         self.account = account
         self._show = show
         self.bus = account.bus
-        self._directs = DirectGets(account)
+        self._directs: DirectGets | None = None
         self._rng = rng
         self._transfers: Transfers | None = None
         self._lanes: dict[str, deque[Request]] = {}
@@ -111,7 +111,8 @@ class Api:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._transfers is not None:
             await self._transfers.drop()
-        await self._directs.drop()
+        if self._directs is not None:
+            await self._directs.drop()
 
     def transfers(self) -> Transfers:
         """Backups and restores. Imported for the first of them: few brokers see one, and all would start more slowly."""
@@ -120,6 +121,13 @@ class Api:
 
             self._transfers = Transfers(self.account)
         return self._transfers
+
+    def _direct_gets(self) -> DirectGets:
+        if self._directs is None:
+            from broker.jetstream.api.direct_get import DirectGets
+
+            self._directs = DirectGets(self.account)
+        return self._directs
 
     def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> list[int]:
         """Handle a run of requests: the bus's handler, which does not count for consumers and streams that are not here."""
@@ -144,7 +152,7 @@ class Api:
                 until = at + 1
                 while until < end and ops[until][0].startswith(_DIRECT_GETS):
                     until += 1
-                nobody += self._directs.take(ops, at, until)
+                nobody += self._direct_gets().take(ops, at, until)
                 at = until
                 continue
             at += 1

@@ -1,34 +1,34 @@
 """The subjects of $JS.API, and what serves each.
 
-    pull request   CONSUMER.MSG.NEXT.<stream>.<consumer>   to its consumer, not a row of ROUTES
-    direct get     DIRECT.GET.<stream>[.<subject>]         to direct_get.py, not a row of ROUTES
-    the rest       a row of ROUTES
+    pull request   CONSUMER.MSG.NEXT.<stream>.<consumer>   to its consumer, not one of ``routes``
+    direct get     DIRECT.GET.<stream>[.<subject>]         to direct_get.py, not one of ``routes``
+    the rest       one of ``routes``
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
-from broker.jetstream.api import backups as backup_api
-from broker.jetstream.api import consumers as consumer_api
-from broker.jetstream.api import inbox as inbox_api
-from broker.jetstream.api import messages as message_api
-from broker.jetstream.api import streams as stream_api
-from broker.jetstream.api.request import Route
-
 if TYPE_CHECKING:
+    from broker.jetstream.api.request import Route
     from broker.jetstream.bus import BatchHandler, Bus, Msg, Source, Subscription
 
-__all__ = ["API_PREFIX", "DIRECT_GET", "MSG_NEXT", "ROUTES", "TYPE_PREFIX", "lane_of", "route_of", "subscribe_api"]
-
-ROUTES: dict[tuple[str, ...], Route] = {**stream_api.ROUTES, **backup_api.ROUTES, **consumer_api.ROUTES,
-                                             **message_api.ROUTES, **inbox_api.ROUTES}
+__all__ = ["API_PREFIX", "DIRECT_GET", "MSG_NEXT", "TYPE_PREFIX", "lane_of", "route_of", "routes", "subscribe_api"]
 
 TYPE_PREFIX = "io.nats.jetstream.api.v1."
 API_PREFIX = b"$JS.API."
 MSG_NEXT = b"CONSUMER.MSG.NEXT."
 DIRECT_GET = b"DIRECT.GET."
+
+
+@cache
+def routes() -> dict[tuple[str, ...], Route]:
+    """What serves each subject. Imported for the first request: a start does not wait for it."""
+    from broker.jetstream.api import backups, consumers, inbox, messages, streams
+
+    return {**streams.ROUTES, **backups.ROUTES, **consumers.ROUTES, **messages.ROUTES, **inbox.ROUTES}
 
 
 def subscribe_api(bus: Bus, domain: str, handler: BatchHandler) -> list[Subscription]:
@@ -48,15 +48,16 @@ def subscribe_api(bus: Bus, domain: str, handler: BatchHandler) -> list[Subscrip
 
 
 def route_of(tokens: list[str]) -> Route | None:
-    """The row of ROUTES for these tokens, trying the most literal form first."""
+    """What serves these tokens, trying the most literal form first."""
     if "" in tokens:
         return None
+    known = routes()
     for stars in range(3):
         literal = len(tokens) - stars
-        route = ROUTES.get((*tokens[:literal], *("*",) * stars))
+        route = known.get((*tokens[:literal], *("*",) * stars))
         if route is not None:
             return route
-    return ROUTES.get((*tokens[:2], "*", "*", ">")) if len(tokens) > 4 else None
+    return known.get((*tokens[:2], "*", "*", ">")) if len(tokens) > 4 else None
 
 
 def lane_of(tokens: list[str]) -> str:

@@ -18,7 +18,6 @@ import logging
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from broker.jetstream.stream.state.decision import Stuck
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
 from broker.storage.format.errors import FormatError, VersionUnknown
 from broker.storage.format.records.release import Release
@@ -182,6 +181,8 @@ class Inbox:
             after = listed[-1].key
 
     async def _carried(self, request_id: int) -> Carried:
+        from broker.jetstream.stream.state.decision import Stuck
+
         stays, why, answer = False, "", None
         errand = self._begin(request_id)
         try:

@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from broker.jetstream.stream.state.in_turns import sorted_in_turns
 from broker.storage.format.errors import FormatError
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ class BlockBudget:
     async def trim(self) -> int:
         """Drop blocks of idle streams, the longest idle first, until half as many are left as may be, if they are too many;
         returns how many."""
+        from broker.jetstream.stream.state.in_turns import sorted_in_turns
+
         held = 0
         streams: dict[int, Stream] = {}
         async for stream in self._each():

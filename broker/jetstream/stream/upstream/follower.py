@@ -16,11 +16,12 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from broker.jetstream.stream.state.decision import Stuck
+from broker.jetstream.stream.upstream.around import Around
 from broker.jetstream.stream.upstream.deliveries import Deliveries, Lost
-from broker.jetstream.stream.upstream.origin import Batch, Find, Origin, OriginReader, identity_of
+from broker.jetstream.stream.upstream.origin import Batch, Origin, OriginReader, identity_of
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject_shapes import FirstMatch
@@ -29,10 +30,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
-    import random
 
-    from broker.clock import Clock
-    from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamConfig, StreamSource
     from broker.jetstream.stream.publish.copies import Copies
     from broker.jetstream.stream.upstream.positions import Positions
@@ -50,15 +48,6 @@ _TRIED_MAX = 64
 
 _HEARTBEAT_NS = 1_000_000_000
 """An origin counts as heard from this often, even when it has nothing new."""
-
-
-class Around(NamedTuple):
-    """What is around the followers of an account."""
-
-    find: Find
-    clock: Clock
-    bus: Bus
-    rng: random.Random
 
 
 class Target(Protocol):

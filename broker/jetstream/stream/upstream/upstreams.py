@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from broker.jetstream.config.upstream_rules import source_name
-from broker.jetstream.stream.upstream.follower import Around, Follower, Target
-from broker.jetstream.stream.upstream.mirror import Mirror
-from broker.jetstream.stream.upstream.source import Source
+if TYPE_CHECKING:
+    from broker.jetstream.stream.upstream.around import Around
+    from broker.jetstream.stream.upstream.follower import Follower, Target
 
 __all__ = ["External", "Upstreams"]
 
@@ -42,6 +41,10 @@ class Upstreams:
 
         The generator yields between two steps of long work; it ends early if the stream leaves between them.
         """
+        from broker.jetstream.config.upstream_rules import source_name
+        from broker.jetstream.stream.upstream.mirror import Mirror
+        from broker.jetstream.stream.upstream.source import Source
+
         config, followers = stream.config, self._followers.setdefault(stream.name, {})
         wanted = {source_name(source): source for source in config.sources if source is not None}
         if config.mirror is not None:
@@ -98,6 +101,8 @@ class Upstreams:
 
     def mirror_of(self, name: str) -> str | None:
         """The name of a stream that mirrors ``name``, or None."""
+        from broker.jetstream.stream.upstream.mirror import Mirror
+
         for follower, stream in self._by_origin.get(name, {}).items():
             if isinstance(follower, Mirror) and follower.given.external is None:
                 return stream
