@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import socket
 import ssl
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,29 +31,28 @@ class Login(NamedTuple):
     session: ssl.SSLSession | None
 
 
-def log_in(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None = None, *, websocket: bool = False) -> Login:
-    """Connect as a client does, up to the first answer within TLS."""
-    with socket.create_connection(("127.0.0.1", port), 30) as plain:
-        if not websocket:
-            while not plain.recv(1, socket.MSG_PEEK):
-                pass
-            info = b""
-            while not info.endswith(b"\r\n"):
-                info += plain.recv(1)
-        try:
-            with context.wrap_socket(plain, server_hostname="localhost", session=session) as tls:
-                tls.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-                            if websocket else b'CONNECT {"verbose":false}\r\nPING\r\n')
-                got = b""
-                while b"PONG" not in got and b" 101 " not in got:
-                    chunk = tls.recv(65536)
-                    if not chunk:
-                        break
-                    got += chunk
-                return Login(b"PONG" in got or b" 101 " in got, bool(tls.session_reused), tls.session)
-        except OSError:
-            return Login(False, False, None)
+def log_in(port: int, context: ssl.SSLContext, kept: ExitStack, session: ssl.SSLSession | None = None, *,
+           websocket: bool = False) -> Login:
+    """Connect as a client does, up to the first answer within TLS. The connection stays open until ``kept`` ends: OpenSSL
+    forgets the session of one that was cut off."""
+    plain = kept.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+    info = b""
+    while not websocket and not info.endswith(b"\r\n"):
+        info += plain.recv(1)
+    try:
+        tls = kept.enter_context(context.wrap_socket(plain, server_hostname="localhost", session=session))
+        tls.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+                    if websocket else b'CONNECT {"verbose":false}\r\nPING\r\n')
+        got = b""
+        while b"PONG" not in got and b" 101 " not in got:
+            chunk = tls.recv(65536)
+            if not chunk:
+                break
+            got += chunk
+        return Login(b"PONG" in got or b" 101 " in got, bool(tls.session_reused), tls.session)
+    except OSError:
+        return Login(False, False, None)
 
 
 async def start(authority: Authority, clock: ManualClock, *, verify: bool = True) -> Server:
@@ -89,19 +89,21 @@ async def test_an_expired_certificate_is_not_admitted_by_resumption(
     server = await start(authority, clock)
     port = server.websocket.port if websocket else server.port
     context = trust(authority, client, version)
+    kept = ExitStack()
     try:
-        first = await asyncio.to_thread(log_in, port, context, websocket=websocket)
+        first = await asyncio.to_thread(log_in, port, context, kept, websocket=websocket)
         assert (first.admitted, first.resumed) == (True, False)
-        again = await asyncio.to_thread(log_in, port, context, first.session, websocket=websocket)
+        again = await asyncio.to_thread(log_in, port, context, kept, first.session, websocket=websocket)
         assert (again.admitted, again.resumed) == (True, version is ssl.TLSVersion.TLSv1_2)
         clock.leap(YEAR_NS)
-        late = await asyncio.to_thread(log_in, port, context, again.session or first.session, websocket=websocket)
+        late = await asyncio.to_thread(log_in, port, context, kept, again.session or first.session, websocket=websocket)
         if version is ssl.TLSVersion.TLSv1_2:
             assert not late.admitted
             assert "tls: failed to verify certificate: certificate has expired" in caplog.text
         else:
             assert not late.resumed
     finally:
+        kept.close()
         await server.close()
 
 
@@ -111,9 +113,11 @@ async def test_sessions_are_resumed_if_no_certificate_is_asked_for(tmp_path: Pat
     authority = Authority(tmp_path)
     server = await start(authority, ManualClock(), verify=False)
     context = trust(authority, authority.client("app"), version)
+    kept = ExitStack()
     try:
-        first = await asyncio.to_thread(log_in, server.port, context)
-        again = await asyncio.to_thread(log_in, server.port, context, first.session)
+        first = await asyncio.to_thread(log_in, server.port, context, kept)
+        again = await asyncio.to_thread(log_in, server.port, context, kept, first.session)
         assert (again.admitted, again.resumed) == (True, True)
     finally:
+        kept.close()
         await server.close()
