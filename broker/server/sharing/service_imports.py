@@ -169,7 +169,8 @@ class ServiceImport:
 
     def pass_on(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes) -> Sequence[int]:
         service = self.service
-        again = isinstance(source, Requester) and source.came_through(service)
+        # What the broker publishes itself has no source that could remember its way: it is within this call.
+        again = self._depth > 0 if source is None else isinstance(source, Requester) and source.came_through(service)
         if again or self._depth >= _DEPTH_MAX:
             return [0] * len(msgs)
         requester = self._requester(source)

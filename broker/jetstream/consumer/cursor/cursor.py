@@ -147,14 +147,17 @@ class Cursor:
         """
         if self.skip and (listed := self._take_listed(count_max, bytes_max)) is not None:
             return listed
-        if not self.filters.all and (seqs := self.stream.known_seqs(self.filters, self.next_seq, count_max)) is not None:
+        while not self.filters.all and (seqs := self.stream.known_seqs(self.filters, self.next_seq, count_max)) is not None:
             if not seqs:
                 self._to_take = None
                 self._ended()
                 return None
+            first = self.next_seq
             known = self._take_known(seqs, bytes_max)
             if known is not None:
                 return known
+            if self.next_seq == first:
+                break
         while True:
             found = self.stream.next_chunk(self.next_seq, self.narrow)
             if found is None:
@@ -204,6 +207,9 @@ class Cursor:
                 bytes_max -= sum(map(len, parts[-1].bodies))
             at = end
         self._to_take = loading  # not before: what was loaded for this call may be nowhere else
+        if at and not parts:
+            # All of these were acked already. If they were asked for again, they might have to be loaded again, without end.
+            self._move(seqs[at - 1] + 1)
         return Taken.joined(parts, seqs[at - 1] + 1) if parts else loading
 
     def _with_following(self, taken: Taken, chunk: Chunk, count_max: int, bytes_max: int) -> Taken:
