@@ -36,9 +36,15 @@ class Rule:
 
 
 def _deleted_zero(found: Difference, theirs: Any, ours: Any) -> Results:
-    if isinstance(theirs, dict) and theirs.get("deleted") == [0] and theirs.get("messages") == 0:
-        theirs = {name: value for name, value in theirs.items() if name not in ("deleted", "num_deleted")}
-    return theirs, ours
+    def without(value: Any) -> Any:
+        if isinstance(value, list):
+            return [without(inner) for inner in value]
+        if not isinstance(value, dict):
+            return value
+        left_out = ("deleted", "num_deleted") if value.get("deleted") == [0] and value.get("messages") == 0 else ()
+        return {name: without(inner) for name, inner in value.items() if name not in left_out}
+
+    return without(theirs), ours
 
 
 def _twice_invalid(found: Difference, theirs: Any, ours: Any) -> Results:
