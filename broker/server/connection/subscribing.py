@@ -21,8 +21,8 @@ __all__ = ["Subscribing", "quoted"]
 log = logging.getLogger(__name__)
 
 _SYSTEM_QUEUE: Final = b"_sys_"
-_ENDED_AT_ONCE: Final = 2000
-"""Subscriptions that end in one turn of the loop: a few milliseconds."""
+_REMOVED_AT_ONCE: Final = 2000
+"""Subscriptions that are removed in one turn of the loop: a few milliseconds."""
 
 
 class Subscriber(Peer, Protocol):
@@ -145,15 +145,18 @@ class Subscribing:
         del self._client
 
     def end_all(self) -> None:
-        """End all subscriptions; of very many, the rest on later turns of the loop."""
+        """End all subscriptions: none receives anything more. Very many are removed on later turns of the loop."""
         subs, self.subs = self.subs, {}
-        self._end_some(subs, self._client.router)
+        router = self._client.router
+        if len(subs) > _REMOVED_AT_ONCE:
+            router.end(subs.values())
+        self._remove_some(subs, router)
 
-    def _end_some(self, subs: dict[bytes, Subscription], router: Router) -> None:
-        for _ in range(min(len(subs), _ENDED_AT_ONCE)):
+    def _remove_some(self, subs: dict[bytes, Subscription], router: Router) -> None:
+        for _ in range(min(len(subs), _REMOVED_AT_ONCE)):
             router.remove(subs.popitem()[1])
         if subs:
-            self._call_soon(lambda: self._end_some(subs, router))
+            self._call_soon(lambda: self._remove_some(subs, router))
 
     def _leave(self, sub: Subscription) -> None:
         del self.subs[sub.sid]

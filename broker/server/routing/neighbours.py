@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from broker.protocol.parser import Msg
@@ -63,6 +63,9 @@ class Shadows(Protocol):
     def added(self, sub: Subscription) -> None: ...
 
     def removed(self, sub: Subscription) -> None: ...
+
+    def end(self, subs: Iterable[Subscription]) -> None:
+        """These subscriptions receive nothing more, and will be removed."""
 
     def carries(self, account: str, subject: bytes) -> bool:
         """Whether a subscription to the literal ``subject`` gets what ``account`` publishes to that same subject."""

@@ -17,7 +17,7 @@ Source: nats-server, server/client.go (processMsgResults, deliverMsg, processInb
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from broker.clock import Clock
@@ -358,14 +358,23 @@ class Router:
 
     def remove(self, sub: Subscription) -> None:
         """Remove a subscription; an unknown one is ignored."""
-        sub.ended = True
+        leaving, sub.ended = sub.ended, True
         if self.subs.remove(sub):
+            self.routes.leaving -= leaving
             self.routes.removed(sub)
             self._changed(sub.subject)
             if self.shadows is not None:
                 self.shadows.removed(sub)
             if self.on_removed is not None:
                 self.on_removed(sub)
+
+    def end(self, subs: Collection[Subscription]) -> None:
+        """Send these subscriptions nothing more. The caller removes them, on later turns of the loop if they are many."""
+        for sub in subs:
+            sub.ended = True
+        self.routes.will_leave(len(subs))
+        if self.shadows is not None:
+            self.shadows.end(subs)
 
     def limit(self, sub: Subscription, max: int) -> None:
         """Let ``sub`` receive ``max`` messages in all, including those already delivered."""
@@ -377,7 +386,7 @@ class Router:
         return subject.startswith(self._refused)
 
     def audience(self, subject: bytes, source: Peer) -> list[tuple[Subscription, str]]:
-        return audience(self.subs.match(subject), subject, source, self._rng)
+        return audience(self.routes.match(subject), subject, source, self._rng)
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
         """The plain subscription of ``peer`` that matches the literal ``subject``, if any."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from itertools import chain, islice
 from typing import Final
 from weakref import WeakValueDictionary, ref
@@ -53,7 +54,7 @@ class Routes:
 
     Attributes: ``by_subject``: the cache to look into first; ``family``: of the subject resolved last, see ``resolve``;
         ``changes`` counts those of subscriptions; ``lookups``, ``family_hits``: subjects that no route was cached for,
-        and those that shared their family's.
+        and those that shared their family's; ``leaving``: subscriptions that have ended but are still to be removed.
     """
 
     def __init__(self, subs: Sublist[Subscription], rng: random.Random, inward: Inward, outward: Outward,
@@ -74,6 +75,7 @@ class Routes:
         self.family = _NO_FAMILY
         self.lookups = self.family_hits = 0
         self.changes = 0
+        self.leaving = 0
         self._ack_readers = 0
         self._deniers = 0
         self._scans_left = 0
@@ -103,6 +105,12 @@ class Routes:
         self._deniers -= sub.denies is not None
         self._ack_readers -= reads_acks(sub.subject)
         self._forget(sub.subject)
+
+    def will_leave(self, count: int) -> None:
+        """Route no more messages to ``count`` subscriptions, which have ended and will be removed on later turns."""
+        self.leaving += count
+        self.changes += 1
+        self._clear()
 
     def limited(self, sub: Subscription) -> None:
         """``sub`` takes only so many messages from now on."""
@@ -162,7 +170,7 @@ class Routes:
                 route = self._acks.get(head)
                 self.family_hits += route is not None
                 if (route is None and subject.count(b".") == ACK_TOKENS - 1
-                        and not self._denied_some(match := self._subs.match(subject))):
+                        and not self._denied_some(match := self.match(subject))):
                     route = self.of_match(match)
                     if len(self._acks) >= ROUTES_KEPT:
                         _halve(self._acks)
@@ -205,6 +213,8 @@ class Routes:
             route = self._inboxes[prefix]
         except KeyError:
             match = self._subs.match_prefix(prefix)
+            if match is not None and self.leaving:
+                _keep(match, _stays)
             route = self.of_match(match) if match is not None and not self._denied_some(match) else None
             if len(self._inboxes) >= ROUTES_KEPT:
                 _halve(self._inboxes)
@@ -224,22 +234,30 @@ class Routes:
         """``route`` has been cached."""
         self._scans_left = min(self._scans_left + _SCANS_PER_ROUTE, _SCAN_MAX * _SCANS_PER_ROUTE)
         if self._receivers_kept > _RECEIVERS_KEPT:
-            for cache in self.caches:
-                cache.clear()
-            self._receivers_kept = 0
+            self._clear()
+
+    def _clear(self) -> None:
+        for cache in self.caches:
+            cache.clear()
+        self._receivers_kept = 0
 
     def _match(self, subject: bytes) -> Match[Subscription]:
         """The subscriptions of a literal subject whose clients may receive it."""
         subs = self._subs
         before = subs.visited
-        match = subs.match(subject)
+        match = self.match(subject)
         self._outward.work += subs.visited - before
         if self._deniers:
             self._outward.work += len(match.plain)
-            match.plain = [sub for sub in match.plain if sub.denies is None or not sub.denies(subject)]
-            permitted = {name: [sub for sub in group if sub.denies is None or not sub.denies(subject)]
-                         for name, group in match.groups.items()}
-            match.groups = {name: group for name, group in permitted.items() if group}
+            _keep(match, lambda sub: sub.denies is None or not sub.denies(subject))
+        return match
+
+    def match(self, subject: bytes) -> Match[Subscription]:
+        """The subscriptions that match a literal subject and have not ended."""
+        match = self._subs.match(subject)
+        if self.leaving:
+            self._outward.work += len(match.plain)
+            _keep(match, _stays)
         return match
 
     def _denied_some(self, match: Match[Subscription]) -> bool:
@@ -273,6 +291,17 @@ class Routes:
             self._receivers_kept += len(receivers)
             route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward, self._outward)
         return route
+
+
+def _stays(sub: Subscription) -> bool:
+    return not sub.ended
+
+
+def _keep(match: Match[Subscription], wanted: Callable[[Subscription], bool]) -> None:
+    """Remove the subscriptions that are not ``wanted``, and the groups that are then empty."""
+    match.plain = [sub for sub in match.plain if wanted(sub)]
+    kept = {name: [sub for sub in group if wanted(sub)] for name, group in match.groups.items()}
+    match.groups = {name: group for name, group in kept.items() if group}
 
 
 def _root(subject: bytes) -> bytes:

@@ -79,7 +79,7 @@ class StreamImports:
                 self.added(sub)
 
     def added(self, sub: Subscription) -> None:
-        if sub.original is not None or sub.relay is not None:
+        if sub.original is not None or sub.relay is not None or sub.ended:
             return
         shadows = []
         for one in self._imports:
@@ -94,6 +94,14 @@ class StreamImports:
 
     def carries(self, account: str, subject: bytes) -> bool:
         return any(one.router.name == account and one.source_of(subject) == subject for one in self._imports)
+
+    def end(self, subs: Iterable[Subscription]) -> None:
+        by_router: dict[Router, list[Subscription]] = {}
+        for sub in subs:
+            for router, shadow in self._shadows.get(sub, ()):
+                by_router.setdefault(router, []).append(shadow)
+        for router, shadows in by_router.items():
+            router.end(shadows)
 
     def removed(self, sub: Subscription) -> None:
         for router, shadow in self._shadows.pop(sub, ()):

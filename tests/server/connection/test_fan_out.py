@@ -32,6 +32,14 @@ async def servers(tmp_path: Path) -> AsyncIterator[list[ServerProcess]]:
         yield [ours, theirs]
 
 
+@pytest.fixture
+async def broker_of_accounts(tmp_path: Path) -> AsyncIterator[ServerProcess]:
+    path = tmp_path / "server.conf"
+    path.write_text(CONFIG)
+    async with BrokerProcess("-c", str(path)) as broker:
+        yield broker
+
+
 def connect(user: str, options: str = "") -> bytes:
     return (f'CONNECT {{"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"protocol":1,'
             f'"user":"{user}","pass":"p"{options and "," + options}}}\r\n').encode()
@@ -120,3 +128,41 @@ async def test_a_client_that_hangs_up_leaves_in_slices(broker: BrokerProcess) ->
             answer = await other.settled()
     while (await broker.monitor("/subsz"))["num_subscriptions"] > 1000:
         pass
+
+
+LEAVING = 60_000
+
+
+async def test_a_member_that_leaves_is_not_chosen(servers: list[ServerProcess]) -> None:
+    """The connection of a queue group's member with 60 000 more subscriptions is closed: messages reach the other member, and
+    requests to its own subscriptions have no responders."""
+    for server in servers:
+        async with Wire(server.port) as stays, Wire(server.port) as source, Wire(server.port) as leaves:
+            stays.send(connect("plain") + b"SUB q group 1\r\n")
+            await stays.settled()
+            source.send(connect("plain") + b"SUB r 1\r\n")
+            await source.settled()
+            leaves.send(connect("plain") + b"SUB q group 1\r\nSUB left 2\r\n")
+            leaves.send(b"".join(b"SUB s.%d %d\r\n" % (i, i) for i in range(9, LEAVING)))
+            await leaves.settled()
+            leaves.send(b"WRONG\r\n")
+            await leaves.end()
+            source.send(b"PUB left r 0\r\n\r\n" + b"".join(b"PUB q 1\r\n%d\r\n" % (i % 10) for i in range(1000)))
+            assert b"503" in await source.settled()
+            _, rows = received(await stays.settled())
+            assert len(rows) == 1000
+
+
+async def test_a_client_that_changes_its_account_leaves_the_old_one(broker_of_accounts: ServerProcess) -> None:
+    """A client with 60 000 subscriptions sends CONNECT for another account: it receives nothing of the first one after that."""
+    async with Wire(broker_of_accounts.port) as source, Wire(broker_of_accounts.port) as changes:
+        source.send(connect("plain"))
+        await source.settled()
+        changes.send(connect("plain") + b"SUB q 1\r\n")
+        changes.send(b"".join(b"SUB s.%d %d\r\n" % (i, i) for i in range(9, LEAVING)))
+        await changes.settled()
+        changes.send(connect("service"))
+        await changes.settled()
+        source.send(b"PUB q 1\r\nx\r\n" * 1000)
+        await source.settled()
+        assert b"MSG q" not in await changes.settled()
