@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,7 @@ class Account:
         self._restored = False
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._work_queues = WorkQueues()
+        self._claiming = asyncio.Lock()
         self._links = 0
         """Counts changes of what streams mirror or source."""
         self._quota = Quota(host, name, self.streams, limits, settings.server)
@@ -259,23 +261,12 @@ class Account:
                 return existing
             raise ApiError(10058)
         self._check_room(config)
-        subjects = config.subjects_bytes
-        await in_turns(self._subscriptions.claim(config.name, subjects))
-        try:
-            self._check_hidden(config)
-            check_filter_subjects(config)
-            check_supported(config)
+        async with self._claimed(config, config.subjects):
             # The claim may have taken several turns of the loop.
             self._check_room(config)
             self._check_links(links, config)
             stream = self._make_stream(config)
             self._record(stream, stream.enforcement.create_record())
-        except ApiError:
-            await in_turns(self._subscriptions.give_back(config.name, subjects))
-            raise
-        except BaseException:
-            at_once(self._subscriptions.give_back(config.name, subjects))
-            raise
         await in_turns(self._add(stream))
         self.events.stream("create", stream.name, stream.log)
         return stream
@@ -300,23 +291,13 @@ class Account:
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         self._quota.check_update(stream, config)
         self._check_consumer_limits(stream, config)
-        added = [one.encode() for one in _beside(config.subjects, before.subjects)]
-        await in_turns(self._subscriptions.claim(config.name, added))
-        try:
-            self._check_hidden(config)
-            check_filter_subjects(config)
-            check_supported(config)
+        async with self._claimed(config, _beside(config.subjects, before.subjects)):
             # The claim may have taken several turns of the loop.
             if self.stream(stream.name) is not stream:
                 raise ApiError(STREAM_NOT_FOUND)
+            self._quota.check_update(stream, config)
             self._check_links(links, config)
             self._record(stream, stream.enforcement.update_record(config))
-        except ApiError:
-            await in_turns(self._subscriptions.give_back(config.name, added))
-            raise
-        except BaseException:
-            at_once(self._subscriptions.give_back(config.name, added))
-            raise
         to_interest = config.retention == "interest" != before.retention
         limits_applied = stream.update(config)
         self._links += config.follows
@@ -327,6 +308,28 @@ class Account:
         await limits_applied
         if to_interest and (sweep := stream.interest.sweep(1, acked=True)) is not None:
             await finished(sweep)
+
+    @asynccontextmanager
+    async def _claimed(self, config: StreamConfig, subjects: Iterable[str]) -> AsyncIterator[None]:
+        """Claim ``subjects`` for the stream of that configuration. They are given back if a check, or the body, raises.
+
+        One stream claims at a time: of two that want the same subjects, the second is refused only if the first exists.
+        Raises: ApiError.
+        """
+        claimed = [one.encode() for one in subjects]
+        async with self._claiming:
+            await in_turns(self._subscriptions.claim(config.name, claimed))
+            try:
+                self._check_hidden(config)
+                check_filter_subjects(config)
+                check_supported(config)
+                yield
+            except ApiError:
+                await in_turns(self._subscriptions.give_back(config.name, claimed))
+                raise
+            except BaseException:
+                at_once(self._subscriptions.give_back(config.name, claimed))
+                raise
 
     async def delete_stream(self, stream: Stream) -> None:
         """Delete a stream with its consumers; waiting pull requests are notified.

@@ -4,8 +4,8 @@
     consumer    its acks, in both forms; pull requests arrive at the API, which calls ``pulled_from``
 
 Also which streams have subjects in common with another's: a stream claims its subjects before it exists, and gives them
-back once it is deleted. A subject is claimed in one step, so of two streams with a subject in common one is refused, however
-the steps of both take turns.
+back once it is deleted. The account lets one stream claim at a time, so of two streams with a subject in common the
+first is created and the second is refused.
 """
 
 from __future__ import annotations

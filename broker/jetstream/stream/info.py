@@ -67,20 +67,25 @@ class StreamInfo:
             subjects = await self._search.distinct()
         except (FormatError, NotFound) as error:
             _log.warning("stream %s: its subjects cannot be counted: %s", self._name, error)
+        counts = await self._subject_counts(Filters((subjects_filter,)), subjects_offset) if subjects_filter else None
+        first, last, deleted = live.first_seq, live.last_seq, 0
         shown: dict[str, Any] = {
             "messages": live.msgs, "bytes": live.size_bytes,
-            "first_seq": live.first_seq, "first_ts": format_time(first_time_ns) if live.msgs else ZERO_TIME,
-            "last_seq": live.last_seq,
+            "first_seq": first, "first_ts": format_time(first_time_ns) if live.msgs else ZERO_TIME,
+            "last_seq": last,
             "last_ts": format_time(live.last_time_ns) if live.last_time_ns else ZERO_TIME}
         if subjects:
             shown["num_subjects"] = subjects
-        if subjects_filter:
-            shown["subjects"] = await self._subject_counts(Filters((subjects_filter,)), subjects_offset)
-        deleted = live.last_seq - live.first_seq + 1 - live.msgs if live.msgs else 0
+        if counts is not None:
+            shown["subjects"] = counts
+        if live.msgs:
+            deleted = last - first + 1 - live.msgs
         if deleted:
             shown["num_deleted"] = deleted
             if deleted_details:
-                shown["deleted"] = await self._deleted(deleted)
+                shown["deleted"] = listed = await self._deleted(deleted, first, last)
+                # Messages may have been removed while the others were listed.
+                shown["num_deleted"], shown["messages"] = len(listed), last - first + 1 - len(listed)
         return shown
 
     def _first_time(self) -> int:
@@ -104,9 +109,10 @@ class StreamInfo:
                     counts[name.decode("utf-8", "replace")] = count
         return counts
 
-    async def _deleted(self, count: int) -> list[int]:
-        """Return the ``count`` sequences between first and last that hold no message.
+    async def _deleted(self, count: int, first: int, last: int) -> list[int]:
+        """Return the sequences between ``first`` and ``last`` that hold no message; ``count`` of them are known already.
 
+        Messages that are stored meanwhile have later sequences. Those that are removed meanwhile may be listed or not.
         Raises: ApiError 10023 when they are too many to list. A mirror has a gap of any size if its origin was purged up to
         a sequence of the client's choice.
         """
@@ -114,19 +120,24 @@ class StreamInfo:
             raise ApiError(10023)
         live = self._live
         deleted: list[int] = []
-        at = live.first_seq
-        async with aclosing(self._heads.each(blocks_from(live, at, live.last_seq))) as walk:
+        at = first
+        async with aclosing(self._heads.each(blocks_from(live, at, last))) as walk:
             async for block, rows in walk:
-                for seq in live.live_seqs(block, rows, at, block.last_seq):
+                for seq in live.live_seqs(block, rows, at, min(block.last_seq, last)):
                     if seq > at:
                         await _extend(deleted, at, seq)
                     at = seq + 1
-        await _extend(deleted, at, live.last_seq + 1)
+        await _extend(deleted, at, last + 1)
         return deleted
 
 
 async def _extend(deleted: list[int], start: int, end: int) -> None:
-    """Add the sequences from ``start`` to ``end``, exclusive, in turns of the loop if they are many."""
+    """Add the sequences from ``start`` to ``end``, exclusive, in turns of the loop if they are many.
+
+    Raises: ApiError 10023 if the list becomes too long.
+    """
+    if len(deleted) + end - start > _DELETED_MAX:
+        raise ApiError(10023)
     for at in range(start, end, _LISTED_AT_ONCE):
         deleted.extend(range(at, min(at + _LISTED_AT_ONCE, end)))
         if end - at > _LISTED_AT_ONCE:
