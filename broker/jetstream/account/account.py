@@ -240,12 +240,10 @@ class Account:
         """
         from broker.jetstream.config.stream_rules import (
             check_stream,
-            check_supported,
             required_level,
             same_config,
             with_static_metadata,
         )
-        from broker.jetstream.config.upstream_rules import check_filter_subjects
 
         self._quota.check_create(given, max(given.max_bytes, 0))
         config, links = await self._checked(given, partial(
@@ -277,13 +275,7 @@ class Account:
         Raises: ApiError, and nothing has changed; StoreError, FormatError: the configuration applies, and what exceeds
             it is removed later.
         """
-        from broker.jetstream.config.stream_rules import (
-            check_supported,
-            check_update,
-            required_level,
-            with_static_metadata,
-        )
-        from broker.jetstream.config.upstream_rules import check_filter_subjects
+        from broker.jetstream.config.stream_rules import check_update, required_level, with_static_metadata
 
         before = stream.config
         config, links = await self._checked(given, partial(
@@ -316,6 +308,9 @@ class Account:
         One stream claims at a time: of two that want the same subjects, the second is refused only if the first exists.
         Raises: ApiError.
         """
+        from broker.jetstream.config.stream_rules import check_supported
+        from broker.jetstream.config.upstream_rules import check_filter_subjects
+
         claimed = [one.encode() for one in subjects]
         async with self._claiming:
             await in_turns(self._subscriptions.claim(config.name, claimed))
