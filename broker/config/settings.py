@@ -483,7 +483,8 @@ class StorageSettings:
         "jetblock.put_timeout")
     reader_grace_ns: int = _setting(
         10 * MINUTE, kinds.duration_ns(0), "How long the store keeps an object after nothing names it: a Spark query has at "
-        "least so long, from its plan, to read it. Costs the space of what is removed in that time.", "jetblock.reader_grace")
+        "least so long, from its plan, to read it, except while the store is full. Costs the space of what is removed in that "
+        "time.", "jetblock.reader_grace")
     inbox_interval_ns: int = _setting(
         60 * SECOND, kinds.duration_ns(0), "How often the broker looks for requests to let staged messages join a stream, one "
         "listing each time; 0: only when it is asked to.", "jetblock.inbox_interval")

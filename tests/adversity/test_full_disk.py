@@ -111,9 +111,9 @@ async def test_what_goes_on_where_another_program_fills_the_disk(small_disk: Pat
 
 async def test_a_purge_makes_room_on_a_full_disk(small_disk: Path) -> None:
     """Messages fill the disk until publishes are refused; a purge is carried out, and publishes are accepted again without
-    help from outside, once what was purged is deleted. The same again by deleting the stream."""
+    help from outside and without the grace for readers (10 minutes). The same again by deleting the stream."""
     (small_disk / "ballast").unlink()
-    environ = {**ENVIRON, "JETBLOCK_READER_GRACE": "1s", "JETBLOCK_RESERVE": "512kb"}
+    environ = {**ENVIRON, "JETBLOCK_RESERVE": "512kb"}
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:
         nc = await connect(broker.url)
         for subject in ("$JS.API.STREAM.PURGE.S", "$JS.API.STREAM.DELETE.S"):

@@ -19,7 +19,8 @@ the others.
 
 A fenced owner cannot release anything, because its record is never persisted. Claims and seals are never deleted:
 put-if-absent remembers only what still exists. The grace period is for readers alone, which plan on an older root and
-would get a 404; correctness does not depend on it. Nothing is deleted while the clocks disagree.
+would get a 404; correctness does not depend on it. So it gives way while the store is full, when publishes are refused
+until objects are deleted. Nothing is deleted while the clocks disagree.
 """
 
 from __future__ import annotations
@@ -279,8 +280,10 @@ class Sweeper:
                 await self._wake.wait()
             due_ns, released = self._queue[0]
             wait_ns = due_ns - self._clock.monotonic_ns()
-            if wait_ns > 0:
-                await asyncio.sleep(wait_ns / 1e9)
+            if wait_ns > 0 and not self._log.full:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_ns / 1e9):
+                        await self._log.store_filled.wait()
                 continue
             if not self._clock_trusted():
                 await asyncio.sleep(1.0)

@@ -13,7 +13,7 @@ from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import encode_segment
-from broker.storage.objectstore.base import StoreError, StoreRefused, Transient
+from broker.storage.objectstore.base import StoreError, StoreFull, StoreRefused, Transient
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse
@@ -37,6 +37,13 @@ from tests.storage.rig import (
 def often(grace_ns: int = 0, segments: int = 4, **log: int) -> ShardSettings:
     return ShardSettings(log=LogSettings(**log), checkpoint=CheckpointSettings(segments=segments),
                          sweep_grace_ns=grace_ns)
+
+
+class Room:
+    """Says whether the store has room."""
+
+    full: StoreFull | None = None
+    bytes_free = 1 << 40
 
 
 def keys(shared: MemoryStore, folder: str) -> list[str]:
@@ -160,6 +167,36 @@ def test_the_grace_period_serves_readers() -> None:
         assert len(keys(shared, "log")) >= before
         await asyncio.sleep(10)
         assert len(keys(shared, "log")) < before
+    in_virtual_time(main)
+
+
+def test_the_grace_period_gives_way_while_the_store_is_full() -> None:
+    """What waits is deleted at once when the store becomes full, and so is what is released until it has room again."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=often(grace_ns=6000 * SECOND, segments=1 << 20))
+        shard = await rig.open()
+        room = Room()
+        shard.log.store_room = room
+
+        async def released() -> int:
+            for _ in range(4):
+                await churn(rig, 2)
+                await shard.checkpointer.cut()
+            before = shard.sweeper.deleted
+            await shard.sweeper.after_round(shard.checkpointer)
+            await asyncio.sleep(58)
+            return shard.sweeper.deleted - before
+
+        assert await released() == 0
+        room.full = StoreFull("the disk is full")
+        shard.log.store_room_changed()
+        await asyncio.sleep(1)
+        assert shard.sweeper.deleted
+        assert await released()
+        room.full = None
+        shard.log.store_room_changed()
+        assert await released() == 0
     in_virtual_time(main)
 
 
