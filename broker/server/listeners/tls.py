@@ -60,23 +60,27 @@ class HandshakeTurns:
 
 
 @contextmanager
-def _unreported_names(context: ssl.SSLContext) -> Iterator[None]:
+def _unreported_names(context: ssl.SSLContext) -> Iterator[list[bytes]]:
     """Where a context chooses the certificate by the name that the client asks for: report no name that is not ASCII.
 
-    Python ends such a handshake by itself, and writes a traceback to standard error, for each client that sends one.
+    Python ends such a handshake by itself, and writes a traceback to standard error, for each client that sends one. Yields the
+    list of these names.
     """
+    names: list[bytes] = []
     if context.sni_callback is None:
-        yield
+        yield names
         return
     report = sys.unraisablehook
 
     def pass_on(failure: sys.UnraisableHookArgs) -> None:
-        if not (isinstance(failure.exc_value, UnicodeDecodeError) and isinstance(failure.object, bytes)):
+        if isinstance(failure.exc_value, UnicodeDecodeError) and isinstance(failure.object, bytes):
+            names.append(failure.object)
+        else:
             report(failure)
 
     sys.unraisablehook = pass_on
     try:
-        yield
+        yield names
     finally:
         sys.unraisablehook = report
 
@@ -101,6 +105,8 @@ class TlsLayer(Layer):
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
+        self._hello: list[bytes] | None = [] if context.sni_callback is not None else None
+        """What the client sent until the server first answered, where its first message may have to be read again."""
         self._turns = turns
         self._waits = False
         self._on_ready = on_ready
@@ -114,6 +120,8 @@ class TlsLayer(Layer):
         if self._closed:
             return
         self._in.write(data)
+        if self._hello is not None:
+            self._hello.append(data)
         if self._ready:
             self._read()
         elif not self._waits:
@@ -173,9 +181,16 @@ class TlsLayer(Layer):
 
     def _shake_hands(self) -> bool:
         try:
-            with _unreported_names(self._tls.context):
-                self._tls.do_handshake()
+            with _unreported_names(self._tls.context) as names:
+                try:
+                    self._tls.do_handshake()
+                except ssl.SSLError:
+                    if not names or self._hello is None:
+                        raise
+                    self._begin_without_name(self._hello)
         except ssl.SSLWantReadError:
+            if self._out.pending:
+                self._hello = None
             self._flush()
             return False
         except ssl.SSLError as error:
@@ -183,11 +198,27 @@ class TlsLayer(Layer):
             self._fail(error)
             return False
         self._ready = True
+        self._hello = None
         self._flush()
         on_ready = self._on_ready
         self._forget_handshake()
         on_ready()
         return not self._closed
+
+    def _begin_without_name(self, hello: list[bytes]) -> None:
+        """Begin the handshake again with the first certificate, as nats-server serves it to who asks for an unknown name.
+
+        Raises: ssl.SSLError, as ``do_handshake``.
+        """
+        context = self._tls.context
+        self._in, self._out, self._hello = ssl.MemoryBIO(), ssl.MemoryBIO(), None
+        self._tls = context.wrap_bio(self._in, self._out, server_side=True)
+        self._in.write(b"".join(hello))
+        choose, context.sni_callback = context.sni_callback, None
+        try:
+            self._tls.do_handshake()
+        finally:
+            context.sni_callback = choose
 
     def _fail(self, error: Exception) -> None:
         if not self._closed:
