@@ -137,10 +137,10 @@ class Sources:
             return Health("standby", "another broker owns the store", serving=False)
         if not self._parts.serving:
             return Health("unavailable", "starting, or stopping", serving=False)
-        if shard_host is not None and shard_host.shard is not None and shard_host.shard.log.lease_expired:
-            return Health("unavailable", f"the store does not answer: {shard_host.shard.log.store_error}")
         if shard_host is not None and shard_host.room.full is not None:
             return Health("unavailable", f"no messages can be stored: {shard_host.room.full}")
+        if shard_host is not None and shard_host.shard is not None and shard_host.shard.log.lease_expired:
+            return Health("unavailable", f"the store does not answer: {shard_host.shard.log.store_error}")
         return Health()
 
     def _accounts(self) -> list[AccountView]:

@@ -3,13 +3,18 @@
     put ── StoreFull ──> full; may this object use the reserve? ── yes ──> a part of it is released ──> put again, until
              │                                                                nothing is left to release
              └── no, or nothing is left ──> the StoreFull
-    full ── the reserve is complete again, and there is room beside it ──> not full
+    full ── the reserve is complete again, and there is room beside it, for as long as the store counts late ──> not full
 
 While the store is full, whoever asks (``full``) stores nothing that can wait: publishes are refused. Purges, deletes, acks
 and checkpoints go on by the reserve, so that an operator can make room through the broker.
 
 On a directory ``full`` begins before the disk is full, as soon as less than the size of the reserve is free beside it.
 So the log's tail, which was sequenced before, finds room.
+
+A bucket's quota may be counted late: MinIO goes by its last scan, so puts are refused for some time after the reserve was
+deleted, and accepted for some time although there is no room. How late it counts is measured, as the time from a release
+of the reserve to the next put that lands. For so long the store must take the reserve before it counts as not full.
+Otherwise publishes would be accepted between any two scans, until the bucket held more beyond its quota than the reserve.
 """
 
 from __future__ import annotations
@@ -31,6 +36,9 @@ _UNKNOWN: Final = 1 << 62
 
 _QUIET_NS: Final = 5_000_000_000
 """After a put that did not fit, the store counts as full for at least this long: a put is tried again sooner."""
+
+_LATE_NS_MAX: Final = 60_000_000_000
+"""The longest time that a store is taken to count late: the put that landed may have waited for an operator."""
 
 
 class StoreRoom(Protocol):
@@ -66,6 +74,12 @@ class ReservingStore(Wrapper):
         self._clock = clock
         self._retry_s = retry_seconds if retry_seconds is not None else 5.0 if inner.puts_cost else 1.0
         self._failed_ns: int | None = None
+        self._released_ns: int | None = None
+        """When a part of the reserve was released, until a put lands."""
+        self._late_ns = 0
+        """How late the store counts."""
+        self._taken_ns: int | None = None
+        """Since when a full store has taken the reserve and all else."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
         self._found = asyncio.Event()
@@ -102,7 +116,12 @@ class ReservingStore(Wrapper):
                 if self._reserve is None or leave >= 1 or not await self._reserve.release_soon(size_of(data), leave):
                     self._failed(leave)
                     raise
+                if self._released_ns is None:
+                    self._released_ns = self._clock.monotonic_ns()
             else:
+                if self._released_ns is not None:
+                    self._late_ns = min(self._clock.monotonic_ns() - self._released_ns, _LATE_NS_MAX)
+                    self._released_ns = None
                 self._measure()
                 return
 
@@ -148,6 +167,7 @@ class ReservingStore(Wrapper):
     def _does_not_fit(self, error: StoreFull) -> None:
         began = self.full is None
         self.full = error
+        self._taken_ns = None
         if began and self._loop is not None:
             self._loop.call_soon_threadsafe(self._tell)
 
@@ -161,6 +181,13 @@ class ReservingStore(Wrapper):
             _log.info("%s has room again", self.url)
         self._found.set()
         self.on_change()
+
+    def _is_settled(self) -> bool:
+        """Whether a full store has taken everything for long enough to be believed."""
+        now_ns = self._clock.monotonic_ns()
+        if self._taken_ns is None:
+            self._taken_ns = now_ns
+        return self._late_ns < self._retry_s * 1e9 or now_ns - self._taken_ns >= self._late_ns
 
     async def _watch(self, reserve: Reserve) -> None:
         """Complete the reserve whenever a part of it is missing."""
@@ -179,7 +206,7 @@ class ReservingStore(Wrapper):
             except StoreError:
                 pass  # it is asked again
             if complete:
-                if self.full is not None:
+                if self.full is not None and self._is_settled():
                     self.full = None
                     self._measure()
                     if self.full is None:

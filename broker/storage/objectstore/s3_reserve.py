@@ -1,7 +1,8 @@
 """The reserve of a bucket with a quota: objects that take room, and are deleted when something must be stored beyond it.
 
-Not on AWS, where buckets have no quotas. Where a server learns of deletions late, as MinIO's quota does, a put that needs
-the reserve waits until then.
+Not on AWS, where buckets have no quotas. A server does not say how much room is left, so a complete reserve is put once
+more, in part, to see whether it takes that. Where it counts late what was put and deleted, as MinIO's quota does, a put
+that needs the reserve waits until then (``reserving``).
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ class S3Reserve:
         for name in [*held] if not self._piece else []:
             await self._objects.delete_own(name)
             held.discard(name)
-        for number in range(_OBJECTS if self._piece else 0):
-            if (name := f"{RESERVE}{number}") not in held:
-                await self._objects.put_own(name, bytes(self._piece))
-                held.add(name)
+        if not self._piece:
+            return True
+        names = [f"{RESERVE}{number}" for number in range(_OBJECTS)]
+        for name in [name for name in names if name not in held] or names[:1]:
+            await self._objects.put_own(name, bytes(self._piece))
+            held.add(name)
         return True
 
     async def release_soon(self, size: int, leave: float) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import SystemClock
+from broker.clock import ManualClock, SystemClock
 from broker.storage.objectstore import disk_reserve, reserving
 from broker.storage.objectstore.base import Buffers, StoreFull, Transient, size_of
 from broker.storage.objectstore.disk_reserve import RESERVE, DiskReserve
@@ -20,6 +20,7 @@ from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.reserving import ReservingStore
 from broker.storage.objectstore.s3_reserve import S3Reserve
 from broker.storage.shard import reserve_left_by
+from tests.storage.rig import in_virtual_time
 
 LOG, ROOT, RUN = ("v1/shards/0/log/00000001-000000000001", "v1/shards/0/checkpoint/00000001-000000000001",
                   "v1/shards/0/runs/00000001-000000000001-0000000000000001")
@@ -118,6 +119,70 @@ async def test_a_full_store_and_its_end() -> None:
     assert small.held == 100
     await store.put(RUN, [bytes(100)])
     await store.close()
+
+
+class LateStore(SmallStore):
+    """Decides by what it held when it was last scanned, as MinIO does."""
+
+    scanned = 0
+
+    def scan(self) -> None:
+        self.scanned = self.left
+
+    async def put(self, key: str, data: Buffers) -> None:
+        if size_of(data) > self.scanned:
+            raise StoreFull(f"{key}: the bucket's quota is used up")
+        await MemoryStore.put(self, key, data)
+
+    async def fill(self) -> bool:
+        if self.size > self.scanned:
+            raise StoreFull("the bucket's quota is used up")
+        self.held = self.size
+        return True
+
+    def bytes_free(self) -> int | None:
+        return None
+
+    def is_low(self, bytes_free: int) -> bool:
+        return False
+
+
+def test_a_store_that_counts_late() -> None:
+    """It takes the reserve back before it has counted that: publishes stay refused until it took it for as long as it had
+    been late before, and are accepted then."""
+    async def main(clock: ManualClock) -> None:
+        small = LateStore(1000)
+        small.scan()
+        store = ReservingStore(small, 100, reserve_left_by, clock, retry_seconds=1.0)
+        store.start()
+        await asyncio.sleep(1)
+        small.objects["of others"] = bytes(880)
+        small.scan()
+        with pytest.raises(StoreFull):
+            await store.put(LOG, [bytes(30)])
+        assert small.held == 0
+        await asyncio.sleep(10)
+        small.scan()
+        await store.put(LOG, [bytes(10)])
+        # The store has room for the reserve or for messages, and accepts both until the next scan.
+        for _ in range(3):
+            await asyncio.sleep(9)
+            assert small.held == 100
+            assert store.full is not None
+            small.scan()
+            await asyncio.sleep(2)
+            assert store.full is not None
+            small.held = 0
+            small.scan()
+        del small.objects["of others"]
+        small.scan()
+        await asyncio.sleep(9)
+        assert store.full is not None
+        await asyncio.sleep(3)
+        assert store.full is None
+        assert small.held == 100
+        await store.close()
+    in_virtual_time(main)
 
 
 @pytest.mark.usefixtures("quick")
@@ -319,6 +384,11 @@ async def test_the_objects_of_a_bucket() -> None:
     bucket.full = False
     assert await again.fill()
     assert len(bucket.objects) == 4
+    # A complete reserve does not say that there is room beside it.
+    bucket.full = True
+    with pytest.raises(StoreFull):
+        await again.fill()
+    bucket.full = False
     assert await S3Reserve(bucket, 0).fill()
     assert not bucket.objects
     bucket.quota, bucket.asked = False, 0
