@@ -10,9 +10,10 @@ cannot use their times. They use the clock, and marks:
     messages   … 38 39 40 │ 41 … 55         │ 56 57                 all of them dated 2036
     stored     by 9:10    │ by 9:20         │ by now
 
-Marks are set as blocks are stored, an eighth of ``max_age`` or of the duplicate window apart, so a message is taken for
-younger than it is by that much at most. They are kept with the stream's configuration, in records of updates, so that
-restarts do not make messages younger.
+Marks are set as blocks are stored, an eighth of ``max_age`` or of the duplicate window apart. Of older marks only some are
+kept, further apart the older they are, so that a year has some hundreds of them. A message is therefore taken for younger than
+it is, by an eighth of its age or of the shorter span at most. Marks are kept with the stream's configuration, in records of
+updates, so that restarts do not make messages younger.
 
 The clock may be wrong instead, since the machine started in the past. Nothing is lost by that: a clock that is before this
 version's release is not believed here, and marks count only as long as the stream's last time is ahead.
@@ -43,7 +44,7 @@ _MARKS: Final = "ahead"
 _APART_NS_MIN: Final = 100_000_000
 _APART_NS_MAX: Final = 3_600_000_000_000
 _PARTS: Final = 8
-"""Marks within ``max_age`` or the duplicate window."""
+"""Marks within the shorter of ``max_age`` and the duplicate window, and within the age of an older mark."""
 
 
 class Stream(Protocol):
@@ -108,6 +109,7 @@ class AheadOfClock:
             else:
                 marks.append((last_seq, now_ns))
                 self._changed = True
+                marks[:] = _thinned(marks, now_ns)
         # Of those that are older than everything they are for, the newest says enough.
         old = bisect_right(marks, now_ns - self._span_ns, key=itemgetter(1)) - 1
         if old > 0:
@@ -151,6 +153,15 @@ class AheadOfClock:
     def all_stored_at(self, seqs: Sequence[int], times: Sequence[int]) -> Sequence[int]:
         """``stored_at`` of each message."""
         return list(map(self.stored_at, seqs, times)) if self.active else times
+
+
+def _thinned(marks: Sequence[tuple[int, int]], now_ns: int) -> list[tuple[int, int]]:
+    """Return the marks without those between two others that are close together, compared with their age."""
+    kept = list(marks[:1])
+    for one, after in pairwise(marks[1:]):
+        if (after[1] - kept[-1][1]) * _PARTS > now_ns - after[1]:
+            kept.append(one)
+    return [*kept, *marks[-1:]] if len(marks) > 1 else kept
 
 
 def _far(time_ns: int, now_ns: int) -> bool:

@@ -96,3 +96,28 @@ def test_a_clock_that_cannot_be_right_is_not_believed(now_ns: int) -> None:
     ahead.notice(now_ns, NOW)
     assert not ahead.restore()
     assert (ahead.decision_ns(NOW), ahead.stored_at(5, NOW), ahead.stored_by(NOW)) == (NOW, NOW, 0)
+
+
+def test_a_year_of_marks_is_short() -> None:
+    """A stream with the usual duplicate window of two minutes and a ``max_age`` of a year gets a message every ten seconds. Its
+    marks are recorded whole each time; there are some hundreds, and each message is taken for younger by an eighth at most."""
+    day = 86_400 * SECOND
+    clock = ManualClock(NOW)
+    live, ahead = made(clock, 1, FUTURE, {})
+    ahead.configure(365 * day, 120 * SECOND)
+    stored = {}
+    assert ahead.restore()
+    longest = 0
+    for step in (10 * SECOND, 3600 * SECOND):
+        for _ in range(6000):
+            clock.advance(step)
+            ahead.notice(clock.now_ns(), FUTURE)
+            live.last_seq += 1
+            stored[live.last_seq] = clock.now_ns()
+            ahead.mark()
+            if changes := ahead.take_changes():
+                longest = max(longest, len(changes["ahead"]))
+    assert longest < 400
+    now_ns = clock.now_ns()
+    for seq, at_ns in stored.items():
+        assert at_ns <= ahead.stored_at(seq, FUTURE) <= at_ns + max(15 * SECOND, (now_ns - at_ns) // 8) + 3600 * SECOND
