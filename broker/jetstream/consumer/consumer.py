@@ -105,7 +105,7 @@ class Consumer:
         self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, self.reply_subjects.ack,
                                       self._double_acks.acked)
         self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, self.reply_subjects.ack[:-1],
-                                   self._request, self._double_acks.acked)
+                                   self._request, self._double_acks.acked, self._double_acks.acked_from)
         self._large_acks = LargeAcks(self._acks, self._answers, self._loop, self._take_acks, self._changed,
                                      lambda: stream.log.barrier(stream), self._acked_many)
         if restored:

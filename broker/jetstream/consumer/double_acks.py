@@ -48,6 +48,12 @@ class DoubleAcks:
         if removal is not None:
             self._removal = removal
 
+    def acked_from(self, seq: int) -> None:
+        """The consumer no longer waits for messages from ``seq`` on: very many, which are not named one by one."""
+        removal = self._stream.acked_from(seq)
+        if removal is not None:
+            self._removal = removal
+
     def answer(self, replies: list[bytes]) -> None:
         """Answer the acks that came so far, once the resulting state is persisted."""
         removal = self._removal

@@ -63,5 +63,8 @@ class StreamView(BlockOwner, Readable, Protocol):
         """The calling consumer no longer waits for ``seqs``, so they may be removed. Returns a future if that has to
         wait for the store: until it is done, and all returned before it, the acks must not be answered."""
 
+    def acked_from(self, seq: int) -> asyncio.Future[None] | None:
+        """``acked`` of all messages from ``seq`` on: very many, some of which the consumer may still wait for."""
+
     def dirty(self, consumer: Changed) -> None:
         """``consumer`` has a delta, to be taken when the next segment closes, within a second."""

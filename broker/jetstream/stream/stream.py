@@ -337,6 +337,10 @@ class Stream:
         """A consumer no longer waits for ``seqs``. See ``Interest.acked``."""
         return self.interest.acked(seqs) if self.interest.active else None
 
+    def acked_from(self, seq: int) -> asyncio.Future[None] | None:
+        """A consumer no longer waits for messages from ``seq`` on. See ``Interest.acked_from``."""
+        return self.interest.acked_from(seq) if self.interest.active else None
+
     # --- start and stop of async streams ------------------------------------------------------------------------------
 
     def _asynchronous(self) -> bool:  # a mirror assigns no sequences, and a gap would never be filled

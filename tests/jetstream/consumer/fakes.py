@@ -265,6 +265,7 @@ class FakeStream:
         self.consumers: list[Consumer] = []
         self.dirtied = 0
         self.acknowledged: list[int] = []
+        self.acknowledged_from: list[int] = []
         self.not_loaded = False
         self.indexed = False
         self._warm: set[int] = set()
@@ -348,6 +349,9 @@ class FakeStream:
 
     def acked(self, seqs: Sequence[int]) -> None:
         self.acknowledged += seqs
+
+    def acked_from(self, seq: int) -> None:
+        self.acknowledged_from.append(seq)
 
     def dirty(self, consumer: Consumer) -> None:
         self.dirtied += 1

@@ -34,6 +34,9 @@ _PLAIN = (b"", b"+ACK", b"+OK")
 _NAK = b"-NAK"
 _ACKS = (AckKind.ACK, AckKind.NEXT, AckKind.TERM)
 
+_FORGOTTEN_AT_ONCE = 8192
+"""Sequences that an ack beyond what was delivered passes, that are named one by one: about 1 ms."""
+
 
 class _Stream(Protocol):
     @property
@@ -58,7 +61,9 @@ class AckHandler:
 
     def __init__(self, stream: _Stream, acks: AckState, cursor: Cursor, events: ConsumerEvents, rng: random.Random,
                  prefix: bytes, request: Callable[[bytes, bytes, int], None],
-                 done: Callable[[Sequence[int]], None]) -> None:
+                 done: Callable[[Sequence[int]], None], done_from: Callable[[int], None]) -> None:
+        """Args: ``done(seqs)`` is called with what is no longer pending; ``done_from(seq)`` instead if that may be very much,
+            with its first sequence."""
         self._stream = stream
         self._acks = acks
         self._cursor = cursor
@@ -67,6 +72,7 @@ class AckHandler:
         self._prefix = prefix
         self._request = request
         self._done = done
+        self._done_from = done_from
         self.policy = "explicit"
         self.sample_percent = 0
         self.forgotten_seq = 0
@@ -134,10 +140,11 @@ class AckHandler:
         that ``take`` is to do it."""
         if self.policy != "all":
             return False
-        acks, next_seq = self._acks, self._cursor.next_seq
-        found = [(seq, cseq) for subject, _, hlen, body in run
+        acks, next_seq, ahead_max = self._acks, self._cursor.next_seq, self._ahead_max
+        # An ack beyond what was delivered has a consumer sequence of before the crash: it acks all that is pending.
+        found = [(seq, cseq if seq < next_seq else SEQ_MAX) for subject, _, hlen, body in run
                  if parse_answer(body[hlen:] if hlen else body)[0] in _ACKS
-                 for _, seq, cseq in (parse_subject(subject),) if seq < next_seq]
+                 for _, seq, cseq in (parse_subject(subject),) if seq < next_seq or seq <= ahead_max]
         seq, cseq = max(found, default=(0, 0))
         # No more are pending up to there than were delivered for the first time since the floor.
         if seq <= acks.floor_sseq or cseq <= acks.floor_cseq + most:
@@ -207,9 +214,9 @@ class AckHandler:
             pairs = list(zip(seqs, _numbers(cseqs), strict=True))
             seq, cseq = max((pair for pair in pairs if pair[0] < next_seq), default=(0, 0))
             self._ack(seq, cseq, 1, now_ns, sample=False)
-            for seq, cseq in pairs:
-                if seq >= next_seq:
-                    self._ack(seq, cseq, 1, now_ns, sample=False)
+            ahead_max = self._ahead_max
+            seq, cseq = max((pair for pair in pairs if next_seq <= pair[0] <= ahead_max), default=(0, 0))
+            self._ack(seq, cseq, 1, now_ns, sample=False)
             return
         if max(seqs) >= next_seq or not min(seqs):
             for seq in seqs:
@@ -278,15 +285,25 @@ class AckHandler:
         self._done((seq,))
         return True
 
+    @property
+    def _ahead_max(self) -> int:
+        """The last message of which the delivery may have been lost in a crash."""
+        return min(self.forgotten_seq, self._stream.persisted_seq)
+
     def _ack_ahead(self, seq: int, cseq: int, now_ns: int) -> bool:
         """An ack beyond what was delivered: applied when that delivery may have been lost in a crash."""
-        if seq > min(self.forgotten_seq, self._stream.persisted_seq):
+        if seq > self._ahead_max:
             return False
         acks, cursor = self._acks, self._cursor
         if self.policy == "all":
             # Everything before it had been delivered too, and is acked with it.
-            forgotten = range(max(acks.delivered_sseq, acks.floor_sseq) + 1, seq + 1)
-            self._done([*acks.ack_all_ahead(seq, cseq, now_ns), *forgotten])
+            first = max(acks.delivered_sseq, acks.floor_sseq) + 1
+            low = acks.ack_all_ahead(seq, cseq, now_ns)
+            if seq - first < _FORGOTTEN_AT_ONCE:
+                self._done([*low, *range(first, seq + 1)])
+            else:  # a gap of the stream may have any length
+                self._done(low)
+                self._done_from(first)
             cursor.jump(seq + 1)
         elif cursor.is_to_come(seq) and acks.ack_ahead(seq, now_ns):
             cursor.acked_ahead(seq)

@@ -223,6 +223,10 @@ class Interest:
             self._start(self._load(), "acked messages")
         return self._settled
 
+    def acked_from(self, seq: int) -> asyncio.Future[None] | None:
+        """``acked``, for more messages than are to be named one by one: look at all from ``seq`` on, in slices."""
+        return self.sweep(seq, acked=True) if self.active and not self._unknown else None
+
     def _leave(self, seqs: Sequence[int]) -> Sequence[int]:
         """Take out those of ``seqs``, rising, that nobody waits for. Returns: those that need heads which are not in memory.
 

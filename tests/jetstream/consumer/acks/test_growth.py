@@ -71,3 +71,21 @@ def test_what_a_range_holds_is_the_same_either_way() -> None:
     assert acks.ahead == {9}
     acks.forget_ahead(1 << 40)
     assert acks.ahead == set()
+
+
+def test_an_ack_of_all_beyond_a_crash_is_applied_in_slices() -> None:
+    """Very many messages are pending, and the ack of one comes whose delivery a crash forgot: the pending ones are acked 8192 in
+    each turn of the loop. The gap up to that message is not listed one by one."""
+    world = World()
+    world.stream.add(*["s.a"] * 20_001)
+    consumer = world.consumer(ack_policy="all", max_ack_pending=-1)
+    got = world.pull(consumer, {"batch": 20_000, "expires": 1000 * MS})
+    assert len(got) == 20_000
+    consumer._answers.forgotten_seq = world.stream.last_seq
+    reply = got[0].reply.split(b".")
+    reply[5] = b"20001"
+    consumer.on_ack([(b".".join(reply), b"", 0, b"")], 0, 1, None, world.clock.now_ns())
+    assert consumer.info()["num_ack_pending"] == 20_000 - 8192
+    world.loop.settle()
+    assert (consumer.info()["num_ack_pending"], consumer.info()["ack_floor"]["stream_seq"]) == (0, 20_001)
+    assert sorted(world.stream.acknowledged) == list(range(1, 20_002))

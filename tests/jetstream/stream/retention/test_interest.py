@@ -471,3 +471,38 @@ async def test_a_work_queue_without_consumers_keeps_its_messages(monkeypatch: py
     assert (state.msgs, "leaving" in state.extra) == (3, False)
     await broker.crash()
     await broker.js.stop()
+
+
+@pytest.mark.parametrize("batched", [False, True])
+async def test_an_ack_of_all_passes_a_gap_of_any_length(batched: bool) -> None:
+    """A crash forgets deliveries on both sides of a gap of 2^40 sequences, and then the ack of one beyond it comes: everything up
+    to it leaves the stream, without a step for each sequence of the gap."""
+    broker = Broker(1 << 20, 20_000)
+    await broker.open()
+    await broker.caller.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "retention": "interest"})
+    await broker.caller.api("CONSUMER.CREATE.S.A", {"stream_name": "S", "config": {
+        "name": "A", "durable_name": "A", "ack_policy": "all"}})
+    for _ in range(3):
+        await broker.caller.request("s.a", b"x")
+    await broker.caller.api("STREAM.PURGE.S", {"seq": 1 << 40})
+    for _ in range(5):
+        await broker.caller.request("s.a", b"x")
+    acks = await broker.pull("A", 5)
+    assert acks[0].split(b".")[5] == b"%d" % (1 << 40)
+    await broker.crash()
+    # A purge moves its consumers on; limits that remove as many messages do not.
+    consumer = broker.state.streams[next(iter(broker.state.streams))].consumers["A"]
+    consumer.delivered_sseq = consumer.floor_sseq = 0
+    await broker.open()
+    if batched:
+        broker.router.route([(ack, b"", 0, b"") for ack in acks[1:3]], 0, 2, broker.caller,  # type: ignore[arg-type]
+                            broker.clock.now_ns())
+    else:
+        await asyncio.wait_for(broker.caller.send(acks[2].decode()), 30)
+    await broker.stream.interest.finished()
+    info = await broker.caller.api("CONSUMER.INFO.S.A")
+    assert (info["num_ack_pending"], info["ack_floor"]["stream_seq"]) == (0, (1 << 40) + 2)
+    assert (await broker.caller.api("STREAM.INFO.S"))["state"]["messages"] == 2
+    assert len(await broker.pull("A", 2)) == 2
+    await broker.crash()
+    await broker.js.stop()
