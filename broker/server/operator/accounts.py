@@ -42,6 +42,9 @@ _SECOND: Final = 1_000_000_000
 _ASK_AGAIN_NS: Final = _SECOND
 """An expired account is not looked up more often."""
 
+_FETCHES_AT_ONCE: Final = 64
+"""A resolver is asked about so many accounts concurrently."""
+
 _TIMER_SECONDS_MAX: Final = 60.0
 """A later expiry is compared with the clock again: timers stand still while the machine is suspended."""
 
@@ -137,6 +140,13 @@ class OperatorAccounts:
         self.resolver = _resolver(settings)
         self._known: dict[str, KnownAccount] = {}
         self._lookups: dict[str, asyncio.Task[KnownAccount]] = {}
+        self._waiters: dict[str, int] = {}
+        """How many wait for each look-up."""
+
+        self._queued: set[str] = set()
+        """The accounts about which the resolver will be asked when it has a slot."""
+
+        self._slots = asyncio.Semaphore(_FETCHES_AT_ONCE)
         self._refreshing: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[KnownAccount]:
@@ -170,26 +180,46 @@ class OperatorAccounts:
             then(None if task.cancelled() or task.exception() is not None else task.result())
 
         def cancel() -> None:
-            task.remove_done_callback(done)
+            if task.remove_done_callback(done):
+                self._waiters[name] -= 1
+                self._drop_unless_wanted(name)
 
         task = self._task(name)
+        self._waiters[name] += 1
         task.add_done_callback(done)
         return cancel
 
     async def get(self, name: str) -> KnownAccount:
         """The account, however long that takes. Raises: AccountError."""
         account = self.find(name)
-        return account if account is not None else await asyncio.shield(self._task(name))
+        return account if account is not None else await self._looked_up_account(name)
+
+    async def _looked_up_account(self, name: str) -> KnownAccount:
+        task = self._task(name)
+        self._waiters[name] += 1
+        return await asyncio.shield(task)
+
+    def _drop_unless_wanted(self, name: str) -> None:
+        """End a look-up for which nobody waits, if the resolver was not asked yet.
+
+        Anyone can name accounts that do not exist: without this, the look-ups of clients that are gone would delay
+        those of others.
+        """
+        if not self._waiters[name] and name in self._queued:
+            self._lookups.pop(name).cancel()
+            del self._waiters[name]
 
     def _task(self, name: str) -> asyncio.Task[KnownAccount]:
         task = self._lookups.get(name)
         if task is None:
+            self._waiters[name] = 0
             task = self._lookups[name] = asyncio.get_running_loop().create_task(self._look_up(name), name=f"look up {name}")
             task.add_done_callback(partial(self._looked_up, name))
         return task
 
     def _looked_up(self, name: str, task: asyncio.Task[KnownAccount]) -> None:
-        del self._lookups[name]
+        if self._lookups.get(name) is task:
+            del self._lookups[name], self._waiters[name]
         # Who asked may be gone: a failure that nobody hears of is none to the loop.
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, AccountError):
             log.error("looking up the account %s failed: %r", name, error)
@@ -213,11 +243,18 @@ class OperatorAccounts:
         if not is_public_key(name, ACCOUNT):
             log.warning("Account fetch failed: will only fetch valid account keys")
             raise AccountError("will only fetch valid account keys")
+        self._queued.add(name)
+        try:
+            await self._slots.acquire()
+        finally:
+            self._queued.discard(name)
         try:
             return await self.resolver.fetch(name)
         except ResolverError as error:
             log.warning("Account fetch failed: %s", error)
             raise AccountError(str(error)) from None
+        finally:
+            self._slots.release()
 
     # Changing
 
@@ -289,7 +326,7 @@ class OperatorAccounts:
         for one in account.claims.imports:
             if one.account not in self._known and one.account != account.name:
                 try:
-                    await asyncio.shield(self._task(one.account))
+                    await self._looked_up_account(one.account)
                 except AccountError as error:
                     log.error("Can't locate account [%s] for import of [%s] %s (err=%s)", one.account, one.subject, one.kind,
                               error)

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hashlib
 import os
 import ssl
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from broker.config.operator import ResolverSettings, shown_url
 from broker.config.settings import OperatorSettings, ResolverTlsSettings
@@ -33,10 +35,12 @@ from broker.jwt.claims import account_claims
 from broker.jwt.token import TOKEN_CHARS_MAX, TokenError, decode_token
 from broker.nkeys import ACCOUNT, is_public_key
 
+if TYPE_CHECKING:
+    from aiohttp import TCPConnector
+
 __all__ = ["DirectoryResolver", "MemoryResolver", "Resolver", "ResolverError", "UrlResolver", "make_resolver"]
 
 _SUFFIX: Final = ".jwt"
-_ASKED_AT_ONCE: Final = 8
 
 
 class ResolverError(Exception):
@@ -245,7 +249,7 @@ class DirectoryResolver:
 
 
 class UrlResolver:
-    """An account server."""
+    """An account server. A request ends within the configured time, however slowly the server answers."""
 
     local = False
     complete = False
@@ -255,44 +259,46 @@ class UrlResolver:
         self._url = url if url.endswith("/") else f"{url}/"
         self._context = context
         self._seconds = timeout_ns / 1e9
-        # Threads of its own: a server that hangs, asked about made-up accounts by strangers, must hold up nobody else.
-        self._threads = ThreadPoolExecutor(_ASKED_AT_ONCE, "account server")
+        self._connector: TCPConnector | None = None
 
     async def check(self) -> None:
-        await self._ask(self._url)
+        await self._get(self._url)
 
     async def fetch(self, account: str) -> str:
         if not is_public_key(account, ACCOUNT):
             raise ResolverError("will only fetch valid account keys")
-        return await self._ask(self._url + account)
-
-    async def _ask(self, url: str) -> str:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._get, url)
+        return await self._get(self._url + account)
 
     def preload(self, tokens: Mapping[str, str]) -> None:
         raise ResolverError("resolver preloads only available for writeable resolver types MEM/DIR/CACHE_DIR")
 
-    def _get(self, url: str) -> str:
-        # In a thread, since name look-ups block; imported late, since few brokers have such a resolver.
-        from http.client import HTTPException
-        from urllib.error import HTTPError
-        from urllib.parse import unquote, urlsplit, urlunsplit
-        from urllib.request import Request, urlopen
+    async def _get(self, url: str) -> str:
+        # Imported late, since few brokers have such a resolver.
+        from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
         shown, parts = shown_url(url), urlsplit(url)
-        # urllib takes what stands before the host for a part of it, and shows it in errors.
+        # Errors must not show the user and the password, which stand before the host.
         user, _, host = parts.netloc.rpartition("@")
+        own = {"Authorization": f"Basic {base64.b64encode(unquote(user).encode()).decode()}"} if user else {}
+        if self._connector is None:
+            # All requests share its look-ups of the server's name; it keeps no connections.
+            self._connector = TCPConnector(limit=0, force_close=True, ssl=self._context or True)
         try:
-            request = Request(urlunsplit(parts._replace(netloc=host)))
-            if user:
-                request.add_unredirected_header(
-                    "Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
-            with urlopen(request, timeout=self._seconds, context=self._context) as answer:
-                body: bytes = answer.read(TOKEN_CHARS_MAX + 1)
-        except HTTPError as error:
-            raise ResolverError(f'could not fetch <"{shown}">: {error.code} {error.reason}') from None
-        except (OSError, ValueError, HTTPException) as error:
-            raise ResolverError(f'could not fetch <"{shown}">: {error}') from None
+            async with (ClientSession(connector=self._connector, connector_owner=False, trust_env=True,
+                                      timeout=ClientTimeout(total=self._seconds)) as session,
+                        session.get(urlunsplit(parts._replace(netloc=host)), headers=own) as answer):
+                if answer.status != HTTPStatus.OK:
+                    raise ResolverError(f'could not fetch <"{shown}">: {answer.status} {answer.reason}')
+                body = bytearray()
+                async for chunk in answer.content.iter_any():
+                    body += chunk
+                    if len(body) > TOKEN_CHARS_MAX:
+                        raise ResolverError(f'could not fetch <"{shown}">: the answer exceeds {TOKEN_CHARS_MAX} bytes')
+        except TimeoutError:
+            raise ResolverError(f'could not fetch <"{shown}">: no complete answer within {self._seconds:g} s') from None
+        except (ClientError, OSError, ValueError) as error:
+            refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
+            raise ResolverError(f'could not fetch <"{shown}">: {"connection refused" if refused else error}') from None
         return body.decode("ascii", "replace").strip()
 
 
