@@ -26,6 +26,13 @@ __all__ = ["HandshakeTurns", "TlsLayer", "handshake_error"]
 _RECORD_BYTES: Final = 16 * 1024
 """The maximum size of a record, which is the most that OpenSSL returns at once."""
 
+_EMPTY_BYTES_MAX: Final = 2 * _RECORD_BYTES
+"""A connection is closed after receiving so many bytes that contain no data of the client, which nobody needs to send:
+a flood of new keys costs the client little, and this side an answer to each."""
+
+_UNREAD_ANSWERS_MAX: Final = 1 << 20
+"""A connection is closed if OpenSSL answers while more unsent bytes than this are TLS's own."""
+
 _GO_WORDS: Final = {
     "CALLBACK_FAILED": "tls: the server name is not in ASCII",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "tls: client didn't provide a certificate",
@@ -113,6 +120,9 @@ class TlsLayer(Layer):
         self._on_failed = on_failed
         self._ready = False
         self._closed = False
+        self._empty_bytes = 0
+        """The size of what was received since the client's last data: a part of a record, or messages of TLS itself."""
+
         self._ended = False
         """Whether the client announced that it will send no more."""
 
@@ -123,6 +133,7 @@ class TlsLayer(Layer):
         if self._hello is not None:
             self._hello.append(data)
         if self._ready:
+            self._empty_bytes += len(data)
             self._read()
         elif not self._waits:
             self._waits = True
@@ -243,7 +254,15 @@ class TlsLayer(Layer):
         except ssl.SSLError:
             # Not a valid record of this connection: nothing after it can be trusted.
             self._ended = True
-        self._flush()  # OpenSSL's own answers, such as new keys
+        if chunks:
+            self._empty_bytes = 0
+        elif self._empty_bytes > _EMPTY_BYTES_MAX:
+            self._ended = True
+        if self._out.pending:
+            # OpenSSL's own answers, such as new keys. The upper side does not count them.
+            self._flush()
+            if self._transport.get_write_buffer_size() - self.get_write_buffer_size() > _UNREAD_ANSWERS_MAX:
+                self._ended = True
         if chunks:
             self._upper.data_received(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         if self._ended and not self._closed:
