@@ -20,6 +20,7 @@ import errno
 import hashlib
 import os
 import ssl
+import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -142,7 +143,10 @@ class DirectoryResolver:
             raise ResolverError("will only fetch valid account keys")
         path = self._file(account)
         try:
-            if self.settings.ttl_ns and time.time_ns() - path.stat().st_mtime_ns > self.settings.ttl_ns:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size > TOKEN_CHARS_MAX:
+                return ""  # reading a pipe would wait, and a longer file is no token
+            if self.settings.ttl_ns and time.time_ns() - status.st_mtime_ns > self.settings.ttl_ns:
                 path.unlink()
                 return ""
             text = path.read_text("ascii")
@@ -188,7 +192,8 @@ class DirectoryResolver:
         return total.to_bytes(32)
 
     def _accounts(self) -> Iterable[str]:
-        names = (entry.name.removesuffix(_SUFFIX) for entry in os.scandir(self.path) if entry.name.endswith(_SUFFIX))
+        names = (entry.name.removesuffix(_SUFFIX) for entry in os.scandir(self.path)
+                 if entry.name.endswith(_SUFFIX) and not entry.is_dir())
         return (name for name in names if is_public_key(name, ACCOUNT))
 
     def _file(self, account: str) -> Path:
@@ -200,11 +205,11 @@ class DirectoryResolver:
             return
         if only_newer and before and not _is_newer(token, before):
             return
-        if not before and 0 < self.settings.limit <= len(accounts := self.accounts()):
-            if not self.caches:
-                raise ResolverError("jwt store is full")
-            self._file(min(accounts, key=lambda name: self._file(name).stat().st_mtime)).unlink(missing_ok=True)
         try:
+            if not before and 0 < self.settings.limit <= len(accounts := self.accounts()):
+                if not self.caches:
+                    raise ResolverError("jwt store is full")
+                self._file(min(accounts, key=lambda name: self._file(name).lstat().st_mtime)).unlink(missing_ok=True)
             self._replace(self._file(account), token)
         except OSError as error:
             raise ResolverError(f"the token could not be written: {error.strerror or error}") from None

@@ -186,6 +186,27 @@ async def test_a_cache(tmp_path: Path) -> None:
     assert store.accounts() == [NAMES[2]]
 
 
+@pytest.mark.parametrize("kind", ["full", "cache"])
+async def test_files_that_are_no_tokens(kind: str, tmp_path: Path) -> None:
+    """A pipe, a directory, a link to nothing and a huge file are no tokens: reading them ends, and others can be written."""
+    names = [key(ACCOUNT, f"hostile {at}").public for at in range(4)]
+    pipe, folder, link, huge = (tmp_path / f"{name}.jwt" for name in names)
+    os.mkfifo(pipe)
+    folder.mkdir()
+    link.symlink_to(tmp_path / "nothing")
+    with huge.open("wb") as file:
+        file.truncate(1 << 40)
+    for name in (".jwt", f"{NAMES[0]}.jwt.deleted", f"x{NAMES[0]}.jwt", "..jwt", f"{NAMES[0]}.JWT"):
+        (tmp_path / name).write_text("x")
+    store = DirectoryResolver(ResolverSettings(kind, str(tmp_path), limit=4 if kind == "cache" else 0))
+    assert [store.read(name) for name in names] == [""] * 4
+    for name in NAMES:
+        await store.write(name, f"token of {name}")
+    assert [store.read(name) for name in NAMES] == [f"token of {name}" for name in NAMES]
+    assert len(store.digest()) == 32
+    assert len(list(store.packed(0))) == 3
+
+
 async def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that fails says so, and leaves the token before and no other file."""
     store = DirectoryResolver(ResolverSettings("full", str(tmp_path)))
