@@ -312,7 +312,8 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
             if len(more) not in (0, 2, 3, 4):
                 raise ValueError("an entry has other fields")
             expiries, schedules, subjects, ids = [*more, (), (), (), ()][:4]
-            if state.wanted is not None and not state.wanted(account, name):
+            # A stream of which only the existence is known may be any: its segments, which the root names, have its name.
+            if state.wanted is not None and (account or created_ns) and not state.wanted(account, name):
                 state.unwanted[stream_id] = (account, name)
                 continue
             stream = StreamState(stream_id, account, name, config, created_ns)

@@ -298,6 +298,35 @@ def test_checkpoints_are_cut_while_a_stream_is_offline_and_lose_nothing_of_it(
     in_virtual_time(main)
 
 
+def test_a_newer_reader_finds_a_stream_that_an_older_owner_could_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner did not understand the block that creates the stream. A newer reader that wants this stream alone finds it by the
+    checkpoint's segments; one that wants another does not get it; an older one that wants it gets what says that it is offline."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await filled(clock, shared, 0)
+        other, stream = Stream(rig.log, 9, "t"), Stream(rig.log, 7)
+        other.create()
+        stream.create()
+        stream.record(200, {})
+        stream.publish(3)
+        await rig.log.persisted()
+        old = Rig(shared, clock, "b", 2, settings=ShardSettings(checkpoint=CheckpointSettings(segments=1000)))
+        shard = await old.open()
+        Stream(old.log, 9, "t").publish()
+        await old.log.persisted()
+        assert await shard.checkpointer.cut()
+
+        async def found(wanted: str) -> list[tuple[str, int, bool]]:
+            state = (await run(replay(PATHS, lambda account, name: name == wanted), shared)).state
+            return [(one.name, len(one.blocks), one.offline is None) for one in state.streams.values()]
+
+        assert await found("s") == [("unknown-0000000000000007", 0, False)]
+        monkeypatch.setitem(BODIES, 200, FromTheFuture)
+        assert await found("s") == [("s", 1, True)]
+        assert await found("t") == [("t", 1, True)]
+    in_virtual_time(main)
+
+
 def test_a_segment_of_an_offline_stream_is_needed_until_the_stream_is_deleted() -> None:
     """A checkpoint names it, and it is gone: the checkpoint cannot be used, unless the log after it deletes the stream."""
     async def main(clock: ManualClock) -> None:
