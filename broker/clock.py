@@ -182,6 +182,7 @@ class _Leaps:
 
 
 _WALL_BACK_NS = 1_000_000_000
-_STORE_BACK_NS = 900_000_000_000
-"""S3 and its clones refuse requests that were signed 15 minutes ago: servers that differ by more could not work together."""
+_STORE_BACK_NS = 1_800_000_000_000
+"""S3 and its clones refuse requests that were signed more than 15 minutes ago or ahead: of two servers that accept ours, one may
+be half an hour ahead of the other."""
 _STORE_DRIFT = 0.001
