@@ -12,8 +12,8 @@ Does not own: whom a message goes to, and how it is sent (``Route.steps``).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final, Protocol
 
 __all__ = ["AT_ONCE", "Outward"]
@@ -36,12 +36,14 @@ class _Publisher(Protocol):
 class Outward:
     """One account's queue. ``call_soon`` has a function called on a later turn of the loop."""
 
-    __slots__ = ("_call_soon", "_clients", "_held", "_own", "_scheduled", "work")
+    __slots__ = ("_call_soon", "_clients", "_held", "_own", "_scheduled", "_subjects", "work")
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
         self._clients: deque[tuple[Iterator[int], _Publisher]] = deque()
-        self._own: deque[Iterator[int]] = deque()
+        self._own: deque[tuple[Iterator[int], Collection[bytes]]] = deque()
+        self._subjects: Counter[bytes] = Counter()
+        """The subjects of ``_own``."""
         self._held: list[_Publisher] = []
         self._scheduled = False
         self.work = 0
@@ -52,10 +54,15 @@ class Outward:
         """Whether messages of the broker itself wait; those that follow to the same receivers must wait, too."""
         return bool(self._own)
 
-    def put(self, steps: Iterator[int], source: _Publisher | None) -> None:
-        """Have ``steps`` taken, each of which says how much work it was."""
+    def waits_for(self, subjects: Iterable[bytes]) -> bool:
+        """Whether messages of the broker itself wait that are routed by one of ``subjects``."""
+        return bool(self._own) and not self._subjects.keys().isdisjoint(subjects)
+
+    def put(self, steps: Iterator[int], source: _Publisher | None, subjects: Collection[bytes]) -> None:
+        """Have ``steps`` taken, each of which says how much work it was; ``subjects`` route the messages."""
         if source is None:
-            self._own.append(steps)
+            self._own.append((steps, subjects))
+            self._subjects.update(subjects)
         else:
             source.fan_out_began()
             self._clients.append((steps, source))
@@ -90,14 +97,17 @@ class Outward:
                 self._schedule()
 
     def _take_own(self) -> None:
+        step: int | None = None
         try:
-            step = next(self._own[0], None)
-        except BaseException:
-            self._own.popleft()
-            raise
-        if step is None:
-            self._own.popleft()
-        else:
+            step = next(self._own[0][0], None)
+        finally:
+            if step is None:
+                _, subjects = self._own.popleft()
+                for subject in subjects:
+                    self._subjects[subject] -= 1
+                    if not self._subjects[subject]:
+                        del self._subjects[subject]
+        if step is not None:
             self.work += step
 
     def _take_client(self) -> None:

@@ -281,7 +281,8 @@ class Route:
 
     def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
         """Send ops[start:end] to all receivers. Returns: the number of deliveries."""
-        if self.width > 1 and self._postpones(end - start, source):
+        if ((self.width > 1 or (source is None and self.outward.busy and self._waits(ops[start:end])))
+                and self._postpones(end - start, source)):
             return (end - start) * self._postpone(ops[start:end], source, now_ns)
         if self._spreads or self.limited:
             taken = self._spread(ops[start:end], source, now_ns)
@@ -331,7 +332,8 @@ class Route:
         Args: ``to`` is the subject that all are routed by, where receivers are to see another; b"": they see the same.
         Returns: the number of receivers of each message.
         """
-        if self.width > 1 and self._postpones(len(msgs), source):
+        if ((self.width > 1 or (source is None and self.outward.busy and self._waits(msgs, to)))
+                and self._postpones(len(msgs), source)):
             return [self._postpone(msgs, source, now_ns, to)] * len(msgs)
         return self._spread(msgs, source, now_ns, to)
 
@@ -426,6 +428,10 @@ class Route:
         outward.work += work
         return work > AT_ONCE or (source is None and (outward.busy or outward.work > AT_ONCE))
 
+    def _waits(self, msgs: Sequence[Msg], to: bytes = b"") -> bool:
+        """Whether earlier messages of the broker to these subjects wait, which these must not overtake."""
+        return bool(self.receivers) and self.outward.waits_for(_routed_by(msgs, to))
+
     def _postpone(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> int:
         """Send ``msgs`` on later turns. Returns: the number of receivers of each."""
         silent = source if source is not None and source.no_echo else None
@@ -434,7 +440,7 @@ class Route:
                 if reply:
                     silent.no_responders(subject, reply)
             return 0
-        self.outward.put(self.steps(msgs, source, now_ns, to), source)
+        self.outward.put(self.steps(msgs, source, now_ns, to), source, _routed_by(msgs, to))
         return self.width
 
     def steps(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> Iterator[int]:
@@ -538,6 +544,11 @@ class Route:
                     chosen.setdefault(at, []).append(i)
                     break
         return [(group[at], indexes) for at, indexes in chosen.items()]
+
+
+def _routed_by(msgs: Sequence[Msg], to: bytes) -> Collection[bytes]:
+    """The subjects that messages are routed by: ``to``, or each its own."""
+    return (to,) if to else {msg[0] for msg in msgs}
 
 
 def _run_of(own: Sequence[Msg], msgs: Sequence[Msg], run: encoder.Run | None) -> encoder.Run:

@@ -87,6 +87,7 @@ class Router:
         outward = self.outward
         get = routes.by_subject.get
         resolve = routes.resolve
+        waiting = source is None and outward.busy
         ahead: Route | None = None
         # Single messages whose only receiver is one client, sent together.
         lines: list[bytes] = []
@@ -112,7 +113,7 @@ class Router:
                 at += 1
             changes = routes.changes
             only = route.only
-            if only is not None and at - start == 1:
+            if only is not None and at - start == 1 and not waiting:
                 subject, reply, hlen, body = ops[start]
                 peer = only.peer
                 assert peer is not None
@@ -193,7 +194,7 @@ class Router:
             return 0
         numbers = (batch.delivered, batch.stream_seqs, batch.consumer_seqs, batch.times_ns, batch.pendings)
         sub = route.only
-        if sub is not None and sub.hides is None:
+        if sub is not None and sub.hides is None and not self.outward.waits_for((to,)):
             if queue:
                 return 0
             peer = sub.peer
@@ -297,7 +298,7 @@ class Router:
         Publishers wait at one inbox prefix, so one look-up and one formatting call then serve a whole batch of PubAcks.
         """
         inbox = replies[0].rpartition(b".")[0]
-        route = self.routes.inbox(inbox) if inbox else None
+        route = self.routes.inbox(inbox) if inbox and not self.outward.busy else None
         sub = route.only if route is not None else None
         if sub is None:
             return None

@@ -166,3 +166,28 @@ async def test_a_client_that_changes_its_account_leaves_the_old_one(broker_of_ac
         source.send(b"PUB q 1\r\nx\r\n" * 1000)
         await source.settled()
         assert b"MSG q" not in await changes.settled()
+
+
+async def test_deliveries_keep_their_order_when_receivers_leave(tmp_path: Path) -> None:
+    """A consumer delivers to 6000 subscriptions of a client, and one of another. While its messages are on their way, the first
+    client closes its connection, and more messages are stored: the other client receives all of them in order."""
+    async with BrokerProcess("-js", "-sd", str(tmp_path)) as server, Wire(server.port) as client, Wire(server.port) as crowd:
+        stream = b'{"name":"S","subjects":["s"]}'
+        consumer = b'{"stream_name":"S","config":{"durable_name":"C","deliver_subject":"d","ack_policy":"none"}}'
+        client.send(connect("x") + b"SUB made 1\r\nPUB $JS.API.STREAM.CREATE.S made %d\r\n%b\r\n" % (len(stream), stream))
+        await client.until(b'"did_create":true}\r\n')
+        client.send(b"PUB s 2\r\nxx\r\n" * 80 + b"SUB d 10\r\n")
+        await client.settled()
+        crowd.send(connect("x") + subscriptions(b"d"))
+        await crowd.settled()
+        client.send(b"PUB $JS.API.CONSUMER.DURABLE.CREATE.S.C made %d\r\n%b\r\n" % (len(consumer), consumer))
+        parts = [await client.until(b"MSG s 10 ")]
+        crowd.writer.close()
+        for _ in range(20):
+            client.send(b"PUB s 2\r\nxx\r\n")
+            parts.append(await client.settled())
+        client.send(b"PUB s 3\r\nend\r\n")
+        parts.append(await client.until(b"end\r\n"))
+        parts.append(await client.settled())
+        seqs = [int(one) for one in re.findall(rb"MSG s 10 \$JS\.ACK\.S\.C\.1\.(\d+)\.", b"".join(parts))]
+        assert seqs == list(range(1, 102))
