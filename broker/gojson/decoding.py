@@ -41,7 +41,11 @@ _ESCAPES: Final = re.compile(
 
 
 class JsonError(ValueError):
-    """Invalid JSON; the text is Go's."""
+    """Invalid JSON; the text is Go's. ``before``: what the complete values before the error make together."""
+
+    def __init__(self, text: str, before: Any = None) -> None:
+        super().__init__(text)
+        self.before = before
 
 
 class Number(str):
@@ -80,9 +84,10 @@ def unmarshal(data: bytes) -> Any:
 
 
 def decode_all(data: bytes) -> Any:
-    """Decode value after value into the same target, as Go's Decoder does until the end of its input.
+    """Decode value after value into the same object, as Go's Decoder does until the end of its input.
 
-    Returns: None for an empty or blank text. Raises: JsonError, with the offset.
+    A value that is neither an object nor null is the last that is decoded: Go refuses it before it reads on.
+    Returns: None for an empty or blank text. Raises: JsonError, with the offset and the values before it.
     """
     source = _without_halves(data.decode("utf-8", "replace"))
     value: Any = None
@@ -92,7 +97,9 @@ def decode_all(data: bytes) -> Any:
             following, at = _DECODER.raw_decode(source, at)
             value = _combined(value, following)
         except (ValueError, RecursionError):
-            raise JsonError(syntax_error(source)) from None
+            raise JsonError(syntax_error(source), value) from None
+        if following is not None and not isinstance(following, dict):
+            break
         at = _blank(source, at)
     return value
 

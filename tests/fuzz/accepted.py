@@ -135,10 +135,6 @@ def _random_cycle(found: Difference, theirs: Any, ours: Any) -> Results:
     return (ours, ours) if cycle else (theirs, ours)
 
 
-def _no_auth_user(found: Difference, theirs: Any, ours: Any) -> Results:
-    return (ours, ours) if any("no_auth_user" in config for config in found.scenario.configs) else (theirs, ours)
-
-
 def _mapped_response(found: Difference, theirs: Any, ours: Any) -> Results:
     mapped = "$SYS.REQ." in found.step and '"mappings"' in json.dumps(found.scenario.configs)
     return (ours, ours) if mapped else (theirs, ours)
@@ -200,8 +196,6 @@ OPEN: tuple[Rule, ...] = (
          "nats-server refuses latency results that would be requests to a service that the account exported before."),
     Rule("mapped responses of the server", _OPERATIONS, _mapped_response,
          "nats-server maps the reply subjects of requests to the system account's services by the client's account."),
-    Rule("anonymous clients after a reload", ("reload",), _no_auth_user,
-         "If the password of the `no_auth_user` changes, nats-server closes anonymous clients; here they stay."),
 )
 """Differences that are to be mended."""
 

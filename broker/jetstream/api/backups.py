@@ -103,11 +103,13 @@ async def restore(request: Request) -> dict[str, Any]:
 
 
 def _restore_request(request: Request) -> _RestoreRequest:
-    value = wire.load(request.payload)
-    if isinstance(value, dict) and isinstance(state := value.get("state"), dict):
-        # Lists that may be long, and say nothing that the archive does not.
-        value["state"] = {key: one for key, one in state.items() if key not in ("subjects", "deleted", "lost")}
-    return wire.read(_RestoreRequest, value, "JSApiStreamRestoreRequest", lenient=not request.account.settings.strict)
+    def read(value: object) -> _RestoreRequest:
+        if isinstance(value, dict) and isinstance(state := value.get("state"), dict):
+            # Lists that may be long, and say nothing that the archive does not.
+            value["state"] = {key: one for key, one in state.items() if key not in ("subjects", "deleted", "lost")}
+        return wire.read(_RestoreRequest, value, "JSApiStreamRestoreRequest", lenient=not request.account.settings.strict)
+
+    return wire.load_as(read, request.payload)
 
 
 ROUTES: dict[tuple[str, ...], Route] = {

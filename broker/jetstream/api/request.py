@@ -63,7 +63,8 @@ class Request:
         Raises: ApiError 10025.
         """
         lenient = not self.account.settings.strict
-        return await self.decoded(lambda: wire.read(of, wire.load(self.payload), go_name, lenient=lenient))
+        return await self.decoded(
+            lambda: wire.load_as(lambda value: wire.read(of, value, go_name, lenient=lenient), self.payload))
 
     async def decoded(self, decode: Callable[[], T]) -> T:
         """What ``decode`` makes of the payload; a long one is decoded in a thread."""

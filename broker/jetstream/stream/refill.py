@@ -17,7 +17,7 @@ from broker.jetstream.stream.publish import schedules
 from broker.jetstream.stream.publish.headers import HINT, MSG_ID, find
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX
 from broker.jetstream.stream.publish.sources import SOURCE
-from broker.jetstream.stream.publish.ttl import TTL, parse_ttl
+from broker.jetstream.stream.publish.ttl import TTL, TTL_INVALID, parse_ttl
 from broker.jetstream.stream.upstream.positions import Position
 from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX, decimal
@@ -150,7 +150,7 @@ class Refill:
         """Seconds to live; -1: never expires; 0: as the stream's other messages."""
         if not self._ttls or not (text := headers.get(TTL)):
             return 0
-        if not (ttl := parse_ttl(text)):
+        if (ttl := parse_ttl(text)) == TTL_INVALID:
             raise Unusable(f"message sequence {seq}: failed to parse message TTL")
         return ttl
 

@@ -30,7 +30,7 @@ from broker.gotime import format_time, parse_time
 from broker.jetstream.wire.errors import ApiError, invalid_json
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, UINT64_MAX
 
-__all__ = ["boolean", "choice", "dump", "duration", "durations", "int32", "int64", "integer", "load", "load_one", "read",
+__all__ = ["boolean", "choice", "dump", "duration", "durations", "int32", "int64", "integer", "load", "load_as", "load_one", "read",
            "record", "records", "string_map", "text", "texts", "time", "uint64", "write"]
 
 T = TypeVar("T")
@@ -49,6 +49,22 @@ def load(data: bytes) -> object:
         return decode_all(data)
     except JsonError as error:
         raise invalid_json(str(error)) from None
+
+
+def load_as(reader: Callable[[object], T], data: bytes) -> T:
+    """Read the value that ``load`` decodes. Like Go, this reports a wrong type before a syntax error in a later value.
+
+    Raises: ApiError 10025 in the wording of Go's decoder.
+    """
+    failure: JsonError | None = None
+    try:
+        value = decode_all(data)
+    except JsonError as error:
+        failure, value = error, error.before
+    result = reader(value)
+    if failure is not None:
+        raise invalid_json(str(failure))
+    return result
 
 
 def load_one(data: bytes) -> object:
@@ -263,7 +279,7 @@ def record(of: type[Any], go_type: str, *, always: bool = False) -> Any:
 
 def records(of: type[Any], go_type: str) -> Any:
     """A list of nested objects; null in it stays None."""
-    one = _record_reader(of, go_type)
+    one = _record_reader(of, go_type.removeprefix("*"))
     read_all = _list_reader(lambda value, where: None if value is None else one(value, where), f"[]{go_type}")
     return _declare(_Field(lambda value, where: _Records(read_all(value, where)), _write_all), factory=list)
 

@@ -7,11 +7,11 @@ Source: nats-server, server/stream.go, processJetStreamMsgWithBatch, parseMessag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from broker.gotime import format_duration, parse_duration
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
-from broker.jetstream.wire.numbers import INT64_MAX, decimal
+from broker.jetstream.wire.numbers import INT64_MAX, UINT64_MAX
 from broker.protocol import headers as header_block
 
 if TYPE_CHECKING:
@@ -25,14 +25,17 @@ TTL = b"Nats-TTL"
 
 _SECOND = 1_000_000_000
 
-TTL_INVALID = 0
+TTL_INVALID = -2
 """What ``parse_ttl`` returns for text that is not a TTL."""
+
+_WRAPPED_DIGITS: Final = 64
+"""10^64 is a multiple of 2^64: only so many last digits of a number count modulo 2^64."""
 
 
 def disabled(context: CheckContext, config: StreamConfig) -> Check | None:
     """10166."""
     def check(candidate: Candidate) -> None:
-        if (text := candidate.headers.get(TTL)) and parse_ttl(text) != TTL_INVALID:
+        if (text := candidate.headers.get(TTL)) and parse_ttl(text) not in (0, TTL_INVALID):
             raise ApiError(10166)
     return check if not config.allow_msg_ttl else None
 
@@ -83,16 +86,19 @@ def delete_marker(config: StreamConfig) -> bytes:
 
 
 def parse_ttl(text: bytes) -> int:
-    """A message's time to live in whole seconds; -1: never expires; ``TTL_INVALID`` (0): not a TTL.
+    """A message's time to live in whole seconds; -1: never expires; 0: no TTL; ``TTL_INVALID``: not a TTL.
 
-    Seconds in digits, a Go duration of at least one second, or ``never`` in any case.
+    Seconds in digits, a Go duration of at least one second, or ``never`` in any case. Like nats-server, this reads digits
+    modulo 2^64 as an int64, so ``00`` and ``18446744073709551616`` are no TTL. A single ``0`` is a duration that is too
+    short.
     """
     if text.lower() == b"never":
         return -1
-    if text.isdigit() and text.strip(b"0"):
-        return max(decimal(text, INT64_MAX), TTL_INVALID)
+    if text.isdigit() and text != b"0":
+        seconds = int(text[-_WRAPPED_DIGITS:]) & UINT64_MAX
+        return seconds if seconds <= INT64_MAX else TTL_INVALID
     try:
         ttl_ns = parse_duration(text.decode())
     except ValueError:  # UnicodeDecodeError is one
         return TTL_INVALID
-    return max(ttl_ns // _SECOND, TTL_INVALID)
+    return ttl_ns // _SECOND if ttl_ns >= _SECOND else TTL_INVALID
