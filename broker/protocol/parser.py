@@ -232,17 +232,19 @@ class Parser:
         traced: whether a message may ask to be traced; if not, none does.
         held: whether more may be waiting behind a CONNECT, which ends a batch because it decides what is allowed after it:
             serve the batch, then feed b"".
+        begun: the subject of the message whose line ended the input or the connection; None: no message had begun.
     The caller sets ``headers`` once HPUB is negotiated, and may ``limit`` it anew.
     """
 
-    __slots__ = ("_chunks", "_have", "_large", "_line", "_need", "_rest", "_sizes", "_values", "headers", "held", "marks",
-                 "max_control_line", "max_payload", "odd_replies", "payload_bytes", "traced")
+    __slots__ = ("_chunks", "_have", "_large", "_line", "_need", "_rest", "_sizes", "_values", "begun", "headers", "held",
+                 "marks", "max_control_line", "max_payload", "odd_replies", "payload_bytes", "traced")
 
     def __init__(self, max_control_line: int = MAX_CONTROL_LINE, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_control_line = max_control_line
         self.max_payload = max_payload
         self.headers = False
         self.held = False
+        self.begun: bytes | None = None
         self.marks: list[int] = []
         self.payload_bytes = 0
         self.odd_replies = False
@@ -312,6 +314,7 @@ class Parser:
         repeats = False
         end_of_data = len(data)
         self.held = False
+        self.begun = None
         if large is None and end_of_data >= _CROWD_BYTES and data.startswith(_ACK) and self.max_payload >= 4:
             crowd, pos, payload_bytes = _ack_crowd(data, limit)
             ops += crowd
@@ -396,6 +399,7 @@ class Parser:
                     width = start - pos
                 end = start + size
                 if end + 2 > end_of_data:
+                    self.begun = subject
                     if end < end_of_data and data[end] != 13:
                         raise _unknown()
                     self._large = size >= _LARGE_BYTES and not hlen
@@ -407,6 +411,7 @@ class Parser:
                     self._need = end - pos + (1 if end >= end_of_data else 2)
                     break
                 if data[end] != 13 or data[end + 1] != 10:
+                    self.begun = subject
                     raise _unknown()
                 append((subject, reply, hlen, data[start:end]))
                 payload_bytes += size

@@ -213,6 +213,8 @@ class Client(asyncio.Protocol):
             if not self._serve(ops, 0, 0, error, now_ns):
                 return
             if error is None and not parser.held:  # as after nearly every read
+                if parser.begun is not None:
+                    self._publishing.begin(parser.begun)
                 if self.server.stalled or self.router.outward.busy:
                     self._end_turn()
                 self._reading.taken(self._taking)
@@ -225,6 +227,8 @@ class Client(asyncio.Protocol):
         """All that the parser returned is served; ``error`` ended it. Returns: whether to feed it once more, at once."""
         if self.closed:
             return False
+        if self.parser.begun is not None:
+            self._publishing.begin(self.parser.begun)
         if error is not None:
             if error.too_large is not None:
                 self._publishing.too_large(*error.too_large, now_ns)
@@ -298,6 +302,10 @@ class Client(asyncio.Protocol):
         self._outbound.resume()
 
     # For the router (Peer) and JetStream (Source).
+
+    @property
+    def client(self) -> Client:
+        return self
 
     @property
     def subs(self) -> dict[bytes, Subscription]:

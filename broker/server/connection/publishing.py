@@ -53,7 +53,7 @@ class Publisher(message_trace.Publisher, Protocol):
 class Publishing:
     """``replies``: the reply subjects that may be published to beyond the rules; None: no others."""
 
-    __slots__ = ("_checked", "_client", "_left", "_looks", "_parser", "_pedantic", "_rules", "_verbose", "replies")
+    __slots__ = ("_begun", "_checked", "_client", "_left", "_looks", "_parser", "_pedantic", "_rules", "_verbose", "replies")
 
     def __init__(self, client: Publisher) -> None:
         self._client = client
@@ -61,6 +61,8 @@ class Publishing:
         self._rules: PublishRules | None = None
         self.replies: ReplyPermissions | None = None
         self._left: tuple[_Stage, Sequence[Any], int, int] | None = None
+        self._begun = False
+        """Whether the subject of the next message was checked when the message began."""
         self._checked = 0
         """The end of the messages in ``_left`` that may be routed; each response that a permission allows is counted once."""
         self.answer(verbose=True, pedantic=True)
@@ -129,8 +131,9 @@ class Publishing:
 
     def _publish_one(self, op: Msg, now_ns: int) -> None:
         client, mapper = self._client, self._client.router.mapper
-        if self._pedantic and not (is_valid(op[0]) and is_literal(op[0])):
-            client.send_error("Invalid Publish Subject")
+        if self._pedantic and not self._begun:
+            self._check_subject(op[0])
+        self._begun = False
         msg, trace = message_trace.begin(client, op, self._may_trace_to, now_ns)
         if msg is None:
             return
@@ -150,6 +153,16 @@ class Publishing:
         else:
             self._publish_checked((trace.follow(msg),), 0, 1, now_ns)
             trace.routed()
+
+    def begin(self, subject: bytes) -> None:
+        """Check the subject of a message whose line has arrived, for a pedantic client: the message may never end."""
+        if self._pedantic and not self._begun:
+            self._begun = True
+            self._check_subject(subject)
+
+    def _check_subject(self, subject: bytes) -> None:
+        if not (is_valid(subject) and is_literal(subject)):
+            self._client.send_error("Invalid Publish Subject")
 
     def too_large(self, msg: Msg, size: int, now_ns: int) -> None:
         """Trace a message of ``size`` bytes, which ends the connection; of it, only what has come is there."""

@@ -32,6 +32,6 @@ def audience(match: Match[Subscription], subject: bytes, source: Peer,
 
 
 def _obstacle(sub: Subscription, subject: bytes, source: Peer) -> str:
-    if source.no_echo and sub.peer is source:
+    if source.no_echo and sub.peer is source.client:
         return _NO_ECHO
     return _DENIED if sub.denies is not None and sub.denies(subject) else ""

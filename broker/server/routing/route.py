@@ -47,8 +47,15 @@ class Peer(Protocol):
     """A client connection, as the router sees it; also the ``Source`` of what it publishes."""
 
     headers: bool
-    no_echo: bool
     wants_no_responders: bool
+
+    @property
+    def no_echo(self) -> bool:
+        """Whether ``client`` does not receive what it publishes itself."""
+
+    @property
+    def client(self) -> Peer:
+        """The connection itself; for a requester through an import, the connection that made the request."""
 
     @property
     def closed(self) -> bool:
@@ -293,7 +300,8 @@ class Route:
         clients = self.clients
         if clients:
             if source is not None and source.no_echo:
-                clients = [sub for sub in clients if sub.peer is not source]
+                silent = source.client
+                clients = [sub for sub in clients if sub.peer is not silent]
             if clients:
                 _send(clients, encoder.Run(ops[start:end]))
         handlers = self.handlers
@@ -343,7 +351,7 @@ class Route:
         if self._one_by_one and count > 1:
             return [self._spread([msg], source, now_ns, to)[0] for msg in msgs]
         taken = [0] * count
-        silent = source if source is not None and source.no_echo else None
+        silent = source.client if source is not None and source.no_echo else None
         run = encoder.Run(msgs) if self.clients else None
         if run is not None and self._one_by_one:
             taken[0] = _send_some(self.clients, msgs, run, silent)
@@ -434,11 +442,11 @@ class Route:
 
     def _postpone(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> int:
         """Send ``msgs`` on later turns. Returns: the number of receivers of each."""
-        silent = source if source is not None and source.no_echo else None
-        if silent is not None and all(sub.peer is silent for sub in self.receivers):
-            for subject, reply, _, _ in msgs if silent.wants_no_responders else ():
+        silent = source.client if source is not None and source.no_echo else None
+        if source is not None and silent is not None and all(sub.peer is silent for sub in self.receivers):
+            for subject, reply, _, _ in msgs if source.wants_no_responders else ():
                 if reply:
-                    silent.no_responders(subject, reply)
+                    source.no_responders(subject, reply)
             return 0
         self.outward.put(self.steps(msgs, source, now_ns, to), source, _routed_by(msgs, to))
         return self.width
@@ -449,7 +457,7 @@ class Route:
             for msg in msgs:
                 yield from self.steps([msg], source, now_ns, to)
             return
-        silent = source if source is not None and source.no_echo else None
+        silent = source.client if source is not None and source.no_echo else None
         count = len(msgs)
         run = encoder.Run(msgs)
         each = 1 + count // 16 + run.bytes // encoder.LARGE_BYTES

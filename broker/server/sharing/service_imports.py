@@ -60,13 +60,20 @@ class Requester:
     __slots__ = ("__weakref__", "_service", "_share", "source")
 
     headers: bool = True
-    no_echo = False
     wants_no_responders = False
 
     def __init__(self, source: Peer, service: Service, *, share: bool) -> None:
         self.source = source
         self._service = service
         self._share = share
+
+    @property
+    def no_echo(self) -> bool:
+        return self.source.no_echo
+
+    @property
+    def client(self) -> Peer:
+        return self.source.client
 
     @property
     def pending_bytes(self) -> int:

@@ -56,6 +56,10 @@ class FakePeer:
         self.refused: list[bytes] = []
         self.counted = [0, 0]
 
+    @property
+    def client(self) -> FakePeer:
+        return self
+
     def sub(self, subject: bytes, sid: bytes = b"1", queue: bytes = b"") -> Subscription:
         sub = Subscription(subject, queue, peer=self, sid=sid)
         self.router.add(sub)
