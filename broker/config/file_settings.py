@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from broker.dataclass import dataclass
 
 __all__ = ["EMPTY", "FileSettings"]
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from broker.config.sharing_index import ImportList, exports_for
+from broker.dataclass import dataclass
 from broker.protocol.subject import is_literal, is_valid, subset
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, numbered, unnumbered
 

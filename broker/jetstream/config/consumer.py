@@ -5,14 +5,15 @@ Fields carry their wire names; order, defaults on the wire and omissions are tho
 consumer_rules.py.
 """
 
-# ruff: noqa: RUF009  # the wire functions return dataclass fields, made anew for each object
+# the wire functions return dataclass fields, made anew for each object
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from operator import attrgetter
 from typing import Any
 
+from broker.dataclass import dataclass
 from broker.jetstream.wire import fields as wire
 
 __all__ = ["ConsumerConfig", "ConsumerCreateRequest"]

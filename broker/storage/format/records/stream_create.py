@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Final
 
+from broker.dataclass import dataclass
 from broker.storage.format.records.body import RecordBody, as_map, optional, required, unlisted
 from broker.storage.format.records.kinds import RecordKind
 
