@@ -28,6 +28,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final, NamedTuple
 
 from broker.protocol.subject import subset
@@ -232,7 +233,7 @@ def check_mapping(src: bytes, dest: bytes) -> None:
         if not token or full:
             raise _error(_INVALID, token)
         if _is_function(token):
-            if not any(pattern.search(token) for _, pattern in _FUNCTIONS):
+            if not any(pattern.search(token) for _, pattern in _functions()):
                 raise _error(_UNKNOWN, token)
         elif token == _FULL:
             full = True
@@ -252,16 +253,19 @@ def _function(name: str) -> tuple[str, re.Pattern[bytes]]:
     return name, re.compile(rb"{{%b*%b%b*\((.*)\)%b*}}" % (_SPACE, either.encode(), _SPACE, _SPACE))
 
 
-_FUNCTIONS: Final = tuple(_function(name) for name in (
-    "wildcard", "partition", "splitFromLeft", "splitFromRight", "sliceFromLeft", "sliceFromRight", "right", "left", "split",
-    "random"))
-"""In nats-server's order: it takes the first that occurs in a token."""
+@cache
+def _functions() -> tuple[tuple[str, re.Pattern[bytes]], ...]:
+    """The functions in nats-server's order: it takes the first that occurs in a token. Most brokers transform no subjects."""
+    return tuple(_function(name) for name in (
+        "wildcard", "partition", "splitFromLeft", "splitFromRight", "sliceFromLeft", "sliceFromRight", "right", "left", "split",
+        "random"))
+
 
 _NUMBERED = re.compile(rb"\$[1-9]")
 
 
 def _is_wildcard(token: bytes) -> bool:
-    found = _FUNCTIONS[0][1].search(token)
+    found = _functions()[0][1].search(token)
     return found is not None and found[1] != b"" and b"," not in found[1]
 
 
@@ -284,7 +288,7 @@ def _call(token: bytes) -> _Call | None:
         return None if n is None else _Call("wildcard", (n,))
     if not _is_function(token):
         return None
-    for name, pattern in _FUNCTIONS:
+    for name, pattern in _functions():
         if (found := pattern.search(token)) is not None:
             return _arguments(token, name, _COMMA.split(found[1]))
     raise _error(_UNKNOWN, token)

@@ -465,7 +465,8 @@ async def test_second_signal_ends_at_once() -> None:
 NEVER = ("pydantic", "botocore", "aiobotocore", "aiohttp", "prometheus_client", "cryptography", "nacl", "websockets", "bcrypt",
          "cramjam", "nats", "numpy", "pyarrow", "pyspark", "broker.embedded", "broker.inspect", "broker.maintenance",
          "broker.migration", "broker.monitor", "broker.pipeline", "broker.jetstream.archive", "broker.jetstream.backup",
-         "broker.jwt.claims", "broker.server.auth.callout", "broker.server.auth.tokens", "broker.server.operator")
+         "broker.jwt.claims", "broker.server.auth.callout", "broker.server.auth.tokens", "broker.server.operator",
+         "ctypes", "tempfile")
 """What few brokers need, or only after the start."""
 OF_FILES = ("broker.config.file", "broker.config.reading", "broker.config.syntax", "broker.jwt.token")
 """What a start with a configuration file needs besides."""

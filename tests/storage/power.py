@@ -52,7 +52,7 @@ class PowerDisk:
     def patched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "fsync", self._fsync)
         monkeypatch.setattr(os, "fdatasync", self._fsync)
-        monkeypatch.setattr(disk, "_SYNC_FILE_SYSTEM", self._sync_all)
+        monkeypatch.setattr(disk, "_syncfs", lambda: self._sync_all)
         monkeypatch.setattr(unsynced, "place_of", lambda folder: f"boot-{self.boot}")
         monkeypatch.setattr("broker.storage.unsynced_tail.place_of", lambda folder: f"boot-{self.boot}")
 

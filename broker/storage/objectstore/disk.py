@@ -10,7 +10,6 @@ have not synced on the same file system, so a few files are synced one by one.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import itertools
 import os
@@ -20,6 +19,7 @@ import stat
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import cache
 
 from broker.storage.objectstore.base import Buffers
 from broker.storage.objectstore.filelock import FileLock
@@ -112,9 +112,10 @@ def sync_files(file_system: int, paths: Collection[str]) -> None:
         told, also those of files that are no longer in memory; and, where there are many, those of other programs' files.
     Raises: OSError when one of them may not be on the disk. What it holds may then be lost from memory too.
     """
-    if len(paths) > _ONE_BY_ONE_MAX and _SYNC_FILE_SYSTEM is not None:
+    sync_file_system = _syncfs() if len(paths) > _ONE_BY_ONE_MAX else None
+    if sync_file_system is not None:
         try:
-            _SYNC_FILE_SYSTEM(file_system)
+            sync_file_system(file_system)
             return
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EPERM):  # a sandbox that does not know the call
@@ -133,12 +134,15 @@ def sync_files(file_system: int, paths: Collection[str]) -> None:
             sync_directory(folder)
 
 
+@cache
 def _syncfs() -> Callable[[int], None] | None:
     """The system's call, where it tells of errors."""
     system = os.uname()
     version = re.match(r"(\d+)\.(\d+)", system.release)
     if system.sysname != "Linux" or version is None or (int(version[1]), int(version[2])) < _SYNCFS_TELLS:
         return None
+    import ctypes  # slow to load, and a start syncs few files
+
     try:
         call = ctypes.CDLL(None, use_errno=True).syncfs
     except (OSError, AttributeError):
@@ -152,9 +156,6 @@ def _syncfs() -> Callable[[int], None] | None:
                 raise OSError(number, os.strerror(number))
 
     return sync
-
-
-_SYNC_FILE_SYSTEM = _syncfs()
 
 
 class TempDirectory:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import tempfile
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -285,6 +284,8 @@ class DiskCache(Wrapper):
 
 def _nameless(folder: str) -> int:
     """A new file that ends when it is closed."""
+    import tempfile  # slow to load, and few brokers have a cache on disk
+
     with tempfile.TemporaryFile(dir=folder, prefix="jetblock-cache-", buffering=0) as file:
         return os.dup(file.fileno())
 

@@ -242,7 +242,7 @@ def test_a_sandbox_without_syncfs(number: int, tmp_path: Path, monkeypatch: pyte
     for path in paths:
         Path(path).touch()
     synced: list[int] = []
-    monkeypatch.setattr(disk, "_SYNC_FILE_SYSTEM", refused)
+    monkeypatch.setattr(disk, "_syncfs", lambda: refused)
     monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.fstat(fd).st_ino))
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
     disk.sync_files(-1, paths)
