@@ -47,6 +47,7 @@ async def test_both_owners_see_a_request(minio: S3Server, monkeypatch: pytest.Mo
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")
     rng, url = random.Random(seed), minio.new_url()
+    rounds = int(os.environ.get("JETBLOCK_KILL_ROUNDS", rounds))
     store = open_store(url)
     expected: dict[int, bytes] = {}
     answered = 0
@@ -60,7 +61,7 @@ async def test_both_owners_see_a_request(minio: S3Server, monkeypatch: pytest.Mo
         await client.jetstream().add_stream(name="S")
         await client.close()
         owner, other = one, two
-        for number in range(int(os.environ.get("JETBLOCK_KILL_ROUNDS", rounds))):
+        for number in range(rounds):
             if not other.running:
                 await other.start(ready=False)
             await other.wait_line("standby: ")
