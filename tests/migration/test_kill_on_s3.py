@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import nats
@@ -13,7 +15,7 @@ from nats.aio.client import Client
 
 from tests.adversity.clients import unexpected
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.archives import api
+from tests.jetstream.archives import Failed, api
 from tests.migration.kinds import FILLED, fill, seen
 from tests.migration.test_migrate import Run, migrate
 from tests.real.s3 import S3Server
@@ -43,11 +45,12 @@ async def test_broker_and_command_are_killed(minio: S3Server, tmp_path_factory: 
         await client.flush()
         wanted = {name: await seen(client, name) for name in (*FILLED, "LONG") if name != "MEMORY"}
         for _ in range(int(os.environ.get("JETBLOCK_KILL_ROUNDS", rounds))):
+            await _delete(ours.url, rng.sample(("LONG", "BIG", "WORK", "LIMITS"), 3))
             run = await Run.begin(real.url, ours.url, "--memory-to-file")
             draw = rng.random()
             if draw < 0.7:
                 await run.line("")  # it has begun
-            await asyncio.sleep(rng.uniform(0, 1.5))
+            await asyncio.sleep(rng.uniform(0, 0.4))
             killed = draw < 0.3 and run.process.returncode is None
             if killed:
                 await run.kill()
@@ -70,6 +73,15 @@ async def test_broker_and_command_are_killed(minio: S3Server, tmp_path_factory: 
         assert await _long(there) == await _long(client)
         await client.close()
         await there.close()
+
+
+async def _delete(url: str, names: Sequence[str]) -> None:
+    """Delete streams at the target, if they are there, so that the next run has something to move."""
+    client = await nats.connect(url)
+    for name in names:
+        with suppress(Failed):
+            await api(client, f"STREAM.DELETE.{name}")
+    await client.close()
 
 
 async def _long(client: Client) -> list[tuple[Any, ...]]:
