@@ -411,8 +411,7 @@ class Router:
         """Whether a subscription has just this subject and queue group (nats-server, server/sublist.go,
         registerNotification): one with wildcards looks on, and is not waited for. A service import counts, whether or not
         the service is there: only a delivery finds out."""
-        route = self.routes.of(subject)
-        return any(sub.subject == subject and sub.queue == queue for sub in route.receivers)
+        return any(not sub.ended and (sub.denies is None or not sub.denies(subject)) for sub in self.subs.exact(subject, queue))
 
     def _unwatch(self, watch: InterestWatch) -> None:
         watches = self._watches.get(watch.subject)

@@ -11,7 +11,7 @@ Source: nats-server, server/sublist.go (Insert, Match).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Listener", "Match", "Sublist"]
@@ -209,6 +209,16 @@ class Sublist(Generic[S]):
             self.visited += len(following)
             level = following
         return level
+
+    def exact(self, subject: bytes, queue: bytes) -> Iterable[S]:
+        """The subscriptions with just this literal subject and queue group."""
+        node = self._root
+        for token in subject.split(b"."):
+            following = node.children.get(token) if node.children is not None else None
+            if following is None:
+                return ()
+            node = following
+        return (node.groups or {}).get(queue, ()) if queue else node.plain or ()
 
     def match_prefix(self, prefix: bytes) -> Match[S] | None:
         """The subscriptions that match ``prefix`` and any one further token; None if they depend on that token."""

@@ -536,6 +536,18 @@ def test_watches(router: Router) -> None:
     assert not router._watches
 
 
+def test_a_watched_subject_with_many_subscriptions(router: Router) -> None:
+    """Adding or removing one of them looks at no others, so that thousands of them cost no more than elsewhere."""
+    told: list[bool] = []
+    router.watch_interest(b"d", b"", told.append)
+    peer = FakePeer(router)
+    router.outward.work = 0
+    for sub in [peer.sub(b"d", b"%d" % sid) for sid in range(1000)]:
+        router.remove(sub)
+    assert told == [True, False]
+    assert not router.outward.work
+
+
 def test_watches_are_told_later() -> None:
     """Not from within the delivery that ended the interest; a change already reverted by then is not reported."""
     later = Later()
