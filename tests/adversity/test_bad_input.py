@@ -107,7 +107,7 @@ async def watched(tmp_path: Path, restarts: int = 0) -> AsyncIterator[tuple[Brok
         assert [p.name for p in room.iterdir()] == ["a"]
         assert [p.name for p in (room / "a").iterdir()] == ["b"]
         assert [p.name for p in (room / "a" / "b").iterdir()] == ["store"]
-        assert {p.name for p in store.iterdir()} <= {"v1", ".tmp", "lock"}, list(store.iterdir())
+        assert {p.name for p in store.iterdir()} <= {"v1", ".tmp", ".reserve", "lock"}, list(store.iterdir())
         assert {p.name for p in (store / "v1").iterdir()} <= {"format", "shards", "streams"}
         await broker.restart()
         again = await connect(broker.url)

@@ -31,7 +31,9 @@ from tests.real.s3 import MISSING
 pytestmark = pytest.mark.shows("store.full_disk")
 
 SIZE_MIB = 12
-ENVIRON = {"JETBLOCK_TAIL_BYTES_MAX": "1mb", "JETBLOCK_SEGMENT_BYTES": "64kb", "JETBLOCK_COMPRESSION": "none"}
+ENVIRON = {"JETBLOCK_TAIL_BYTES_MAX": "1mb", "JETBLOCK_SEGMENT_BYTES": "64kb", "JETBLOCK_COMPRESSION": "none",
+           "JETBLOCK_RESERVE": "768kb"}
+"""A sixteenth of the disk is the largest reserve."""
 
 
 @pytest.fixture

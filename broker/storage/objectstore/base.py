@@ -77,6 +77,9 @@ class StoreLock(Protocol):
 class Reserve(Protocol):
     """Room in a store that is kept from other use, for what must be stored even if the store is full."""
 
+    size: int
+    """Bytes of the complete reserve."""
+
     async def fill(self) -> bool:
         """Reserve as much room as is missing; returns whether all is reserved, and enough is left beside it.
 

@@ -37,7 +37,7 @@ class DiskReserve:
         self._in_thread = in_thread
         self._lock = threading.Lock()
         disk = os.statvfs(directory)
-        self._size = min(size, disk.f_blocks * disk.f_frsize // _DISK_SHARE)
+        self.size = min(size, disk.f_blocks * disk.f_frsize // _DISK_SHARE)
         self._held = self._length()
 
     async def fill(self) -> bool:
@@ -48,7 +48,7 @@ class DiskReserve:
 
     def release(self, size: int, leave: float) -> bool:
         with self._lock:
-            kept = max(int(self._size * leave), self._held - size - _SLACK, 0)
+            kept = max(int(self.size * leave), self._held - size - _SLACK, 0)
             if self._held <= kept:
                 return False
             try:
@@ -66,7 +66,7 @@ class DiskReserve:
         return disk.f_bavail * disk.f_frsize + self._held
 
     def is_low(self, bytes_free: int) -> bool:
-        return bytes_free < 2 * self._size
+        return bytes_free < 2 * self.size
 
     def _length(self) -> int:
         try:
@@ -77,29 +77,29 @@ class DiskReserve:
     def _fill(self) -> bool:
         with self._lock:
             free = self.bytes_free()
-            if self._held != self._size and not (free is not None and self.is_low(free)):
+            if self._held != self.size and not (free is not None and self.is_low(free)):
                 with suppress(OSError):
                     self._take()
             free = self.bytes_free()
-            return self._held >= self._size and not (free is not None and self.is_low(free))
+            return self._held >= self.size and not (free is not None and self.is_low(free))
 
     def _take(self) -> None:
         """Make the file as long as it should be, or leave it as it is. Raises: OSError."""
-        if not self._size:
+        if not self.size:
             os.unlink(self._path)
             self._held = 0
             return
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
-            if self._size < self._held:
-                os.ftruncate(fd, self._size)
+            if self.size < self._held:
+                os.ftruncate(fd, self.size)
             else:
                 try:
-                    _allocate(fd, self._held, self._size)
+                    _allocate(fd, self._held, self.size)
                 except OSError:
                     os.ftruncate(fd, self._held)
                     raise
-            self._held = self._size
+            self._held = self.size
         finally:
             os.close(fd)
 

@@ -59,7 +59,11 @@ ROOMY: Final[StoreRoom] = _Roomy()
 
 class ReservingStore(Wrapper):
     """Attributes: ``full``: why the store should take nothing that can wait, None while it may; ``bytes_free``: what it can take,
-    the reserve among it; ``on_change`` is called on the loop when ``full`` begins and ends."""
+    half of the reserve among it; ``on_change`` is called on the loop when ``full`` begins and ends.
+
+    The log's tail may grow to ``bytes_free``. The other half of the reserve is left for requests that make room, and for a
+    start after a kill.
+    """
 
     def __init__(self, inner: ObjectStore, size: int, leave: Callable[[str], float], clock: Clock, *,
                  retry_seconds: float | None = None) -> None:
@@ -159,7 +163,7 @@ class ReservingStore(Wrapper):
         """After a put: how much room is left?"""
         if self._reserve is None or (free := self._reserve.bytes_free()) is None:
             return
-        self.bytes_free = free
+        self.bytes_free = free - self._reserve.size // 2
         if self.full is None and self._reserve.is_low(free):
             self._does_not_fit(StoreFull(f"{self.url}: the disk is almost full ({free >> 10} KiB are left, the reserve among "
                                          f"them); free some room, and the broker continues"))

@@ -36,6 +36,7 @@ class S3Reserve:
     def __init__(self, objects: OwnObjects, size: int) -> None:
         """Args: ``size`` in bytes; 0: none."""
         self._objects = objects
+        self.size = size
         self._piece = size // _OBJECTS
         self._held: set[str] | None = None
         """The objects that exist; None: that is not known yet."""

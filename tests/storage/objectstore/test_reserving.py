@@ -94,7 +94,7 @@ async def test_a_full_store_and_its_end() -> None:
     store.start()
     await until(lambda: small.held == 100)
     await store.put("v1/shards/0/log/00000001-00000000000a", [bytes(700)])
-    assert (store.full, store.bytes_free) == (None, 300)
+    assert (store.full, store.bytes_free) == (None, 250)
     await store.put("v1/shards/0/log/00000001-00000000000b", [bytes(101)])
     await until(lambda: changes == [True])
     assert "almost full" in str(store.full)
