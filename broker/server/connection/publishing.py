@@ -131,6 +131,7 @@ class Publishing:
 
     def _publish_one(self, op: Msg, now_ns: int) -> None:
         client, mapper = self._client, self._client.router.mapper
+        self._checked = 0
         if self._pedantic and not self._begun:
             self._check_subject(op[0])
         self._begun = False
