@@ -22,9 +22,6 @@ LEAVES = {"clock", "descriptors", "errors", "garbage", "gojson", "gotime", "hist
           "output", "store_url", "suggest", "version"}
 """Import nothing of ours."""
 
-EVERYWHERE = {"dataclass"}
-"""Leaves that stand for a part of the standard library, which every room may import."""
-
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
            "storage.log", "storage.staging"}
 
@@ -35,7 +32,7 @@ STREAM = {"config.settings", "garbage", "gojson", "jetstream.bus", "jetstream.in
 """What every part of a stream or consumer may know."""
 
 MAY: dict[str, set[str]] = {
-    **{leaf: set() for leaf in LEAVES | EVERYWHERE},
+    **{leaf: set() for leaf in LEAVES},
     "listen_socket": {"descriptors"},
     "arguments": {"config.kinds"},
     "protocol": set(),
@@ -256,7 +253,7 @@ def test_a_module_imports_what_its_room_may(name: str) -> None:
     room = room_of(name)
     for other in import_graph()[name]:
         if (name, other) not in KNOWN:
-            assert room_of(other) in MAY[room] | EVERYWHERE | {room}, f"{room} may not import broker.{other}"
+            assert room_of(other) in MAY[room] | {room}, f"{room} may not import broker.{other}"
 
 
 def test_what_is_known_is_still_there() -> None:

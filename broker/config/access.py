@@ -6,11 +6,10 @@ space: "foo v1.*".
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from broker.config.sharing import Export, Import, SubjectMapping, without_repetitions
-from broker.dataclass import dataclass
 from broker.protocol.subject import is_valid
 
 __all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMIT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits",

@@ -6,12 +6,11 @@ Source: Go's package flag; nats-server main.go and server/opts.go ConfigureOptio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from broker.config import kinds
 from broker.config.settings import SETTINGS, ConfigError
-from broker.dataclass import dataclass
 from broker.suggest import nearest
 
 __all__ = ["FLAGS", "USAGE", "CommandLine", "FlagError", "read_flags"]

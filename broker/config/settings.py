@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from broker.config.access import SYSTEM_ACCOUNT, TIER, AccountLimits, AccountSet
 from broker.config.callout import CalloutSettings
 from broker.config.kinds import DEFAULT_MAX_CONSUMERS, SYNC_INTERVAL_NS, Kind
 from broker.config.operator import ResolverSettings
-from broker.dataclass import dataclass
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 from broker.suggest import did_you_mean
 
@@ -141,7 +141,7 @@ class AuthSettings:
     users: tuple[User, ...] = _setting((), kinds.names, "Several users; from a file only.", variable="")
     nkeys: tuple[NkeyUser, ...] = _setting(
         (), kinds.names, "Users who sign in with a key; from a file only.", variable="")
-    callout: CalloutSettings | None = _setting(
+    callout: CalloutSettings | None = _setting(  # noqa: RUF009 (it is a field)
         None, kinds.text, "An authorization service that decides who may connect; from a file only.",
         "authorization.auth_callout", "authorization.auth_hook", variable="")
     no_auth_user: str = _setting(
@@ -204,7 +204,7 @@ class OperatorSettings:
     trusted_keys: tuple[str, ...] = _setting(
         (), kinds.names, "Operators' public keys, in place of their tokens; from a file only.", "trusted_keys", "trusted",
         variable="")
-    resolver: ResolverSettings | None = _setting(
+    resolver: ResolverSettings | None = _setting(  # noqa: RUF009 (it is a field)
         None, kinds.text, "Where tokens of accounts come from: MEMORY, URL(https://…), or { type: full, dir: … }; from a file "
         "only.", "resolver", "account_resolver", "accounts_resolver", variable="")
     resolver_tls: ResolverTlsSettings = dataclasses.field(

@@ -20,10 +20,9 @@ import posixpath
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn
-
-from broker.dataclass import dataclass
 
 __all__ = ["SyntaxFailure", "Value", "parse", "plain"]
 

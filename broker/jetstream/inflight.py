@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-
-from broker.dataclass import dataclass
 
 if TYPE_CHECKING:
     from broker.config.settings import ServerLimits

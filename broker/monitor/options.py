@@ -12,9 +12,8 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
-
-from broker.dataclass import dataclass
 
 __all__ = ["LIMIT", "AccountzOptions", "AccstatzOptions", "BadOption", "ConnzOptions", "GatewayzOptions",
            "HealthzOptions", "IpqueueszOptions", "JszOptions", "LeafzOptions", "NoOptions", "RaftzOptions",

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
-
-from broker.dataclass import dataclass
 
 __all__ = ["ACCOUNTS_MAX", "STREAMS_MAX", "AccountView", "Buckets", "Connections", "Health", "JetStreamAccount",
            "JetStreamView", "Sample", "SublistFigures", "Subscriptions", "Traffic", "Views"]

@@ -20,10 +20,10 @@ recovered from such a key, but records identify a stream by its incarnation anyw
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from broker.dataclass import dataclass
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
 

@@ -6,7 +6,7 @@ Source: nats-server, server/opts.go (parseAccounts, parseJetStreamForAccount, pa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from broker.config import kinds
@@ -17,7 +17,6 @@ from broker.config.reading.tracing import read_outer_trace
 from broker.config.reading.users import AnyUser, read_permissions, read_users, with_defaults
 from broker.config.sharing import sharing_problems
 from broker.config.syntax import Value
-from broker.dataclass import dataclass
 from broker.nkeys import ACCOUNT, is_public_key
 
 __all__ = ["Directory", "read_accounts"]

@@ -3,13 +3,13 @@
 Source: nats-server 2.15, server/jetstream_api.go, jsStreamSnapshotRequest, jsStreamRestoreRequest.
 """
 
-# the wire functions return dataclass fields, made anew for each object
+# ruff: noqa: RUF009  # the wire functions return dataclass fields, made anew for each object
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.dataclass import dataclass
 from broker.jetstream.account.incoming import Provenance
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.api.streams import stream_info, stream_state

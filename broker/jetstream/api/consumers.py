@@ -8,9 +8,9 @@ Source: nats-server 2.15, server/jetstream_api.go, one function for each handler
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.dataclass import dataclass
 from broker.gotime import ZERO_TIME, ZERO_TIME_NS, format_time
 from broker.jetstream.account.sweeps import finished
 from broker.jetstream.api.request import Request, Route, Silent, Tracked

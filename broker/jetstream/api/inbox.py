@@ -6,9 +6,9 @@ An addition of jetblock: nats-server has nothing like it.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, Final
 
-from broker.dataclass import dataclass
 from broker.gotime import format_time
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.wire import fields as wire

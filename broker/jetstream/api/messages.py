@@ -3,14 +3,14 @@
 Source: nats-server 2.15, server/jetstream_api.go jsMsgGetRequest, jsMsgDeleteRequest.
 """
 
-# the wire functions return dataclass fields, made anew for each object
+# ruff: noqa: RUF009  # the wire functions return dataclass fields, made anew for each object
 
 from __future__ import annotations
 
 from base64 import b64encode
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.dataclass import dataclass
 from broker.gotime import format_time
 from broker.jetstream.api.request import Request, Route, Tracked
 from broker.jetstream.wire import fields as wire

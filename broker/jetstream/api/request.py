@@ -8,11 +8,10 @@ it shows.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker.dataclass import dataclass
 from broker.jetstream.account.long_work import aside
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import BAD_REQUEST, CONSUMER_NOT_FOUND, ApiError

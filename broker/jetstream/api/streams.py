@@ -6,11 +6,11 @@ Source: nats-server 2.15, server/jetstream_api.go, one function for each handler
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from broker.dataclass import dataclass
 from broker.gotime import format_time
 from broker.jetstream.account.long_work import aside
 from broker.jetstream.api.request import Request, Route

@@ -5,15 +5,14 @@ Fields carry their wire names; order, defaults on the wire and omissions are tho
 consumer_rules.py.
 """
 
-# the wire functions return dataclass fields, made anew for each object
+# ruff: noqa: RUF009  # the wire functions return dataclass fields, made anew for each object
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from broker.dataclass import dataclass
 from broker.jetstream.wire import fields as wire
 
 __all__ = ["ConsumerConfig", "ConsumerCreateRequest"]

@@ -4,14 +4,14 @@ Fields carry their wire names; order, defaults on the wire and omissions are tho
 ``StreamConfig``, server/stream.go). Allowed values, and defaults in place of zeros, are in stream_rules.py.
 """
 
-# the wire functions return dataclass fields, made anew for each object
+# ruff: noqa: RUF009  # the wire functions return dataclass fields, made anew for each object
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
-from broker.dataclass import dataclass
 from broker.jetstream.wire import fields as wire
 
 __all__ = ["ConsumerLimits", "ExternalStream", "Placement", "RePublish", "SourceConsumer", "StreamConfig",

@@ -17,13 +17,12 @@ import logging
 import secrets
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from broker.clock import Clock
 from broker.config.access import DEFAULT_ACCOUNT, AccountSettings
 from broker.config.callout import CalloutSettings
-from broker.dataclass import dataclass
 from broker.jwt.access import permissions_of, seconds_left
 from broker.jwt.authorization import SUBJECT, XKEY_HEADER, CalloutError, Expected, read_response, request_token
 from broker.jwt.claims import ANY, ResponseClaims, UserClaims

@@ -14,11 +14,10 @@ Source: nats-server, server/auth.go (isClientAuthorized, processClientOrLeafAuth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from broker.config.access import DEFAULT_ACCOUNT
-from broker.dataclass import dataclass
 from broker.jwt.fields import one_line
 from broker.server.auth.permissions import AccessRules
 

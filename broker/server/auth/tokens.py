@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from broker.clock import Clock
 from broker.config.access import CONNECTION_TYPES, Permissions
-from broker.dataclass import dataclass
 from broker.jwt.access import may_come_from, permissions_of, seconds_left
 from broker.jwt.authorization import SUBJECT
 from broker.jwt.claims import AccountClaims, UserClaims, UserPermissions, user_claims

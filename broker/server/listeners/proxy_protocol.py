@@ -10,10 +10,9 @@ Source: haproxy's proxy-protocol.txt; nats-server, server/client_proxyproto.go.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
-
-from broker.dataclass import dataclass
 
 __all__ = ["HEADER_SECONDS", "ProxyHeader", "ProxyHeaderError", "read_header"]
 

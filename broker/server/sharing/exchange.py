@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker.config.sharing import (
@@ -28,7 +28,6 @@ from broker.config.sharing import (
     mapping_problem,
 )
 from broker.config.sharing_index import ImportList
-from broker.dataclass import dataclass
 from broker.protocol.subject_transform import TransformError
 from broker.server.routing.router import Router
 from broker.server.sharing.lost_interest import LostInterest

@@ -15,10 +15,10 @@ the facts, asks, acts on the answer and asks again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from broker.dataclass import dataclass
 from broker.storage.log.settings import LogSettings
 
 __all__ = ["BLOCKS_MANY", "BYTES_MANY", "PAUSE_NS", "Action", "CommitSchedule", "Decision", "Facts"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
-
-from broker.dataclass import dataclass
 
 __all__ = ["ANSWER", "GRANTED", "REFUSED", "Answer", "answer_in"]
 

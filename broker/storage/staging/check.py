@@ -12,13 +12,12 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import repeat
 from operator import ge, gt
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from broker.dataclass import dataclass
 from broker.storage.format.agreement import check_agreement
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
 from broker.storage.format.codec import says_size

@@ -13,10 +13,10 @@ nor when pages are written (checkpoint).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import ge
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from broker.dataclass import dataclass
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectKind, object_name
 from broker.storage.format.id_rows import IdRows, pack_ids, unpack_body, unpack_chunks

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from broker.dataclass import dataclass
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectKind, object_name
 from broker.storage.format.page import PageKind, PageRef, decode_page

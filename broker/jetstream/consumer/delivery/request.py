@@ -7,7 +7,8 @@ Source: nats-server consumer.go: nextReqFromMsg, waitingRequest.
 
 from __future__ import annotations
 
-from broker.dataclass import dataclass
+from dataclasses import dataclass
+
 from broker.jetstream.consumer.delivery import status
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError

@@ -6,9 +6,9 @@ One for each consumer whose state changed, in each commit: written and read more
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from broker.dataclass import dataclass
 from broker.storage.format.records.body import RecordBody, damaged
 from broker.storage.format.records.column import pack_column, unpack_column
 from broker.storage.format.records.kinds import RecordKind

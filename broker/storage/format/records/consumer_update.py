@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from broker.dataclass import dataclass
 from broker.storage.format.records.body import RecordBody, as_map, required, unlisted
 from broker.storage.format.records.kinds import RecordKind
 

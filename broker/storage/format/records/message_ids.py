@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from broker.dataclass import dataclass
 from broker.storage.format.records.body import RecordBody, damaged
 from broker.storage.format.records.kinds import RecordKind
 

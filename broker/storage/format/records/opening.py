@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from broker.dataclass import dataclass
 from broker.storage.format.errors import VersionUnknown
 from broker.storage.format.header import FORMAT_VERSION, Position
 from broker.storage.format.records.body import RecordBody, as_map, pack_positions, required, unlisted, unpack_positions

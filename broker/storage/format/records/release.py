@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from broker.dataclass import dataclass
 from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, Position
 from broker.storage.format.records.body import RecordBody, as_map, damaged, optional, pack_positions, unpack_positions
 from broker.storage.format.records.kinds import RecordKind

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from broker.dataclass import dataclass
 from broker.storage.format.records.body import RecordBody, as_map
 from broker.storage.format.records.kinds import RecordKind
 
