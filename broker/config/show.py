@@ -142,8 +142,9 @@ def _users(settings: Settings, account: str) -> list[_Block]:
     for user in everybody:
         if user.account != account:
             continue
-        row: _Block = ({"user": _text(user.user), "password": _text(MASK)} if isinstance(user, User) else
-                       {"nkey": _text(user.nkey)})
+        row: _Block = {"nkey": _text(user.nkey)} if isinstance(user, NkeyUser) else {"user": _text(user.user)}
+        if isinstance(user, User) and user.password:
+            row["password"] = _text(MASK)
         if user.permissions is not None:
             row["permissions"] = _permissions(user.permissions)
         if user.connection_types:
