@@ -94,7 +94,7 @@ def _is_flag(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+    return type(value) is str  # not a gojson.Number, which is a number as it is written
 
 
 def _is_texts(value: Any) -> bool:
@@ -277,11 +277,9 @@ def _go_name(model: type) -> str:
 
 
 def _go_kind(value: Any, wanted: _Kind) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int | float):
-        # A number that does not fit another kind of number is shown.
-        return f"number {value}" if type(wanted.default) is int else "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object"
+    if isinstance(value, (dict, list)):
+        return "object" if isinstance(value, dict) else "array"
+    if type(value) in (bool, str):
+        return "bool" if value is True or value is False else "string"
+    # A number that does not fit another kind of number is shown.
+    return f"number {value}" if type(wanted.default) is int else "number"

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import broker.cluster.ownership as ownership
-import broker.jetstream.engine as engine
 import broker.jetstream.stream.adoption as adoption
 import broker.jetstream.stream.retention.ttl as ttl
 import broker.jetstream.stream.stream as stream_module
@@ -287,7 +286,7 @@ def walks_interrupted(patch: pytest.MonkeyPatch) -> None:
         finally:
             stream.heads.walks = walks
 
-    patch.setattr(engine, "follow", broken)
+    patch.setattr(adoption, "follow", broken)
 
 
 def ids_left_behind(patch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,6 @@ class AheadOfClock:
         old = bisect_right(marks, now_ns - self._span_ns, key=itemgetter(1)) - 1
         if old > 0:
             del marks[:old]
-        assert all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(marks))
         return self._changed
 
     def take_changes(self) -> dict[str, Any]:
