@@ -25,7 +25,7 @@ _RESERVED: Final = 64
 """Enough for 32 connections to a bucket, or 16 threads and 4 puts of a directory, and what else is opened at a time."""
 
 _RESERVED_SHARE: Final = 4
-"""Where the limit is low, the reserve is this part of it."""
+"""If the limit is low, the reserve takes one in this many descriptors."""
 
 _MONITORING_SHARE: Final = 4
 """This part of the reserve is for monitoring, so that health checks are answered while clients are not accepted."""

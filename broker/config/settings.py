@@ -37,7 +37,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
 
 MASK = "[REDACTED]"
-"""What stands for a secret wherever settings are shown. No source of settings may have it as a value: it would be a
+"""The text that stands for a secret wherever settings are shown. No source of settings may have it as a value: it would be a
 password that everybody knows."""
 
 MASKED = f'is "{MASK}", which stands for a secret in what --print-config shows: write the secret itself'

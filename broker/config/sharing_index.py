@@ -66,7 +66,7 @@ _indexes: dict[int, _ExportIndex[_Export]] = {}
 
 
 def exports_for(exports: Sequence[E], kind: str, subject: str) -> list[E]:
-    """Those of ``exports``, which never change, that have this kind and the same subject, or else a wider one."""
+    """Return the exports of this kind with the same subject, or else those with a wider one; ``exports`` never change."""
     index = _indexes.get(id(exports))
     if index is None or index.exports is not exports:
         if len(_indexes) >= _INDEXES_MAX:

@@ -18,7 +18,7 @@ NO_LIVE_MESSAGE = "the damaged part holds no live message, and nothing else need
 OLDER_START_DAMAGED = "the damaged part holds no live message; only a start from an older checkpoint would need it"
 OLDER_START_MISSING = "no live message is lost; a start from an older checkpoint may need it"
 UNNEEDED = frozenset({NO_LIVE_MESSAGE, OLDER_START_DAMAGED, OLDER_START_MISSING})
-"""What a problem means if nothing that a broker serves depends on it."""
+"""The meaning of a problem on which nothing depends that a broker serves."""
 
 
 class Problem(NamedTuple):

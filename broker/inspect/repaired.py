@@ -16,7 +16,7 @@ from broker.inspect.source import Source
 __all__ = ["QUARANTINE", "Repaired", "new_problems", "read_repairs"]
 
 QUARANTINE = "quarantine/"
-"""Where repairs keep what they replaced, a folder each (``maintenance.quarantine``)."""
+"""The folder in which each repair keeps the objects that it replaced (``maintenance.quarantine``)."""
 
 
 class Repaired(NamedTuple):

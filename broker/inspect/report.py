@@ -178,7 +178,7 @@ def overview_text(survey: Survey, verified: Verified | None = None) -> list[str]
 
 
 def repair_lines(repairs: Sequence[Repaired]) -> list[str]:
-    """What earlier repairs said was lost."""
+    """The losses that earlier repairs reported."""
     lines = []
     for repair in repairs:
         what = "these messages were lost then" if repair.lost else "no message was lost then"

@@ -384,7 +384,7 @@ class Account:
         self.upstreams.changed(stream.name)
 
     async def _checked(self, given: StreamConfig, check: Callable[[], StreamConfig]) -> tuple[StreamConfig, int]:
-        """What ``check`` returns for a configuration, and the links between streams that it has seen. Raises: ApiError."""
+        """Return what ``check`` returns, and the links between streams that it has seen. Raises: ApiError."""
         for _ in range(_CHECKS_MAX):
             links = self._links
             config = await aside(given.elements, partial(_written, check))
@@ -653,6 +653,6 @@ def _written(check: Callable[[], StreamConfig]) -> StreamConfig:
 
 
 def _beside(subjects: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Those of ``subjects`` that are not among ``others``."""
+    """Return the subjects that are not among ``others``."""
     known = set(others)
     return [subject for subject in subjects if subject not in known]

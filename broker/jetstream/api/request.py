@@ -67,7 +67,7 @@ class Request:
             lambda: wire.load_as(lambda value: wire.read(of, value, go_name, lenient=lenient), self.payload))
 
     async def decoded(self, decode: Callable[[], T]) -> T:
-        """What ``decode`` makes of the payload; a long one is decoded in a thread."""
+        """Decode the payload by ``decode``, in a thread if it is long."""
         return await aside(len(self.payload) // _ELEMENT_BYTES, decode)
 
     async def optional_body(self, of: type[T], go_name: str) -> T:
