@@ -5,19 +5,26 @@ Decides without I/O. Source: nats-server, server/websocket.go (wsUpgrade, checkO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
+import re
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
+from typing import Final
 from urllib.parse import urlsplit
 
 from broker.config.settings import WebSocketSettings
 
-__all__ = ["Fields", "cookies", "forwarded_for", "is_browser", "origin_error", "wants_no_masking"]
+__all__ = ["Fields", "cookies", "forwarded_for", "is_browser", "origin_error", "split_cookies", "wants_no_masking"]
 
 Fields = Mapping[str, list[str]]
 """Header fields by lower-case names."""
 
 _PORTS = {"http": 80, "https": 443}
+
+_COOKIE: Final = b"cookie:"
+_BLANKS: Final = " \t\r\n"
+_NOT_IN_COOKIES: Final = re.compile(r'[^ !#-:<-\[\]-~]')
+_COOKIES_MAX: Final = 3000
+"""Go takes none of more cookies than these."""
 
 
 def origin_error(settings: WebSocketSettings, fields: Fields, *, secure: bool) -> str:
@@ -41,17 +48,34 @@ def origin_error(settings: WebSocketSettings, fields: Fields, *, secure: bool) -
     return ""
 
 
-def cookies(settings: WebSocketSettings, fields: Fields) -> dict[str, str]:
-    """Credentials in cookies, by CONNECT's field names."""
-    wanted = {settings.jwt_cookie: "jwt", settings.user_cookie: "user", settings.pass_cookie: "pass",
-              settings.token_cookie: "auth_token"}
+def split_cookies(head: bytes) -> tuple[bytes, list[str]]:
+    """A request's head without its cookies, and the lines of cookies: browsers send all cookies of a host in one line, which
+    may be much longer than any other line."""
+    lines = head.split(b"\r\n")
+    own = [line[len(_COOKIE):].decode("latin-1") for line in lines[1:] if line[:len(_COOKIE)].lower() == _COOKIE]
+    return b"\r\n".join([lines[0], *(line for line in lines[1:] if line[:len(_COOKIE)].lower() != _COOKIE)]), own
+
+
+def cookies(settings: WebSocketSettings, lines: Sequence[str]) -> dict[str, str]:
+    """Credentials in cookies, by CONNECT's field names. An application sets whatever other cookies it likes, so an invalid
+    cookie is skipped alone. The last cookie of a name counts.
+
+    Source: Go, net/http/cookie.go (readCookies, parseCookieValue).
+    """
+    # Two settings may name the same cookie: the first one has it.
+    wanted = {settings.token_cookie: "auth_token", settings.pass_cookie: "pass", settings.user_cookie: "user",
+              settings.jwt_cookie: "jwt"}
+    if sum(line.count(";") + 1 for line in lines) > _COOKIES_MAX:
+        return {}
     found: dict[str, str] = {}
-    for line in fields.get("cookie", ()):
-        try:
-            jar = SimpleCookie(line)
-        except CookieError:
-            continue
-        found |= {wanted[name]: morsel.value for name, morsel in jar.items() if name in wanted and morsel.value}
+    for line in lines:
+        for part in line.split(";"):
+            name, _, value = part.strip(_BLANKS).partition("=")
+            field = wanted.get(name.strip(_BLANKS))
+            if len(value) > 1 and value[0] == value[-1] == '"':
+                value = value[1:-1]
+            if name and field is not None and not _NOT_IN_COOKIES.search(value):
+                found[field] = value
     return found
 
 
@@ -85,4 +109,4 @@ def _place(origin: str) -> tuple[str, str, int]:
     parts = urlsplit(origin)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError(origin)
-    return parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
+    return parts.scheme, parts.hostname, _PORTS[parts.scheme] if parts.port is None else parts.port

@@ -30,7 +30,8 @@ __all__ = ["WebSocketListener"]
 
 log = logging.getLogger(__name__)
 
-_REQUEST_BYTES_MAX: Final = 16 * 1024
+_REQUEST_BYTES_MAX: Final = 128 * 1024
+"""A browser sends all cookies of the host, each of up to 4 KiB."""
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 _MESSAGE_PAYLOADS: Final = 8
 """A message may hold several publishes."""
@@ -92,7 +93,7 @@ class Opening(asyncio.Protocol):
         self._listener = listener
         # A reload applies to later connections only.
         self._tls = listener.entrance.tls
-        self._head = b""
+        self._head = bytearray()
         self._peer = ""
         self._timer: asyncio.TimerHandle | None = None
         self._layer: TlsLayer | None = None
@@ -119,11 +120,12 @@ class Opening(asyncio.Protocol):
         self._transport.set_protocol(self._layer)
 
     def data_received(self, data: bytes) -> None:
+        searched = max(len(self._head) - 3, 0)
         self._head += data
-        end = self._head.find(b"\r\n\r\n")
-        if end >= 0:
+        end = self._head.find(b"\r\n\r\n", searched)
+        if 0 <= end <= _REQUEST_BYTES_MAX:
             self._end_timer()
-            self._answer(self._head[:end + 4], self._head[end + 4:])
+            self._answer(bytes(self._head[:end + 4]), bytes(self._head[end + 4:]))
         elif len(self._head) > _REQUEST_BYTES_MAX:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long")
 
@@ -165,6 +167,7 @@ class Opening(asyncio.Protocol):
     def _upgrade(self, protocol: FramesProtocol, request: bytes, early: bytes) -> tuple[HTTPStatus, str] | None:
         """Answer a request that may be granted. Returns: the status and the reason if it may not."""
         settings = self._listener.settings
+        request, cookie_lines = upgrade.split_cookies(request)
         protocol.receive_data(request)
         event = next(iter(protocol.events_received()), None)
         if not isinstance(event, Request):
@@ -176,7 +179,10 @@ class Opening(asyncio.Protocol):
         path = event.path.partition("?")[0]
         if early:
             return HTTPStatus.BAD_REQUEST, "client sent data before handshake is complete"
-        if "host" not in fields:
+        hosts = fields.get("host", [])
+        if len(hosts) > 1:
+            return HTTPStatus.BAD_REQUEST, "too many 'Host' headers"
+        if not any(hosts):
             return HTTPStatus.BAD_REQUEST, "'Host' missing in request"
         if path.endswith(("/mqtt", "/leafnode")):
             return HTTPStatus.NOT_FOUND, f"nothing is served at {path!r}"
@@ -185,10 +191,10 @@ class Opening(asyncio.Protocol):
         response = protocol.accept(event)
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             return HTTPStatus(response.status_code), str(protocol.handshake_exc)
-        self._go_on(protocol, response, fields)
+        self._go_on(protocol, response, fields, upgrade.cookies(settings, cookie_lines))
         return None
 
-    def _go_on(self, protocol: FramesProtocol, response: Response, fields: upgrade.Fields) -> None:
+    def _go_on(self, protocol: FramesProtocol, response: Response, fields: upgrade.Fields, cookies: dict[str, str]) -> None:
         listener, transport = self._listener, self._transport
         settings = listener.settings
         no_masking = upgrade.wants_no_masking(fields)
@@ -202,7 +208,7 @@ class Opening(asyncio.Protocol):
             protocol.expect_no_masks()
         client = Client(listener.server, listener.entrance)
         client.forwarded_for = upgrade.forwarded_for(fields)
-        client.cookies = upgrade.cookies(settings, fields)
+        client.cookies = cookies
         layer = FramesLayer(transport, client, protocol, browser=upgrade.is_browser(fields))
         self._leave()
         transport.set_protocol(layer)

@@ -261,6 +261,7 @@ async def test_lame_duck_tells_these_clients_too() -> None:
     ({"allowed_origins": ("http://a.example", "https://b.example:8443")}, {"Origin": "http://A.example:80"}, 101),
     ({"allowed_origins": ("http://a.example", "https://b.example:8443")}, {"Origin": "https://b.example:8443"}, 101),
     ({"allowed_origins": ("http://a.example",)}, {"Origin": "https://a.example"}, 403),
+    ({"allowed_origins": ("http://a.example",)}, {"Origin": "http://a.example:0"}, 403),
     ({"allowed_origins": ("http://a.example",)}, {"Origin": "nonsense"}, 403),
     ({}, {"Origin": "nonsense"}, 101),
 ])
@@ -285,7 +286,9 @@ async def test_pages_from_elsewhere_can_be_refused(wanted: dict[str, Any], heade
      b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", b"404"),
     (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
      b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\nearly", b"400"),
-    (b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000, b"431"),
+    *((b"GET / HTTP/1.1\r\n" + hosts + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+       b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", b"400") for hosts in (b"Host:\r\n", b"Host: x\r\nHost: y\r\n")),
+    (b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000, b"431"),
 ])
 async def test_what_is_no_handshake_gets_an_http_answer(request_: bytes, status: bytes) -> None:
     """And the connection ends."""
