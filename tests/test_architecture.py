@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.jetstream.wire.error_table import ERROR_TABLE
+
 ROOT = Path(__file__).parent.parent
 
 LEAVES = {"clock", "descriptors", "errors", "garbage", "gojson", "gotime", "histogram", "machine", "nats_server_store", "nkeys",
@@ -54,7 +56,7 @@ MAY: dict[str, set[str]] = {
     "jetstream.bus": set(),
     "jetstream.filters": {"protocol"},
     "jetstream.inflight": {"config.settings", "jetstream.bus"},
-    "jetstream.usage": set(),
+    "jetstream.usage": {"jetstream.wire"},
     "jetstream.wire": {"clock", "gojson", "gotime", "jetstream.bus"},
     "jetstream.settings": {"jetstream.wire", "protocol", "version"},
     "jetstream.config": {"config.settings", "gotime", "jetstream.settings", "jetstream.wire", "protocol", "version"},
@@ -116,7 +118,8 @@ MAY: dict[str, set[str]] = {
                     "storage.checkpoint", "storage.compaction", "storage.shard"},
     "progress": {"output"},
     "migration": {"config.access", "config.settings", "embedded", "errors", "gotime", "jetstream.archive",
-                  "nats_server_store", "nkeys", "output", "progress", "storage.objectstore", "store_url", "suggest"},
+                  "jetstream.wire", "nats_server_store", "nkeys", "output", "progress", "storage.objectstore", "store_url",
+                  "suggest"},
     "maintenance.scrub": {"clock", "inspect", "storage.format", "storage.objectstore", "storage.paths", "storage.state"},
     "pipeline.errors": {"storage.format"},
     "pipeline.store": {"pipeline.errors", "storage.format", "storage.objectstore", "storage.paths", "storage.unsynced_tail",
@@ -266,3 +269,12 @@ def test_every_rule_speaks_of_rooms_that_are_there() -> None:
     taken = {room_of(name) for name in MODULES}
     assert set(MAY) <= taken | {"errors"}
     assert set().union(*MAY.values()) <= set(MAY)
+
+
+def test_error_codes_are_named() -> None:
+    """JetStream's error codes are written as ``ApiErrors.NAME``; only the generated table has numbers."""
+    bare = [f"{path}:{node.lineno}: {node.value}"
+            for name, path in MODULES.items() if name != "jetstream.wire.error_table"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and type(node.value) is int and node.value in ERROR_TABLE]
+    assert bare == []

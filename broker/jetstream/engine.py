@@ -34,7 +34,8 @@ from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.dropping import BlockBudget
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.advisories import SystemEvents
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.block import STREAM_ID
 from broker.storage.log.listener import LogListener
 from broker.storage.log.memory_log import MemoryLog
@@ -207,7 +208,7 @@ class JetStream(LogListener):
         if before is not None:
             await asyncio.wait([before])
         if self._log is None or not self.available:
-            raise ApiError(NOT_AVAILABLE)
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         log, account = self._log, self.accounts.get(name)
         live = list(account.streams.values()) if account is not None else []
         kept = {stream.stream_id for stream in live} | set(self.failed_streams)
@@ -218,7 +219,7 @@ class JetStream(LogListener):
             if number % _PURGED_AT_ONCE == _PURGED_AT_ONCE - 1:
                 await asyncio.sleep(0)
             if self._log is not log or log.failure is not None:
-                raise ApiError(NOT_AVAILABLE)
+                raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             if account is not None and isinstance(one, Stream):
                 if account.streams.get(one.name) is one:
                     with suppress(ApiError):  # somebody else has deleted it meanwhile
@@ -359,13 +360,13 @@ class JetStream(LogListener):
         """The live stream of an account. Raises: ApiError, as that account's API answers."""
         found = self.accounts.get(account)
         if found is None:
-            raise ApiError(10039)
+            raise ApiError(ApiErrors.NOT_ENABLED_FOR_ACCOUNT)
         return found.stream(name)
 
     async def carry_out(self, request_id: int, stream: Stream) -> Answer:
         """Have a request in the shard's inbox answered now. Raises: ApiError; StoreError."""
         if self.inbox is None:
-            raise ApiError(NOT_AVAILABLE)
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         return await self.inbox.carry_out(request_id, stream)
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,

@@ -23,12 +23,12 @@ import logging
 import sys
 from typing import Protocol
 
+from broker.jetstream.wire.error_table import ApiErrors
+
 __all__ = ["AccountUsage", "ServerUsage", "Usage"]
 
 _log = logging.getLogger(__name__)
 
-SERVER_EXCEEDED = 10023
-ACCOUNT_EXCEEDED = 10002
 
 _LOG_INTERVAL_NS = 10_000_000_000
 
@@ -66,14 +66,14 @@ class ServerUsage:
         if self.size_bytes <= self.bytes_max:
             return 0
         self._limit_log.write(now_ns)
-        return SERVER_EXCEEDED
+        return ApiErrors.INSUFFICIENT_RESOURCES
 
     def staging_refusal(self, size: int, now_ns: int) -> int:
         """See ``Usage``."""
         if self.staged_bytes + size <= self.bytes_max:
             return 0
         self._limit_log.write(now_ns)
-        return SERVER_EXCEEDED
+        return ApiErrors.INSUFFICIENT_RESOURCES
 
 
 class AccountUsage:
@@ -115,7 +115,7 @@ class AccountUsage:
         err_code = self._server.refusal(size, now_ns)
         if not err_code and self._size_bytes + size > self._account_max:
             self._limit_log.write(now_ns)
-            err_code = ACCOUNT_EXCEEDED
+            err_code = ApiErrors.ACCOUNT_RESOURCES_EXCEEDED
         return err_code
 
     def staging_refusal(self, size: int, now_ns: int) -> int:
@@ -123,7 +123,7 @@ class AccountUsage:
         err_code = self._server.staging_refusal(size, now_ns)
         if not err_code and self._staged_bytes + size > self._account_max:
             self._limit_log.write(now_ns)
-            err_code = ACCOUNT_EXCEEDED
+            err_code = ApiErrors.ACCOUNT_RESOURCES_EXCEEDED
         return err_code
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.migration.consumers import Infos, consumer_infos
 from broker.migration.errors import GaveUp, StreamFailed
 from broker.migration.login import ApiRefusal, Connection, NobodyAnswers
@@ -22,7 +23,6 @@ _CHUNK_SECONDS = 300.0
 """A broker answers a chunk when it has room in its log: however long its store is slow."""
 _END_SECONDS = 3600.0
 
-_STREAM_NOT_FOUND, _NAME_IN_USE, _INVALID_JSON = 10059, 10130, 10025
 _IN_USE_TRIES = 40
 """Half seconds until the broker has noticed that an earlier run, which was killed, sends nothing more."""
 
@@ -41,7 +41,7 @@ class Target:
         try:
             return await self.connection.api(f"STREAM.INFO.{name}")
         except ApiRefusal as error:
-            if error.err_code == _STREAM_NOT_FOUND:
+            if error.err_code == ApiErrors.STREAM_NOT_FOUND:
                 return None
             raise StreamFailed(f"the target cannot tell whether it has it: {error}") from None
 
@@ -59,7 +59,8 @@ class Target:
         except ApiRefusal as error:
             raise StreamFailed(f"the target did not delete its own: {error}") from None
 
-    async def restore(self, stream: StreamToMove, config: dict[str, Any], archive: AsyncIterator[bytes], *, any_origin: bool,
+    async def restore(self, stream: StreamToMove, config: dict[str, Any], archive: AsyncIterator[bytes], *,
+                      any_origin: bool,
                       sent: Any) -> Numbers:
         """Create the stream from its archive; ``sent(bytes)`` is called as it goes. Returns: what it has then.
 
@@ -94,12 +95,12 @@ class Target:
             try:
                 return str((await self.connection.api(f"STREAM.RESTORE.{stream.name}", asked))["deliver_subject"])
             except ApiRefusal as error:
-                if error.err_code == _INVALID_JSON and asked.keys() > {"config", "state"}:
+                if error.err_code == ApiErrors.INVALID_JSON and asked.keys() > {"config", "state"}:
                     asked = {key: asked[key] for key in ("config", "state")}
                     stream.notes.append("the target does not keep its time of creation" + (
                         ", and this stream has sources: it may copy their messages again" if stream.config.get("sources") else ""))
                     continue
-                if error.err_code != _NAME_IN_USE or await self.find(stream.name) is not None:
+                if error.err_code != ApiErrors.STREAM_NAME_EXIST_RESTORE_FAILED or await self.find(stream.name) is not None:
                     raise StreamFailed(f"the target refuses its configuration: {error}") from None
             await asyncio.sleep(0.5)
         raise StreamFailed("somebody else is restoring a stream of this name at the target; wait until that is done")

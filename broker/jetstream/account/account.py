@@ -37,7 +37,8 @@ from broker.jetstream.account.work_queues import WorkQueues
 from broker.jetstream.filters import filters_of
 from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
-from broker.jetstream.wire.errors import CONSUMER_NOT_FOUND, NOT_AVAILABLE, STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.ids import unique_id
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.consumer_create import ConsumerCreate
@@ -145,7 +146,9 @@ class Account:
         stream = self.streams.get(name)
         if stream is None:
             gone = self.offline.get(name)
-            raise ApiError(STREAM_NOT_FOUND) if gone is None else ApiError(STREAM_OFFLINE, err=gone.reason)
+            if gone is None:
+                raise ApiError(ApiErrors.STREAM_NOT_FOUND)
+            raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=gone.reason)
         return stream
 
     async def carry_out(self, request_id: int, stream: Stream) -> Answer:
@@ -250,14 +253,14 @@ class Account:
             check_stream, given, self._neighbours, self.limits, self.settings.server, pedantic=pedantic))
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         if config.num_replicas > 1:
-            raise ApiError(10074)
+            raise ApiError(ApiErrors.STREAM_REPLICAS_NOT_SUPPORTED)
         if config.name in self.offline:
-            raise ApiError(STREAM_OFFLINE, err=self.offline[config.name].reason)
+            raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=self.offline[config.name].reason)
         existing = self.streams.get(config.name)
         if existing is not None:
             if await aside(config.elements, partial(same_config, config, existing.config)):
                 return existing
-            raise ApiError(10058)
+            raise ApiError(ApiErrors.STREAM_NAME_EXIST)
         self._check_room(config)
         async with self._claimed(config, config.subjects):
             # The claim may have taken several turns of the loop.
@@ -286,7 +289,7 @@ class Account:
         async with self._claimed(config, _beside(config.subjects, before.subjects)):
             # The claim may have taken several turns of the loop.
             if self.stream(stream.name) is not stream:
-                raise ApiError(STREAM_NOT_FOUND)
+                raise ApiError(ApiErrors.STREAM_NOT_FOUND)
             self._quota.check_update(stream, config)
             self._check_links(links, config)
             self._record(stream, stream.enforcement.update_record(config))
@@ -337,7 +340,7 @@ class Account:
         await in_turns(self.upstreams.leave(name))
         deleted = await self._delete_consumers(stream)
         if self.stream(name) is not stream:
-            raise ApiError(STREAM_NOT_FOUND)
+            raise ApiError(ApiErrors.STREAM_NOT_FOUND)
         self._forget_consumers(stream)
         self._record(stream, StreamDelete())
         for consumer in deleted:
@@ -390,12 +393,12 @@ class Account:
             config = await aside(given.elements, partial(_written, check))
             if links == self._links or not config.follows:
                 return config, links
-        raise ApiError(NOT_AVAILABLE)
+        raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
 
     def _check_links(self, seen: int, config: StreamConfig) -> None:
         """Refuse a mirror or sources that might form a cycle with what changed since the check. Raises: ApiError 10008."""
         if config.follows and seen != self._links:
-            raise ApiError(NOT_AVAILABLE)
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
 
     def _check_new(self, config: StreamConfig) -> None:
         """Check a stream that is to be restored beside the others. Raises: ApiError."""
@@ -406,14 +409,14 @@ class Account:
         if not self.settings.overlapping_streams:
             hidden = (self._neighbours[name] for name in self._neighbours.hidden())
             if self._subscriptions.overlap(config.subjects_bytes) or subjects_overlap(config.subjects, hidden):
-                raise ApiError(10065)
+                raise ApiError(ApiErrors.STREAM_SUBJECT_OVERLAP)
         check_filter_subjects(config)
         check_supported(config)
 
     def _check_room(self, config: StreamConfig) -> None:
         """Check that the name of a new stream is free, and that the stream fits. Raises: ApiError."""
         if config.name in self.incoming.names or config.name in self.streams:
-            raise ApiError(10058)
+            raise ApiError(ApiErrors.STREAM_NAME_EXIST)
         # A stream without a limit still needs room for something.
         self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
 
@@ -423,7 +426,7 @@ class Account:
             return
         for name in self._neighbours.hidden():
             if self._subscriptions.claims_one_of(config.name, self._neighbours[name].subjects_bytes):
-                raise ApiError(10065)
+                raise ApiError(ApiErrors.STREAM_SUBJECT_OVERLAP)
 
     def _check_consumer_limits(self, stream: Stream, config: StreamConfig) -> None:
         """Refuse limits that existing consumers of the stream exceed."""
@@ -434,7 +437,7 @@ class Account:
                 if 0 < new.inactive_threshold < consumer.config.inactive_threshold
                 or 0 < new.max_ack_pending < consumer.config.max_ack_pending]
         if over:
-            raise ApiError(10069, err=f"change to limits violates consumers: {', '.join(over)}")
+            raise ApiError(ApiErrors.STREAM_UPDATE, err=f"change to limits violates consumers: {', '.join(over)}")
 
     def _make_stream(self, config: StreamConfig, state: StreamState | None = None) -> Stream:
         consumers: dict[str, Consumer] = {}
@@ -503,7 +506,8 @@ class Account:
         if existing is not None:
             given = given.copy()
             given.pause_until = existing.config.pause_until
-        config = await aside(len(given.filter_subjects), partial(self._checked_consumer, given, stream.config, pedantic))
+        config = await aside(len(given.filter_subjects),
+                             partial(self._checked_consumer, given, stream.config, pedantic))
         others = [one.config for one in consumers.values() if one is not existing]
         work_queue, rivals, filters = stream.config.retention == "workqueue", others, len(config.filter_subjects)
         if work_queue and filters <= _FEW_FILTERS:
@@ -513,16 +517,16 @@ class Account:
             filters += sum(max(len(one.filter_subjects), 1) for one in others)
         if existing is not None:
             if action == "create" and not same_consumer(config, existing.config):
-                raise ApiError(10148)
+                raise ApiError(ApiErrors.CONSUMER_ALREADY_EXISTS)
             if work_queue:
                 await aside(filters, partial(check_work_queue_filters, config, rivals))
             if consumers.get(existing.name) is not existing:
-                raise ApiError(CONSUMER_NOT_FOUND)  # it was not used, and was deleted meanwhile
+                raise ApiError(ApiErrors.CONSUMER_NOT_FOUND)  # it was not used, and was deleted meanwhile
             if (sweep := self._update_consumer(stream, existing, config)) is not None:
                 await finished(sweep)
             return existing
         if action == "update":
-            raise ApiError(10149)
+            raise ApiError(ApiErrors.CONSUMER_DOES_NOT_EXIST)
         await aside(filters, partial(self._quota.check_consumer, config, stream.config, others, rivals))
         name = config.durable_name or config.name
         fill_inactive_threshold(config)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject import is_literal, is_valid
 
@@ -42,7 +43,7 @@ def account_of(given: StreamSource, bus: Bus, *, mirror: bool) -> str:
         raise ValueError("the origin is of the same account")
 
     def failed(why: str) -> ApiError:
-        return ApiError(10029 if mirror else 10045, err=why)
+        return ApiError(ApiErrors.MIRROR_CONSUMER_SETUP_FAILED if mirror else ApiErrors.SOURCE_CONSUMER_SETUP_FAILED, err=why)
 
     request = _create_request(given, mirror=mirror)
     arrived = bus.destination(request) if is_literal(request) and is_valid(request) else None
@@ -50,7 +51,7 @@ def account_of(given: StreamSource, bus: Bus, *, mirror: bool) -> str:
         raise failed(f"no JetStream API is reached by {request.decode()}: the account needs an import of that service")
     name, subject = arrived
     if subject.removeprefix(_API + _CREATE).split(b".")[0] != given.name.encode():
-        raise ApiError(10056)
+        raise ApiError(ApiErrors.STREAM_MISMATCH)
     delivery = _joined(external.deliver or "$JS", "M" if mirror else "S", "00000000")
     if not bus.receives(name, delivery):
         raise failed(f"account {name} cannot deliver to {delivery.decode()}: the account needs an import of that stream")

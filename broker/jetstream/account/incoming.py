@@ -16,7 +16,8 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from broker.jetstream.wire.errors import STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.stream_create import RESTORING
 from broker.storage.format.records.stream_delete import StreamDelete
@@ -102,9 +103,9 @@ class Incoming:
         config = check_stream(given, self._parts.neighbours, account.limits, account.settings.server, pedantic=False)
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         if config.name in account.offline:
-            raise ApiError(STREAM_OFFLINE, err=account.offline[config.name].reason)
+            raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=account.offline[config.name].reason)
         if config.name in account.streams or config.name in self.names:
-            raise ApiError(10130)
+            raise ApiError(ApiErrors.STREAM_NAME_EXIST_RESTORE_FAILED)
         self.names.add(config.name)
         return config
 
@@ -112,7 +113,7 @@ class Incoming:
         """The stream, to be filled; ``config`` is as ``reserve`` returned it; created now, or then. Raises: ApiError."""
         name = config.name
         if config.num_replicas > 1:
-            raise ApiError(10074)
+            raise ApiError(ApiErrors.STREAM_REPLICAS_NOT_SUPPORTED)
         self.names.discard(name)
         try:
             self._parts.check_new(config)

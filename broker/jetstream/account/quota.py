@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.config.settings import TIER, AccountLimits, ServerLimits
 from broker.jetstream.usage import AccountUsage
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ __all__ = ["Quota", "reserved"]
 
 STORAGES = ("memory", "file")
 
-NO_ROOM = {"memory": 10028, "file": 10047}
+NO_ROOM = {"memory": ApiErrors.MEMORY_RESOURCES_EXCEEDED, "file": ApiErrors.STORAGE_RESOURCES_EXCEEDED}
 """The error for each storage kind when reservations would exceed the limit."""
 
 
@@ -92,7 +93,7 @@ class Quota:
         """
         existing = self._streams.get(config.name)
         if 0 < self.limits.max_streams <= len(self._streams) + len(self.incoming) - (existing is not None):
-            raise ApiError(10027)
+            raise ApiError(ApiErrors.MAXIMUM_STREAMS_LIMIT)
         self._check_max_consumers(config)
         storage = config.storage
         self._check_bytes(storage, lambda: self._reserved(storage, existing) + add_bytes,
@@ -114,7 +115,7 @@ class Quota:
 
     def _check_max_consumers(self, config: StreamConfig) -> None:
         if config.max_consumers > 0 and 0 < self.limits.max_consumers < config.max_consumers:
-            raise ApiError(10026)
+            raise ApiError(ApiErrors.MAXIMUM_CONSUMERS_LIMIT)
 
     def _check_bytes(self, storage: str, account_bytes: Callable[[], int], server_bytes: Callable[[], int]) -> None:
         """Add up only what has a limit: there may be very many streams.
@@ -136,11 +137,11 @@ class Quota:
         from broker.jetstream.config.stream_rules import NAME_MAX
 
         if 0 < self.consumers_max(stream) <= sum(not one.copies for one in others):
-            raise ApiError(10026)
+            raise ApiError(ApiErrors.MAXIMUM_CONSUMERS_LIMIT)
         if stream.retention == "workqueue":
             check_work_queue(config, others if rivals is None else rivals)
         if len((config.durable_name or config.name).encode()) > NAME_MAX:
-            raise ApiError(10102, max=NAME_MAX)
+            raise ApiError(ApiErrors.CONSUMER_NAME_TOO_LONG, max=NAME_MAX)
 
     def consumers_max(self, config: StreamConfig) -> int:
         """How many consumers a stream may have; 0: any number."""

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from broker.jetstream.account.long_work import LONG, Steps, at_once
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject_tree import SubjectTree
 
@@ -53,7 +54,7 @@ class Subscriptions:
                     for owner in self._claims.overlapping(subject):
                         looked_at += 1
                         if owner != name:
-                            raise ApiError(10065)
+                            raise ApiError(ApiErrors.STREAM_SUBJECT_OVERLAP)
                 self._claims.add(subject, name)
                 claimed += 1
                 looked_at += 1

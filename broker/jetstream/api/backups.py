@@ -15,6 +15,7 @@ from broker.jetstream.api.request import Request, Route
 from broker.jetstream.api.streams import stream_info, stream_state
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject import is_literal, is_valid
 
@@ -67,8 +68,8 @@ async def snapshot(request: Request) -> dict[str, Any]:
     asked = await request.body(_SnapshotRequest, "JSApiStreamSnapshotRequest")
     subject = asked.deliver_subject.encode()
     if not is_valid(subject) or not is_literal(subject):
-        raise ApiError(10015)
-    request.transfers().check_room(10064)
+        raise ApiError(ApiErrors.SNAPSHOT_DELIVER_SUBJECT_INVALID)
+    request.transfers().check_room(ApiErrors.STREAM_SNAPSHOT)
     stream.log.barrier(stream)
     state = await stream_state(request, stream)
     if not asked.no_consumers:
@@ -86,12 +87,12 @@ async def restore(request: Request) -> dict[str, Any]:
     name = request.tokens[2]
     given.name = given.name or name
     if given.name != name:
-        raise ApiError(10056)
+        raise ApiError(ApiErrors.STREAM_MISMATCH)
     if "/" in name or "\\" in name:
-        raise ApiError(10128)
+        raise ApiError(ApiErrors.STREAM_NAME_CONTAINS_PATH_SEPARATORS)
     if asked.created is not None and not 0 <= asked.created <= request.account.clock.now_ns() + _AHEAD_NS:
-        raise ApiError(10003)
-    request.transfers().check_room(10062)
+        raise ApiError(ApiErrors.BAD_REQUEST)
+    request.transfers().check_room(ApiErrors.STREAM_RESTORE)
     config = request.account.incoming.reserve(given)
 
     async def restored(stream: Stream) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from broker.jetstream.config.consumer_rules import is_group_name
 from broker.jetstream.config.stream_rules import with_dynamic_metadata
 from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE
 from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_json
 from broker.jetstream.wire.ids import short_hash
 from broker.jetstream.wire.numbers import INT64_MAX
@@ -56,7 +57,7 @@ async def create_legacy(request: Request) -> dict[str, Any]:
     given = await request.body(ConsumerCreateRequest, "CreateConsumerRequest")
     _check_names(request.tokens[2], given, given.config.name)
     if given.config.durable_name:
-        raise ApiError(10020)
+        raise ApiError(ApiErrors.CONSUMER_EPHEMERAL_WITH_DURABLE_NAME)
     return await _create(request, given)
 
 
@@ -66,13 +67,13 @@ async def create(request: Request) -> dict[str, Any]:
     _, _, stream_name, name, *filter_tokens = request.tokens
     _check_names(stream_name, given, name)
     if given.config.durable_name and given.config.durable_name != name:
-        raise ApiError(10017)
+        raise ApiError(ApiErrors.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT)
     given.config.name = name
     if filter_tokens:
         if given.config.filter_subjects:
-            raise ApiError(10137)
+            raise ApiError(ApiErrors.CONSUMER_MULTIPLE_FILTERS_NOT_ALLOWED)
         if given.config.filter_subject != ".".join(filter_tokens):
-            raise ApiError(10131)
+            raise ApiError(ApiErrors.CONSUMER_CREATE_FILTER_SUBJECT_MISMATCH)
     return await _create(request, given)
 
 
@@ -82,9 +83,9 @@ async def create_durable(request: Request) -> dict[str, Any]:
     stream_name, name = request.tokens[3:]
     _check_names(stream_name, given, name)
     if not given.config.durable_name:
-        raise ApiError(10018)
+        raise ApiError(ApiErrors.CONSUMER_DURABLE_NAME_NOT_SET)
     if given.config.durable_name != name:
-        raise ApiError(10017)
+        raise ApiError(ApiErrors.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT)
     given.config.name = name
     return await _create(request, given)
 
@@ -171,30 +172,30 @@ async def unpin(request: Request) -> dict[str, Any]:
     if not group:
         raise invalid_json("consumer group not specified")
     if not is_group_name(group):
-        raise ApiError(10162)
+        raise ApiError(ApiErrors.CONSUMER_INVALID_GROUP_NAME)
     consumer = request.consumer(*request.tokens[2:])
     if group not in consumer.config.priority_groups:
-        raise ApiError(10160)
+        raise ApiError(ApiErrors.CONSUMER_INVALID_PRIORITY_GROUP)
     consumer.unpin(group)
     return {}
 
 
 def _check_names(stream_name: str, given: ConsumerCreateRequest, name: str) -> None:
     if given.stream_name != stream_name:
-        raise ApiError(10056)
+        raise ApiError(ApiErrors.STREAM_MISMATCH)
     if "/" in name or "\\" in name:
-        raise ApiError(10127)
+        raise ApiError(ApiErrors.CONSUMER_NAME_CONTAINS_PATH_SEPARATORS)
 
 
 async def _create(request: Request, given: ConsumerCreateRequest) -> dict[str, Any]:
     if given.config.num_replicas > 1:
-        raise ApiError(10074)
+        raise ApiError(ApiErrors.STREAM_REPLICAS_NOT_SUPPORTED)
     stream = request.stream(given.stream_name)
     config: ConsumerConfig = given.config
     if config.copies:
         identity = _identity(stream)
         if headers.get(request.headers, _IDENTITY) not in (None, b"", identity):
-            raise ApiError(10225, msg=identity.decode())
+            raise ApiError(ApiErrors.CONSUMER_STREAM_IDENTITY_MISMATCH, msg=identity.decode())
         request.answer_headers = _identity_header(identity)
     consumer = await request.account.create_consumer(stream, config, given.action, pedantic=given.pedantic)
     if consumer.paused:

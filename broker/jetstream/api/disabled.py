@@ -19,6 +19,7 @@ from broker.jetstream.api.routes import API_PREFIX, DIRECT_GET, MSG_NEXT, TYPE_P
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.advisories import AccountEvents
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ class DisabledApi:
 
         subject, reply, hlen, body = op
         if hlen and level_refused(body[:hlen]):
-            error = ApiError(10185)
+            error = ApiError(ApiErrors.REQUIRED_API_LEVEL)
         else:
-            error = ApiError(10010 if route.handler is clustered_only else 10039)
+            error = ApiError(ApiErrors.CLUSTER_REQUIRED if route.handler is clustered_only else ApiErrors.NOT_ENABLED_FOR_ACCOUNT)
         data = wire.dump({"type": TYPE_PREFIX + route.type, "error": error.to_json(), **route.zeros})
         if reply:
             self.bus.publish(reply, b"", 0, data)

@@ -37,7 +37,8 @@ from broker.jetstream.api.routes import (
 from broker.jetstream.api.waiting import Waiting, only_asks
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire import fields as wire
-from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.long_answers import dump_in_turns, is_long
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
@@ -173,9 +174,9 @@ class Api:
         # Without the shard there is no log to ask.
         if not account.available or account.log.stuck or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
             # Answers wait for commits too: they must not pile up while the store is unavailable.
-            self._refuse(request, route, ApiError(NOT_AVAILABLE))
+            self._refuse(request, route, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         elif hlen and level_refused(body[:hlen]):
-            self._refuse(request, route, ApiError(10185))
+            self._refuse(request, route, ApiError(ApiErrors.REQUIRED_API_LEVEL))
         elif self._waiting.admit(only_asks(tokens)):
             self._enqueue(request, route)
 
@@ -227,10 +228,11 @@ class Api:
         try:
             members = await route.handler(request)
             if request.about is not None and (reason := request.about.offline) is not None:
-                raise ApiError(STREAM_OFFLINE, err=reason)
+                raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=reason)
             tracked = route.tracked is Tracked.ALL
             answer = {"type": TYPE_PREFIX + route.type, **members}
-            self._answer(request, answer, audited=tracked, data=await dump_in_turns(answer) if is_long(answer) else None)
+            self._answer(request, answer, audited=tracked,
+                         data=await dump_in_turns(answer) if is_long(answer) else None)
             self.account.api_total += tracked
         except ApiError as error:
             self._refuse(request, route, error)
@@ -242,14 +244,16 @@ class Api:
                 raise
             # Not this lane was cancelled but what the request waited for, with its stream.
             gone = request.about is not None and request.about.offline
-            self._refuse(request, route, ApiError(STREAM_OFFLINE, err=gone) if gone else ApiError(NOT_AVAILABLE))
+            self._refuse(request, route,
+                         ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=gone) if gone
+                         else ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         except (StoreError, FormatError) as error:
             _log.warning("JetStream API: %s: %s", ".".join(request.tokens), error)
-            self._refuse(request, route, ApiError(NOT_AVAILABLE))
+            self._refuse(request, route, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         except Exception:
             # Keep serving the lane: a failed request must not affect the next, and may be retried.
             _log.exception("JetStream API: %s failed", ".".join(request.tokens))
-            self._refuse(request, route, ApiError(NOT_AVAILABLE))
+            self._refuse(request, route, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
 
     def _refuse(self, request: Request, route: Route, error: ApiError) -> None:
         account = self.account
@@ -257,8 +261,8 @@ class Api:
         account.api_total += tracked
         account.api_errors += tracked
         answer = {"type": TYPE_PREFIX + route.type, "error": error.to_json(), **route.zeros}
-        # NOT_AVAILABLE shows no state, and the log itself may be what is unavailable.
-        self._answer(request, answer, audited=tracked, at_once=error.err_code == NOT_AVAILABLE)
+        # CLUSTER_NOT_AVAIL shows no state, and the log itself may be unavailable.
+        self._answer(request, answer, audited=tracked, at_once=error.err_code == ApiErrors.CLUSTER_NOT_AVAIL)
 
     def _answer(self, request: Request, answer: dict[str, Any], *, audited: bool, at_once: bool = False,
                 data: bytes | None = None) -> None:

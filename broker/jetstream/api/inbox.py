@@ -12,7 +12,8 @@ from typing import Any, Final
 from broker.gotime import format_time
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.wire import fields as wire
-from broker.jetstream.wire.errors import BAD_REQUEST, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 
 __all__ = ["ROUTES"]
 
@@ -29,7 +30,7 @@ async def adopt(request: Request) -> dict[str, Any]:
     await request.need_body()
     asked = await request.body(_AdoptRequest, "JSApiJetblockAdoptRequest")
     if not _ID.fullmatch(asked.request):
-        raise ApiError(BAD_REQUEST)
+        raise ApiError(ApiErrors.BAD_REQUEST)
     answer = await request.account.carry_out(int(asked.request, 16), request.stream(request.tokens[2]))
     return {"request": asked.request, "messages": answer.messages, "duplicates": answer.duplicates,
             "first_seq": answer.first_seq, "last_seq": answer.last_seq, "adopted": format_time(answer.at_ns)}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from broker.gotime import format_time
 from broker.jetstream.api.request import Request, Route, Tracked
 from broker.jetstream.wire import fields as wire
-from broker.jetstream.wire.errors import BAD_REQUEST, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.state.stored import StoredMsg
@@ -58,10 +59,10 @@ async def get(request: Request) -> dict[str, Any]:
     asked = await request.body(GetRequest, "JSApiMsgGetRequest")
     nowhere = not (asked.seq or asked.last_by_subj or asked.next_by_subj or asked.start_time is not None)
     if asked.batch > 0 or asked.max_bytes > 0 or asked.conflicting or nowhere:
-        raise ApiError(BAD_REQUEST)
+        raise ApiError(ApiErrors.BAD_REQUEST)
     msg = await find(request.stream(request.tokens[3]), asked)
     if msg is None:
-        raise ApiError(10037)
+        raise ApiError(ApiErrors.NO_MESSAGE_FOUND)
     shown: dict[str, Any] = {"subject": msg.subject.decode("utf-8", "replace"), "seq": msg.seq}
     if msg.hlen and not asked.no_hdr:
         shown["hdrs"] = b64encode(msg.headers).decode()
@@ -77,9 +78,9 @@ async def delete(request: Request) -> dict[str, Any]:
     asked = await request.body(_DeleteRequest, "JSApiMsgDeleteRequest")
     stream = request.stream(request.tokens[3])
     if stream.config.sealed:
-        raise ApiError(10109)
+        raise ApiError(ApiErrors.STREAM_SEALED)
     if stream.config.deny_delete:
-        raise ApiError(10057, err="message delete not permitted")
+        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="message delete not permitted")
     if not await stream.delete_msg(asked.seq, not asked.no_erase):
         raise _gone(stream, asked.seq)
     return {"success": True}
@@ -98,10 +99,10 @@ def _gone(stream: Stream, seq: int) -> ApiError:
     """nats-server's error for a missing sequence: its two stores differ beyond the ends of the stream."""
     if stream.config.storage == "file":
         if seq > stream.last_seq:
-            return ApiError(10057, err="stream store EOF")
+            return ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="stream store EOF")
         if not seq or seq < stream.first_seq:
-            return ApiError(10057, err="no message found")
-    return ApiError(10043, seq=seq)
+            return ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="no message found")
+    return ApiError(ApiErrors.SEQUENCE_NOT_FOUND, seq=seq)
 
 
 ROUTES: dict[tuple[str, ...], Route] = {

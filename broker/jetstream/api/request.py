@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.jetstream.account.long_work import aside
 from broker.jetstream.wire import fields as wire
-from broker.jetstream.wire.errors import BAD_REQUEST, CONSUMER_NOT_FOUND, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
@@ -86,12 +87,12 @@ class Request:
     async def need_empty(self) -> None:
         """Raises: ApiError 10038 unless the payload is empty."""
         if not await self.is_empty():
-            raise ApiError(10038)
+            raise ApiError(ApiErrors.NOT_EMPTY_REQUEST)
 
     async def need_body(self) -> None:
         """Raises: ApiError 10003 when the payload is empty."""
         if await self.is_empty():
-            raise ApiError(BAD_REQUEST)
+            raise ApiError(ApiErrors.BAD_REQUEST)
 
     def stream(self, name: str) -> Stream:
         """The account's stream of that name; the answer waits for its log from now on.
@@ -106,7 +107,7 @@ class Request:
         """Raises: ApiError 10059, 10014."""
         consumer = self.account.consumers(self.stream(stream_name)).get(name)
         if consumer is None:
-            raise ApiError(CONSUMER_NOT_FOUND)
+            raise ApiError(ApiErrors.CONSUMER_NOT_FOUND)
         return consumer
 
 

@@ -18,7 +18,8 @@ from broker.jetstream.config.stream import StreamConfigRequest
 from broker.jetstream.config.stream_rules import with_dynamic_metadata
 from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE, SUBJECTS_PAGE
 from broker.jetstream.wire import fields as wire
-from broker.jetstream.wire.errors import BAD_REQUEST, ApiError, invalid_config
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import collide
 
@@ -58,9 +59,9 @@ async def create(request: Request) -> dict[str, Any]:
     given = await request.body(StreamConfigRequest, "StreamConfigRequest")
     name = request.tokens[2]
     if given.name != name:
-        raise ApiError(10056)
+        raise ApiError(ApiErrors.STREAM_MISMATCH)
     if "/" in name or "\\" in name:
-        raise ApiError(10128)
+        raise ApiError(ApiErrors.STREAM_NAME_CONTAINS_PATH_SEPARATORS)
     if given.sealed:
         raise invalid_config("stream configuration for create can not be sealed")
     if given.mirror_direct and given.mirror is None:
@@ -76,7 +77,7 @@ async def update(request: Request) -> dict[str, Any]:
     account = request.account
     await account.check(given.config(), pedantic=given.pedantic)
     if given.name != request.tokens[2]:
-        raise ApiError(10056)
+        raise ApiError(ApiErrors.STREAM_MISMATCH)
     stream = request.stream(given.name)
     await account.update_stream(stream, given.config(), pedantic=given.pedantic)
     return await stream_info(request, stream, dynamic=True)
@@ -140,22 +141,22 @@ async def purge(request: Request) -> dict[str, Any]:
     """Remove all messages, or those that match a filter, below a sequence, or all except the newest ones."""
     asked = await request.optional_body(_PurgeRequest, "JSApiStreamPurgeRequest")
     if asked.seq and asked.keep:
-        raise ApiError(BAD_REQUEST)
+        raise ApiError(ApiErrors.BAD_REQUEST)
     stream = request.stream(request.tokens[2])
     if stream.config.sealed:
-        raise ApiError(10109)
+        raise ApiError(ApiErrors.STREAM_SEALED)
     if stream.config.deny_purge:
-        raise ApiError(10110, err="stream purge not permitted")
+        raise ApiError(ApiErrors.STREAM_PURGE_FAILED, err="stream purge not permitted")
     if asked.seq > SEQ_MAX:
         # There would be no sequence left for the next message.
-        raise ApiError(10110, err=f"sequence {asked.seq} is above {SEQ_MAX}")
+        raise ApiError(ApiErrors.STREAM_PURGE_FAILED, err=f"sequence {asked.seq} is above {SEQ_MAX}")
     purged = await stream.purge(asked.filter.encode() or None, asked.seq, asked.keep)
     return {"success": True, "purged": purged}
 
 
 async def clustered_only(request: Request) -> dict[str, Any]:
     """Refused: requests that only make sense with Raft peers; there are none."""
-    raise ApiError(10010)
+    raise ApiError(ApiErrors.CLUSTER_REQUIRED)
 
 
 async def _matching(request: Request, subject_filter: str) -> list[Stream]:

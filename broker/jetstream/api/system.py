@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.jetstream.api.routes import API_PREFIX, TYPE_PREFIX, subscribe_api
 from broker.jetstream.wire import fields as wire
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
@@ -74,7 +75,8 @@ class SystemApi:
             if rest.startswith(_PURGE) and b"." not in rest[len(_PURGE):]:
                 self._begin_purge(rest[len(_PURGE):].decode("utf-8", "replace"), reply)
             elif not rest.startswith(_ACCOUNT) and rest not in _OF_CLUSTERS:
-                self._answer(reply, "account_info_response" if rest == b"INFO" else "system_response", ApiError(10039))
+                self._answer(reply, "account_info_response" if rest == b"INFO" else "system_response",
+                             ApiError(ApiErrors.NOT_ENABLED_FOR_ACCOUNT))
 
     def show(self, request: Msg, source: Source | None) -> None:
         """Show a request that a client of any account made to those who watch ``$JS.API.>``, with who made it.
@@ -90,9 +92,11 @@ class SystemApi:
 
     def _begin_purge(self, account: str, reply: bytes) -> None:
         if len(self._tasks) >= _AT_ONCE:
-            _log.warning("JetStream API: %d purges of accounts are waiting, dropping that of %s", len(self._tasks), account)
+            _log.warning("JetStream API: %d purges of accounts are waiting, dropping that of %s", len(self._tasks),
+                         account)
             return
-        task = asyncio.get_running_loop().create_task(self._serve_purge(account, reply), name=f"purge account {account}")
+        task = asyncio.get_running_loop().create_task(self._serve_purge(account, reply),
+                                                      name=f"purge account {account}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -100,13 +104,13 @@ class SystemApi:
         error: ApiError | None = None
         try:
             if "/" in account or "\\" in account:
-                raise ApiError(10051, err="account name can not contain path separators")
+                raise ApiError(ApiErrors.STREAM_GENERAL, err="account name can not contain path separators")
             await self._purge(account)
         except ApiError as refused:
             error = refused
         except (StoreError, FormatError) as failed:
             _log.warning("JetStream API: account %s could not be purged: %s", account, failed)
-            error = ApiError(NOT_AVAILABLE)
+            error = ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         self._answer(reply, "account_purge_response", error)
 
     def _answer(self, reply: bytes, kind: str, error: ApiError | None) -> None:

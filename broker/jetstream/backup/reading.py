@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from broker.jetstream.archive.contents import ArchiveWriter
 from broker.jetstream.archive.values import ArchivedMsg, ArchivedStream
 from broker.jetstream.backup.consumers import archived
-from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_NOT_FOUND, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.consumer.consumer import Consumer
@@ -65,9 +66,9 @@ class StreamReader:
 
     def _next_chunk(self, seq: int) -> tuple[Chunk, LiveBlock, int] | Loading | None:
         if not self._stream.log.lease_held():
-            raise ApiError(NOT_AVAILABLE)
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         if not self._exists():
-            raise ApiError(STREAM_NOT_FOUND)
+            raise ApiError(ApiErrors.STREAM_NOT_FOUND)
         return self._stream.next_chunk(seq, None)
 
     def _messages(self, chunk: Chunk, dead: DeadSet | None, place: int) -> list[ArchivedMsg]:

@@ -22,7 +22,8 @@ from broker.jetstream.archive.values import ArchivedConsumer, ArchivedMsg, Archi
 from broker.jetstream.backup.consumers import BadState, new_consumer
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.stream.refill import Refill, Unusable
-from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject import is_literal, is_valid
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class Restore:
             raise RestoreFailed("expected state.json first")
         await refill.room()
         if stream.offline is not None:
-            raise ApiError(STREAM_OFFLINE, err=stream.offline)
+            raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=stream.offline)
         refill.append(given)
 
     async def _complete(self) -> Stream:
@@ -217,7 +218,7 @@ class Restore:
         if stream is None or refill is None or numbers is None:
             raise RestoreFailed("expected state.json first")
         if not self._account.available:
-            raise ApiError(NOT_AVAILABLE)
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         refill.finish(numbers.last_seq)
         openings = self._account.incoming.complete(stream, self._consumers)
         await finished(stream.enforcement.begin())

@@ -12,7 +12,8 @@ from broker.jetstream.backup.chunks import ChunkSender
 from broker.jetstream.backup.reading import StreamReader
 from broker.jetstream.backup.restore import Restore, RestoreFailed, Stalled
 from broker.jetstream.wire import fields as wire
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.ids import secret_id
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
@@ -150,8 +151,8 @@ def _api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RestoreFailed):
-        return ApiError(10062, err=error)
-    return ApiError(NOT_AVAILABLE)
+        return ApiError(ApiErrors.STREAM_RESTORE, err=error)
+    return ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
 
 
 def _identity(source: Source | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import DESCRIPTION_MAX, METADATA_MAX, is_asset_name, with_static_metadata
 from broker.jetstream.config.upstream_rules import check_shapes
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import signed_decimal
 from broker.protocol.subject import is_literal, is_valid, matches_any
@@ -88,16 +89,16 @@ def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig, listened_to:
         ("flow_control", "flow control"),
     ):
         if getattr(old, field) != getattr(new, field):
-            raise ApiError(10012, err=f"{what} can not be updated")
+            raise ApiError(ApiErrors.CONSUMER_CREATE, err=f"{what} can not be updated")
     if old.deliver_subject != new.deliver_subject:
         if not old.deliver_subject:
-            raise ApiError(10012, err="can not update pull consumer to push based")
+            raise ApiError(ApiErrors.CONSUMER_CREATE, err="can not update pull consumer to push based")
         if not new.deliver_subject:
-            raise ApiError(10012, err="can not update push consumer to pull based")
+            raise ApiError(ApiErrors.CONSUMER_CREATE, err="can not update push consumer to pull based")
         if listened_to(old.deliver_subject):
-            raise ApiError(10013)
+            raise ApiError(ApiErrors.CONSUMER_NAME_EXIST)
     if old.max_waiting != new.max_waiting:
-        raise ApiError(10012, err="max waiting can not be updated")
+        raise ApiError(ApiErrors.CONSUMER_CREATE, err="max waiting can not be updated")
 
 
 def fit_to_copy(given: ConsumerConfig, stream: StreamConfig, existing: ConsumerConfig | None,
@@ -130,9 +131,10 @@ def check_work_queue(config: ConsumerConfig, others: Collection[ConsumerConfig])
     """
     if config.direct or config.sourcing:
         return
-    _first_broken((config.ack_policy not in ("explicit", "flow_control"), 10098), (config.deliver_policy != "all", 10101))
+    _first_broken((config.ack_policy not in ("explicit", "flow_control"), ApiErrors.CONSUMER_WQ_REQUIRES_EXPLICIT_ACK),
+                  (config.deliver_policy != "all", ApiErrors.CONSUMER_WQ_CONSUMER_NOT_DELIVER_ALL))
     if any(not _apart(other) for other in others):
-        _first_broken((not config.filters, 10099))
+        _first_broken((not config.filters, ApiErrors.CONSUMER_WQ_MULTIPLE_UNFILTERED))
         check_work_queue_filters(config, others)
 
 
@@ -143,7 +145,7 @@ def check_work_queue_filters(config: ConsumerConfig, others: Collection[Consumer
         return
     taken = [other.filters for other in others if not _apart(other)]
     if not all(taken) or overlapping(mine, [subject.encode() for theirs in taken for subject in theirs]):
-        raise ApiError(10100)
+        raise ApiError(ApiErrors.CONSUMER_WQ_CONSUMER_NOT_UNIQUE)
 
 
 def _apart(config: ConsumerConfig) -> bool:
@@ -178,7 +180,7 @@ def _fill_defaults(config: ConsumerConfig, stream: StreamConfig, account: Accoun
     ):
         if getattr(config, field) < floor:
             if pedantic:
-                raise ApiError(10157, err=f"{field} must {must}")
+                raise ApiError(ApiErrors.PEDANTIC, err=f"{field} must {must}")
             setattr(config, field, floor)
     config.max_deliver = config.max_deliver or -1
     if not config.deliver_subject:
@@ -188,23 +190,23 @@ def _fill_defaults(config: ConsumerConfig, stream: StreamConfig, account: Accoun
         config.ack_wait = ACK_WAIT_DEFAULT_NS
     if config.backoff:
         if pedantic and config.ack_wait != config.backoff[0]:
-            raise ApiError(10157, err="first backoff value has to equal batch AckWait")
+            raise ApiError(ApiErrors.PEDANTIC, err="first backoff value has to equal batch AckWait")
         config.ack_wait = config.backoff[0]
     limits = stream.consumer_limits
     if config.max_ack_pending == 0:
         if pedantic and limits.max_ack_pending > 0:
-            raise ApiError(10157, err="max_ack_pending must be set if it's configured in stream limits")
+            raise ApiError(ApiErrors.PEDANTIC, err="max_ack_pending must be set if it's configured in stream limits")
         config.max_ack_pending = limits.max_ack_pending
     if config.inactive_threshold == 0:
         if pedantic and limits.inactive_threshold > 0:
-            raise ApiError(10157, err="inactive_threshold must be set if it's configured in stream limits")
+            raise ApiError(ApiErrors.PEDANTIC, err="inactive_threshold must be set if it's configured in stream limits")
         config.inactive_threshold = limits.inactive_threshold
     if config.max_ack_pending == 0 and config.ack_policy != "none":
         caps = [cap for cap in (server.max_ack_pending, account.max_ack_pending) if cap > 0]
         config.max_ack_pending = min([MAX_ACK_PENDING_DEFAULT, *caps])
     if not config.deliver_subject and config.max_batch == 0 and server.max_request_batch > 0:
         if pedantic:
-            raise ApiError(10157, err="max_request_batch must be set if it's JetStream limits are set")
+            raise ApiError(ApiErrors.PEDANTIC, err="max_request_batch must be set if it's JetStream limits are set")
         config.max_batch = server.max_request_batch
     if config.priority_policy == "pinned_client" and config.priority_timeout == 0:
         config.priority_timeout = PRIORITY_TIMEOUT_DEFAULT_NS
@@ -225,64 +227,70 @@ def _check_basics(config: ConsumerConfig, stream: StreamConfig) -> None:
     if config.durable_name and not is_asset_name(config.durable_name):
         raise invalid_config(r"consumer durable name can not contain '.', '*', '>', '\', '/'")
     _first_broken(
-        (config.num_replicas > 0 and config.num_replicas > stream.num_replicas, 10126),
-        (config.num_replicas < 0, 10133),
-        (stream.retention != "limits" and config.num_replicas not in (0, stream.num_replicas), 10134),
-        (any(wait < 0 for wait in config.backoff), 10184),
-        (config.ack_wait < 0, 10183),
+        (config.num_replicas > 0 and config.num_replicas > stream.num_replicas,
+         ApiErrors.CONSUMER_REPLICAS_EXCEEDS_STREAM),
+        (config.num_replicas < 0, ApiErrors.REPLICAS_COUNT_CANNOT_BE_NEGATIVE),
+        (stream.retention != "limits" and config.num_replicas not in (0, stream.num_replicas),
+         ApiErrors.CONSUMER_REPLICAS_SHOULD_MATCH_STREAM),
+        (any(wait < 0 for wait in config.backoff), ApiErrors.CONSUMER_BACK_OFF_NEGATIVE),
+        (config.ack_wait < 0, ApiErrors.CONSUMER_ACK_WAIT_NEGATIVE),
     )
     if config.ack_policy == "flow_control":
-        _first_broken((not config.deliver_subject, 10218), (not config.flow_control, 10219))
+        _first_broken((not config.deliver_subject, ApiErrors.CONSUMER_ACK_FC_REQUIRES_PUSH),
+                      (not config.flow_control, ApiErrors.CONSUMER_ACK_FC_REQUIRES_FC))
         if config.idle_heartbeat != SOURCING_HEARTBEAT_NS:
             raise invalid_config("flow control ack policy heartbeat needs to be 1s")
-        _first_broken((config.max_ack_pending <= 0, 10220), (config.ack_wait != 0 or config.backoff, 10221),
-                      (config.max_deliver > 0, 10222))
+        _first_broken((config.max_ack_pending <= 0, ApiErrors.CONSUMER_ACK_FC_REQUIRES_MAX_ACK_PENDING),
+                      (config.ack_wait != 0 or config.backoff, ApiErrors.CONSUMER_ACK_FC_REQUIRES_NO_ACK_WAIT),
+                      (config.max_deliver > 0, ApiErrors.CONSUMER_ACK_FC_REQUIRES_NO_MAX_DELIVER))
     if config.backoff and config.max_deliver != -1 and len(config.backoff) > config.max_deliver:
-        raise ApiError(10116)
+        raise ApiError(ApiErrors.CONSUMER_MAX_DELIVER_BACKOFF)
     if len(config.description.encode()) > DESCRIPTION_MAX:
-        raise ApiError(10107, max=DESCRIPTION_MAX)
+        raise ApiError(ApiErrors.CONSUMER_DESCRIPTION_TOO_LONG, max=DESCRIPTION_MAX)
 
 
 def _check_push(config: ConsumerConfig, stream: StreamConfig) -> None:
     subject = config.deliver_subject.encode()
     _first_broken(
-        (not is_literal(subject), 10079),
-        (not is_valid(subject), 10112),
-        (matches_any(stream.subjects_bytes, subject), 10081),
-        (config.max_waiting != 0, 10080),
-        (config.max_ack_pending > 0 and config.ack_policy == "none", 10082),
-        (0 < config.idle_heartbeat < _100_MS, 10083),
+        (not is_literal(subject), ApiErrors.CONSUMER_DELIVER_TO_WILDCARDS),
+        (not is_valid(subject), ApiErrors.CONSUMER_INVALID_DELIVER_SUBJECT),
+        (matches_any(stream.subjects_bytes, subject), ApiErrors.CONSUMER_DELIVER_CYCLE),
+        (config.max_waiting != 0, ApiErrors.CONSUMER_PUSH_MAX_WAITING),
+        (config.max_ack_pending > 0 and config.ack_policy == "none",
+         ApiErrors.CONSUMER_MAX_PENDING_ACK_POLICY_REQUIRED),
+        (0 < config.idle_heartbeat < _100_MS, ApiErrors.CONSUMER_SMALL_HEARTBEAT),
     )
 
 
 def _check_pull(config: ConsumerConfig, stream: StreamConfig, server: ServerLimits) -> None:
     _first_broken(
-        (config.ack_policy == "none" and stream.retention == "workqueue", 10084),
-        (config.rate_limit_bps > 0, 10086),
-        (config.idle_heartbeat > 0, 10088),
-        (config.flow_control, 10089),
-        (0 < config.max_expires < _MILLISECOND, 10115),
+        (config.ack_policy == "none" and stream.retention == "workqueue", ApiErrors.CONSUMER_PULL_REQUIRES_ACK),
+        (config.rate_limit_bps > 0, ApiErrors.CONSUMER_PULL_WITH_RATE_LIMIT),
+        (config.idle_heartbeat > 0, ApiErrors.CONSUMER_HB_REQUIRES_PUSH),
+        (config.flow_control, ApiErrors.CONSUMER_FC_REQUIRES_PUSH),
+        (0 < config.max_expires < _MILLISECOND, ApiErrors.CONSUMER_MAX_REQUEST_EXPIRES_TOO_SMALL),
     )
     if 0 < server.max_request_batch < config.max_batch:
-        raise ApiError(10125, limit=server.max_request_batch)
+        raise ApiError(ApiErrors.CONSUMER_MAX_REQUEST_BATCH_EXCEEDED, limit=server.max_request_batch)
 
 
 def _check_bounds(config: ConsumerConfig, stream: StreamConfig, account: AccountLimits, server: ServerLimits) -> None:
     limits = stream.consumer_limits
     for cap in (server.max_ack_pending, account.max_ack_pending, limits.max_ack_pending):
         if 0 < cap < config.max_ack_pending:
-            raise ApiError(10121, limit=cap)
+            raise ApiError(ApiErrors.CONSUMER_MAX_PENDING_ACK_EXCESS, limit=cap)
     if 0 < limits.inactive_threshold < config.inactive_threshold:
-        raise ApiError(10153, limit=format_duration(limits.inactive_threshold))
+        raise ApiError(ApiErrors.CONSUMER_INACTIVE_THRESHOLD_EXCESS, limit=format_duration(limits.inactive_threshold))
     if config.direct:
-        _first_broken((not config.deliver_subject, 10090), (config.durable_name, 10091))
+        _first_broken((not config.deliver_subject, ApiErrors.CONSUMER_DIRECT_REQUIRES_PUSH),
+                      (config.durable_name, ApiErrors.CONSUMER_DIRECT_REQUIRES_EPHEMERAL))
 
 
 def _check_filters(config: ConsumerConfig) -> None:
-    _first_broken((config.filter_subject and config.filter_subjects, 10136))
+    _first_broken((config.filter_subject and config.filter_subjects, ApiErrors.CONSUMER_DUPLICATE_FILTER_SUBJECTS))
     if config.filter_subject and not is_valid(config.filter_subject.encode()):
         raise invalid_config("invalid subject")
-    _first_broken(("" in config.filter_subjects, 10139))
+    _first_broken(("" in config.filter_subjects, ApiErrors.CONSUMER_EMPTY_FILTER))
     filters = [one.encode() for one in config.filters]
     check_shapes(filters, "filter subjects")
     invalid = next((i for i, subject in enumerate(filters) if not is_valid(subject)), len(filters))
@@ -290,7 +298,7 @@ def _check_filters(config: ConsumerConfig) -> None:
     if invalid <= contained and invalid < len(filters):
         raise invalid_config("invalid subject")
     if contained < len(filters):
-        raise ApiError(10138)
+        raise ApiError(ApiErrors.CONSUMER_OVERLAPPING_SUBJECT_FILTERS)
 
 
 _START_RULES = {
@@ -317,26 +325,32 @@ def _check_start(config: ConsumerConfig) -> None:
         (config.deliver_policy == "last_per_subject" and not config.filters, "filter subject is not set"),
     ):
         if broken:
-            raise ApiError(10094, err=f"{prefix} {rest}")
+            raise ApiError(ApiErrors.CONSUMER_INVALID_POLICY, err=f"{prefix} {rest}")
 
 
 def _check_rest(config: ConsumerConfig) -> None:
     if config.sample_freq:
         number = config.sample_freq.removesuffix("%")
         if not _SAMPLE.fullmatch(number):
-            raise ApiError(10095, err=f'strconv.Atoi: parsing "{number}": invalid syntax')
+            raise ApiError(ApiErrors.CONSUMER_INVALID_SAMPLING, err=f'strconv.Atoi: parsing "{number}": invalid syntax')
         percent = signed_decimal(number.encode())
         if percent is None:
-            raise ApiError(10095, err=f'strconv.Atoi: parsing "{number}": value out of range')
+            raise ApiError(ApiErrors.CONSUMER_INVALID_SAMPLING,
+                           err=f'strconv.Atoi: parsing "{number}": value out of range')
         if percent < 0:
-            raise ApiError(10095, err="<nil>")
-    _first_broken((config.flow_control and config.idle_heartbeat == 0, 10108),
-                  (config.durable_name and config.name and config.name != config.durable_name, 10132))
+            raise ApiError(ApiErrors.CONSUMER_INVALID_SAMPLING, err="<nil>")
+    _first_broken((config.flow_control and config.idle_heartbeat == 0,
+                   ApiErrors.CONSUMER_WITH_FLOW_CONTROL_NEEDS_HEARTBEATS),
+                  (config.durable_name and config.name and config.name != config.durable_name,
+                   ApiErrors.CONSUMER_CREATE_DURABLE_AND_NAME_MISMATCH))
     if sum(len(key.encode()) + len(value.encode()) for key, value in config.metadata.items()) > METADATA_MAX:
-        raise ApiError(10135, limit=f"{METADATA_MAX // 1024}KB")
+        raise ApiError(ApiErrors.CONSUMER_METADATA_LENGTH, limit=f"{METADATA_MAX // 1024}KB")
     if config.priority_policy == "none":
-        _first_broken((config.priority_groups, 10196), (config.priority_timeout > 0, 10197))
+        _first_broken((config.priority_groups, ApiErrors.CONSUMER_PRIORITY_GROUP_WITH_POLICY_NONE),
+                      (config.priority_timeout > 0, ApiErrors.CONSUMER_PINNED_TTL_WITHOUT_PRIORITY_POLICY_NONE))
         return
-    _first_broken((config.deliver_subject, 10178), (not config.priority_groups, 10159))
+    _first_broken((config.deliver_subject, ApiErrors.CONSUMER_PUSH_WITH_PRIORITY_GROUP),
+                  (not config.priority_groups, ApiErrors.CONSUMER_PRIORITY_POLICY_WITHOUT_GROUP))
     for group in config.priority_groups:
-        _first_broken((not group, 10161), (not is_group_name(group), 10162))
+        _first_broken((not group, ApiErrors.CONSUMER_EMPTY_GROUP_NAME),
+                      (not is_group_name(group), ApiErrors.CONSUMER_INVALID_GROUP_NAME))

@@ -27,6 +27,7 @@ from broker.jetstream.config.upstream_rules import (
     check_transform,
     is_asset_name,
 )
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import collide, is_valid, subset
@@ -84,12 +85,12 @@ def check_stream(given: StreamConfig, neighbours: Neighbours, account: AccountLi
     if config.num_replicas > REPLICAS_MAX:
         raise invalid_config(f"maximum replicas is {REPLICAS_MAX}")
     if config.num_replicas < 0:
-        raise ApiError(10133)
+        raise ApiError(ApiErrors.REPLICAS_COUNT_CANNOT_BE_NEGATIVE)
     for limit in ("max_msgs", "max_msgs_per_subject", "max_bytes", "max_msg_size", "max_consumers"):
         value = getattr(config, limit)
         if value == 0 or value < -1:
             if pedantic and value < -1:
-                raise ApiError(10157, err=f"{limit} must be set to -1")
+                raise ApiError(ApiErrors.PEDANTIC, err=f"{limit} must be set to -1")
             setattr(config, limit, -1)
     _check_age_and_window(config, server, pedantic)
     _check_flags(config, pedantic)
@@ -121,7 +122,7 @@ def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours,
     if new.name != old.name:
         raise invalid_config("stream configuration name must match original")
     if new.num_replicas > 1:
-        raise ApiError(10074)
+        raise ApiError(ApiErrors.STREAM_REPLICAS_NOT_SUPPORTED)
     for broken, reason in (
         (new.storage != old.storage, "stream configuration update can not change storage type"),
         (new.retention != old.retention and "workqueue" in (new.retention, old.retention),
@@ -133,7 +134,7 @@ def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours,
         if broken:
             raise invalid_config(reason)
     if new.mirror is not None and new.mirror != old.mirror:
-        raise ApiError(10055)
+        raise ApiError(ApiErrors.STREAM_MIRROR_NOT_UPDATABLE)
     for broken, reason in (
         (old.allow_msg_ttl and not new.allow_msg_ttl, "message TTL status can not be disabled"),
         (old.allow_msg_counter != new.allow_msg_counter,
@@ -214,11 +215,11 @@ def _check_age_and_window(config: StreamConfig, server: ServerLimits, pedantic: 
         window = DUPLICATE_WINDOW_DEFAULT_NS
         if 0 < limit < window:
             if pedantic:
-                raise ApiError(10157, err="duplicate window limits are higher than current limits")
+                raise ApiError(ApiErrors.PEDANTIC, err="duplicate window limits are higher than current limits")
             window = limit
         if 0 < config.max_age < window:
             if pedantic:
-                raise ApiError(10157, err="duplicate window cannot be bigger than max age")
+                raise ApiError(ApiErrors.PEDANTIC, err="duplicate window cannot be bigger than max age")
             window = config.max_age
         config.duplicate_window = window
     if config.duplicate_window < 0:
@@ -305,7 +306,7 @@ def _check_subjects(config: StreamConfig) -> None:
 
 def _check_bytes(config: StreamConfig, account: AccountLimits) -> None:
     if account.max_bytes_required and config.max_bytes <= 0:
-        raise ApiError(10113)
+        raise ApiError(ApiErrors.STREAM_MAX_BYTES_REQUIRED)
     limit = account.memory_max_stream_bytes if config.storage == "memory" else account.storage_max_stream_bytes
     if 0 < limit < config.max_bytes:
-        raise ApiError(10122)
+        raise ApiError(ApiErrors.STREAM_MAX_STREAM_BYTES_EXCEEDED)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from broker.jetstream.config.stream import StreamConfig, StreamSource
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.ids import short_hash
 from broker.protocol.subject import collide, is_literal, is_valid
@@ -59,66 +60,68 @@ def check_mirror(config: StreamConfig, neighbours: Neighbours, pedantic: bool) -
     if mirror is None:
         return
     for broken, err_code in (
-        (config.first_seq > 0, 10143),
-        (bool(config.subjects), 10034),
-        (bool(config.sources), 10031),
-        (config.allow_msg_counter, 10173),
-        (config.allow_atomic, 10198),
-        (config.allow_batched, 10209),
-        (config.allow_msg_schedules, 10186),
-        (not _consumer_fits(mirror), 10213),
-        (bool(mirror.filter_subject and mirror.subject_transforms), 10150),
+        (config.first_seq > 0, ApiErrors.MIRROR_WITH_FIRST_SEQ),
+        (bool(config.subjects), ApiErrors.MIRROR_WITH_SUBJECTS),
+        (bool(config.sources), ApiErrors.MIRROR_WITH_SOURCES),
+        (config.allow_msg_counter, ApiErrors.MIRROR_WITH_COUNTERS),
+        (config.allow_atomic, ApiErrors.MIRROR_WITH_ATOMIC_PUBLISH),
+        (config.allow_batched, ApiErrors.MIRROR_WITH_BATCH_PUBLISH),
+        (config.allow_msg_schedules, ApiErrors.MIRROR_WITH_MSG_SCHEDULES),
+        (not _consumer_fits(mirror), ApiErrors.MIRROR_DURABLE_CONSUMER_CFG_INVALID),
+        (bool(mirror.filter_subject and mirror.subject_transforms), ApiErrors.MIRROR_MULTIPLE_FILTERS_NOT_ALLOWED),
     ):
         if broken:
             raise ApiError(err_code)
     if config.subject_delete_marker_ttl > 0:
         raise invalid_config("subject delete markers forbidden on mirrors")
-    _check_transforms(mirror, invalid_filter=10151, invalid_destination=10154)
+    _check_transforms(mirror, invalid_filter=ApiErrors.MIRROR_INVALID_SUBJECT_FILTER,
+                      invalid_destination=ApiErrors.MIRROR_INVALID_TRANSFORM_DESTINATION)
     filters = _transformed(mirror)
     if first_overlap(filters) < len(filters):
-        raise ApiError(10152)
+        raise ApiError(ApiErrors.MIRROR_OVERLAPPING_SUBJECT_FILTERS)
     if mirror.external is not None:
         return
     if not is_asset_name(mirror.name):
-        raise ApiError(10142)
+        raise ApiError(ApiErrors.MIRROR_INVALID_STREAM_NAME)
     origin = neighbours.get(mirror.name)
     if origin is not None:
         if 0 < config.max_msg_size < origin.max_msg_size:
-            raise ApiError(10030)
+            raise ApiError(ApiErrors.MIRROR_MAX_MESSAGE_SIZE_TOO_BIG)
         if pedantic and config.mirror_direct != origin.allow_direct:
-            raise ApiError(10157, err="origin stream has direct get set, mirror has it disabled")
+            raise ApiError(ApiErrors.PEDANTIC, err="origin stream has direct get set, mirror has it disabled")
         config.mirror_direct = origin.allow_direct
 
 
 def check_sources(config: StreamConfig, neighbours: Neighbours) -> None:
     """Check the sources."""
     if config.sources and config.allow_msg_schedules:
-        raise ApiError(10187)
+        raise ApiError(ApiErrors.SOURCE_WITH_MSG_SCHEDULES)
     names: set[str] = set()
     consumers: set[tuple[str, str]] = set()
     for source in config.sources:
         if source is None or not is_asset_name(source.name):
-            raise ApiError(10141)
+            raise ApiError(ApiErrors.SOURCE_INVALID_STREAM_NAME)
         if (name := source_name(source)) in names:
-            raise ApiError(10140)
+            raise ApiError(ApiErrors.SOURCE_DUPLICATE_DETECTED)
         names.add(name)
         if source.filter_subject and source.subject_transforms:
-            raise ApiError(10144)
-        _check_transforms(source, invalid_filter=10145, invalid_destination=10146)
+            raise ApiError(ApiErrors.SOURCE_MULTIPLE_FILTERS_NOT_ALLOWED)
+        _check_transforms(source, invalid_filter=ApiErrors.SOURCE_INVALID_SUBJECT_FILTER,
+                          invalid_destination=ApiErrors.SOURCE_INVALID_TRANSFORM_DESTINATION)
         filters = _transformed(source)
         if first_subset(filters) < len(filters):
-            raise ApiError(10147)
+            raise ApiError(ApiErrors.SOURCE_OVERLAPPING_SUBJECT_FILTERS)
         if not _consumer_fits(source):
-            raise ApiError(10215)
+            raise ApiError(ApiErrors.SOURCE_DURABLE_CONSUMER_CFG_INVALID)
         if source.consumer is not None:
             external = source.external
             consumer = source.name + (":" + external.api if external is not None else ""), source.consumer.name
             if consumer in consumers:
-                raise ApiError(10216)
+                raise ApiError(ApiErrors.SOURCE_DURABLE_CONSUMER_DUPLICATE_DETECTED)
             consumers.add(consumer)
         origin = neighbours.get(source.name) if source.external is None else None
         if origin is not None and 0 < config.max_msg_size < origin.max_msg_size:
-            raise ApiError(10046)
+            raise ApiError(ApiErrors.SOURCE_MAX_MESSAGE_SIZE_TOO_BIG)
 
 
 def check_prefixes(config: StreamConfig, neighbours: Neighbours) -> None:
@@ -134,15 +137,15 @@ def check_prefixes(config: StreamConfig, neighbours: Neighbours) -> None:
     if (i := _first_delivery_cycle(prefixes[:invalid], subjects)) < invalid:
         prefix = prefixes[i]
         subject = next(one for one in subjects if collide(one.encode(), f"{prefix}.{one}".encode()))
-        raise ApiError(10022, prefix=prefix, subject=subject)
+        raise ApiError(ApiErrors.STREAM_EXTERNAL_DEL_PREFIX_OVERLAPS, prefix=prefix, subject=subject)
     if invalid < len(prefixes):
-        raise ApiError(10024, prefix=prefixes[invalid])
+        raise ApiError(ApiErrors.STREAM_INVALID_EXTERNAL_DELIVERY_SUBJ, prefix=prefixes[invalid])
     for prefix in [one.api for one in external if one.api]:
         if not _is_publishable(prefix):
             quoted = json.dumps(prefix, ensure_ascii=False)
             raise invalid_config(f"stream external api prefix {quoted} must be a valid subject without wildcards")
         if collide(prefix.encode(), _API.encode()):
-            raise ApiError(10021, prefix=prefix, subject=_API)
+            raise ApiError(ApiErrors.STREAM_EXTERNAL_API_OVERLAP, prefix=prefix, subject=_API)
 
 
 def _first_delivery_cycle(prefixes: Sequence[str], subjects: Sequence[str]) -> int:
@@ -193,7 +196,8 @@ def check_filter_subjects(config: StreamConfig) -> None:
         if source is None or not source.filter_subject or is_valid(source.filter_subject.encode()):
             continue
         colon = "" if kind == "mirror" else ":"
-        raise ApiError(10049, err=f"subject filter '{source.filter_subject}' for the {kind}{colon} invalid subject")
+        raise ApiError(ApiErrors.STREAM_CREATE,
+                       err=f"subject filter '{source.filter_subject}' for the {kind}{colon} invalid subject")
 
 
 def _consumer_fits(source: StreamSource) -> bool:
@@ -242,11 +246,11 @@ def check_transform(config: StreamConfig) -> None:
     if transform is None:
         return
     if transform.src and not is_valid(transform.src.encode()):
-        raise ApiError(10155, err=f"invalid subject {transform.src}")
+        raise ApiError(ApiErrors.STREAM_TRANSFORM_INVALID_SOURCE, err=f"invalid subject {transform.src}")
     try:
         check_mapping(transform.src.encode(), transform.dest.encode())
     except TransformError as error:
-        raise ApiError(10156, err=error) from None
+        raise ApiError(ApiErrors.STREAM_TRANSFORM_INVALID_DESTINATION, err=error) from None
 
 
 def check_republish(config: StreamConfig, pedantic: bool) -> None:
@@ -256,12 +260,12 @@ def check_republish(config: StreamConfig, pedantic: bool) -> None:
         return
     if not republish.src:
         if pedantic:
-            raise ApiError(10157, err="republish source can not be empty")
+            raise ApiError(ApiErrors.PEDANTIC, err="republish source can not be empty")
         republish.src = ">"
     if republish.src == republish.dest == ">" and transform is not None and config.subjects == [transform.src]:
         # Republish everything under its stored (transformed) subject, which is not one of the stream's.
         if pedantic:
-            raise ApiError(10157, err="implicit republish based on subject transform")
+            raise ApiError(ApiErrors.PEDANTIC, err="implicit republish based on subject transform")
         republish.src = republish.dest = transform.dest
     if overlapping([republish.dest.encode()], config.subjects_bytes):
         raise invalid_config("stream configuration for republish destination forms a cycle")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.filters import Filters, filters_of
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.records.consumer_state import RESUME, ConsumerDelta
 
@@ -62,9 +63,9 @@ async def check_reset(stream: StreamView, config: ConsumerConfig, seq: int) -> N
     """
     if config.deliver_policy == "by_start_sequence":
         if seq < config.opt_start_seq:
-            raise ApiError(10204, err="below start seq")
+            raise ApiError(ApiErrors.CONSUMER_INVALID_RESET, err="below start seq")
     elif config.deliver_policy == "by_start_time":
         if seq < await stream.seq_at(config.opt_start_time or 0):
-            raise ApiError(10204, err="below start time")
+            raise ApiError(ApiErrors.CONSUMER_INVALID_RESET, err="below start time")
     elif config.deliver_policy != "all":
-        raise ApiError(10204, err="not allowed")
+        raise ApiError(ApiErrors.CONSUMER_INVALID_RESET, err="not allowed")

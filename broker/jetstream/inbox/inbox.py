@@ -18,7 +18,8 @@ import logging
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError, VersionUnknown
 from broker.storage.format.records.release import Release
 from broker.storage.format.request import Request, StagedRun
@@ -42,8 +43,7 @@ _SWEPT_AT_ONCE: Final = 4096
 """Runs: they are named by one record."""
 _SWEPT_EVERY_NS: Final = 60_000_000_000
 """Whether runs are to be swept is asked as often, where requests are not looked for. Without a request to the store."""
-_GENERAL: Final = 10051
-_LATER: Final = frozenset((NOT_AVAILABLE, STREAM_OFFLINE))
+_LATER: Final = frozenset((ApiErrors.CLUSTER_NOT_AVAIL, ApiErrors.STREAM_OFFLINE_REASON))
 """Errors that say nothing about the request."""
 
 
@@ -150,7 +150,7 @@ class Inbox:
         errand = self._begin(request_id, stream)
         answer = await asyncio.shield(errand.task)
         if stream is not None and errand.stream_id != stream.stream_id:
-            raise ApiError(_GENERAL, err=f"request {request_id:016x} is for another stream")
+            raise ApiError(ApiErrors.STREAM_GENERAL, err=f"request {request_id:016x} is for another stream")
         return answer
 
     def _begin(self, request_id: int, stream: Stream | None = None) -> _Errand:
@@ -237,20 +237,20 @@ class Inbox:
                 if stream is not None and (refused := stream.appending.requests.refused(request_id)) is not None:
                     errand.stream_id = stream.stream_id
                     raise refused from None
-                raise ApiError(_GENERAL, err=f"there is no request {request_id:016x} in the inbox") from None
+                raise ApiError(ApiErrors.STREAM_GENERAL, err=f"there is no request {request_id:016x} in the inbox") from None
             errand.stream_id = stream.stream_id
             return answer
         except VersionUnknown as error:
             self._leave(request_id, str(error))
-            raise ApiError(NOT_AVAILABLE) from None
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
         except FormatError as error:
             await self._prove()
             _log.warning("a request in the inbox is damaged, and was dropped: %s", error)
             await self._delete(key)
-            raise ApiError(_GENERAL, err=f"the request is damaged: {error}") from None
+            raise ApiError(ApiErrors.STREAM_GENERAL, err=f"the request is damaged: {error}") from None
         if stream is not None and (stream.account, stream.name) != (request.account, request.stream):
             where = f": {request.stream!r}" if stream.account == request.account else ""
-            raise ApiError(_GENERAL, err=f"request {request_id:016x} is for another stream{where}")
+            raise ApiError(ApiErrors.STREAM_GENERAL, err=f"request {request_id:016x} is for another stream{where}")
         try:
             found = self._stream_of(request)
         except ApiError as error:
@@ -272,7 +272,7 @@ class Inbox:
                 answer = await self._grant(found, request)
             except Exception:
                 if self._log.failure is not None:
-                    raise ApiError(NOT_AVAILABLE) from None
+                    raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
                 raise
         await self._delete(key)
         return answer
@@ -284,11 +284,11 @@ class Inbox:
         except ApiError as error:
             state = self._log.state.streams.get(request.stream_id)
             if state is None or (state.account, state.name) != (request.account, request.stream):
-                raise ApiError(STREAM_NOT_FOUND) from None
+                raise ApiError(ApiErrors.STREAM_NOT_FOUND) from None
             self._leave(request.request_id, f"stream {request.account} > {request.stream}: {error}")
-            raise ApiError(NOT_AVAILABLE) from None
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
         if found.stream_id != request.stream_id or not found.stored:
-            raise ApiError(STREAM_NOT_FOUND)
+            raise ApiError(ApiErrors.STREAM_NOT_FOUND)
         return found
 
     async def _grant(self, stream: Stream, request: Request) -> Answer:
@@ -296,7 +296,7 @@ class Inbox:
             staged = await self._read(stream, request)
             return await stream.appending.append(request.request_id, staged, lambda: self._check_runs(request))
         except NotAdoptable as error:
-            refused = ApiError(_GENERAL, err=str(error))
+            refused = ApiError(ApiErrors.STREAM_GENERAL, err=str(error))
         except ApiError as error:
             if error.err_code in _LATER:
                 raise
@@ -305,7 +305,7 @@ class Inbox:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise ApiError(NOT_AVAILABLE) from None  # the stream was closed, perhaps since it was deleted
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None  # the stream was closed, perhaps since it was deleted
         _log.info("request %016x for stream %s > %s is refused: %s", request.request_id, stream.account, stream.name, refused)
         await stream.appending.refuse(request.request_id, request.nonce, refused)
         await self._delete(self._paths.inbox(request.request_id))
@@ -329,9 +329,9 @@ class Inbox:
             gone |= asked.intersection(released.runs)
         for run, key in keys.items():
             if key in gone:
-                raise ApiError(_GENERAL, err=f"{key} was let go: stage it again")
+                raise ApiError(ApiErrors.STREAM_GENERAL, err=f"{key} was let go: stage it again")
             if self._named((*run.position, run.run_id, request.stream_id)):
-                raise ApiError(_GENERAL, err=f"{key} has joined the stream already, by another request")
+                raise ApiError(ApiErrors.STREAM_GENERAL, err=f"{key} has joined the stream already, by another request")
 
     async def _prove(self) -> None:
         """Return once it is certain that we owned the shard after this call began: whoever owned it since may know a stream that
@@ -341,7 +341,7 @@ class Inbox:
         try:
             await self._log.persisted()
         except Exception:
-            raise ApiError(NOT_AVAILABLE) from None
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
 
     async def _delete(self, key: str) -> None:
         try:

@@ -26,7 +26,8 @@ from broker.jetstream.stream.staged_ids import Dropped, StagedIds
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Stuck, decide
 from broker.jetstream.stream.state.joining import Joining
-from broker.jetstream.wire.errors import STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.errors import FormatError
 from broker.storage.format.records.append import Append
@@ -70,9 +71,6 @@ _AT_ONCE: Final = 2048
 
 _ONE_TIME_NS: Final = 100_000_000
 """Ids of so short a time stay in the window together, as long as the last one of them."""
-
-_TOO_MANY = 10167
-_GENERAL = 10051
 
 
 class Owner(BlockOwner, Protocol):
@@ -168,7 +166,8 @@ class Appending:
                 await self._enforce()
         return answer
 
-    async def join(self, blocks: Sequence[BlockRef], check: Callable[[], Arrival], recorded: Callable[[], object]) -> None:
+    async def join(self, blocks: Sequence[BlockRef], check: Callable[[], Arrival],
+                   recorded: Callable[[], object]) -> None:
         """Let the messages of an atomic batch join: ``blocks``, in their order. The stream's queue is busy with that.
 
         Args: ``check`` raises ApiError if they may not, NotLoaded if it has to be asked again; ``recorded`` is called when the
@@ -188,7 +187,8 @@ class Appending:
         for number, block in enumerate(blocks):
             joining.add(number, LiveBlock.of_entry(BlockEntry(placed(block, joining.last_seq + 1, time_ns, time_ns))))
         joining.ttls = arrival.ttls
-        record = Append([one.ref.pack() for one in joining.blocks if one.ref is not None], [], self._joining_extra(joining))
+        record = Append([one.ref.pack() for one in joining.blocks if one.ref is not None], [],
+                        self._joining_extra(joining))
         at_ns = live.ahead.decision_ns(time_ns)
         expiry = Expiry([seq for seq, _ in arrival.ttls], [expires_at(at_ns, ttl) for _, ttl in arrival.ttls])
         recorded()
@@ -223,7 +223,7 @@ class Appending:
             stream.queue.shut()
             raise
         if stream.live.joining is not None:
-            raise ApiError(STREAM_OFFLINE, err=stream.offline or "its record could not be stored")
+            raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=stream.offline or "its record could not be stored")
 
     async def _enforce(self) -> None:
         """Bring the stream within its limits, now that they have joined. As after a publish, what no consumer waits for and what
@@ -250,33 +250,36 @@ class Appending:
         filters = Filters(config.subjects_bytes)
         if not config.subjects or filters.all:
             if not config.subjects:
-                raise ApiError(_GENERAL, err="the stream has no subjects of its own: nothing can be published to it")
+                raise ApiError(ApiErrors.STREAM_GENERAL,
+                               err="the stream has no subjects of its own: nothing can be published to it")
             return
         names = list(staged.subjects)
         for at in range(0, len(names), _AT_ONCE):
             for subject in names[at:at + _AT_ONCE]:
                 if not filters.decide(subject):
-                    raise ApiError(_GENERAL, err=f"subject {subject.decode('utf-8', 'replace')!r} is not one of the stream's")
+                    raise ApiError(ApiErrors.STREAM_GENERAL,
+                                   err=f"subject {subject.decode('utf-8', 'replace')!r} is not one of the stream's")
             await asyncio.sleep(0)
 
     async def _check(self, config: StreamConfig, staged: Staged, ids: StagedIds) -> None:
         """What a publish would be refused for, by the limits as they are now. Raises: ApiError."""
         live = self._stream.live
         if config.sealed:
-            raise ApiError(10109)
-        for refused, what in ((config.mirror, "a mirror"), (config.subject_transform, "a stream with a subject transform"),
+            raise ApiError(ApiErrors.STREAM_SEALED)
+        for refused, what in ((config.mirror, "a mirror"),
+                              (config.subject_transform, "a stream with a subject transform"),
                               (config.republish, "a stream that republishes"),
                               (config.allow_msg_counter, "a stream of counters")):
             if refused:
-                raise ApiError(_GENERAL, err=f"staged messages cannot join {what}: publish them")
+                raise ApiError(ApiErrors.STREAM_GENERAL, err=f"staged messages cannot join {what}: publish them")
         if 0 <= config.max_msg_size < staged.body_bytes_max:
-            raise ApiError(10054)
+            raise ApiError(ApiErrors.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
         if staged.header_bytes_max > HEADERS_BYTES_MAX:
-            raise ApiError(10097)
+            raise ApiError(ApiErrors.STREAM_HEADER_EXCEEDS_MAXIMUM)
         if staged.size_max > RECORD_BYTES_MAX:
-            raise ApiError(10077, err="message too large")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="message too large")
         if live.last_seq + staged.messages > SEQ_MAX:
-            raise ApiError(10077, err="the stream has used its last sequence")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="the stream has used its last sequence")
         self._check_usage(staged, ids)
         if config.discard == "new":
             await self._check_room(config, staged, ids)
@@ -291,9 +294,9 @@ class Appending:
         live, subjects = self._stream.live, self._stream.subjects
         msgs, size = staged.messages - ids.msgs, staged.size_bytes - ids.size_bytes
         if 0 < config.max_msgs < live.msgs + msgs:
-            raise ApiError(10077, err="maximum messages exceeded")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages exceeded")
         if 0 < config.max_bytes < live.size_bytes + size:
-            raise ApiError(10077, err="maximum bytes exceeded")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum bytes exceeded")
         if not config.discard_new_per_subject or config.max_msgs_per_subject <= 0:
             return
         index = await subjects.build()
@@ -305,7 +308,7 @@ class Appending:
                 await asyncio.sleep(0)
         for at, (subject, count) in enumerate(counts.items(), 1):
             if count and index.count(subject, live.first_seq) + count > config.max_msgs_per_subject:
-                raise ApiError(10077, err="maximum messages per subject exceeded")
+                raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages per subject exceeded")
             if at % _AT_ONCE == 0:
                 await asyncio.sleep(0)
 
@@ -326,7 +329,7 @@ class Appending:
         if not dedupe.known:
             await stream.msg_ids.load()
         if dedupe.full or dedupe.bytes + staged.ids_bytes > dedupe.bytes_max:
-            raise ApiError(_TOO_MANY)
+            raise ApiError(ApiErrors.STREAM_TOO_MANY_REQUESTS)
         await ids.catch_up()
 
     # --- joining ------------------------------------------------------------------------------------------------------
@@ -355,7 +358,8 @@ class Appending:
             packed.append(ref.pack())
             seq += ref.count
         duplicates = ids.msgs
-        answer = Answer(request_id, GRANTED, now_ns, joining.first_seq, joining.last_seq, staged.messages - duplicates, duplicates)
+        answer = Answer(request_id, GRANTED, now_ns, joining.first_seq, joining.last_seq, staged.messages - duplicates,
+                        duplicates)
         extra = self.requests.answer(answer)
         if joining.msgs:
             extra |= self._joining_extra(joining)
@@ -394,7 +398,9 @@ class Appending:
             lost = set(dropped[number].places) if number in dropped else ()
             for start in range(0, len(ids.ids), _AT_ONCE):
                 end = min(start + _AT_ONCE, len(ids.ids))
-                places: Sequence[int] = [at for at in range(start, end) if at not in lost] if lost else range(start, end)
+                places: Sequence[int] = range(start, end)
+                if lost:
+                    places = [at for at in places if at not in lost]
                 _add(dedupe, block, ids, places, stream.clock.now_ns() - dedupe.window_ns)
                 await asyncio.sleep(0)
         number, block = joining.numbers[-1], joining.blocks[-1]
@@ -427,7 +433,9 @@ def _together(times: Sequence[int], places: Sequence[int], low: int, high: int) 
     start = 0
     while start < len(places):
         until = max(times[places[start]], low) + _ONE_TIME_NS
-        end = len(places) if until >= high else max(start + 1, bisect_right(places, until, start, key=times.__getitem__))
+        end = len(places)
+        if until < high:
+            end = max(start + 1, bisect_right(places, until, start, key=times.__getitem__))
         yield places[start:end]
         start = end
 

@@ -18,7 +18,8 @@ from broker.jetstream.filters import Filters
 from broker.jetstream.stream.read_ahead import ReadAhead
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, listed_match, matching_ordinals, may_match
-from broker.jetstream.wire.errors import STREAM_NOT_FOUND, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.index import Head
 from broker.storage.objectstore.base import NotFound
@@ -57,7 +58,7 @@ class Loading:
             if task is None or task.cancelling():
                 raise
             # Not this task was cancelled but what it waited for, with its stream.
-            raise ApiError(STREAM_NOT_FOUND) from None
+            raise ApiError(ApiErrors.STREAM_NOT_FOUND) from None
 
 
 class Chunks:

@@ -19,6 +19,7 @@ from broker.jetstream.stream.state.live import Live
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.stream.state.subject_search import SubjectSearch
 from broker.jetstream.stream.state.subject_state import SubjectState
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import NotFound
@@ -117,7 +118,7 @@ class StreamInfo:
         a sequence of the client's choice.
         """
         if count > _DELETED_MAX:
-            raise ApiError(10023)
+            raise ApiError(ApiErrors.INSUFFICIENT_RESOURCES)
         live = self._live
         deleted: list[int] = []
         at = first
@@ -137,7 +138,7 @@ async def _extend(deleted: list[int], start: int, end: int) -> None:
     Raises: ApiError 10023 if the list becomes too long.
     """
     if len(deleted) + end - start > _DELETED_MAX:
-        raise ApiError(10023)
+        raise ApiError(ApiErrors.INSUFFICIENT_RESOURCES)
     for at in range(start, end, _LISTED_AT_ONCE):
         deleted.extend(range(at, min(at + _LISTED_AT_ONCE, end)))
         if end - at > _LISTED_AT_ONCE:

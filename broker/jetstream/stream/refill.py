@@ -19,6 +19,7 @@ from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYT
 from broker.jetstream.stream.publish.sources import SOURCE
 from broker.jetstream.stream.publish.ttl import TTL, TTL_INVALID, parse_ttl
 from broker.jetstream.stream.upstream.positions import Position
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX, decimal
 from broker.protocol.subject import is_literal, is_valid
@@ -73,7 +74,7 @@ class Refill:
             if log.failure is not None:
                 raise log.failure
             if log.full:
-                raise ApiError(10047)
+                raise ApiError(ApiErrors.STORAGE_RESOURCES_EXCEEDED)
             room = asyncio.Event()
             log.when_room(room.set)
             await room.wait()
@@ -97,7 +98,7 @@ class Refill:
             else:
                 headers = {}
             if live.usage.size_bytes + size > live.usage.bytes_max:
-                raise ApiError(10047 if stream.stored else 10028)
+                raise ApiError(ApiErrors.STORAGE_RESOURCES_EXCEEDED if stream.stored else ApiErrors.MEMORY_RESOURCES_EXCEEDED)
             if seq > live.last_seq + 1:
                 live.skip_to(seq - 1)
             time_ns = max(time_ns, live.last_time_ns)

@@ -69,7 +69,8 @@ from broker.jetstream.stream.state.tasks import Tasks
 from broker.jetstream.stream.upstream.positions import Positions
 from broker.jetstream.usage import Usage
 from broker.jetstream.wire.advisories import StreamEvents
-from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.stream_update import StreamUpdate
@@ -431,7 +432,7 @@ class Stream:
 
     def _readable(self) -> None:
         if not self.log.lease_held():
-            raise ApiError(NOT_AVAILABLE)
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
 
     async def _readable_blocks(self) -> None:
         self._readable()
@@ -468,7 +469,7 @@ class Stream:
                             count, seq, more = await self.retention.purge_front(seq, keep)
                     except TimeoutError:
                         # Publishes wait for a slice, and must not wait as long as a store may take.
-                        raise ApiError(NOT_AVAILABLE) from None
+                        raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
                 purged, keep = purged + count, 0
                 await asyncio.sleep(0)
         else:
@@ -530,7 +531,7 @@ class Stream:
         """Stop at once; nothing more is written or answered, except that the queue of a stream that went offline is
         refused."""
         if self.offline is not None:
-            error = ApiError(STREAM_OFFLINE, err=self.offline)
+            error = ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=self.offline)
             self.queue.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
         self.queue.close()
         self._batching.close()

@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Appender:
                 if not appended:
                     self._batching.lost()
                     for _, reply, _, _ in pending.msgs:
-                        self._replies.refused(reply, ApiError(NOT_AVAILABLE))
+                        self._replies.refused(reply, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         # Roll-ups and trims may remove messages and skip sequences.
         pending.begin(self._live.last_seq + 1)
         return appended

@@ -20,6 +20,7 @@ from broker.jetstream.stream.publish.batches import BATCH_COMMIT, BATCH_ID, BATC
 from broker.jetstream.stream.publish.headers import has_unstored, parse_sequence
 from broker.jetstream.stream.publish.idle import IdleTimer
 from broker.jetstream.stream.publish.spill import BLOCKS_MAX, SPILL_BYTES, Spill
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers as header_block
 
@@ -84,7 +85,8 @@ class AtomicBatches:
         self._open: dict[bytes, Batch] = {}
         self._timer = IdleTimer(clock, self.expire)
 
-    def take(self, msg: Msg, batch_id: bytes, headers: Mapping[bytes, bytes], source: Source | None = None) -> Batch | None:
+    def take(self, msg: Msg, batch_id: bytes, headers: Mapping[bytes, bytes],
+             source: Source | None = None) -> Batch | None:
         """Stage a message.
 
         Returns: the batch if ``msg`` commits it: ``close`` it, whatever the outcome, or ``detach`` and ``end`` it; None: it
@@ -92,10 +94,10 @@ class AtomicBatches:
         Raises: ApiError.
         """
         if len(batch_id) > _ID_BYTES_MAX:
-            raise ApiError(10179)
+            raise ApiError(ApiErrors.ATOMIC_PUBLISH_INVALID_BATCH_ID)
         place = parse_sequence(headers.get(BATCH_SEQUENCE, b""))
         if place < 0:
-            raise ApiError(10175)
+            raise ApiError(ApiErrors.ATOMIC_PUBLISH_MISSING_SEQ)
         commit = headers.get(BATCH_COMMIT)
         eob = commit == b"eob"
         count = place - eob
@@ -106,22 +108,24 @@ class AtomicBatches:
         max_msgs = self._inflight.limits.max_msgs
         if batch is None:
             if place != 1:
-                raise ApiError(10199, size=max_msgs) if count > max_msgs else ApiError(10176)
+                if count > max_msgs:
+                    raise ApiError(ApiErrors.ATOMIC_PUBLISH_TOO_LARGE_BATCH, size=max_msgs)
+                raise ApiError(ApiErrors.ATOMIC_PUBLISH_INCOMPLETE_BATCH)
             batch = self._begin(batch_id)
         if commit is not None and not eob and commit != b"1":
             self.close(batch)
-            raise ApiError(10200)
+            raise ApiError(ApiErrors.ATOMIC_PUBLISH_INVALID_BATCH_COMMIT)
         _, _, hlen, body = msg
         if headers.get(REQUIRED_LEVEL):
             if level_refused(body[:hlen]):
-                raise self._abandon(batch, "unsupported", ApiError(10185))
+                raise self._abandon(batch, "unsupported", ApiError(ApiErrors.REQUIRED_API_LEVEL))
             block = header_block.remove(body[:hlen], REQUIRED_LEVEL)
             hlen, body = len(block), block + body[hlen:]
         batch.last += 1
         if batch.last != place or batch.commit is not None or (eob and place == 1):
-            raise self._abandon(batch, "incomplete", ApiError(10176))
+            raise self._abandon(batch, "incomplete", ApiError(ApiErrors.ATOMIC_PUBLISH_INCOMPLETE_BATCH))
         if count > max_msgs:
-            raise self._abandon(batch, "large", ApiError(10199, size=max_msgs))
+            raise self._abandon(batch, "large", ApiError(ApiErrors.ATOMIC_PUBLISH_TOO_LARGE_BATCH, size=max_msgs))
         batch.plain = batch.plain and headers.keys() <= _PLAIN and not (hlen and has_unstored(hlen, body))
         self._defer(batch)
         if not eob:
@@ -152,7 +156,8 @@ class AtomicBatches:
                 break
             count += 1
             size += _ROW_BYTES + len(subject) + len(body)
-        if (not count or (self.spill is not None and batch.whole_bytes + size > SPILL_BYTES) or batch.size + size > BATCH_BYTES_MAX
+        if (not count or (self.spill is not None and batch.whole_bytes + size > SPILL_BYTES)
+                or batch.size + size > BATCH_BYTES_MAX
                 or inflight.staged_bytes + size > inflight.limits.staged_bytes):
             return 0
         batch.msgs += ops[start:start + count]
@@ -201,7 +206,7 @@ class AtomicBatches:
         inflight = self._inflight
         limits = inflight.limits
         if len(self._open) >= limits.per_stream or inflight.atomic >= limits.total:
-            raise ApiError(10210)
+            raise ApiError(ApiErrors.ATOMIC_PUBLISH_TOO_MANY_INFLIGHT)
         batch = self._open[batch_id] = Batch(batch_id)
         inflight.atomic += 1
         return batch
@@ -220,11 +225,13 @@ class AtomicBatches:
                 raise self._abandon(batch, "large", ApiError(err_code))
             self.write(batch, source)
             if batch.spill.blocks >= BLOCKS_MAX:
-                raise self._abandon(batch, "large", ApiError(10199, size=f"{BLOCKS_MAX} blocks"))
+                raise self._abandon(batch, "large",
+                                    ApiError(ApiErrors.ATOMIC_PUBLISH_TOO_LARGE_BATCH, size=f"{BLOCKS_MAX} blocks"))
         if batch.size + size > BATCH_BYTES_MAX:
-            raise self._abandon(batch, "large", ApiError(10199, size=f"{BATCH_BYTES_MAX >> 20} MiB"))
+            raise self._abandon(batch, "large",
+                                ApiError(ApiErrors.ATOMIC_PUBLISH_TOO_LARGE_BATCH, size=f"{BATCH_BYTES_MAX >> 20} MiB"))
         if inflight.staged_bytes + size > inflight.limits.staged_bytes:
-            raise self._abandon(batch, "large", ApiError(10210))
+            raise self._abandon(batch, "large", ApiError(ApiErrors.ATOMIC_PUBLISH_TOO_MANY_INFLIGHT))
         batch.msgs.append(msg)
         self._add(batch, size)
 

@@ -17,6 +17,7 @@ from broker.jetstream.stream.publish.headers import parse_sequence
 from broker.jetstream.stream.publish.limits import Limits
 from broker.jetstream.stream.publish.pending import Pending
 from broker.jetstream.stream.publish.ttl import TTL
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def last_msg_id(context: CheckContext, config: StreamConfig) -> Check:
     """10177: batches cannot have this header."""
     def check(candidate: Candidate) -> None:
         if candidate.headers.get(expectations.LAST_MSG_ID):
-            raise ApiError(10177, header=expectations.LAST_MSG_ID.decode())
+            raise ApiError(ApiErrors.ATOMIC_PUBLISH_UNSUPPORTED_HEADER_BATCH, header=expectations.LAST_MSG_ID.decode())
     return check
 
 
@@ -96,10 +97,10 @@ def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
         try:
             single(candidate)
         except Duplicate:
-            raise ApiError(10201) from None
+            raise ApiError(ApiErrors.ATOMIC_PUBLISH_CONTAINS_DUPLICATE_MESSAGE) from None
         # Within a batch, ids count even if the stream has no window.
         if candidate.msg_id and not dedupe.window_ns and candidate.msg_id in candidate.pending.ids:
-            raise ApiError(10201)
+            raise ApiError(ApiErrors.ATOMIC_PUBLISH_CONTAINS_DUPLICATE_MESSAGE)
     return check
 
 
@@ -107,7 +108,7 @@ def ttl_disabled(context: CheckContext, config: StreamConfig) -> Check | None:
     """10166, even if the header is not a TTL."""
     def check(candidate: Candidate) -> None:
         if candidate.headers[TTL]:
-            raise ApiError(10166)
+            raise ApiError(ApiErrors.MESSAGE_TTL_DISABLED)
     return check if not config.allow_msg_ttl else None
 
 
@@ -118,7 +119,7 @@ def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
     def check(candidate: Candidate) -> None:
         single(candidate)
         if candidate.headers[expectations.LAST_SEQUENCE] and candidate.pending.msgs:
-            raise ApiError(10164)
+            raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE_CONSTANT)
     return check
 
 
@@ -131,16 +132,16 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
         subject = get(expectations.SUBJECT)
         if not (text := get(expectations.LAST_SUBJECT_SEQUENCE)):
             if subject:
-                raise ApiError(10193)
+                raise ApiError(ApiErrors.STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_INVALID)
             return
         subject = subject or candidate.subject
         if subject in staged.subjects:
-            raise ApiError(10164)
+            raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE_CONSTANT)
         last = staged.lasts.get(subject)
         if last is None:
             last = staged.lasts[subject] = last_seqs.of(subject)
         if last != parse_sequence(text):
-            raise ApiError(10071, seq=last)
+            raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE, seq=last)
     return check
 
 
@@ -149,9 +150,9 @@ def first_of_subject(context: CheckContext, config: StreamConfig) -> Check:
     def check(candidate: Candidate) -> None:
         staged = _staged(candidate)
         if candidate.rollup == b"sub" and candidate.subject in staged.subjects:
-            raise ApiError(10111, err="batch rollup sub invalid")
+            raise ApiError(ApiErrors.STREAM_ROLLUP_FAILED, err="batch rollup sub invalid")
         if candidate.rollup == b"all" and staged.msgs:
-            raise ApiError(10111, err="batch rollup all invalid")
+            raise ApiError(ApiErrors.STREAM_ROLLUP_FAILED, err="batch rollup all invalid")
     return check
 
 
@@ -176,13 +177,13 @@ def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
     def check(candidate: Candidate) -> None:
         staged, index = _staged(candidate), candidate.index
         if max_msgs and live.msgs + len(staged.msgs) >= max_msgs:
-            raise ApiError(10077, err="maximum messages exceeded")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages exceeded")
         if max_bytes and live.size_bytes + staged.bytes + candidate.size > max_bytes:
-            raise ApiError(10077, err="maximum bytes exceeded")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum bytes exceeded")
         subject = candidate.subject
         if (subject_is_full and index is not None and not candidate.rollup
                 and index.count(subject, live.first_seq) + staged.subjects[subject] >= per_subject):
-            raise ApiError(10077, err="maximum messages per subject exceeded")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages per subject exceeded")
     return check if config.discard == "new" and (limits.whole or subject_is_full) else None
 
 

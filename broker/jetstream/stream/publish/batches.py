@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def fast_ingest(context: CheckContext, config: StreamConfig) -> Check:
         if candidate.reply.endswith(FAST_INGEST):
             _check_all(context, candidate, config)
             if not config.allow_batched:
-                raise ApiError(10205)
+                raise ApiError(ApiErrors.BATCH_PUBLISH_DISABLED)
             raise FastMember
     return check
 
@@ -67,7 +68,7 @@ def atomic(context: CheckContext, config: StreamConfig) -> Check:
         if (batch_id := candidate.headers.get(BATCH_ID)) and candidate.pending.source is not scheduled:
             _check_all(context, candidate, config)
             if not config.allow_atomic:
-                raise ApiError(10174)
+                raise ApiError(ApiErrors.ATOMIC_PUBLISH_DISABLED)
             raise BatchMember(batch_id)
     return check
 
@@ -75,11 +76,11 @@ def atomic(context: CheckContext, config: StreamConfig) -> Check:
 def _check_all(context: CheckContext, candidate: Candidate, config: StreamConfig) -> None:
     """10109, 10023, 10002, 10054."""
     if config.sealed:
-        raise ApiError(10109)
+        raise ApiError(ApiErrors.STREAM_SEALED)
     usage = context.live.usage
     if usage.size_bytes + candidate.size > usage.bytes_max:
         context.commit_pending(candidate.pending)
         if err_code := usage.refusal(candidate.size, candidate.pending.time_ns):
             raise ApiError(err_code)
     if 0 <= config.max_msg_size < len(candidate.body):
-        raise ApiError(10054)
+        raise ApiError(ApiErrors.STREAM_MESSAGE_EXCEEDS_MAXIMUM)

@@ -23,7 +23,8 @@ from broker.jetstream.stream.publish.fast import FastBatches, FastMessage, FastR
 from broker.jetstream.stream.publish.limits import RECORD_BYTES_MAX
 from broker.jetstream.stream.publish.spill import Spill, may_spill
 from broker.jetstream.stream.publish.spilled import SpilledCommits
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers as header_block
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 
@@ -118,7 +119,7 @@ class Batching:
         """
         atomic = self._atomic
         if atomic is None:
-            raise ApiError(10174)
+            raise ApiError(ApiErrors.ATOMIC_PUBLISH_DISABLED)
         batch = atomic.take(msg, batch_id, candidate.headers, pending.source)
         if batch is None:
             self._replies.staged(msg[1])
@@ -187,7 +188,7 @@ class Batching:
                     _log.critical("%s, so nothing more is stored", error)
                     self._log.fail(error)
         if not stored:
-            raise ApiError(NOT_AVAILABLE)
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
 
     # --- fast ingest --------------------------------------------------------------------------------------------------
 
@@ -198,14 +199,14 @@ class Batching:
         """
         fast, replies = self._fast, self._replies
         if fast is None:
-            raise ApiError(10205)
+            raise ApiError(ApiErrors.BATCH_PUBLISH_DISABLED)
         subject, reply, hlen, body = msg
         message = FastMessage.parse(reply)
         batch = fast.of(message)
         if hlen and candidate.headers.get(REQUIRED_LEVEL):
             if level_refused(body[:hlen]):
                 fast.close(batch)
-                raise ApiError(10185)
+                raise ApiError(ApiErrors.REQUIRED_API_LEVEL)
             block = header_block.remove(body[:hlen], REQUIRED_LEVEL)
             hlen, body = len(block), block + body[hlen:]
         again = batch.waiting is msg

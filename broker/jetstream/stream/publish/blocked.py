@@ -16,7 +16,8 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
@@ -107,7 +108,7 @@ class BlockedPublish:
     def _refuse(self, msg: Msg) -> None:
         self.decided()
         if self._owner.queue.drop_first(msg):
-            self._replies.fail((msg,), ApiError(NOT_AVAILABLE))
+            self._replies.fail((msg,), ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
 
     def _came_late(self, loading: asyncio.Task[None]) -> None:
         self._late = None

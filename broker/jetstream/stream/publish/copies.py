@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision
 from broker.jetstream.stream.state.rows import NotLoaded
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg
@@ -104,7 +105,7 @@ class Copies:
                             await decision.bring(error)
         except TimeoutError:
             # Publishes wait meanwhile, and must not wait as long as a store may take.
-            return ApiError(NOT_AVAILABLE)
+            return ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         return None
 
     def _copy(self, run: Run, at: int, done: int, stored: Callable[[int], None]) -> tuple[int, ApiError | NotLoaded | None]:

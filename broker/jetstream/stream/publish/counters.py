@@ -31,6 +31,7 @@ from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, Limits
 from broker.jetstream.stream.publish.rollup import ROLLUP
 from broker.jetstream.stream.publish.sources import SOURCE
 from broker.jetstream.stream.publish.totals import SOURCES, TOTAL_DIGITS_MAX, Sources, Total, integer
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers as header_block
 
@@ -56,13 +57,13 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
         if not (text := candidate.headers.get(INCREMENT)):
             return
         if integer(text.decode("latin-1")) is None:
-            raise ApiError(10171)
+            raise ApiError(ApiErrors.MESSAGE_INCR_INVALID)
         if not config.allow_msg_counter:
-            raise ApiError(10168)
+            raise ApiError(ApiErrors.MESSAGE_INCR_DISABLED)
         if len(candidate.body) > candidate.hlen:
-            raise ApiError(10170)
+            raise ApiError(ApiErrors.MESSAGE_INCR_PAYLOAD)
         if any(map(candidate.headers.get, _ALONE)):
-            raise ApiError(10171)
+            raise ApiError(ApiErrors.MESSAGE_INCR_INVALID)
     return check
 
 
@@ -73,7 +74,7 @@ def add(context: CheckContext, config: StreamConfig) -> Check | None:
     def check(candidate: Candidate) -> None:
         text = candidate.headers.get(INCREMENT) if candidate.hlen else None
         if not text:
-            raise ApiError(10169)
+            raise ApiError(ApiErrors.MESSAGE_INCR_MISSING)
         total = latest.of(candidate)
         block = candidate.body[:candidate.hlen]
         if total.sources:
@@ -93,10 +94,10 @@ def add_copied(context: CheckContext, config: StreamConfig) -> Check | None:
 
     def check(candidate: Candidate) -> None:
         if not candidate.headers.get(INCREMENT):
-            raise ApiError(10169)
+            raise ApiError(ApiErrors.MESSAGE_INCR_MISSING)
         total, copied = latest.of(candidate), Total.of(b"", candidate.body[candidate.hlen:])
         if copied.broken:
-            raise ApiError(10172)
+            raise ApiError(ApiErrors.MESSAGE_COUNTER_BROKEN)
         said = candidate.headers[SOURCE].decode("utf-8", "replace").split(" ")
         origin, subject = said[0], said[4]
         subjects = total.sources.get(origin) or {}
@@ -113,9 +114,9 @@ def fits(context: CheckContext, config: StreamConfig) -> Check | None:
 
     def check(candidate: Candidate) -> None:
         if 0 <= most < len(candidate.body):
-            raise ApiError(10054)
+            raise ApiError(ApiErrors.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
         if candidate.hlen > HEADERS_BYTES_MAX:
-            raise ApiError(10097)
+            raise ApiError(ApiErrors.STREAM_HEADER_EXCEEDS_MAXIMUM)
     return check if config.allow_msg_counter else None
 
 
@@ -138,14 +139,14 @@ class _Latest:
                 self._context.commit_pending(pending)
             total = self._context.totals.of(subject)
         if total.broken:
-            raise ApiError(10172)
+            raise ApiError(ApiErrors.MESSAGE_COUNTER_BROKEN)
         return total
 
 
 def _become(candidate: Candidate, block: bytes, total: Total) -> None:
     """Give the message these headers, and the total as its payload. Raises: ApiError 10171."""
     if abs(total.value) >= _VALUE_END:
-        raise ApiError(10171)
+        raise ApiError(ApiErrors.MESSAGE_INCR_INVALID)
     payload = b'{"val":"%d"}' % total.value
     candidate.size += len(block) + len(payload) - len(candidate.body)
     candidate.hlen, candidate.body = len(block), block + payload

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from broker.jetstream.stream.publish.candidate import Duplicate
 from broker.jetstream.stream.publish.headers import MSG_ID
 from broker.jetstream.stream.state.rows import NotLoaded
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -36,5 +37,5 @@ def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
         if seq := dedupe.seen(msg_id) or (dedupe.window_ns > 0 and pending.ids.get(msg_id, 0)):
             raise Duplicate(seq)
         if dedupe.full:
-            raise ApiError(10167)
+            raise ApiError(ApiErrors.STREAM_TOO_MANY_REQUESTS)
     return check if config.mirror is None else None

@@ -12,6 +12,7 @@ from broker.jetstream.stream.publish.duplicates import IDS
 from broker.jetstream.stream.publish.headers import parse_sequence
 from broker.jetstream.stream.publish.limits import Limits
 from broker.jetstream.stream.state.rows import NotLoaded
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def stream(context: CheckContext, config: StreamConfig) -> Check:
     def check(candidate: Candidate) -> None:
         expected = candidate.headers[STREAM]
         if expected and expected != name and not context.shares(candidate.subject, expected):
-            raise ApiError(10060)
+            raise ApiError(ApiErrors.STREAM_NOT_MATCH)
     return check
 
 
@@ -51,7 +52,7 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
         subject = get(SUBJECT)
         if not (text := get(LAST_SUBJECT_SEQUENCE)):
             if subject:
-                raise ApiError(10193)
+                raise ApiError(ApiErrors.STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_INVALID)
             return
         index = subjects.index
         if tracked and not subject and index is not None and index.merged_seq == pending.last_seq:
@@ -61,7 +62,7 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
             context.commit_pending(pending)
             last = last_seqs.of(subject or candidate.subject)
         if last != parse_sequence(text):
-            raise ApiError(10071, seq=last)
+            raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE, seq=last)
     return check
 
 
@@ -71,7 +72,7 @@ def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
         if text := candidate.headers[LAST_SEQUENCE]:
             last = candidate.pending.last_seq
             if last != parse_sequence(text):
-                raise ApiError(10071, seq=last)
+                raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE, seq=last)
     return check
 
 
@@ -87,5 +88,5 @@ def last_msg_id(context: CheckContext, config: StreamConfig) -> Check:
         if last_id is None:
             raise NotLoaded(IDS, work=load_ids)
         if expected != last_id:
-            raise ApiError(10070, id=last_id.decode("utf-8", "replace"))
+            raise ApiError(ApiErrors.STREAM_WRONG_LAST_MSG_ID, id=last_id.decode("utf-8", "replace"))
     return check

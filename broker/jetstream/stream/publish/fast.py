@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker.jetstream.stream.publish.idle import IdleTimer
 from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import INT64_MAX, UINT64_MAX, decimal
 
@@ -67,12 +68,12 @@ class FastMessage(NamedTuple):
         """Raises: ApiError 10206."""
         tokens = reply.rsplit(b".", 6)
         if len(tokens) < 7:  # the inbox is at least one token
-            raise ApiError(10206)
+            raise ApiError(ApiErrors.BATCH_PUBLISH_INVALID_PATTERN)
         _, batch_id, flow, gap, place, operation, _ = tokens
         number, at = decimal(operation), decimal(place)
         if (not 0 <= number <= Operation.PING or not 0 < at < UINT64_MAX or gap not in (b"ok", b"fail")
                 or (at == 1 and number in (Operation.APPEND, Operation.END)) or (at > 1 and number == Operation.START)):
-            raise ApiError(10206)
+            raise ApiError(ApiErrors.BATCH_PUBLISH_INVALID_PATTERN)
         every = decimal(flow, INT64_MAX)
         return cls(batch_id, min(every, _FLOW_MAX) if every > 0 else _FLOW_DEFAULT, gap == b"ok", at, Operation(number))
 
@@ -123,11 +124,11 @@ class FastBatches:
     def of(self, message: FastMessage) -> FastBatch:
         """The batch of a message, which may begin with it. Raises: ApiError."""
         if len(message.batch_id) > _ID_BYTES_MAX:
-            raise ApiError(10207)
+            raise ApiError(ApiErrors.BATCH_PUBLISH_INVALID_BATCH_ID)
         batch = self._open.get(message.batch_id)
         if batch is None:
             if message.place != 1:
-                raise ApiError(10208)
+                raise ApiError(ApiErrors.BATCH_PUBLISH_UNKNOWN_BATCH_ID)
             batch = self._begin(message)
         timeout_ns = self._inflight.limits.timeout_ns
         batch.deadline_ns = self._clock.monotonic_ns() + timeout_ns
@@ -237,7 +238,7 @@ class FastBatches:
     def _begin(self, message: FastMessage) -> FastBatch:
         inflight = self._inflight
         if len(self._open) >= inflight.limits.fast_per_stream or inflight.fast >= inflight.limits.fast_total:
-            raise ApiError(10211)
+            raise ApiError(ApiErrors.BATCH_PUBLISH_TOO_MANY_INFLIGHT)
         # With other batches open, a batch begins slowly; ``_flow`` raises it to its share.
         every = 1 if self._open else min(_ACK_EVERY_MAX, message.flow)
         batch = self._open[message.batch_id] = FastBatch(message.batch_id, message.gap_ok, message.flow, every)

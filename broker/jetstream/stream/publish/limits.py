@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 
@@ -65,14 +66,14 @@ def record_size(context: CheckContext, config: StreamConfig) -> Check:
     """10077: nats-server's files hold no larger record."""
     def check(candidate: Candidate) -> None:
         if candidate.size > RECORD_BYTES_MAX:
-            raise ApiError(10077, err="message too large")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="message too large")
     return check
 
 
 def sealed(context: CheckContext, config: StreamConfig) -> Check | None:
     """10109."""
     def check(candidate: Candidate) -> None:
-        raise ApiError(10109)
+        raise ApiError(ApiErrors.STREAM_SEALED)
     return check if config.sealed else None
 
 
@@ -82,7 +83,7 @@ def payload_size(context: CheckContext, config: StreamConfig) -> Check | None:
 
     def check(candidate: Candidate) -> None:
         if len(candidate.body) > most:
-            raise ApiError(10054)
+            raise ApiError(ApiErrors.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
     return check if most >= 0 else None
 
 
@@ -90,7 +91,7 @@ def header_size(context: CheckContext, config: StreamConfig) -> Check:
     """10097."""
     def check(candidate: Candidate) -> None:
         if candidate.hlen > HEADERS_BYTES_MAX:
-            raise ApiError(10097)
+            raise ApiError(ApiErrors.STREAM_HEADER_EXCEEDS_MAXIMUM)
     return check
 
 
@@ -127,7 +128,7 @@ def last_sequence(context: CheckContext, config: StreamConfig) -> Check | None:
     """10077: there is no sequence left. Only streams that begin beyond ``_FAR`` ever get there."""
     def check(candidate: Candidate) -> None:
         if candidate.pending.last_seq >= SEQ_MAX:
-            raise ApiError(10077, err="the stream has used its last sequence")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="the stream has used its last sequence")
     return check if context.live.last_seq >= _FAR else None
 
 
@@ -142,11 +143,11 @@ def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
         replaces, replaced_size = False, 0
         if index is not None and index.count(candidate.subject, live.first_seq) >= per_subject:
             if subject_is_full and not candidate.rollup:
-                raise ApiError(10077, err="maximum messages per subject exceeded")
+                raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages per subject exceeded")
             replaces, replaced_size = True, index.first(candidate.subject, live.first_seq)[1]
         if max_msgs and not replaces and live.msgs + len(pending.msgs) - len(pending.removed) >= max_msgs:
-            raise ApiError(10077, err="maximum messages exceeded")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages exceeded")
         if (max_bytes and live.size_bytes + pending.bytes - pending.removed_bytes + candidate.size > max_bytes
                 and (not replaces or replaced_size < candidate.size)):
-            raise ApiError(10077, err="maximum bytes exceeded")
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum bytes exceeded")
     return check if config.discard == "new" and (limits.whole or limits.per_subject) else None

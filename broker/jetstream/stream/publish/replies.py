@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
     from broker.storage.log.memory_log import MemoryLog
     from broker.storage.log.owner import BlockOwner
 
-__all__ = ["STORE_FULL", "Replies"]
-
-STORE_FULL = 10023
-"""Where the store has no room, as nats-server answers where its disk has none."""
+__all__ = ["Replies"]
 
 _TOO_MANY_REQUESTS = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 
@@ -117,9 +115,9 @@ class Replies:
         """Refuse, at once, publishes for which there is no room: nothing was decided about them."""
         if self._log.full:
             self.dropped += sum(not op[1] for op in run)
-            self.fail(run, ApiError(STORE_FULL))
+            self.fail(run, ApiError(ApiErrors.INSUFFICIENT_RESOURCES))
             return
-        body = _TOO_MANY_REQUESTS + self._refusal(ApiError(10167))
+        body = _TOO_MANY_REQUESTS + self._refusal(ApiError(ApiErrors.STREAM_TOO_MANY_REQUESTS))
         hlen = len(_TOO_MANY_REQUESTS)
         for _, reply, _, _ in run:
             if reply:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ def requested(context: CheckContext, config: StreamConfig) -> Check:
         if not allowed:
             if candidate.copied:
                 return  # it was a roll-up in the origin
-            raise ApiError(10111, err="rollup not permitted")
+            raise ApiError(ApiErrors.STREAM_ROLLUP_FAILED, err="rollup not permitted")
         if value not in (b"sub", b"all"):
-            raise ApiError(10111, err=f"rollup value invalid: {json.dumps(value.decode('utf-8', 'replace'))}")
+            raise ApiError(ApiErrors.STREAM_ROLLUP_FAILED,
+                           err=f"rollup value invalid: {json.dumps(value.decode('utf-8', 'replace'))}")
         candidate.rollup = value
     return check
 

@@ -23,7 +23,8 @@ from broker.jetstream.filters import Filters
 from broker.jetstream.stream.publish.cron import Firing, fires_at
 from broker.jetstream.stream.publish.rollup import ROLLUP
 from broker.jetstream.stream.publish.ttl import TTL_INVALID, parse_ttl
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers as header_block
 from broker.protocol.subject import is_literal, is_valid
 from broker.storage.format.records.expiry import NEVER
@@ -80,7 +81,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
             due, purges = scheduler.next_of(name), get(_NEXT, b"") == PURGE
             if due is None or (purges and scheduler.ended_since(name)):
                 # It waited: its schedule has fired again, or has gone, or what came since would be purged with it.
-                raise ApiError(NOT_AVAILABLE)
+                raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             if purges:
                 candidate.ends = name
             else:
@@ -88,32 +89,32 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
             return
         following, pattern = get(_NEXT, b""), get(PATTERN, b"")
         if pattern and not config.allow_msg_schedules and not pattern.startswith(_AT):
-            raise ApiError(10188)  # without reading it; ``@at`` may stand for no schedule
+            raise ApiError(ApiErrors.MESSAGE_SCHEDULES_DISABLED)  # without reading it; ``@at`` may stand for no schedule
         at_ns = ahead.decision_ns(candidate.pending.time_ns)
         try:
             found = firing(pattern, get(TIME_ZONE), at_ns, at_ns)
         except ApiError:
             if not config.allow_msg_schedules:
-                raise ApiError(10188) from None
+                raise ApiError(ApiErrors.MESSAGE_SCHEDULES_DISABLED) from None
             raise
         if found is not None:
             if not config.allow_msg_schedules:
-                raise ApiError(10188)
+                raise ApiError(ApiErrors.MESSAGE_SCHEDULES_DISABLED)
             _check_schedule(candidate, get, config, stored)
             candidate.due = 0, found.at_ns
         name = get(SCHEDULER, b"")
         if following:
             if following != PURGE or not _publishable(name) or name == candidate.subject:
-                raise ApiError(10212)
+                raise ApiError(ApiErrors.MESSAGE_SCHEDULES_SCHEDULER_INVALID)
             if not config.allow_msg_schedules:
-                raise ApiError(10188)
+                raise ApiError(ApiErrors.MESSAGE_SCHEDULES_DISABLED)
             pending = candidate.pending
             context.commit_pending(pending)
             if not (pending.schedule(name) is not None if pending.last_of(name) else scheduler.may_end(name)):
-                raise ApiError(10212)
+                raise ApiError(ApiErrors.MESSAGE_SCHEDULES_SCHEDULER_INVALID)
             candidate.ends = name
         elif name:
-            raise ApiError(10212)
+            raise ApiError(ApiErrors.MESSAGE_SCHEDULES_SCHEDULER_INVALID)
     return check
 
 
@@ -139,19 +140,19 @@ def _check_schedule(candidate: Candidate, get: Callable[[bytes, bytes], bytes], 
                     stored: Callable[[], Filters]) -> None:
     ttl, rollup, target, source = get(_TTL, b""), get(_ROLLUP, b""), get(TARGET, b""), get(SOURCE, b"")
     if ttl and parse_ttl(ttl) == TTL_INVALID:
-        raise ApiError(10191)
+        raise ApiError(ApiErrors.MESSAGE_SCHEDULES_TTL_INVALID)
     if rollup not in (b"", b"sub"):
-        raise ApiError(10192)
+        raise ApiError(ApiErrors.MESSAGE_SCHEDULES_ROLLUP_INVALID)
     if ttl and not config.allow_msg_ttl:
-        raise ApiError(10166)
+        raise ApiError(ApiErrors.MESSAGE_TTL_DISABLED)
     if not _publishable(target) or target == candidate.subject:
-        raise ApiError(10190)
+        raise ApiError(ApiErrors.MESSAGE_SCHEDULES_TARGET_INVALID)
     if source and (not _publishable(source) or source in (target, candidate.subject)):
-        raise ApiError(10203)
+        raise ApiError(ApiErrors.MESSAGE_SCHEDULES_SOURCE_INVALID)
     if not config.subjects or not stored().match(target):
-        raise ApiError(10190)
+        raise ApiError(ApiErrors.MESSAGE_SCHEDULES_TARGET_INVALID)
     if source and not stored().match(source):
-        raise ApiError(10203)
+        raise ApiError(ApiErrors.MESSAGE_SCHEDULES_SOURCE_INVALID)
     own = get(ROLLUP, b"").lower()
     if not own:
         block = header_block.set(candidate.body[:candidate.hlen], ROLLUP, b"sub")
@@ -159,7 +160,7 @@ def _check_schedule(candidate: Candidate, get: Callable[[bytes, bytes], bytes], 
         candidate.hlen, candidate.body = len(block), block + candidate.body[candidate.hlen:]
         candidate.rollup = b"sub"
     elif own != b"sub":
-        raise ApiError(10192)
+        raise ApiError(ApiErrors.MESSAGE_SCHEDULES_ROLLUP_INVALID)
 
 
 def _publishable(subject: bytes) -> bool:
@@ -180,13 +181,13 @@ def firing(pattern: bytes, zone_name: bytes | None, after_ns: int, now_ns: int) 
         try:
             zone = ZoneInfo(zone_name.decode())
         except (ValueError, OSError, KeyError):
-            raise ApiError(10223) from None
+            raise ApiError(ApiErrors.MESSAGE_SCHEDULES_TIME_ZONE_INVALID) from None
     if not pattern:
         return None
     try:
         found = fires_at(pattern.decode(), zone, after_ns, now_ns)
     except ValueError:  # UnicodeDecodeError is one
-        raise ApiError(10189) from None
+        raise ApiError(ApiErrors.MESSAGE_SCHEDULES_PATTERN_INVALID) from None
     if found.at_ns == ZERO_TIME_NS:
         return None
     return found._replace(at_ns=min(max(found.at_ns, _DUE_MIN_NS), _DUE_MAX_NS))

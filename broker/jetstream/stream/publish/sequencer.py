@@ -31,7 +31,8 @@ from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYT
 from broker.jetstream.stream.publish.pending import Pending
 from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.state.rows import NotLoaded
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.traced import TracedMsg
 from broker.storage.format.message_size import ROW_BYTES, message_size, messages_size
@@ -165,7 +166,7 @@ class Sequencer:
                 return None
         except Exception as error:
             self.appender.unforeseen(error, index=False)
-        self.replies.refused(msg[1], ApiError(NOT_AVAILABLE))
+        self.replies.refused(msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         return None
 
     def one(self, msg: Msg, now_ns: int) -> bool:
@@ -195,7 +196,7 @@ class Sequencer:
         except Exception as error:
             self.appender.unforeseen(error, index=False)
             if live.last_seq < seq:
-                self.replies.refused(reply, ApiError(NOT_AVAILABLE))
+                self.replies.refused(reply, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         log.urgent()
         return True
 
@@ -208,7 +209,7 @@ class Sequencer:
         except Exception as error:
             self.appender.unforeseen(error, index=bool(self._per_subject))
             if self._live.last_seq == last_seq:
-                raise ApiError(NOT_AVAILABLE) from error
+                raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from error
             return True
 
     def _all_at_once(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
@@ -313,12 +314,12 @@ class Sequencer:
                 pending.append()
                 if self._blocked.begin(msg, not_loaded):
                     return i
-                replies.refused(msg[1], ApiError(NOT_AVAILABLE))
+                replies.refused(msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
             except Exception as error:
                 pending.append()
                 self.appender.unforeseen(error, index=pending.indexed)
                 pending.indexed = False
-                replies.refused(msg[1], ApiError(NOT_AVAILABLE))
+                replies.refused(msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
             if i == start:
                 # A waiting publish is the first of its run.
                 self._blocked.decided()
@@ -382,15 +383,15 @@ class Sequencer:
                 accepted += 1
             except (ApiError, NotLoaded) as error:
                 pending.append()
-                return error if not failed else ApiError(NOT_AVAILABLE)
+                return error if not failed else ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             except Exception as error:
                 pending.append()
                 self.appender.unforeseen(error, index=pending.indexed)
-                return ApiError(NOT_AVAILABLE)
+                return ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             if failed:
-                return ApiError(NOT_AVAILABLE)
+                return ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         pending.append()
-        return ApiError(NOT_AVAILABLE) if failed else None
+        return ApiError(ApiErrors.CLUSTER_NOT_AVAIL) if failed else None
 
     # --- one message --------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -20,5 +21,5 @@ def forged(context: CheckContext, config: StreamConfig) -> Check:
     """10227."""
     def check(candidate: Candidate) -> None:
         if candidate.headers[SOURCE]:
-            raise ApiError(10227)
+            raise ApiError(ApiErrors.MESSAGE_SOURCE_HDR_NOT_ALLOWED)
     return check

@@ -19,7 +19,8 @@ from broker.jetstream.stream.publish.pending import Pending
 from broker.jetstream.stream.publish.spill import Owner as Spills
 from broker.jetstream.stream.publish.spill import Spill, may_spill
 from broker.jetstream.stream.state.decision import Stuck
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
@@ -101,7 +102,7 @@ class SpilledCommits:
         self._owner.queue.end()
 
     async def _commit(self, batch: Batch, spill: Spill, reply: bytes, source: Source | None) -> None:
-        error = ApiError(NOT_AVAILABLE)
+        error = ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         try:
             blocks = await spill.written()
             await self._owner.appending.join(blocks, lambda: self._arrival(batch, spill, source), spill.joined)
@@ -122,11 +123,11 @@ class SpilledCommits:
         live, config = self._owner.live, self._owner.config
         # The stream may have been changed since the commit came.
         if config.sealed:
-            raise ApiError(10109)
+            raise ApiError(ApiErrors.STREAM_SEALED)
         if not config.allow_atomic:
-            raise ApiError(10174)
+            raise ApiError(ApiErrors.ATOMIC_PUBLISH_DISABLED)
         if not may_spill(config):
-            raise ApiError(10199, size=f"{BATCH_BYTES_MAX >> 20} MiB")
+            raise ApiError(ApiErrors.ATOMIC_PUBLISH_TOO_LARGE_BATCH, size=f"{BATCH_BYTES_MAX >> 20} MiB")
         time_ns = max(self._owner.clock.now_ns(), live.last_time_ns)
         first_seq = live.last_seq + 1
         pending = Pending(first_seq, source, time_ns, lambda pending: True)

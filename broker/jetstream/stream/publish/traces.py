@@ -21,6 +21,7 @@ from broker.jetstream.stream.publish.batches import BatchMember, FastMember
 from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
 from broker.jetstream.stream.publish.checks import TABLE, Checks
 from broker.jetstream.stream.publish.pending import Pending
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers
 from broker.protocol.traced import DEST, DISABLED, TracedMsg
@@ -35,10 +36,12 @@ __all__ = ["tell"]
 
 _KNOWN = next(at for at, rule in enumerate(TABLE) if rule.make is unwanted.unwanted)
 
-_PLAIN = (10060, 10077, 10111)
+_PLAIN = (ApiErrors.STREAM_NOT_MATCH, ApiErrors.STREAM_STORE_FAILED, ApiErrors.STREAM_ROLLUP_FAILED)
 """Errors that nats-server shows without their number."""
 
-_OTHER_WORDS = {10054: "maximum payload exceeded", 10097: "maximum payload exceeded", 10166: "message TTL disabled"}
+_OTHER_WORDS = {ApiErrors.STREAM_MESSAGE_EXCEEDS_MAXIMUM: "maximum payload exceeded",
+                ApiErrors.STREAM_HEADER_EXCEEDS_MAXIMUM: "maximum payload exceeded",
+                ApiErrors.MESSAGE_TTL_DISABLED: "message TTL disabled"}
 
 
 def tell(msg: TracedMsg, source: Source | None, time_ns: int, context: CheckContext, config: StreamConfig,
@@ -84,12 +87,12 @@ def _untraced(msg: Msg) -> Msg:
 def _words(error: ApiError, candidate: Candidate) -> str:
     """The error as nats-server's traces show it."""
     code, text = error.err_code, error.description
-    if code == 10071:
+    if code == ApiErrors.STREAM_WRONG_LAST_SEQUENCE:
         last = text.rpartition(" ")[2]
         by_subject = candidate.headers.get(expectations.LAST_SUBJECT_SEQUENCE)
         expected = by_subject or candidate.headers.get(expectations.LAST_SEQUENCE) or b""
         return f"last sequence{' by subject' if by_subject else ''} mismatch: {expected.decode('utf-8', 'replace')} vs {last}"
-    if code == 10070:
+    if code == ApiErrors.STREAM_WRONG_LAST_MSG_ID:
         expected = candidate.headers.get(expectations.LAST_MSG_ID) or b""
         return f'last msgid mismatch: "{expected.decode("utf-8", "replace")}" vs "{text.removeprefix("wrong last msg ID: ")}"'
     return _OTHER_WORDS.get(code) or (text if code in _PLAIN else f"{text} ({code})")

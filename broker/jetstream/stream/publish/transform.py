@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject_transform import make_transform
 
@@ -32,7 +33,7 @@ def transform(context: CheckContext, config: StreamConfig) -> Check | None:
         subject = match(candidate.subject)
         if subject is not None:
             if not subject:
-                raise ApiError(10054)
+                raise ApiError(ApiErrors.STREAM_MESSAGE_EXCEEDS_MAXIMUM)
             candidate.size += len(subject) - len(candidate.subject)
             candidate.subject = subject
     return check

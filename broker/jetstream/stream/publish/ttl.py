@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from broker.gotime import format_duration, parse_duration
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import INT64_MAX, UINT64_MAX
 from broker.protocol import headers as header_block
 
@@ -36,7 +37,7 @@ def disabled(context: CheckContext, config: StreamConfig) -> Check | None:
     """10166."""
     def check(candidate: Candidate) -> None:
         if (text := candidate.headers.get(TTL)) and parse_ttl(text) not in (0, TTL_INVALID):
-            raise ApiError(10166)
+            raise ApiError(ApiErrors.MESSAGE_TTL_DISABLED)
     return check if not config.allow_msg_ttl else None
 
 
@@ -51,7 +52,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
             return
         ttl = parse_ttl(text)
         if ttl == TTL_INVALID:
-            raise ApiError(10165)
+            raise ApiError(ApiErrors.MESSAGE_TTL_INVALID)
         if 0 < ttl < least:
             ttl = least
             block = header_block.remove(candidate.body[:candidate.hlen], TTL)
@@ -72,7 +73,7 @@ def marker(context: CheckContext, config: StreamConfig) -> Check | None:
         if candidate.pending.source is markers.source:
             context.commit_pending(candidate.pending)
             if subjects.last(candidate.subject) != markers.replaced_by_marker(candidate.subject):
-                raise ApiError(NOT_AVAILABLE)
+                raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
     return check if config.subject_delete_marker_ttl > 0 else None
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from broker.jetstream.stream.upstream.origin import Batch
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.ids import secret_id
 from broker.jetstream.wire.numbers import SEQ_MAX, decimal
@@ -86,7 +87,8 @@ class Deliveries:
         if (error := answer.get("error")) is not None:
             raise ApiError(error.get("err_code", 0), err=error.get("description", ""))
         if answer.get("config", {}).get("ack_policy") != "flow_control":
-            raise ApiError(10214 if self._mirror else 10217)
+            raise ApiError(ApiErrors.MIRROR_CONSUMER_REQUIRES_ACK_FC if self._mirror
+                           else ApiErrors.SOURCE_CONSUMER_REQUIRES_ACK_FC)
         self.identity = (headers.get(block, b"Nats-Stream-Identity") or b"").decode("latin-1")
         self.stream_seq = int(answer["delivered"]["stream_seq"])
         self._subscriptions.append(self._bus.subscribe(self._to, self._take))
@@ -108,7 +110,8 @@ class Deliveries:
                 _, _, hlen, body = await answered
         except TimeoutError:
             why = f"consumer {self._names[1].decode()} of stream {self._given.name} does not answer"
-            raise ApiError(10029 if self._mirror else 10045, err=why) from None
+            raise ApiError(ApiErrors.MIRROR_CONSUMER_SETUP_FAILED if self._mirror
+                           else ApiErrors.SOURCE_CONSUMER_SETUP_FAILED, err=why) from None
         finally:
             self._bus.unsubscribe(subscription)
         answer = json.loads(body[hlen:])
