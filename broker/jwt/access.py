@@ -29,6 +29,8 @@ from broker.protocol.subject import is_valid
 __all__ = ["account_settings", "may_come_from", "permissions_of", "seconds_left"]
 
 _LIMIT_MAX: Final = (1 << 31) - 1
+_MAPPED_BITS: Final = 96
+"""Bits that an IPv6 address has before the IPv4 address in it."""
 
 
 def account_settings(claims: AccountClaims) -> AccountSettings:
@@ -67,9 +69,18 @@ def may_come_from(limits: UserPermissions, ip: str) -> bool:
         address = ipaddress.ip_address(ip.partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped  # by a socket for both
-        return any(address in ipaddress.ip_network(network, strict=False) for network in limits.src)
+        return any(address in _network(text) for text in limits.src)
     except ValueError:
         return False
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """The network; that of IPv4 addresses mapped to IPv6 (``::ffff:10.0.0.0/104``) is the IPv4 network, as in Go."""
+    network = ipaddress.ip_network(text, strict=False)
+    mapped = network.network_address.ipv4_mapped if isinstance(network, ipaddress.IPv6Network) else None
+    if mapped is None or network.prefixlen < _MAPPED_BITS:
+        return network
+    return ipaddress.IPv4Network((mapped, network.prefixlen - _MAPPED_BITS))
 
 
 def seconds_left(limits: UserPermissions, now_ns: int) -> float | None:

@@ -35,6 +35,7 @@ __all__ = ["ClaimAccount", "ClaimAccounts", "JwtAuthenticator", "decided_again",
 log = logging.getLogger(__name__)
 
 _SECOND: Final = 1_000_000_000
+_HALF: Final = 1 << 63
 _NO_PERMISSIONS: Final = UserPermissions()
 _RULES: Final[WeakValueDictionary[Permissions, AccessRules]] = WeakValueDictionary()
 """Users with equal permissions share their caches of subjects."""
@@ -206,10 +207,18 @@ def types_of(claims: UserClaims) -> frozenset[str] | None:
 
 
 def expiry_of(claims: UserClaims, left: float | None, now_ns: int) -> int | None:
-    ends = [claims.expires * _SECOND] if claims.expires else []
+    """When the user of a token has to go, of which ``left`` seconds are left by its times of day (None: all). None: never."""
+    ends = [_end(claims.expires, now_ns)] if claims.expires else []
     if left is not None:
         ends.append(now_ns + int(left * _SECOND))
     return min(ends, default=None)
+
+
+def _end(expires: int, now_ns: int) -> int:
+    """The second ``expires`` in nanoseconds. nats-server counts what is left in an int64: of more than 292 years, the
+    rest modulo 2^64 ns, and nothing of what is negative then."""
+    now = now_ns // _SECOND * _SECOND
+    return now + ((expires * _SECOND - now + _HALF) % (2 * _HALF) - _HALF if expires * _SECOND > now else 0)
 
 
 @dataclass(slots=True)

@@ -112,7 +112,7 @@ class Client(asyncio.Protocol):
         self._verbose = True
         self._pong_sent = False
         self._publishing = Publishing(self)
-        self._subscribing = Subscribing(self, self._loop.call_soon)
+        self._subscribing = Subscribing(self, self._loop.call_soon, self._loop.call_later)
         self._handshake = Handshake(server, entrance, self)
         logging_settings = server.settings.logging
         self._trace = Trace(self, logging_settings) if logging_settings.trace else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from broker.protocol.parser import Msg, Sub, Unsub
@@ -24,6 +25,8 @@ _SYSTEM_QUEUE: Final = b"_sys_"
 _REMOVED_AT_ONCE: Final = 2000
 """Subscriptions that are removed in one turn of the loop: a few milliseconds."""
 
+_CLOSED_AFTER_SECONDS: Final = 0.02
+
 
 class Subscriber(Peer, Protocol):
     """The connection."""
@@ -33,17 +36,19 @@ class Subscriber(Peer, Protocol):
 
     def send_error(self, text: str) -> None: ...
 
-    def fail(self, text: str | None, reason: str) -> None: ...
+    def close(self, reason: str) -> None: ...
 
 
 class Subscribing:
-    """``subs`` by sid. ``call_soon`` has a function called on a later turn of the loop."""
+    """``subs`` by sid. ``call_soon`` has a function called on a later turn of the loop, ``call_later`` after so many seconds."""
 
-    __slots__ = ("_call_soon", "_client", "_hiding", "_max", "_max_tokens", "_replies", "_rules", "subs")
+    __slots__ = ("_call_later", "_call_soon", "_client", "_hiding", "_max", "_max_tokens", "_replies", "_rules", "subs")
 
-    def __init__(self, client: Subscriber, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, client: Subscriber, call_soon: Callable[[Callable[[], None]], object],
+                 call_later: Callable[[float, Callable[[], None]], object]) -> None:
         self._client = client
         self._call_soon = call_soon
+        self._call_later = call_later
         self._max = -1
         self._max_tokens = 0
         self._rules: SubscribeRules | None = None
@@ -60,14 +65,15 @@ class Subscribing:
     def limit(self, most: int, tokens: int) -> None:
         """Set the maximum number of subscriptions (-1: no limit) and of a subject's tokens (0: no limit).
 
-        A client that could not add a subscription under a new maximum is closed, as on nats-server, also one without any;
-        longer subjects it keeps.
+        A client that could not add a subscription under a new maximum is closed a moment later, as on nats-server, also one
+        without any: meanwhile it is served, so that its login is answered. Longer subjects it keeps.
         """
         changed = most != self._max
         self._max = most
         self._max_tokens = tokens
         if changed and len(self.subs) >= most >= 0:
-            self._client.fail("maximum subscriptions exceeded", "Maximum Subscriptions Exceeded")
+            self._client.send_error("maximum subscriptions exceeded")
+            self._call_later(_CLOSED_AFTER_SECONDS, partial(self._client.close, "Maximum Subscriptions Exceeded"))
 
     def add(self, op: Sub) -> bool:
         """Add a subscription. Returns: False if it was refused."""

@@ -71,6 +71,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bytes]] = {
     "expired": ({"exp": NOW - 10}, {}, REFUSED),
     "not expired": ({"exp": NOW + 86_400}, {}, OK),
     "expires in a century": ({"exp": NOW + 3_155_000_000}, {}, OK),
+    "expires in more nanoseconds than an int64 counts": (
+        {"exp": (1 << 63) - 1}, {}, b"-ERR 'User Authentication Expired'\r\n"),
     "not valid yet": ({"nbf": NOW + 86_400}, {}, REFUSED),
     "valid for some time": ({"nbf": NOW - 1000}, {}, OK),
     "signed by somebody else": ({}, {"pair": key(USER, "x")}, REFUSED),
@@ -86,6 +88,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bytes]] = {
     "issued after all were": ({"of": "revoking all"}, {}, OK),
     "from here": ({"src": ["10.0.0.0/8", "127.0.0.0/8"]}, {}, OK),
     "from here, as one text": ({"src": "10.0.0.0/8, 127.0.0.1/32"}, {}, OK),
+    "from here, mapped to IPv6": ({"src": ["::ffff:127.0.0.0/104"]}, {}, OK),
+    "from elsewhere, mapped to IPv6": ({"src": ["::ffff:10.0.0.0/104"]}, {}, REFUSED),
+    "from anywhere by IPv6 alone": ({"src": ["::/0"]}, {}, REFUSED),
+    "from a network that contains those mapped to IPv6": ({"src": ["::ffff:127.0.0.0/95"]}, {}, REFUSED),
     "from elsewhere": ({"src": ["10.0.0.0/8"]}, {}, REFUSED),
     "from nowhere": ({"src": ["x"]}, {}, REFUSED),
     "from an address without a mask": ({"src": ["127.0.0.1"]}, {}, REFUSED),
@@ -249,6 +255,20 @@ async def test_limits(process: type[ServerProcess], tmp_path: Path) -> None:
         async with Wire(server.port) as wire:
             wire.send(tokens.connect(wire.info, tokens.user(payload=-5)) + b"PUB d 0\r\n\r\n")
             assert await wire.end() == b"-ERR 'Maximum Payload Violation'\r\n"
+
+
+@BOTH
+async def test_a_user_without_room_for_subscriptions_is_served_until_it_is_closed(
+        process: type[ServerProcess], tmp_path: Path) -> None:
+    """Its login is answered, and each subscription refused, before the connection ends by itself."""
+    async with process("-c", config(tmp_path, operated()), monitor=False) as server:
+        for most in (0, -5):
+            async with Wire(server.port) as wire:
+                wire.send(tokens.connect(wire.info, tokens.user(subs=most)) + b"SUB a 1\r\nSUB b 2\r\nPING\r\n")
+                said = await wire.end()
+                assert said.count(b"-ERR 'maximum subscriptions exceeded'\r\n") == 3
+                assert said.count(OK) == 1
+                assert len(said) == len(OK) + 3 * len(b"-ERR 'maximum subscriptions exceeded'\r\n")
 
 
 @pytest.mark.shows("auth.expiry")
