@@ -6,11 +6,11 @@ space: "foo v1.*".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
 from broker.config.sharing import Export, Import, SubjectMapping, without_repetitions
 from broker.protocol.subject import is_valid
+from broker.value import Value, fields
 
 __all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMIT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits",
            "AccountSettings", "NkeyUser", "OuterTrace", "Permissions", "ResponsePermission", "SubjectPermission", "User",
@@ -31,24 +31,21 @@ ANONYMOUS = "nats-anonymous"
 """The user of clients without credentials if only the system account has users. It has no password or other secret."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubjectPermission:
+class SubjectPermission(Value):
     """Allowed and denied patterns. ``allow`` None: everything; for publishes, () allows nothing."""
 
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsePermission:
+class ResponsePermission(Value):
     """How many responses to one message, and for how long; negative: no limit."""
 
     max_msgs: int = 1
     expires_ns: int = 120_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Permissions:
+class Permissions(Value):
     """The permissions of one user, or the default ones of an account. Raises: ValueError for an invalid pattern."""
 
     publish: SubjectPermission = SubjectPermission()
@@ -64,12 +61,11 @@ class Permissions:
             split_pattern(pattern)
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(Value, hidden=["password"]):
     """A user who may connect; ``password`` may be a bcrypt hash."""
 
     user: str
-    password: str = field(default="", repr=False)
+    password: str = ""
     account: str = DEFAULT_ACCOUNT
     permissions: Permissions | None = None
     """None: the account's default permissions."""
@@ -82,8 +78,7 @@ class User:
     """Whether this user may come by trusted proxies only."""
 
 
-@dataclass(frozen=True, slots=True)
-class NkeyUser:
+class NkeyUser(Value):
     """A user who signs in with the private part of a key; the public one, ``U…``, is the name."""
 
     nkey: str
@@ -97,8 +92,7 @@ TIER: Final = "R1"
 """The tier of all streams here: each has one owner, as on a nats-server streams without replicas have."""
 
 
-@dataclass(frozen=True, slots=True)
-class AccountLimits:
+class AccountLimits(Value):
     """An account's JetStream limits, in bytes and counts, by their wire names.
 
     -1: no limit (0, too, for the per-stream bytes and ack pending).
@@ -121,22 +115,20 @@ class AccountLimits:
 
     def to_json(self) -> dict[str, int]:
         """The ``limits`` member of account info."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "tiers"}
+        return {name: getattr(self, name) for name in fields(self) if name != "tiers"}
 
 
 NO_LIMITS: Final = AccountLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class OuterTrace:
+class OuterTrace(Value):
     """Where trace events go of messages that an outer trace (``traceparent``) samples, and how many percent of them."""
 
     dest: str
     sampling: int = 100
 
 
-@dataclass(frozen=True, slots=True)
-class AccountSettings:
+class AccountSettings(Value):
     """A configured account. A limit of -1: none of its own."""
 
     name: str

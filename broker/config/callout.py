@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from broker.value import Value
 
 __all__ = ["CalloutSettings"]
 
 
-@dataclass(frozen=True, slots=True)
-class CalloutSettings:
+class CalloutSettings(Value):
     """``account`` is the service's; ``auth_users`` are decided here, the service itself among them."""
 
     issuer: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.config.settings import SETTINGS, ConfigError
+from broker.config.settings import ConfigError, settings_table
 from broker.suggest import did_you_mean
 
 __all__ = ["PREFIX", "read_environment"]
@@ -28,7 +28,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             if name.upper().startswith(PREFIX) and not name.upper().startswith(OTHERS) and value}
     if not ours:
         return {}
-    fields = {setting.variable: setting for setting in SETTINGS if setting.variable}
+    fields = {setting.variable: setting for setting in settings_table() if setting.variable}
     errors = [f"environment: {name} names no setting of jetblock{did_you_mean(name, fields)}; "
               f"see docs/CONFIGURATION.md"
               for name in ours if name not in fields]

@@ -19,14 +19,14 @@ from broker.config.reading.identities import Identities
 from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
 from broker.config.reading.proxies import read_proxies
 from broker.config.reading.refused import NO_EFFECT, REFUSED
-from broker.config.settings import MASK, MASKED, SETTINGS, CertificateFiles, InvalidFile, Setting
+from broker.config.settings import MASK, MASKED, CertificateFiles, InvalidFile, Setting, settings_table
 from broker.config.syntax import SyntaxFailure, Value, parse
 from broker.store_url import has_scheme, proposal
 from broker.suggest import did_you_mean
 
 __all__ = ["address", "read_file"]
 
-_BY_KEY: dict[str, Setting] = {key: setting for setting in SETTINGS for key in setting.keys}
+_BY_KEY: dict[str, Setting] = {key: setting for setting in settings_table() for key in setting.keys}
 
 _SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
                        "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store"})

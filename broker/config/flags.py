@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.config import kinds
-from broker.config.settings import SETTINGS, ConfigError
+from broker.config.settings import ConfigError, setting_at
 from broker.suggest import nearest
 
 __all__ = ["FLAGS", "USAGE", "CommandLine", "FlagError", "read_flags"]
@@ -78,8 +78,6 @@ Common Options:
 Every setting has an environment variable, too (JETBLOCK_PORT, JETBLOCK_STORE, JETBLOCK_COMMIT_INTERVAL, ...):
 flags beat the environment, which beats the configuration file.
 """
-
-_SETTINGS = {setting.path: setting for setting in SETTINGS}
 
 FLAGS: dict[str, str] = {
     "a": "clients.host", "addr": "clients.host", "net": "clients.host", "p": "clients.port", "port": "clients.port",
@@ -178,7 +176,7 @@ def _take(line: CommandLine, name: str, target: str, value: str) -> None:
     elif target.startswith("!"):
         setattr(line, target[1:], value)
     else:
-        setting = _SETTINGS[target]
+        setting = setting_at(target)
         line.values[target] = _parsed(name, setting.kind, value, secret=setting.secret)
 
 

@@ -23,13 +23,14 @@ from broker.config.ports import tls_contradictions, values_with_flags, websocket
 from broker.config.settings import (
     MASK,
     MASKED,
-    SETTINGS,
     ConfigError,
     InvalidFile,
     OperatorSettings,
     Settings,
     default_store_url,
     make_settings,
+    setting_at,
+    settings_table,
 )
 from broker.gotime import format_duration
 from broker.machine import memory_bytes
@@ -76,7 +77,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
         if values.get("jetstream.server.max_memory", -1) < 0:
             # -1, no limit, if the system does not report its memory.
             values["jetstream.server.max_memory"] = memory_bytes() // 4 * 3 or -1
-    if masked := [setting.keys[0] for setting in SETTINGS if setting.secret and values.get(setting.path) == MASK]:
+    if masked := [setting_at(path).keys[0] for path, value in values.items() if value == MASK and setting_at(path).secret]:
         raise ConfigError("\n".join(f"{key} {MASKED}" for key in masked))
     if values.get("storage.sync_interval_ns") is not None and not values["storage.url"].startswith("file:"):
         file.notices.append(f"sync_interval has no effect on {values['storage.url']}: it is for directories")
@@ -101,7 +102,7 @@ def settings_of_program(values: Mapping[str, Any]) -> Settings:
 
     Raises: ConfigError with one line per error.
     """
-    rows = {setting.path: setting for setting in SETTINGS}
+    rows = {setting.path: setting for setting in settings_table()}
     read, errors = dict(values), []
     for path, value in values.items():
         row = rows.get(path)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+from broker.value import Value
 
 __all__ = ["ResolverSettings", "shown_url"]
 
 
-@dataclass(frozen=True, slots=True)
-class ResolverSettings:
+class ResolverSettings(Value, hidden=["url"]):
     """``directory`` for full and cache, ``url`` for url."""
 
     kind: Literal["memory", "full", "cache", "url"]
     directory: str = ""
-    url: str = field(default="", repr=False)
+    url: str = ""
     allow_delete: bool = False
     hard_delete: bool = False
     limit: int = 0

@@ -5,12 +5,12 @@ Source: nats-server, server/opts.go (overrideTLS, GenTLSConfig), server/websocke
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 from broker.config.flags import CommandLine
 from broker.config.settings import ConfigError, Settings, TlsSettings
+from broker.value import fields
 
 __all__ = ["Contradiction", "tls_contradictions", "values_with_flags", "websocket_contradictions"]
 
@@ -44,8 +44,8 @@ def tls_contradictions(tls: TlsSettings, section: str) -> Iterator[Contradiction
         yield ((f"{section}.cert_file", f"{section}.certificates"),
                "error parsing tls config, cannot combine 'cert_file' option with 'certs' option")
     elif tls != TlsSettings() and not tls.enabled:
-        fields = tuple(f"{section}.{field.name}" for field in dataclasses.fields(tls))
-        yield fields, "TLS needs a certificate: name it with cert_file, and its key with key_file"
+        yield (tuple(f"{section}.{name}" for name in fields(tls)),
+               "TLS needs a certificate: name it with cert_file, and its key with key_file")
 
 
 def websocket_contradictions(settings: Settings) -> Iterator[Contradiction]:

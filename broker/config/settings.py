@@ -4,34 +4,35 @@ Each part of the broker takes its section as it is: ``ClientSettings``, ``AuthSe
 name carries its unit (``commit_interval_ns``); in a file and in the environment the value does
 (``commit_interval: 20ms``, ``JETBLOCK_COMMIT_INTERVAL=20ms``). Unset text is "".
 
-``SETTINGS`` is the table made from the fields, which the readers of all sources share: a new setting is one field here
+``settings_table`` is made from the fields, and the readers of all sources share it: a new setting is one field here
 and nothing elsewhere. This module reads nothing and may be imported by every part; the readers are separate modules.
 
-These are plain dataclasses: importing pydantic takes as long as the rest of the start-up, so it is imported only when
+These are plain values: importing pydantic takes as long as the rest of the start-up, so it is imported only when
 there is an environment to read (see ``environment``).
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from broker.config import kinds
 from broker.config.access import SYSTEM_ACCOUNT, TIER, AccountLimits, AccountSettings, NkeyUser, User
 from broker.config.callout import CalloutSettings
-from broker.config.kinds import DEFAULT_MAX_CONSUMERS, SYNC_INTERVAL_NS, Kind
+from broker.config.kinds import DEFAULT_MAX_CONSUMERS, SYNC_INTERVAL_NS
 from broker.config.operator import ResolverSettings
+from broker.config.section import Section, Setting, row_at, rows_of, section, setting
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 from broker.suggest import did_you_mean
+from broker.value import Value, fields
 
-__all__ = ["MASK", "MASKED", "SETTINGS", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings",
+__all__ = ["MASK", "MASKED", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings",
            "AuthSettings", "CertificateFiles", "ClientSettings", "ConfigError", "InvalidFile", "JetStreamSettings",
            "LoggingSettings", "MonitoringSettings", "NkeyUser", "OperatorSettings", "ProcessSettings",
            "ResolverTlsSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",
-           "WebSocketSettings", "default_store_url", "make_settings"]
+           "WebSocketSettings", "default_store_url", "make_settings", "setting_at", "settings_table"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
@@ -52,107 +53,78 @@ class InvalidFile(ConfigError):
     """A configuration file that nats-server would refuse, too, or one that lacks something that jetblock needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row of the table."""
-
-    path: str
-    """Its path in ``Settings``: ``clients.port``."""
-    default: Any
-    kind: Kind
-    about: str
-    """One sentence, with the unit."""
-    keys: tuple[str, ...]
-    """Dotted keys in a configuration file, the usual one first; none: the file sets it in another way, if at all."""
-    variable: str
-    """Its environment variable; "": none."""
-    secret: bool = False
-
-
-def _setting(default: Any, kind: Kind, about: str, *keys: str, variable: str | None = None,
-             secret: bool = False) -> Any:
-    """A field with its row. ``variable`` without the prefix, if not the last part of the usual key; "": none."""
-    if variable is None:
-        variable = keys[0].rpartition(".")[2]
-    return dataclasses.field(default=default, repr=not secret, metadata={
-        "kind": kind, "about": about, "keys": keys, "variable": variable and "JETBLOCK_" + variable.upper(),
-        "secret": secret})
-
-
-@dataclass(frozen=True, slots=True)
-class ClientSettings:
+class ClientSettings(Section):
     """Client connections."""
 
-    host: str = _setting("0.0.0.0", kinds.text, "Address to listen on for clients.", "host", "net")
-    port: int = _setting(4222, kinds.port, "TCP port for clients; -1: any free one.", "port")
+    host: str = setting("0.0.0.0", kinds.text, "Address to listen on for clients.", "host", "net")
+    port: int = setting(4222, kinds.port, "TCP port for clients; -1: any free one.", "port")
     listen: bool = True
     """Whether there is a port at all: for programs that embed a broker. Not a setting."""
-    max_connections: int = _setting(
+    max_connections: int = setting(
         65_536, kinds.bound, "Client connections at once; 0 or -1: no bound.", "max_connections", "max_conn")
-    max_subscriptions: int = _setting(
+    max_subscriptions: int = setting(
         0, kinds.bound, "Subscriptions of one connection; 0 or -1: no bound.", "max_subscriptions", "max_subs")
-    max_sub_tokens: int = _setting(
+    max_sub_tokens: int = setting(
         0, kinds.integer(0, 255), "Tokens of a subject that clients subscribe to; 0: no bound.",
         "max_sub_tokens", "max_subscription_tokens")
-    max_payload: int = _setting(
+    max_payload: int = setting(
         MAX_PAYLOAD, kinds.size(1, 64 * MIB), "Bytes of one message, headers included.", "max_payload")
-    max_pending: int = _setting(
+    max_pending: int = setting(
         64 * MIB, kinds.size(KIB), "Bytes unsent to one client before it is cut off as a slow consumer.", "max_pending")
-    max_control_line: int = _setting(
+    max_control_line: int = setting(
         MAX_CONTROL_LINE, kinds.size(64, MIB), "Bytes of one protocol line.", "max_control_line")
-    no_fast_producer_stall: bool = _setting(
+    no_fast_producer_stall: bool = setting(
         False, kinds.boolean, "Do not slow a publisher down for a receiver that is far behind: a receiver past "
         "max_pending is cut off all the sooner.", "no_fast_producer_stall")
-    ping_interval_ns: int = _setting(
+    ping_interval_ns: int = setting(
         2 * MINUTE, kinds.duration_ns(MS), "Time between pings to a silent client.", "ping_interval")
-    ping_max: int = _setting(2, kinds.integer(1), "Unanswered pings before a client counts as stale.", "ping_max")
-    write_deadline_ns: int = _setting(
+    ping_max: int = setting(2, kinds.integer(1), "Unanswered pings before a client counts as stale.", "ping_max")
+    write_deadline_ns: int = setting(
         10 * SECOND, kinds.duration_ns(MS), "Longest time that a write to a client may make no progress.",
         "write_deadline")
-    write_timeout: str = _setting(
+    write_timeout: str = setting(
         "default", kinds.choice("default", "close", "retry"), "What becomes of a client past write_deadline: close, or retry: "
         "it stays as long as it takes something; default: close.", "write_timeout")
-    lame_duck_duration_ns: int = _setting(
+    lame_duck_duration_ns: int = setting(
         2 * MINUTE, kinds.duration_ns(MS), "Time over which a lame duck closes its clients.", "lame_duck_duration")
-    lame_duck_grace_period_ns: int = _setting(
+    lame_duck_grace_period_ns: int = setting(
         10 * SECOND, kinds.duration_ns(), "Time a lame duck waits before it closes the first client.",
         "lame_duck_grace_period")
-    max_closed_clients: int = _setting(
+    max_closed_clients: int = setting(
         1000, kinds.integer(0), "Closed connections that `/connz?state=closed` lists; 0: none.", "max_closed_clients")
-    no_header_support: bool = _setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
-    proxy_protocol: bool = _setting(
+    no_header_support: bool = setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
+    proxy_protocol: bool = setting(
         False, kinds.boolean, "A proxy in front may tell a client's address, by the PROXY protocol, version 1 or 2; then "
         "nobody else must be able to connect.", "proxy_protocol")
-    allow_non_tls: bool = _setting(
+    allow_non_tls: bool = setting(
         False, kinds.boolean, "With TLS: clients may come without it, too.", "allow_non_tls")
 
 
-@dataclass(frozen=True, slots=True)
-class AuthSettings:
+class AuthSettings(Section):
     """Who may connect."""
 
-    user: str = _setting(
+    user: str = setting(
         "", kinds.text, "User name asked of every client.", "authorization.user", "authorization.username")
-    password: str = _setting(
+    password: str = setting(
         "", kinds.text, "That user's password, or its bcrypt hash.", "authorization.password", "authorization.pass",
         secret=True)
-    token: str = _setting(
+    token: str = setting(
         "", kinds.text, "Token asked of every client, or its bcrypt hash.", "authorization.token", secret=True)
-    users: tuple[User, ...] = _setting((), kinds.names, "Several users; from a file only.", variable="")
-    nkeys: tuple[NkeyUser, ...] = _setting(
+    users: tuple[User, ...] = setting((), kinds.names, "Several users; from a file only.", variable="")
+    nkeys: tuple[NkeyUser, ...] = setting(
         (), kinds.names, "Users who sign in with a key; from a file only.", variable="")
-    callout: CalloutSettings | None = _setting(  # noqa: RUF009 (it is a field)
+    callout: CalloutSettings | None = setting(
         None, kinds.text, "An authorization service that decides who may connect; from a file only.",
         "authorization.auth_callout", "authorization.auth_hook", variable="")
-    no_auth_user: str = _setting(
+    no_auth_user: str = setting(
         "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user")
-    proxy_required: bool = _setting(
+    proxy_required: bool = setting(
         False, kinds.boolean, "Let the one user, or the clients with the token, come by trusted proxies only.",
         "authorization.proxy_required")
-    trusted_proxies: tuple[str, ...] = _setting(
+    trusted_proxies: tuple[str, ...] = setting(
         (), kinds.names, "Public keys of proxies that say by a signature that a client comes through them: proxies "
         "{ trusted: [ { key: … } ] }; from a file only.", "proxies", variable="")
-    timeout_ns: int = _setting(
+    timeout_ns: int = setting(
         2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout",
         variable="AUTH_TIMEOUT")
 
@@ -162,59 +134,55 @@ class AuthSettings:
         return frozenset(user.user for user in self.users) | {user.nkey for user in self.nkeys}
 
 
-@dataclass(frozen=True, slots=True)
-class AccountsSettings:
+class AccountsSettings(Section):
     """The accounts: separate subject spaces."""
 
-    configured: tuple[AccountSettings, ...] = _setting(
+    configured: tuple[AccountSettings, ...] = setting(
         (), kinds.names, "Accounts besides `$G`, which is for users without one; from a file only.", variable="")
-    system: str = _setting(
+    system: str = setting(
         SYSTEM_ACCOUNT, kinds.text, "The account for events and requests of the server itself.",
         "system_account", "system")
-    no_system: bool = _setting(
+    no_system: bool = setting(
         False, kinds.boolean, "Have no system account.", "no_system_account", "no_system", "no_sys_acc")
-    default_domains: tuple[tuple[str, str], ...] = _setting(
+    default_domains: tuple[tuple[str, str], ...] = setting(
         (), kinds.texts, "The domain that requests to JetStream are for where they name none, by account: one without "
         "JetStream of its own, which imports another's; from a file only.", "default_js_domain", variable="")
 
 
-@dataclass(frozen=True, slots=True)
-class ResolverTlsSettings:
+class ResolverTlsSettings(Section):
     """TLS to the account server."""
 
-    ca_file: str = _setting(
+    ca_file: str = setting(
         "", kinds.text, "Certificates that the account server's is verified by, in PEM; unset: the system's.", "ca_file",
         variable="")
-    cert_file: str = _setting("", kinds.text, "Certificate chain to show to it, in PEM.", "cert_file", variable="")
-    key_file: str = _setting("", kinds.text, "Its private key in PEM.", "key_file", variable="")
-    insecure: bool = _setting(
+    cert_file: str = setting("", kinds.text, "Certificate chain to show to it, in PEM.", "cert_file", variable="")
+    key_file: str = setting("", kinds.text, "Its private key in PEM.", "key_file", variable="")
+    insecure: bool = setting(
         False, kinds.boolean, "Do not verify the account server's certificate.", "insecure", variable="")
-    min_version: str = _setting(
+    min_version: str = setting(
         "1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version", variable="")
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorSettings:
+class OperatorSettings(Section):
     """Operator mode: users come with tokens, which accounts sign, whose tokens operators sign."""
 
-    tokens: tuple[str, ...] = _setting(
+    tokens: tuple[str, ...] = setting(
         (), kinds.names, "Operators' tokens (JWT), or paths of files with them: users log in with tokens, and accounts come "
         "from the resolver; from a file only.", "operator", "operators", "roots", "root", "root_operators", "root_operator",
         variable="")
-    trusted_keys: tuple[str, ...] = _setting(
+    trusted_keys: tuple[str, ...] = setting(
         (), kinds.names, "Operators' public keys, in place of their tokens; from a file only.", "trusted_keys", "trusted",
         variable="")
-    resolver: ResolverSettings | None = _setting(  # noqa: RUF009 (it is a field)
+    resolver: ResolverSettings | None = setting(
         None, kinds.text, "Where tokens of accounts come from: MEMORY, URL(https://…), or { type: full, dir: … }; from a file "
         "only.", "resolver", "account_resolver", "accounts_resolver", variable="")
-    resolver_tls: ResolverTlsSettings = dataclasses.field(
-        default=ResolverTlsSettings(), metadata={"section": "resolver_tls"})
-    preload: tuple[tuple[str, str], ...] = _setting(
+    resolver_tls: ResolverTlsSettings = section(ResolverTlsSettings(), "resolver_tls")
+    preload: tuple[tuple[str, str], ...] = setting(
         (), kinds.names, "Tokens of accounts, by account; from a file only.", "resolver_preload", variable="")
-    pinned_accounts: tuple[str, ...] = _setting(
+    pinned_accounts: tuple[str, ...] = setting(
         (), kinds.names, "The only accounts whose users may connect, besides the system account's; from a file only.",
         "resolver_pinned_accounts", variable="")
-    default_sentinel: str = _setting(
+    default_sentinel: str = setting(
         "", kinds.text, "Bearer token of clients that come without one; from a file only.", "default_sentinel", variable="")
 
     @property
@@ -222,47 +190,45 @@ class OperatorSettings:
         return bool(self.tokens or self.trusted_keys)
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateFiles:
+class CertificateFiles(Value):
     """The files of one certificate."""
 
     cert_file: str
     key_file: str
 
 
-@dataclass(frozen=True, slots=True)
-class TlsSettings:
+class TlsSettings(Section):
     """TLS on one port. Names of rows are relative to the section's, ``tls`` or a part of another block."""
 
-    cert_file: str = _setting("", kinds.text, "Certificate chain in PEM.", "cert_file")
-    key_file: str = _setting("", kinds.text, "Its private key in PEM.", "key_file")
-    certificates: tuple[CertificateFiles, ...] = _setting(
+    cert_file: str = setting("", kinds.text, "Certificate chain in PEM.", "cert_file")
+    key_file: str = setting("", kinds.text, "Its private key in PEM.", "key_file")
+    certificates: tuple[CertificateFiles, ...] = setting(
         (), kinds.names, "Several certificates in place of one: a list of { cert_file, key_file }, of which a client gets "
         "the first one for the name that it asks for; from a file only.", "certs", "certificates", variable="")
-    ca_file: str = _setting(
+    ca_file: str = setting(
         "", kinds.text, "Certificates that clients' are verified by, in PEM; unset: the system's.", "ca_file")
-    verify: bool = _setting(False, kinds.boolean, "Ask clients for a certificate, and verify it.", "verify")
-    verify_and_map: bool = _setting(
+    verify: bool = setting(False, kinds.boolean, "Ask clients for a certificate, and verify it.", "verify")
+    verify_and_map: bool = setting(
         False, kinds.boolean, "Verify, and take the user from the certificate: an e-mail address, DNS name or URI of its "
         "alternative names, or its subject.", "verify_and_map")
-    pinned_certs: tuple[str, ...] = _setting(
+    pinned_certs: tuple[str, ...] = setting(
         (), kinds.fingerprints, "The only client certificates let in: SHA-256 of their public keys (DER), in hex.",
         "pinned_certs")
-    timeout_ns: int = _setting(2 * SECOND, kinds.duration_ns(), "Time for the TLS handshake.", "timeout")
-    handshake_first_ns: int | None = _setting(
+    timeout_ns: int = setting(2 * SECOND, kinds.duration_ns(), "Time for the TLS handshake.", "timeout")
+    handshake_first_ns: int | None = setting(
         None, kinds.handshake_first, "Handshake before INFO: true; auto or a duration: wait that long for a client that "
         "begins one, then send INFO; false: INFO first.", "handshake_first", "first", "immediate",
         variable="HANDSHAKE_FIRST")
-    min_version: str = _setting("1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version")
-    cipher_suites: tuple[str, ...] = _setting(
+    min_version: str = setting("1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version")
+    cipher_suites: tuple[str, ...] = setting(
         (), kinds.names, "Cipher suites of TLS 1.2, by their names in the standard; unset: OpenSSL's defaults.",
         "cipher_suites")
-    allow_insecure_cipher_suites: bool = _setting(
+    allow_insecure_cipher_suites: bool = setting(
         False, kinds.boolean, "Allow cipher suites that are known to be weak.", "allow_insecure_cipher_suites")
-    curve_preferences: tuple[str, ...] = _setting(
+    curve_preferences: tuple[str, ...] = setting(
         (), kinds.names, "The one curve for key exchange: X25519, CurveP256, CurveP384 or CurveP521; unset: all of them.",
         "curve_preferences")
-    connection_rate_limit: int = _setting(
+    connection_rate_limit: int = setting(
         0, kinds.integer(0), "TLS handshakes begun within a second; more are refused; 0: no bound.",
         "connection_rate_limit")
 
@@ -271,128 +237,123 @@ class TlsSettings:
         return bool(self.cert_file or self.certificates)
 
 
-@dataclass(frozen=True, slots=True)
-class WebSocketSettings:
+class WebSocketSettings(Section):
     """WebSocket clients."""
 
-    port: int | None = _setting(
+    port: int | None = setting(
         None, kinds.port, "TCP port for clients by WebSocket; unset: none; -1: any free one.", "port")
-    host: str = _setting("0.0.0.0", kinds.text, "Address to listen on for them.", "host", "net")
-    tls: TlsSettings = dataclasses.field(default=TlsSettings(), metadata={"section": "tls"})
-    no_tls: bool = _setting(False, kinds.boolean, "Serve WebSocket without TLS.", "no_tls")
-    same_origin: bool = _setting(
+    host: str = setting("0.0.0.0", kinds.text, "Address to listen on for them.", "host", "net")
+    tls: TlsSettings = section(TlsSettings(), "tls")
+    no_tls: bool = setting(False, kinds.boolean, "Serve WebSocket without TLS.", "no_tls")
+    same_origin: bool = setting(
         False, kinds.boolean, "Refuse browsers whose page comes from elsewhere.", "same_origin")
-    allowed_origins: tuple[str, ...] = _setting(
+    allowed_origins: tuple[str, ...] = setting(
         (), kinds.origins, "Refuse browsers whose page comes from none of these, such as http://host:port.",
         "allowed_origins", "allowed_origin", "allow_origins", "allow_origin", "origins", "origin")
-    compression: bool = _setting(
+    compression: bool = setting(
         False, kinds.boolean, "Compress for clients that offer permessage-deflate.", "compression", "compress")
-    handshake_timeout_ns: int = _setting(
+    handshake_timeout_ns: int = setting(
         2 * SECOND, kinds.duration_ns(MS), "Time to ask for WebSocket.", "handshake_timeout")
-    ping_interval_ns: int | None = _setting(
+    ping_interval_ns: int | None = setting(
         None, kinds.duration_ns(MS), "Time between pings to a silent client; unset: as for the others.", "ping_interval")
-    username: str = _setting(
+    username: str = setting(
         "", kinds.text, "User name asked of these clients, in place of what is asked of others.",
         "authorization.user", "authorization.username", variable="USER")
-    password: str = _setting(
+    password: str = setting(
         "", kinds.text, "That user's password, or its bcrypt hash.", "authorization.password", "authorization.pass",
         secret=True)
-    token: str = _setting(
+    token: str = setting(
         "", kinds.text, "Token asked of these clients, or its bcrypt hash.", "authorization.token", secret=True)
-    auth_timeout_ns: int | None = _setting(
+    auth_timeout_ns: int | None = setting(
         None, kinds.duration_ns(MS), "Time to log in; unset: as for the others.", "authorization.timeout",
         variable="AUTH_TIMEOUT")
-    no_auth_user: str = _setting(
+    no_auth_user: str = setting(
         "", kinds.text, "One of the users: who a client without credentials is here.", "no_auth_user")
-    jwt_cookie: str = _setting("", kinds.text, "Cookie with a JWT.", "jwt_cookie")
-    user_cookie: str = _setting("", kinds.text, "Cookie with a user name.", "user_cookie")
-    pass_cookie: str = _setting("", kinds.text, "Cookie with a password.", "pass_cookie")
-    token_cookie: str = _setting("", kinds.text, "Cookie with a token.", "token_cookie")
-    headers: tuple[tuple[str, str], ...] = _setting(
+    jwt_cookie: str = setting("", kinds.text, "Cookie with a JWT.", "jwt_cookie")
+    user_cookie: str = setting("", kinds.text, "Cookie with a user name.", "user_cookie")
+    pass_cookie: str = setting("", kinds.text, "Cookie with a password.", "pass_cookie")
+    token_cookie: str = setting("", kinds.text, "Cookie with a token.", "token_cookie")
+    headers: tuple[tuple[str, str], ...] = setting(
         (), kinds.header_fields, "Header fields of the answer that begins a connection; from a file only.", "headers",
         variable="")
 
 
-@dataclass(frozen=True, slots=True)
-class MonitoringSettings:
+class MonitoringSettings(Section):
     """The monitoring pages."""
 
-    port: int | None = _setting(
+    port: int | None = setting(
         None, kinds.port, "TCP port of the monitoring pages; unset: none; -1: any free one.",
         "http_port", "monitor_port")
-    https_port: int | None = _setting(
+    https_port: int | None = setting(
         None, kinds.port, "TCP port of the monitoring pages by HTTPS, with the certificate of `tls`, in place of "
         "http_port; unset: none; -1: any free one.", "https_port")
-    host: str = _setting(
+    host: str = setting(
         "", kinds.text, "Address of the monitoring pages; unset: as for clients.", variable="HTTP_HOST")
-    base_path: str = _setting("/", kinds.text, "Path under which the monitoring pages are served.", "http_base_path")
+    base_path: str = setting("/", kinds.text, "Path under which the monitoring pages are served.", "http_base_path")
 
 
-@dataclass(frozen=True, slots=True)
-class LoggingSettings:
+class LoggingSettings(Section):
     """What is logged, and where."""
 
-    debug: bool = _setting(False, kinds.boolean, "Log debugging lines.", "debug")
-    trace: bool = _setting(False, kinds.boolean, "Log each protocol line.", "trace", "trace_verbose")
-    max_traced_msg_len: int = _setting(
+    debug: bool = setting(False, kinds.boolean, "Log debugging lines.", "debug")
+    trace: bool = setting(False, kinds.boolean, "Log each protocol line.", "trace", "trace_verbose")
+    max_traced_msg_len: int = setting(
         0, kinds.integer(0), "Bytes of a payload shown in a trace line; 0: all.", "max_traced_msg_len")
-    trace_headers: bool = _setting(
+    trace_headers: bool = setting(
         False, kinds.boolean, "Show the headers of messages in trace lines, and no payloads.", "trace_headers")
-    file: str = _setting("", kinds.text, "File for the log; unset: standard error.", "log_file", "logfile")
-    size_limit: int = _setting(
+    file: str = setting("", kinds.text, "File for the log; unset: standard error.", "log_file", "logfile")
+    size_limit: int = setting(
         0, kinds.size(0), "Bytes of the log file past which it is set aside under a name with the time, and a new one begins; "
         "0: never.", "log_size_limit", "logfile_size_limit")
-    max_num: int = _setting(
+    max_num: int = setting(
         0, kinds.integer(0), "Log files kept, the present one included; 0: all.", "log_max_num", "logfile_max_num")
-    format: str = _setting(
+    format: str = setting(
         "text", kinds.choice("text", "json"), "How log lines are written: text, as nats-server's, or json.",
         "jetblock.log_format")
-    times: bool = _setting(True, kinds.boolean, "Begin each log line with the time.", "logtime")
-    utc: bool = _setting(False, kinds.boolean, "Log times in UTC, not local time.", "logtime_utc")
+    times: bool = setting(True, kinds.boolean, "Begin each log line with the time.", "logtime")
+    utc: bool = setting(False, kinds.boolean, "Log times in UTC, not local time.", "logtime_utc")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSettings:
+class ProcessSettings(Section):
     """Files that inform other programs about the process."""
 
-    pid_file: str = _setting("", kinds.text, "File that gets the process id.", "pid_file", "pidfile")
-    ports_file_dir: str = _setting(
+    pid_file: str = setting("", kinds.text, "File that gets the process id.", "pid_file", "pidfile")
+    ports_file_dir: str = setting(
         "", kinds.text, "Directory that gets a file naming the ports in use.", "ports_file_dir")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ServerLimits(Section):
     """JetStream's limits for the whole server: bytes (-1 = none), and a jetstream block's ``limits`` (0 = none)."""
 
-    max_memory: int = _setting(
+    max_memory: int = setting(
         -1, kinds.size(-1), "Bytes of all messages in `storage: memory` streams, past which publishes to them are "
         "refused (10023); -1: three quarters of the memory of the machine, or of the container.",
         "jetstream.max_memory_store", "jetstream.max_mem_store", "jetstream.max_mem")
-    max_storage: int = _setting(
+    max_storage: int = setting(
         -1, kinds.size(-1), "Bytes of all messages in stored streams, past which publishes to them are refused "
         "(10023); -1: no bound.", "jetstream.max_file_store", "jetstream.max_file")
-    max_ack_pending: int = _setting(
+    max_ack_pending: int = setting(
         0, kinds.limit, "Highest max_ack_pending a consumer may ask for; 0 or -1: no bound.",
         "jetstream.limits.max_ack_pending", variable="JETSTREAM_MAX_ACK_PENDING")
-    max_request_batch: int = _setting(
+    max_request_batch: int = setting(
         0, kinds.limit, "Largest batch of one pull request; 0 or -1: no bound.",
         "jetstream.limits.max_request_batch", variable="JETSTREAM_MAX_REQUEST_BATCH")
-    duplicate_window_ns: int = _setting(
+    duplicate_window_ns: int = setting(
         0, kinds.duration_ns(), "Longest duplicate_window a stream may ask for; 0: no bound.",
         "jetstream.limits.duplicate_window", variable="JETSTREAM_DUPLICATE_WINDOW")
-    default_max_consumers: int = _setting(
+    default_max_consumers: int = setting(
         DEFAULT_MAX_CONSUMERS, kinds.consumers, "Consumers of a stream, where neither the stream nor its account has a limit; 0: "
         "1000; -1: no bound.", "jetstream.limits.default_max_consumers", variable="JETSTREAM_DEFAULT_MAX_CONSUMERS")
-    batch_max_inflight_per_stream: int = _setting(
+    batch_max_inflight_per_stream: int = setting(
         0, kinds.limit, "Batches that may be open in one stream; 0: 50 atomic and 1000 fast-ingest batches.",
         "jetstream.limits.batch.max_inflight_per_stream", variable="JETSTREAM_BATCH_MAX_INFLIGHT_PER_STREAM")
-    batch_max_inflight_total: int = _setting(
+    batch_max_inflight_total: int = setting(
         0, kinds.limit, "Batches that may be open in all streams; 0: 1000 atomic and 50000 fast-ingest batches.",
         "jetstream.limits.batch.max_inflight_total", variable="JETSTREAM_BATCH_MAX_INFLIGHT_TOTAL")
-    batch_max_msgs: int = _setting(
+    batch_max_msgs: int = setting(
         0, kinds.limit, "Messages of an atomic batch; 0: 1000.", "jetstream.limits.batch.max_msgs",
         variable="JETSTREAM_BATCH_MAX_MSGS")
-    batch_timeout_ns: int = _setting(
+    batch_timeout_ns: int = setting(
         0, kinds.duration_ns(), "A batch to which nothing is added for this long is dropped; 0: 10 seconds.",
         "jetstream.limits.batch.timeout", variable="JETSTREAM_BATCH_TIMEOUT")
 
@@ -401,27 +362,26 @@ class ServerLimits:
         return self.max_memory if storage == "memory" else self.max_storage
 
 
-@dataclass(frozen=True, slots=True)
-class JetStreamSettings:
+class JetStreamSettings(Section):
     """JetStream, except where and how it stores."""
 
-    enabled: bool = _setting(False, kinds.boolean, "Offer JetStream.", variable="JETSTREAM")
-    domain: str = _setting("", kinds.text, "JetStream domain.", "jetstream.domain", variable="JETSTREAM_DOMAIN")
-    strict: bool = _setting(
+    enabled: bool = setting(False, kinds.boolean, "Offer JetStream.", variable="JETSTREAM")
+    domain: str = setting("", kinds.text, "JetStream domain.", "jetstream.domain", variable="JETSTREAM_DOMAIN")
+    strict: bool = setting(
         True, kinds.boolean, "Refuse API requests with unknown fields.", "jetstream.strict",
         variable="JETSTREAM_STRICT")
-    js_ack_fc_v2: bool = _setting(
+    js_ack_fc_v2: bool = setting(
         False, kinds.boolean, "Send reply subjects of deliveries and flow control with domain and account in them; both "
         "formats are always answered.", "feature_flags.js_ack_fc_v2", variable="FEATURE_FLAGS_JS_ACK_FC_V2")
-    overlapping_streams: bool = _setting(
+    overlapping_streams: bool = setting(
         False, kinds.boolean, "Let streams of one account have subjects in common: each keeps a message, and the one created "
         "first sends the PubAck, unless Nats-Expected-Stream names another.", "jetblock.overlapping_streams")
-    request_queue_limit: int = _setting(
+    request_queue_limit: int = setting(
         10_000, kinds.integer(1), "API requests that may wait at once; more are dropped.", "jetstream.request_queue_limit")
-    info_queue_limit: int = _setting(
+    info_queue_limit: int = setting(
         0, kinds.integer(0), "The same for requests that only ask for names, lists or information; 0: as request_queue_limit.",
         "jetstream.info_queue_limit")
-    server: ServerLimits = ServerLimits()
+    server: ServerLimits = section(ServerLimits())
 
     def feature_flags(self) -> dict[str, bool]:
         """All feature flags of nats-server, as its pages show them; most are about clusters and have no effect here."""
@@ -429,131 +389,129 @@ class JetStreamSettings:
                 "js_snapshot_sources": False}
 
 
-@dataclass(frozen=True, slots=True)
-class StorageSettings:
+class StorageSettings(Section):
     """Where streams are kept, and how their log is written."""
 
-    url: str = _setting(
+    url: str = setting(
         "", kinds.text, "Where streams are kept: file:///dir, s3://bucket/prefix or memory://; unset: a temporary "
         "directory.", "jetblock.store")
-    s3_endpoint: str = _setting(
+    s3_endpoint: str = setting(
         "", kinds.text, "URL of the S3 service; unset: AWS_ENDPOINT_URL, else AWS.",
         "jetstream.object_store.endpoint", variable="S3_ENDPOINT")
-    s3_region: str = _setting(
+    s3_region: str = setting(
         "", kinds.text, "Region; unset: from the usual AWS settings.", "jetstream.object_store.region",
         variable="S3_REGION")
-    s3_access_key_id: str = _setting(
+    s3_access_key_id: str = setting(
         "", kinds.text, "Access key; unset: the usual AWS credential chain.",
         "jetstream.object_store.access_key_id", variable="S3_ACCESS_KEY_ID", secret=True)
-    s3_secret_access_key: str = _setting(
+    s3_secret_access_key: str = setting(
         "", kinds.text, "Its secret.", "jetstream.object_store.secret_access_key", variable="S3_SECRET_ACCESS_KEY",
         secret=True)
-    commit_interval_ns: int | None = _setting(
+    commit_interval_ns: int | None = setting(
         None, kinds.duration_ns(0, 10 * SECOND), "Least time between the beginnings of two puts of a log, full "
         "segments excepted; unset: 0 for a directory, 20ms for S3, where each put is paid for.",
         "jetblock.commit_interval")
-    sync_interval_ns: int | None = _setting(
+    sync_interval_ns: int | None = setting(
         None, kinds.sync_interval, "On a directory: how often what was acknowledged is synced to the disk, which is what a power "
         "cut may take; unset, or always: before it is acknowledged.", "jetstream.sync_interval", "jetstream.sync")
-    segment_bytes: int = _setting(
+    segment_bytes: int = setting(
         4 * MIB, kinds.size(64 * KIB, 64 * MIB), "Raw bytes at which a segment is full and is put at once.",
         "jetblock.segment_bytes")
-    puts_in_flight: int = _setting(
+    puts_in_flight: int = setting(
         4, kinds.integer(1, 16), "Segments of one log on their way to the store at once, 1 to 16.",
         "jetblock.puts_in_flight")
-    tail_bytes_max: int = _setting(
+    tail_bytes_max: int = setting(
         256 * MIB, kinds.size(MIB), "Bytes sequenced but not yet stored, in all; past it publishers wait, then are "
         "refused.", "jetblock.tail_bytes_max")
-    cache_bytes: int = _setting(
+    cache_bytes: int = setting(
         64 * MIB, kinds.size(0), "Bytes of blocks kept in memory for readers; up to a quarter more for what is read "
         "ahead for them.", "jetblock.cache_bytes")
-    cache_directory: str = _setting(
+    cache_directory: str = setting(
         "", kinds.text, "A folder on a local disk where what was read from a bucket is kept for later reads, until the "
         "broker stops; unset: none.", "jetblock.cache_directory")
-    cache_directory_bytes: int = _setting(
+    cache_directory_bytes: int = setting(
         10 * GIB, kinds.size(64 * MIB), "Bytes that it may take.", "jetblock.cache_directory_bytes")
-    reserve_bytes: int = _setting(
+    reserve_bytes: int = setting(
         16 * MIB, kinds.size(0), "Room kept in a directory, or in a bucket that may have a quota, for when it is full: so that "
         "purges and deletes can be stored, which make room; at most a sixteenth of a disk. 0: none.", "jetblock.reserve")
-    lease_ns: int = _setting(
+    lease_ns: int = setting(
         15 * SECOND, kinds.duration_ns(100 * MS), "On S3: time without a sign of life after which a standby takes "
         "over, and an owner that could not write stops answering.", "jetblock.lease")
-    put_timeout_ns: int = _setting(
+    put_timeout_ns: int = setting(
         5 * SECOND, kinds.duration_ns(50 * MS), "Longest time for one request to the store before it is tried again.",
         "jetblock.put_timeout")
-    reader_grace_ns: int = _setting(
+    reader_grace_ns: int = setting(
         10 * MINUTE, kinds.duration_ns(0), "How long the store keeps an object after nothing names it: a Spark query has at "
         "least so long, from its plan, to read it, except while the store is full. Costs the space of what is removed in that "
         "time.", "jetblock.reader_grace")
-    inbox_interval_ns: int = _setting(
+    inbox_interval_ns: int = setting(
         60 * SECOND, kinds.duration_ns(0), "How often the broker looks for requests to let staged messages join a stream, one "
         "listing each time; 0: only when it is asked to.", "jetblock.inbox_interval")
-    staged_grace_ns: int = _setting(
+    staged_grace_ns: int = setting(
         24 * 60 * MINUTE, kinds.duration_ns(MINUTE), "How long staged messages stay in the store that no request names.",
         "jetblock.staged_grace")
-    compaction: bool = _setting(
+    compaction: bool = setting(
         True, kinds.boolean, "Whether small and half-dead blocks are merged into larger objects in the background.",
         "jetblock.compaction")
-    compaction_segments: int = _setting(
+    compaction_segments: int = setting(
         64, kinds.integer(2, 1024), "Objects of about one size that are merged into one.", "jetblock.compaction_segments")
-    compaction_quiet_ns: int = _setting(
+    compaction_quiet_ns: int = setting(
         30 * SECOND, kinds.duration_ns(10 * MS), "After so long without a commit as few as 8 small objects are merged.",
         "jetblock.compaction_quiet")
-    compaction_bytes_per_second: int = _setting(
+    compaction_bytes_per_second: int = setting(
         16 * MIB, kinds.size(64 * KIB), "Bytes that compaction reads and writes in a second, at most.",
         "jetblock.compaction_bytes_per_second")
-    compaction_puts_per_minute: int = _setting(
+    compaction_puts_per_minute: int = setting(
         3000, kinds.integer(1, 1_000_000), "Objects that compaction writes in a minute, at most; while nobody publishes, each "
         "needs one commit more.", "jetblock.compaction_puts_per_minute")
-    compaction_memory: int = _setting(
+    compaction_memory: int = setting(
         32 * MIB, kinds.size(16 * MIB, 1024 * MIB), "Bytes of messages that one merge has in memory, at most; one goes on at a "
         "time. Less means more merges, and smaller objects.", "jetblock.compaction_memory")
-    compaction_cpu: int = _setting(
+    compaction_cpu: int = setting(
         20, kinds.integer(1, 100), "Share of one core that compaction takes, at most, in percent.",
         "jetblock.compaction_cpu")
-    compaction_dead_share: int = _setting(
+    compaction_dead_share: int = setting(
         50, kinds.integer(1, 100), "Share of removed bytes, in percent, from which on a large block is written again "
         "without them.", "jetblock.compaction_dead_share")
-    scrub_interval_ns: int = _setting(
+    scrub_interval_ns: int = setting(
         7 * 24 * 60 * MINUTE, kinds.duration_ns(), "How often all stored objects are read and checked in the background, from one "
         "beginning to the next; 0: never.", "jetblock.scrub_interval")
-    scrub_bytes_per_second: int = _setting(
+    scrub_bytes_per_second: int = setting(
         MIB, kinds.size(KIB), "Bytes that are read in a second for that, at most; an object counts as "
         "64 KiB at least.", "jetblock.scrub_bytes_per_second")
-    compression: str = _setting(
+    compression: str = setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Section, hidden=["notices", "file", "digest"]):
     """The broker's settings. Made by ``broker.config.load``; tests make their own with keyword arguments."""
 
-    server_name: str = _setting(
+    server_name: str = setting(
         "", kinds.name, "The server's name, shown to clients and naming it as a store's owner; unset: made up.",
         "server_name")
-    server_tags: tuple[str, ...] = _setting((), kinds.names, "Words that describe this server.", "server_tags")
-    server_metadata: tuple[tuple[str, str], ...] = _setting(
+    server_tags: tuple[str, ...] = setting((), kinds.names, "Words that describe this server.", "server_tags")
+    server_metadata: tuple[tuple[str, str], ...] = setting(
         (), kinds.texts, "Names and values that describe this server; from a file only.", "server_metadata", variable="")
-    clients: ClientSettings = ClientSettings()
-    tls: TlsSettings = dataclasses.field(default=TlsSettings(), metadata={"section": "tls"})
-    websocket: WebSocketSettings = dataclasses.field(default=WebSocketSettings(), metadata={"section": "websocket"})
-    auth: AuthSettings = AuthSettings()
-    accounts: AccountsSettings = AccountsSettings()
-    operator: OperatorSettings = OperatorSettings()
-    monitoring: MonitoringSettings = MonitoringSettings()
-    logging: LoggingSettings = LoggingSettings()
-    process: ProcessSettings = ProcessSettings()
-    jetstream: JetStreamSettings = JetStreamSettings()
-    storage: StorageSettings = StorageSettings()
-    notices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    clients: ClientSettings = section(ClientSettings())
+    tls: TlsSettings = section(TlsSettings(), "tls")
+    websocket: WebSocketSettings = section(WebSocketSettings(), "websocket")
+    auth: AuthSettings = section(AuthSettings())
+    accounts: AccountsSettings = section(AccountsSettings())
+    operator: OperatorSettings = section(OperatorSettings())
+    monitoring: MonitoringSettings = section(MonitoringSettings())
+    logging: LoggingSettings = section(LoggingSettings())
+    process: ProcessSettings = section(ProcessSettings())
+    jetstream: JetStreamSettings = section(JetStreamSettings())
+    storage: StorageSettings = section(StorageSettings())
+    notices: tuple[str, ...] = ()
     """Log lines about settings that have no effect, or are risky. Not a setting."""
-    file: str = dataclasses.field(default="", repr=False, compare=False)
+    file: str = ""
     """The configuration file that was read; "": none. Not a setting."""
-    digest: str = dataclasses.field(default="", repr=False, compare=False)
+    digest: str = ""
     """Changes with the contents of the configuration file; "" without one. Not a setting."""
 
     def __getitem__(self, path: str) -> Any:
-        """The value of one row of ``SETTINGS``."""
+        """The value of one row of the table."""
         found: Any = self
         for name in path.split("."):
             found = getattr(found, name)
@@ -566,23 +524,24 @@ def make_settings(values: Mapping[str, Any], base: Settings | None = None) -> Se
     return made
 
 
-def _replaced(section: Any, values: Mapping[str, Any], above: str = "") -> Any:
-    known = {field.name for field in dataclasses.fields(section)}
+def _replaced(section: Section, values: Mapping[str, Any], above: str = "") -> Any:
     own: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         name, dot, rest = path.partition(".")
-        if name not in known or (dot and not dataclasses.is_dataclass(getattr(section, name))):
-            raise ConfigError(f"there is no setting {above + path!r}{did_you_mean(above + path, (row.path for row in SETTINGS))}")
+        known = name in fields(section)
+        before = getattr(section, name) if known else None
+        if not known or (dot and not isinstance(before, Section)):
+            near = did_you_mean(above + path, (row.path for row in settings_table()))
+            raise ConfigError(f"there is no setting {above + path!r}{near}")
         if dot:
             inner.setdefault(name, {})[rest] = value
-        elif dataclasses.is_dataclass(getattr(section, name)) and type(value) is not type(getattr(section, name)):
-            raise ConfigError(f"{above + path} is a section: set one of its settings, such as {above + path}."
-                              f"{dataclasses.fields(getattr(section, name))[0].name}")
+        elif isinstance(before, Section) and type(value) is not type(before):
+            raise ConfigError(f"{above + path} is a section: set one of its settings, such as {above + path}.{fields(before)[0]}")
         else:
             own[name] = value
     own |= {name: _replaced(getattr(section, name), below, f"{above}{name}.") for name, below in inner.items()}
-    return dataclasses.replace(section, **own)
+    return section.replace(**own)
 
 
 def default_store_url() -> str:
@@ -592,24 +551,12 @@ def default_store_url() -> str:
     return f"file://{Path(tempfile.gettempdir(), 'nats', 'jetblock')}"
 
 
-def _rows(section: Any, above: str = "") -> Iterator[Setting]:
-    for field in dataclasses.fields(section):
-        path = above + field.name
-        if "section" in field.metadata:
-            key = field.metadata["section"]
-            yield from (_within(key, row) for row in _rows(field.default, f"{path}."))
-        elif field.metadata:
-            yield Setting(path, field.default, **field.metadata)
-        elif dataclasses.is_dataclass(field.default):
-            yield from _rows(field.default, f"{path}.")
+@cache
+def settings_table() -> tuple[Setting, ...]:
+    """Every setting, in the order of ``Settings``."""
+    return tuple(rows_of(Settings))
 
 
-def _within(key: str, row: Setting) -> Setting:
-    """A row of a section with relative names."""
-    word = key.upper().replace(".", "_")
-    return dataclasses.replace(row, keys=tuple(f"{key}.{name}" for name in row.keys),
-                               variable=row.variable.replace("JETBLOCK_", f"JETBLOCK_{word}_", 1))
-
-
-SETTINGS: tuple[Setting, ...] = tuple(_rows(Settings()))
-"""Every setting, in the order of ``Settings``."""
+def setting_at(path: str) -> Setting:
+    """One row of the table, without making the others. Raises: KeyError."""
+    return row_at(Settings, path)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from broker.config.sharing_index import ImportList, exports_for
 from broker.protocol.subject import is_literal, is_valid, subset
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, numbered, unnumbered
+from broker.value import Value
 
 __all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "export_of", "import_problem", "imports_in_use",
            "local_subject",
@@ -26,16 +26,14 @@ _CYCLE_STEPS_MAX = 20_000
 """Of one search for a cycle, past which it counts as found: accounts that share in many ways have very many paths."""
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
+class Latency(Value):
     """Where a service's latencies are published; ``sampling`` in percent; 0: if a request's headers ask for it."""
 
     subject: str
     sampling: int = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(Value):
     """``accounts`` None: public; () with a token: accounts with an activation token."""
 
     kind: Literal["stream", "service"]
@@ -52,8 +50,7 @@ class Export:
     allow_trace: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
+class Import(Value):
     """``subject`` is the exporting account's."""
 
     kind: Literal["stream", "service"]
@@ -73,8 +70,7 @@ class Import:
     """Whether an activation token permits it, which was checked where the import was read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(Value):
     """The destination of a share of the messages."""
 
     subject: str
@@ -85,8 +81,7 @@ class Destination:
     """Only in the cluster of this name; "": in all."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubjectMapping:
+class SubjectMapping(Value):
     """The share that the weights leave of 100 % stays at ``source``, unless that is a destination itself."""
 
     source: str
@@ -123,8 +118,8 @@ def _added(before: Export, export: Export) -> Export:
     accounts = before.accounts
     if export.accounts is not None:
         accounts = tuple(dict.fromkeys((*(before.accounts or ()), *export.accounts)))
-    return replace(
-        export, accounts=accounts,
+    return export.replace(
+        accounts=accounts,
         account_token_position=export.account_token_position if restricts else before.account_token_position,
         response_type=export.response_type if export.response_type != "singleton" else before.response_type,
         latency=export.latency or before.latency, allow_trace=export.allow_trace or before.allow_trace)

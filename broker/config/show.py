@@ -12,9 +12,10 @@ from broker import __version__
 from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
 from broker.config.callout import CalloutSettings
 from broker.config.operator import ResolverSettings, shown_url
-from broker.config.settings import MASK, SETTINGS, ResolverTlsSettings, Setting, Settings
+from broker.config.settings import MASK, ResolverTlsSettings, Setting, Settings, settings_table
 from broker.config.sharing import Export, Import
 from broker.gotime import format_duration
+from broker.value import fields
 
 __all__ = ["show"]
 
@@ -27,7 +28,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\
 def show(settings: Settings) -> str:
     """The text of the file."""
     top: _Block = {}
-    for setting in SETTINGS:
+    for setting in settings_table():
         value = settings[setting.path]
         if setting.path.startswith("tls.") and not settings.tls.enabled:
             continue
@@ -173,7 +174,7 @@ def _account(settings: Settings, account: AccountSettings) -> _Block:
         shown["users"] = users
     if account.jetstream is not None:
         shown["jetstream"] = {_JETSTREAM_KEYS.get(name, name): _word(getattr(account.jetstream, name))
-                              for name in account.jetstream.__slots__ if name != "tiers"}  # only tokens have them
+                              for name in fields(account.jetstream) if name != "tiers"}  # only tokens have them
     limits = {name: str(limit) for name in ("max_connections", "max_subscriptions", "max_payload")
               if (limit := getattr(account, name)) >= 0}
     if limits:

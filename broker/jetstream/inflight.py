@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from broker.value import Value
 
 if TYPE_CHECKING:
     from broker.config.settings import ServerLimits
@@ -30,8 +31,7 @@ _HOLD_SECONDS: Final = 4.0
 """They wait no longer: their connections carry more than a batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
+class BatchLimits(Value):
     """nats-server's limits by default; ``staged_bytes`` bounds the memory of all uncommitted atomic batches, which
     nats-server keeps on disk."""
 

@@ -7,7 +7,6 @@ Source: nats-server, server/accounts.go (updateAccountClaimsWithRefresh, buildPe
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -127,7 +126,7 @@ def _jetstream(claims: AccountClaims) -> AccountLimits | None:
     given = dict(limits.tiers)
     if TIER not in given or not given[TIER].enabled:
         return None
-    return replace(_stream_limits(given[TIER]), tiers=tuple((name, _stream_limits(tier)) for name, tier in given.items()))
+    return _stream_limits(given[TIER]).replace(tiers=tuple((name, _stream_limits(tier)) for name, tier in given.items()))
 
 
 def _stream_limits(given: JetStreamLimits) -> AccountLimits:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from ssl import SSLContext
 from typing import Any
 
@@ -92,4 +91,4 @@ class Pages:
 
 def _context(settings: Settings) -> SSLContext:
     """The clients' port's TLS, without asking for certificates. Raises: ValueError."""
-    return TlsParameters(replace(settings.tls, verify=False, verify_and_map=False)).context
+    return TlsParameters(settings.tls.replace(verify=False, verify_and_map=False)).context

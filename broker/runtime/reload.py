@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from broker.config.settings import MASK, SETTINGS, Setting, Settings
+from broker.config.settings import MASK, Setting, Settings, settings_table
 from broker.gotime import format_duration
 
 __all__ = ["Prepare", "ReloadError", "changed", "lines", "refuse_fixed"]
@@ -28,15 +28,16 @@ _LINES: dict[str, str] = {
 """Names in the log of settings whose values are not shown."""
 
 _RELOADABLE = frozenset({
-    *_LINES, *(setting.path for setting in SETTINGS if setting.path.startswith(("tls.", "websocket.")) and
-               setting.path not in ("websocket.port", "websocket.host")),
-    "operator.pinned_accounts",
+    *_LINES, "operator.pinned_accounts",
     "clients.allow_non_tls", "clients.proxy_protocol", "auth.timeout_ns", "auth.no_auth_user", "auth.proxy_required",
     "clients.max_connections", "clients.max_subscriptions", "clients.max_sub_tokens", "clients.max_payload",
     "clients.max_control_line", "clients.ping_interval_ns", "clients.ping_max", "clients.write_deadline_ns",
     "clients.no_fast_producer_stall", "clients.lame_duck_duration_ns", "clients.lame_duck_grace_period_ns",
     "logging.debug", "logging.trace", "logging.max_traced_msg_len", "logging.trace_headers", "logging.file", "logging.size_limit",
     "logging.max_num", "logging.format", "logging.times", "logging.utc", "process.pid_file"})
+_RELOADABLE_SECTIONS = ("tls.", "websocket.")
+_FIXED = frozenset({"websocket.port", "websocket.host"})
+
 
 class ReloadError(Exception):
     """Why the settings stay as they are; one line per error."""
@@ -44,15 +45,19 @@ class ReloadError(Exception):
 
 def changed(old: Settings, new: Settings) -> list[Setting]:
     """The settings that differ."""
-    return [setting for setting in SETTINGS if old[setting.path] != new[setting.path]]
+    return [setting for setting in settings_table() if old[setting.path] != new[setting.path]]
 
 
 def refuse_fixed(settings: list[Setting], old: Settings, new: Settings) -> None:
     """Raises: ReloadError that names each of ``settings`` that cannot change while the broker runs."""
     wrong = [f"config reload not supported for {_key(setting)}: old={_shown(setting, old)}, new={_shown(setting, new)}"
-             for setting in settings if setting.path not in _RELOADABLE]
+             for setting in settings if not _reloadable(setting.path)]
     if wrong:
         raise ReloadError("\n".join(wrong))
+
+
+def _reloadable(path: str) -> bool:
+    return path in _RELOADABLE or (path.startswith(_RELOADABLE_SECTIONS) and path not in _FIXED)
 
 
 def lines(settings: list[Setting], new: Settings) -> Iterator[str]:

@@ -20,7 +20,6 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -300,7 +299,7 @@ class Server:
             by_tokens = self.delegation.by_tokens(settings, self._authenticators)
             if by_tokens is not None:
                 return by_tokens
-            auth = replace(auth, users=tuple(user_of(user, accounts.get(user.account)) for user in auth.users),
+            auth = auth.replace(users=tuple(user_of(user, accounts.get(user.account)) for user in auth.users),
                            nkeys=tuple(user_of(user, accounts.get(user.account)) for user in auth.nkeys))
             chain = authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate,
                                   certificate_only=certificate_only)

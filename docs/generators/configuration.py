@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from broker.config.flags import FLAGS
-from broker.config.settings import SETTINGS, Setting
+from broker.config.settings import Setting, settings_table
 from broker.gotime import format_duration
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,7 +59,7 @@ all its keys.
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "".join(map(_row, SETTINGS)) + KEYS_HEAD + "".join(table())
+    return HEAD + "".join(map(_row, settings_table())) + KEYS_HEAD + "".join(table())
 
 
 def _row(setting: Setting) -> str:

@@ -17,12 +17,12 @@ from broker.config.flags import FlagError, read_flags
 from broker.config.load import TEMPORARY_NOTICE, load
 from broker.config.settings import (
     MASK,
-    SETTINGS,
     CertificateFiles,
     ConfigError,
     Settings,
     TlsSettings,
     default_store_url,
+    settings_table,
 )
 from broker.config.show import show
 from broker.machine import memory_bytes
@@ -51,7 +51,7 @@ def load_with(tmp_path: Path) -> Load:
 
 def changed(found: Settings) -> dict[str, Any]:
     """The fields that differ from the defaults."""
-    values = {setting.path: found[setting.path] for setting in SETTINGS if found[setting.path] != setting.default}
+    values = {setting.path: found[setting.path] for setting in settings_table() if found[setting.path] != setting.default}
     return values | ({"notices": found.notices} if found.notices else {})
 
 
@@ -456,8 +456,8 @@ def test_what_is_shown_can_be_read_back(load_with: Load, flags: str, file: str, 
     """The settings' text, as a file, gives the same settings."""
     found = load_with(flags, file, **environ)
     again = load_with(file=show(found))
-    assert {setting.path: again[setting.path] for setting in SETTINGS} == {
-        setting.path: found[setting.path] for setting in SETTINGS}
+    assert {setting.path: again[setting.path] for setting in settings_table()} == {
+        setting.path: found[setting.path] for setting in settings_table()}
     assert show(again) == show(found)
 
 
@@ -487,11 +487,11 @@ def test_versions_have_one_source() -> None:
 
 def test_names_are_unambiguous() -> None:
     """No two settings share a variable or a key, and each has one sentence."""
-    variables = [setting.variable for setting in SETTINGS if setting.variable]
-    keys = [key for setting in SETTINGS for key in setting.keys]
+    variables = [setting.variable for setting in settings_table() if setting.variable]
+    keys = [key for setting in settings_table() for key in setting.keys]
     assert len(set(variables)) == len(variables)
     assert len(set(keys)) == len(keys)
-    assert all(setting.about.endswith(".") for setting in SETTINGS)
+    assert all(setting.about.endswith(".") for setting in settings_table())
 
 
 @settings(deadline=None, max_examples=200)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from broker import value
 from broker.config.access import AccountSettings
 from broker.config.settings import AuthSettings, make_settings
 from broker.server.auth.login import Authenticator
@@ -16,7 +16,7 @@ __all__ = ["LOGIN_SECONDS", "running"]
 
 LOGIN_SECONDS = 60
 
-_AUTH = {field.name for field in dataclasses.fields(AuthSettings)}
+_AUTH = frozenset(value.fields(AuthSettings))
 
 
 @asynccontextmanager

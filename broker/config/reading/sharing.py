@@ -6,7 +6,6 @@ parseAccountMappings).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 from broker.config import kinds
@@ -104,7 +103,7 @@ def _read_latency(value: Value, found: Findings) -> Latency | None:
         return None
     latency = Latency(_text(parts["subject"], "Expected latency subject to be a string", found))
     if "sampling" in parts:
-        latency = replace(latency, sampling=_read_sampling(parts["sampling"], found))
+        latency = latency.replace(sampling=_read_sampling(parts["sampling"], found))
     return latency
 
 

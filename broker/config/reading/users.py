@@ -5,7 +5,6 @@ Source: nats-server, server/opts.go (parseUsers, parseUserPermissions, parseAllo
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from broker.config import kinds
@@ -47,7 +46,7 @@ def with_defaults(users: list[AnyUser], permissions: Permissions | None) -> list
     """The users, with ``permissions`` for those without their own."""
     if permissions is None:
         return users
-    return [user if user.permissions is not None else replace(user, permissions=permissions) for user in users]
+    return [user if user.permissions is not None else user.replace(permissions=permissions) for user in users]
 
 
 def _read_user(row: Value, found: Findings, account: str) -> AnyUser | None:
@@ -158,12 +157,12 @@ def _read_responses(value: Value, found: Findings) -> ResponsePermission | None:
     terms = ResponsePermission()
     for name, written, inner in found.fields(value, _RESPONSES, 'Unknown field "{}" parsing permissions'):
         if name == "max":
-            terms = replace(terms, max_msgs=found.take(kinds.integer(), written, inner) or terms.max_msgs)
+            terms = terms.replace(max_msgs=found.take(kinds.integer(), written, inner) or terms.max_msgs)
         elif not isinstance(inner.value, str):
             found.wrong(inner, "error parsing expires, not a duration string")
         else:
             try:
-                terms = replace(terms, expires_ns=parse_duration(inner.value) or terms.expires_ns)
+                terms = terms.replace(expires_ns=parse_duration(inner.value) or terms.expires_ns)
             except ValueError:
                 found.wrong(inner, f'error parsing expires: time: invalid duration "{inner.value}"')
     return terms

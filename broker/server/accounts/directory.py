@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, NkeyUser, User
@@ -113,7 +112,7 @@ class Accounts:
             more += [SubjectMapping(to.subject, (Destination(mapping.source),))
                      for mapping in domain_mappings(default) for to in mapping.destinations]
         own = {mapping.source for mapping in settings.mappings}
-        return replace(settings, mappings=(*settings.mappings, *(mapping for mapping in more if mapping.source not in own)))
+        return settings.replace(mappings=(*settings.mappings, *(mapping for mapping in more if mapping.source not in own)))
 
     def drop_deleted(self) -> None:
         """Delete the accounts no longer wanted, once their connections are closed."""
@@ -150,7 +149,7 @@ def user_of(user: AnyUser, account: AccountSettings | None) -> AnyUser:
     if account is None:
         name = user.user if isinstance(user, User) else user.nkey
         raise ValueError(f"user {name!r} is in the account {user.account!r}, which does not exist")
-    return user if user.permissions is not None else replace(user, permissions=account.default_permissions)
+    return user if user.permissions is not None else user.replace(permissions=account.default_permissions)
 
 
 def wanted_accounts(settings: AccountsSettings, *, operator: bool = False) -> dict[str, AccountSettings]:
@@ -160,7 +159,7 @@ def wanted_accounts(settings: AccountsSettings, *, operator: bool = False) -> di
     alone = not operator and not wanted.keys() - {DEFAULT_ACCOUNT, settings.system}
     default = wanted.get(DEFAULT_ACCOUNT, AccountSettings(DEFAULT_ACCOUNT))
     if alone and default.jetstream is None:
-        default = replace(default, jetstream=NO_LIMITS)
+        default = default.replace(jetstream=NO_LIMITS)
     wanted[DEFAULT_ACCOUNT] = default
     if not settings.no_system:
         wanted.setdefault(settings.system, AccountSettings(settings.system))

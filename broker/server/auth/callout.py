@@ -17,7 +17,7 @@ import logging
 import secrets
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from broker.clock import Clock
@@ -383,7 +383,7 @@ def _bound(login: Login, user: UserClaims, service: str, clock: Clock) -> Login:
     types = types_of(user)
     if types is None:
         raise CalloutError(f'Authorized user on account "{service}" using invalid connection type')
-    return replace(login, user=user.name or user.subject, kind="user" if user.name else "nkey", tags=(), name_tag="",
+    return login.replace(user=user.name or user.subject, kind="user" if user.name else "nkey", tags=(), name_tag="",
                    expires_at_ns=expiry_of(user, left, clock.now_ns()), connection_types=types, token=user,
                    proxy_required=login.proxy_required or user.limits.proxy_required, max_subscriptions=-1, max_payload=-1)
 

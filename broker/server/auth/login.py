@@ -14,12 +14,12 @@ Source: nats-server, server/auth.go (isClientAuthorized, processClientOrLeafAuth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from broker.config.access import DEFAULT_ACCOUNT
 from broker.jwt.fields import one_line
 from broker.server.auth.permissions import AccessRules
+from broker.value import Value
 
 if TYPE_CHECKING:
     from broker.jwt.claims import UserClaims, UserPermissions
@@ -82,8 +82,7 @@ VIOLATION: Final = "Authorization Violation"
 """What a client is told that may not come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
+class Login(Value, hidden=["presumed_password"]):
     """The client is admitted."""
 
     account: str = DEFAULT_ACCOUNT
@@ -124,13 +123,12 @@ class Login:
     name_tag: str = ""
     """The user's name, if ``user`` is a key."""
 
-    presumed_password: str | None = field(default=None, repr=False)
+    presumed_password: str | None = None
     """The password as it is configured, of the ``no_auth_user`` that a client without credentials is; None: it came with
     credentials."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Value):
     """The client is refused, or may not stay. It is not sent the reason."""
 
     why: str = ""

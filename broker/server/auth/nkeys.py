@@ -8,7 +8,6 @@ Source: nats-server, server/auth.go (processClientOrLeafAuthentication).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from broker.config.access import NkeyUser
 from broker.nkeys import decode_signature, verify
@@ -31,7 +30,7 @@ class NkeyAuthenticator:
                         for user in users}
         self._no_auth_user = no_auth_user
         login = self._logins.get(no_auth_user)
-        self._no_auth_login = replace(login, presumed_password="") if login is not None else None
+        self._no_auth_login = login.replace(presumed_password="") if login is not None else None
 
     def decide(self, credentials: Credentials) -> Decision | None:
         presumed = credentials.presumed

@@ -133,7 +133,7 @@ class JwtAuthenticator:
         left = seconds_left(limits, self._clock.now_ns())
         if left == 0:
             return Refusal("Outside connect times")
-        return replace(found, expires_at_ns=expiry_of(claims, left, self._clock.now_ns()))
+        return found.replace(expires_at_ns=expiry_of(claims, left, self._clock.now_ns()))
 
 
 def decided_again(login: Login, account: ClaimAccount) -> Login | Refusal:
@@ -157,15 +157,15 @@ def decided_again(login: Login, account: ClaimAccount) -> Login | Refusal:
         found = without_asking(found)
     if login.kind != "jwt":
         # An authorization service's user: its token says no more than what it may do.
-        return replace(login, rules=found.rules)
-    return replace(found, expires_at_ns=login.expires_at_ns)
+        return login.replace(rules=found.rules)
+    return found.replace(expires_at_ns=login.expires_at_ns)
 
 
 def without_asking(login: Login) -> Login:
     """``login`` without permission to publish requests to the authorization service in its account."""
     permissions = login.rules.permissions if login.rules is not None else Permissions()
-    publish = replace(permissions.publish, deny=(*permissions.publish.deny, SUBJECT))
-    return replace(login, rules=AccessRules(replace(permissions, publish=publish)))
+    publish = permissions.publish.replace(deny=(*permissions.publish.deny, SUBJECT))
+    return login.replace(rules=AccessRules(permissions.replace(publish=publish)))
 
 
 def login_of(account: ClaimAccount, token: UserClaims) -> Login | Refusal:

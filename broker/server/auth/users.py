@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from broker.config.access import Permissions, User
 from broker.server.auth.login import Credentials, Decision, Login, Refusal
@@ -36,7 +35,7 @@ class UserAuthenticator:
         self._rules: dict[Permissions, AccessRules] = {}
         self._logins = {user.user: self._login(user) for user in self._users.values()}
         presumed = self._logins.get(no_auth_user)
-        self._no_auth_login = (replace(presumed, presumed_password=self._users[no_auth_user].password)
+        self._no_auth_login = (presumed.replace(presumed_password=self._users[no_auth_user].password)
                                if presumed is not None else None)
         # An unknown user takes as long as the most expensive known one.
         hashes = [user.password for user in self._users.values() if hash_cost(user.password)]
@@ -54,7 +53,7 @@ class UserAuthenticator:
         if presumed is not None and presumed.user in self._users:
             if self._users[presumed.user].password != presumed.presumed_password:
                 return Refusal()
-            return replace(self._logins[presumed.user], presumed_password=presumed.presumed_password)
+            return self._logins[presumed.user].replace(presumed_password=presumed.presumed_password)
         name = credentials.text("user")
         if not name:
             return self._no_auth_login if credentials.anonymous else None

@@ -6,7 +6,6 @@ Source: nats-server, server/auth.go (processClientOrLeafAuthentication), server/
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from broker.config.settings import AuthSettings, Settings
@@ -92,7 +91,7 @@ class WebSocketPort:
         own_rules = bool(websocket.username or websocket.token or websocket.no_auth_user)
         auth = settings.auth
         if own_rules:
-            auth = replace(auth, user=websocket.username, password=websocket.password, token=websocket.token,
+            auth = auth.replace(user=websocket.username, password=websocket.password, token=websocket.token,
                            no_auth_user=websocket.no_auth_user)
         authenticator = chain_of(auth, websocket.tls.verify_and_map)
 

@@ -10,9 +10,10 @@ Source: haproxy's proxy-protocol.txt; nats-server, server/client_proxyproto.go.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
+
+from broker.value import Value
 
 __all__ = ["HEADER_SECONDS", "ProxyHeader", "ProxyHeaderError", "read_header"]
 
@@ -37,8 +38,7 @@ class ProxyHeaderError(ValueError):
     """Data that begins like a header but is not a valid one."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyHeader:
+class ProxyHeader(Value):
     """``address`` and ``port`` of the client; "" for a proxy's own connection, or one without a proxy."""
 
     rest: bytes

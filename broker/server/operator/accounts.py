@@ -18,7 +18,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -343,7 +342,7 @@ class OperatorAccounts:
             return known is not None and known.signer(key)[0]
 
         claims = account.claims
-        return replace(account_settings(claims), exports=exports_of(claims),
+        return account_settings(claims).replace(exports=exports_of(claims),
                        imports=imports_of(claims, exporter, signs, self._now()))
 
     def _permit_imports(self, name: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from broker.value import Value
 
 __all__ = ["ANSWER", "GRANTED", "REFUSED", "Answer", "answer_in"]
 
@@ -13,8 +14,7 @@ GRANTED: Final = "granted"
 REFUSED: Final = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Value):
     """``granted``: the messages have first_seq to last_seq, but for ``duplicates`` of them, which were dropped. Where all
     were, first_seq is above last_seq. ``refused``: ``why``, in nats-server's words where it has some, and the ``nonce`` of the
     object that was refused, b"" where an earlier release did: another request with that id may be granted."""

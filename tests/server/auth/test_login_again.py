@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 
 from broker.server.auth.login import Credentials, Decision, Login, Refusal, Waiter
@@ -49,8 +48,8 @@ class Decisions:
 
 def reload(server: Server) -> None:
     """Other settings; the difference does not matter to the test."""
-    auth = dataclasses.replace(server.settings.auth, timeout_ns=server.settings.auth.timeout_ns + 1)
-    server.prepare(dataclasses.replace(server.settings, auth=auth))()
+    auth = server.settings.auth.replace(timeout_ns=server.settings.auth.timeout_ns + 1)
+    server.prepare(server.settings.replace(auth=auth))()
 
 
 CONNECT = b"CONNECT " + json.dumps({"verbose": False, "user": "u", "pass": "p"}).encode() + b"\r\n"
@@ -117,14 +116,14 @@ async def test_authentication_begins_and_ends() -> None:
         client.send(b'CONNECT {"verbose":false}\r\n')
         assert await client.settled() == b"PONG\r\n"
         open_to_all = server.settings
-        auth = dataclasses.replace(open_to_all.auth, user="u", password="p")
-        server.prepare(dataclasses.replace(open_to_all, auth=auth))()
+        auth = open_to_all.auth.replace(user="u", password="p")
+        server.prepare(open_to_all.replace(auth=auth))()
         assert await client.end() == b"-ERR 'Authorization Violation'\r\n"
         async with Wire(server.port) as before, Wire(server.port) as after:
             assert b'"auth_required":true' in before.info
             server.prepare(open_to_all)()
             before.send(b'CONNECT {"verbose":false}\r\n')
             assert await before.settled() == b"PONG\r\n"
-            server.prepare(dataclasses.replace(open_to_all, auth=auth))()
+            server.prepare(open_to_all.replace(auth=auth))()
             assert await before.end() == b"-ERR 'Authorization Violation'\r\n"
             assert await after.end() == b"-ERR 'Authorization Violation'\r\n"

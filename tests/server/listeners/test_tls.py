@@ -10,7 +10,6 @@ import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -338,13 +337,13 @@ async def test_certificates_can_be_read_again(authority: Authority) -> None:
         await before.info()
         await before.secure(authority.trust())
         with pytest.raises(TlsError, match="no such file"):
-            server.prepare(replace(server.settings, tls=TlsSettings(new.cert, new.key + "x")))
+            server.prepare(server.settings.replace(tls=TlsSettings(new.cert, new.key + "x")))
         assert await served_certificate(authority, server) != new.der
-        server.prepare(replace(server.settings, tls=TlsSettings(new.cert, new.key)))()
+        server.prepare(server.settings.replace(tls=TlsSettings(new.cert, new.key)))()
         assert await served_certificate(authority, server) == new.der
         assert (await before.ping()).endswith(b"PONG\r\n")
         assert old.der != new.der
-        server.prepare(replace(server.settings, tls=TlsSettings()))()
+        server.prepare(server.settings.replace(tls=TlsSettings()))()
         plain = await Line.to(server)
         assert "tls_required" not in await plain.info()
         assert (await plain.ping()).endswith(b"PONG\r\n")

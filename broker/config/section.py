@@ -1,0 +1,107 @@
+"""``Section``: a part of the settings, whose fields are rows of the table of settings, too.
+
+    class LoggingSettings(Section):
+        debug: bool = setting(False, kinds.boolean, "Log debug lines.", "debug")     a row
+        tls: TlsSettings = section(TlsSettings(), "tls")                             a section: the names of its rows begin with tls
+        times: bool = True                                                           a field that is not a setting
+
+An instance has plain values; the class keeps the rows, and the table is made from them when a reader needs all of it: only a
+start with a configuration file or variables in the environment does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from broker.config.kinds import Kind
+from broker.value import Value
+
+__all__ = ["Section", "Setting", "row_at", "rows_of", "section", "setting"]
+
+_PREFIX = "JETBLOCK_"
+
+
+class Setting(NamedTuple):
+    """One row of the table; in a section's class, names are relative to the section."""
+
+    path: str
+    """Its path in ``Settings``: ``clients.port``."""
+    default: Any
+    kind: Kind
+    about: str
+    """One sentence, with the unit."""
+    keys: tuple[str, ...]
+    """Dotted keys in a configuration file, the usual one first; none: the file sets it in another way, if at all."""
+    variable: str
+    """Its environment variable; "": none."""
+    secret: bool = False
+
+
+class _Inner(NamedTuple):
+    """A section within another."""
+
+    default: Section
+    key: str
+    """The beginning of the names of its rows, in the section around it; "": none."""
+
+
+class Section(Value):
+    """The base of sections. Secrets are not part of ``repr``."""
+
+    rows: ClassVar[dict[str, Setting | _Inner]] = {}
+    """The fields that are settings or sections, by name."""
+
+    def __init_subclass__(cls, *, hidden: Sequence[str] = ()) -> None:
+        cls.rows = {}
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, Setting | _Inner):
+                cls.rows[name] = value
+                setattr(cls, name, value.default)
+        secrets = [name for name, row in cls.rows.items() if isinstance(row, Setting) and row.secret]
+        super().__init_subclass__(hidden=[*hidden, *secrets])
+
+
+def setting(default: Any, kind: Kind, about: str, *keys: str, variable: str | None = None, secret: bool = False) -> Any:
+    """A field with its row. ``variable`` without the prefix, if not the last part of the usual key; "": none."""
+    if variable is None:
+        variable = keys[0].rpartition(".")[2]
+    return Setting("", default, kind, about, keys, variable.upper(), secret)
+
+
+def section(default: Section, key: str = "") -> Any:
+    """A field with a section, the names of whose rows begin with ``key``."""
+    return _Inner(default, key)
+
+
+def rows_of(of: type[Section], path: str = "", key: str = "") -> Iterator[Setting]:
+    """All rows of a section, in order; ``path`` and ``key`` stand before their names, and end with a dot or are empty."""
+    for name, row in of.rows.items():
+        if isinstance(row, _Inner):
+            yield from rows_of(type(row.default), f"{path}{name}.", _within(key, row))
+        else:
+            yield _named(row, path + name, key)
+
+
+def row_at(of: type[Section], path: str) -> Setting:
+    """The row of one setting. Raises: KeyError."""
+    key = ""
+    *sections, name = path.split(".")
+    for one in sections:
+        inner = of.rows[one]
+        if not isinstance(inner, _Inner):
+            raise KeyError(path)
+        key, of = _within(key, inner), type(inner.default)
+    row = of.rows[name]
+    if isinstance(row, _Inner):
+        raise KeyError(path)
+    return _named(row, path, key)
+
+
+def _within(key: str, inner: _Inner) -> str:
+    return f"{key}{inner.key}." if inner.key else key
+
+
+def _named(row: Setting, path: str, key: str) -> Setting:
+    variable = row.variable and _PREFIX + key.upper().replace(".", "_") + row.variable
+    return row._replace(path=path, keys=tuple(key + name for name in row.keys), variable=variable)
