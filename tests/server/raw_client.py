@@ -16,16 +16,19 @@ class Wire:
     """One TCP connection; ``info`` is the first INFO line as it came.
 
     Args: ``pings``: return the server's PINGs, too. The first comes two seconds after CONNECT: on a busy machine anywhere.
+        ``source``: the loopback address from which it connects.
     """
 
-    def __init__(self, port: int, *, pings: bool = False) -> None:
+    def __init__(self, port: int, *, pings: bool = False, source: str = "127.0.0.1") -> None:
         self.port = port
+        self.source = source
         self.pings = pings
         self.info = b""
         self.closed = False
 
     async def __aenter__(self) -> Self:
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26,
+                                                                 local_addr=(self.source, 0))
         async with asyncio.timeout(SECONDS):
             self.info = await self.reader.readuntil(b"\r\n")
         return self

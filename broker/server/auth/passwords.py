@@ -3,11 +3,12 @@
 Comparing takes 50 ms at cost 10, and doubles with each step. So ``compare`` answers a plain password at once, in time
 independent of how much of it is right, and for a hash returns a ``BcryptCheck``, which ``PasswordChecks`` runs:
 
-    ask ──> waiting, in order of arrival ──> running, in a thread ──> every waiting login is notified
-             │                                 ^
-             └── cancel: its connection ended  └── an equal check joins: a fleet that reconnects all at once with one
-                                                   password costs one comparison
+    ask ──> waiting, addresses in turn ──> running, in a thread ──> every waiting login is notified
+             │                               ^
+             └── cancel: its connection      └── an equal check joins: a fleet that reconnects all at once with one
+                 ended                           password costs one comparison
 
+Client addresses take turns, so that a thousand wrong passwords from one address delay a login from another by one comparison.
 The queue is bounded by the number of connections, each of which gives up at its authentication timeout. Results are
 not cached.
 
@@ -76,41 +77,92 @@ def hash_cost(secret: str) -> int:
     return int(secret[4:6]) if _HASH.match(secret) else 0
 
 
+class _Turns:
+    """Checks in the order in which they run: each client address has a queue, and one check of it runs in its turn."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, dict[BcryptCheck, None]] = {}
+        """In the order of their turns; no queue is empty."""
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def add(self, address: str, check: BcryptCheck) -> None:
+        self._queues.setdefault(address, {})[check] = None
+
+    def discard(self, address: str, check: BcryptCheck) -> None:
+        queue = self._queues.get(address, {})
+        queue.pop(check, None)
+        if not queue:
+            self._queues.pop(address, None)
+
+    def next(self) -> BcryptCheck:
+        """Remove the next check; its address has its next turn after all others."""
+        address = next(iter(self._queues))
+        queue = self._queues.pop(address)
+        check = next(iter(queue))
+        del queue[check]
+        if queue:
+            self._queues[address] = queue
+        return check
+
+
+class _Asker(NamedTuple):
+    """A login that waits for a check."""
+
+    waiter: Waiter
+    login: Login
+    address: str
+
+
 class PasswordChecks:
     """Used on the loop only. ``at_once`` checks run concurrently; default: all processors but one, at most four."""
 
     def __init__(self, at_once: int | None = None) -> None:
         self._free = at_once or max(1, min(4, (os.cpu_count() or 1) - 1))
-        self._waiting: dict[BcryptCheck, list[tuple[Waiter, Login]]] = {}
-        self._running: dict[BcryptCheck, list[tuple[Waiter, Login]]] = {}
+        self._turns = _Turns()
+        self._waiting: dict[BcryptCheck, list[_Asker]] = {}
+        self._running: dict[BcryptCheck, list[_Asker]] = {}
 
-    def ask(self, check: BcryptCheck, waiter: Waiter, login: Login) -> None:
-        """Pass ``waiter`` ``login`` if the check succeeds, otherwise a refusal; never within this call."""
+    def ask(self, check: BcryptCheck, waiter: Waiter, login: Login, address: str) -> None:
+        """Pass ``waiter`` ``login`` if the check succeeds, otherwise a refusal; never within this call.
+
+        ``address`` is the client's: the waiting addresses take turns.
+        """
+        asker = _Asker(waiter, login, _turn_of(address))
         if check in self._running:
-            self._running[check].append((waiter, login))
+            self._running[check].append(asker)
             waiter.check_begun()
             return
-        self._waiting.setdefault(check, []).append((waiter, login))
+        self._waiting.setdefault(check, []).append(asker)
+        self._turns.add(asker.address, check)
         self._run_next()
 
     def cancel(self, check: BcryptCheck, waiter: Waiter) -> None:
         """``waiter`` is gone: a check without waiters is not begun."""
-        for checks in (self._waiting, self._running):
-            if check in checks:
-                checks[check][:] = [entry for entry in checks[check] if entry[0] is not waiter]
-        if not self._waiting.get(check, True):
-            del self._waiting[check]
+        if check in self._running:
+            self._running[check] = [asker for asker in self._running[check] if asker.waiter is not waiter]
+        askers = self._waiting.get(check, [])
+        left = [asker for asker in askers if asker.waiter is not waiter]
+        for address in {asker.address for asker in askers} - {asker.address for asker in left}:
+            self._turns.discard(address, check)
+        if left:
+            self._waiting[check] = left
+        else:
+            self._waiting.pop(check, None)
 
     def _run_next(self) -> None:
-        while self._free and self._waiting:
-            check = next(iter(self._waiting))
-            waiters = self._running[check] = self._waiting.pop(check)
+        while self._free and self._turns:
+            check = self._turns.next()
+            askers = self._running[check] = self._waiting.pop(check)
+            for asker in askers:  # it may wait in the queues of several addresses
+                self._turns.discard(asker.address, check)
             self._free -= 1
             # A daemon thread, so that a hash of absurd cost cannot keep the process from ending.
             threading.Thread(target=self._run, args=(check, asyncio.get_running_loop()), name="password check",
                              daemon=True).start()
-            for waiter, _ in list(waiters):
-                waiter.check_begun()
+            for asker in list(askers):
+                asker.waiter.check_begun()
 
     def _run(self, check: BcryptCheck, loop: asyncio.AbstractEventLoop) -> None:
         right = False
@@ -121,26 +173,38 @@ class PasswordChecks:
                 loop.call_soon_threadsafe(self._done, check, right)
 
     def _done(self, check: BcryptCheck, right: bool) -> None:
-        waiters = self._running.pop(check)
+        askers = self._running.pop(check)
         self._free += 1
         self._run_next()
-        while waiters:
-            waiter, login = waiters.pop(0)
-            waiter.check_done(login if right else Refusal())
+        for asker in askers:
+            asker.waiter.check_done(asker.login if right else Refusal())
 
 
 class PasswordCheck:
     """The ``SlowCheck`` of one login by password."""
 
-    __slots__ = ("_check", "_checks", "_login")
+    __slots__ = ("_address", "_check", "_checks", "_login")
 
-    def __init__(self, checks: PasswordChecks, check: BcryptCheck, login: Login) -> None:
+    def __init__(self, checks: PasswordChecks, check: BcryptCheck, login: Login, address: str) -> None:
+        self._address = address
         self._checks = checks
         self._check = check
         self._login = login
 
     def begin(self, waiter: Waiter) -> None:
-        self._checks.ask(self._check, waiter, self._login)
+        self._checks.ask(self._check, waiter, self._login, self._address)
 
     def cancel(self, waiter: Waiter) -> None:
         self._checks.cancel(self._check, waiter)
+
+
+def _turn_of(address: str) -> str:
+    """The part of a client's address that has a turn: of an IPv6 address the first half, since one client has many addresses."""
+    if ":" not in address:
+        return address
+    from ipaddress import ip_address  # takes 1 ms to import; a broker without clients by IPv6 may never need it
+
+    try:
+        return ip_address(address).packed[:8].hex()
+    except ValueError:
+        return address

@@ -60,7 +60,7 @@ class CertificateAuthenticator:
         user = self._find(certificate, credentials.connection.connection_type)
         if user is None:
             return Refusal(f"User in cert [{certificate.subject.rfc4514_string()!r}], not found")
-        return self._authenticator.decide_for(user.user, credentials.text("pass"))
+        return self._authenticator.decide_for(user.user, credentials)
 
     def _find(self, certificate: x509.Certificate, connection_type: str) -> User | None:
         def may_come(user: User | None) -> bool:

@@ -63,15 +63,16 @@ class UserAuthenticator:
         login = self._logins.get(name)
         if login is not None and login.proxy_required and not credentials.connection.proxy_key:
             return REQUIRED
-        return self.decide_for(name, credentials.text("pass"))
+        return self.decide_for(name, credentials)
 
-    def decide_for(self, name: str, given: str) -> Decision:
-        """Whether ``given`` is the password of the user of that name."""
+    def decide_for(self, name: str, credentials: Credentials) -> Decision:
+        """Whether the given password is that of the user of that name."""
+        given, address = credentials.text("pass"), credentials.connection.ip
         user = self._users.get(name)
         if user is not None:
-            return _decided(compare(user.password, given), self._logins[name], self._checks)
+            return _decided(compare(user.password, given), self._logins[name], self._checks, address)
         if self._decoy:
-            return PasswordCheck(self._checks, BcryptCheck(self._decoy, given, known=False), Login())
+            return PasswordCheck(self._checks, BcryptCheck(self._decoy, given, known=False), Login(), address)
         return Refusal()
 
 
@@ -86,10 +87,12 @@ class TokenAuthenticator:
 
     def decide(self, credentials: Credentials) -> Decision | None:
         given = credentials.text("auth_token")
-        return _decided(compare(self._token, given), Login(), self._checks) if given else None
+        if not given:
+            return None
+        return _decided(compare(self._token, given), Login(), self._checks, credentials.connection.ip)
 
 
-def _decided(right: bool | BcryptCheck, login: Login, checks: PasswordChecks) -> Decision:
+def _decided(right: bool | BcryptCheck, login: Login, checks: PasswordChecks, address: str) -> Decision:
     if isinstance(right, BcryptCheck):
-        return PasswordCheck(checks, right, login)
+        return PasswordCheck(checks, right, login, address)
     return login if right else Refusal()

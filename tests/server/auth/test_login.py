@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -139,7 +140,7 @@ def test_an_unknown_user_costs_what_a_known_one_does() -> None:
     asked: list[BcryptCheck] = []
 
     class Asked(PasswordChecks):
-        def ask(self, check: BcryptCheck, waiter: Any, login: Login) -> None:
+        def ask(self, check: BcryptCheck, waiter: Any, login: Login, address: str) -> None:
             asked.append(check)
 
     def decide(users: list[User], user: str, password: str) -> Decision | None:
@@ -238,7 +239,8 @@ class GatedLogin:
     def decide(self, credentials: Credentials) -> Decision:
         if not credentials.text("user"):
             return Login()
-        return PasswordCheck(self.checks, Gated("", credentials.text("pass")), Login(user="u"))
+        return PasswordCheck(self.checks, Gated("", credentials.text("pass")), Login(user="u"),
+                             credentials.connection.ip)
 
 
 def say(password: str, more: bytes = b"PING\r\n") -> bytes:
@@ -283,6 +285,36 @@ async def test_a_storm_of_logins_is_bounded(gate: threading.Event) -> None:
         assert len(Gated.begun) == 11, "each password once"
         for wire in wires:
             wire.writer.close()
+
+
+async def test_addresses_take_turns(gate: threading.Event) -> None:
+    """Many wrong passwords from one address delay a login from another address by one check, and those that leave by none."""
+    async with running(authenticators=[login := GatedLogin(at_once=1)]) as server, AsyncExitStack() as stack:
+        def waiting() -> int:
+            return len(login.checks._waiting)
+
+        attackers = [await stack.enter_async_context(Wire(server.port, source="127.0.0.2")) for _ in range(30)]
+        for i, wire in enumerate(attackers):
+            wire.send(say(f"wrong{i}"))
+        await until(lambda: waiting() == 29)
+        leaver = await stack.enter_async_context(Wire(server.port, source="127.0.0.3"))
+        leaver.send(say("wrong of a leaver"))
+        await until(lambda: waiting() == 30)
+        others = [await stack.enter_async_context(Wire(server.port)) for _ in range(2)]
+        for i, wire in enumerate(others):
+            wire.send(say(f"right{i}"))
+            await until(lambda i=i: waiting() == 31 + i)
+        joining = await stack.enter_async_context(Wire(server.port, source="127.0.0.2"))
+        joining.send(say("right1"))
+        leaver.writer.close()
+        await until(lambda: waiting() == 31)
+        begun = next(name for name in Gated.begun)
+        gate.set()
+        assert [await wire.until(b"\r\n") for wire in (*others, joining)] == [b"PONG\r\n"] * 3
+        assert [await wire.until(b"\r\n") for wire in attackers] == [REFUSED] * 30
+        order = ["right" if name.startswith("right") else "wrong" for name in Gated.begun]
+        assert begun.startswith("wrong")
+        assert order == ["wrong", "wrong", "right", "wrong", "right", *["wrong"] * 27]
 
 
 async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
