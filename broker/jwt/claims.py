@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from broker.config.access import NO_LIMIT
+from broker.gojson.decoding import kind_of
 from broker.jwt.fields import Fields
 from broker.jwt.token import Token, TokenError, decode_token
 
@@ -315,7 +316,7 @@ def _networks(fields: Fields) -> tuple[str, ...]:
     """A list, or one text in which commas separate them; each assignment replaces all of those before."""
     found: tuple[str, ...] = ()
     for value in fields.given("src"):
-        if isinstance(value, str):
+        if kind_of(value) == "string":
             found = tuple(word.strip() for word in value.lower().split(",") if word.strip())
         else:
             found = Fields({"src": value}).texts("src")
@@ -326,7 +327,7 @@ def _signing_keys(nats: Fields) -> dict[str, UserPermissions | None]:
     keys: dict[str, UserPermissions | None] = {}
     for value in nats.given("signing_keys"):
         for row in Fields({"signing_keys": value}).rows("signing_keys"):
-            if isinstance(row, str):
+            if kind_of(row) == "string":
                 keys[row] = None
             elif isinstance(row, dict):
                 scope = Fields.untyped(row)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
+from broker.gojson.decoding import kind_of
+
 __all__ = ["LIMIT", "AccountzOptions", "AccstatzOptions", "BadOption", "ConnzOptions", "GatewayzOptions",
            "HealthzOptions", "IpqueueszOptions", "JszOptions", "LeafzOptions", "NoOptions", "RaftzOptions",
            "RoutezOptions", "SubszOptions", "from_json", "from_query"]
@@ -277,9 +279,6 @@ def _go_name(model: type) -> str:
 
 
 def _go_kind(value: Any, wanted: _Kind) -> str:
-    if isinstance(value, (dict, list)):
-        return "object" if isinstance(value, dict) else "array"
-    if type(value) in (bool, str):
-        return "bool" if value is True or value is False else "string"
+    found = kind_of(value)
     # A number that does not fit another kind of number is shown.
-    return f"number {value}" if type(wanted.default) is int else "number"
+    return f"{found} {value}" if found == "number" and type(wanted.default) is int else found

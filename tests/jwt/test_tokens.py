@@ -183,6 +183,19 @@ def test_any_fields(values: dict[str, Any]) -> None:
                 pass
 
 
+def test_a_number_is_no_text() -> None:
+    """A number with a fraction is neither the text of networks nor a signing key."""
+    def decoded(kind: str, **fields: Any) -> Any:
+        decode, _, signer = DECODERS[kind]
+        claims = {"sub": key(ACCOUNT).public, "iss": key(signer).public, "nats": {"type": kind, "version": 2, **fields}}
+        return decode(signed(json.dumps(claims).encode(), signer))
+
+    with pytest.raises(TokenError, match="cannot unmarshal number into field src"):
+        decoded("user", src=1.5)
+    assert decoded("user", src="10.0.0.0/8").limits.src == ("10.0.0.0/8",)
+    assert list(decoded("account", signing_keys=["A1", 1.5, 1]).signing_keys) == ["A1"]
+
+
 WRONG = {
     "a.b": "expected 3 chunks",
     "a.b.c.d": "expected 3 chunks",

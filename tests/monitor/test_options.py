@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.gojson.decoding import Number
 from broker.monitor.endpoints import ENDPOINTS
 from broker.monitor.options import (
     AccstatzOptions,
@@ -35,7 +36,7 @@ def test_the_same_options_from_both() -> None:
 
 @pytest.mark.parametrize(("members", "why"), [
     ({"limit": "x"}, "json: cannot unmarshal string into Go struct field ConnzEventOptions.limit of type int"),
-    ({"limit": 1.5}, "json: cannot unmarshal number 1.5 into Go struct field ConnzEventOptions.limit of type int"),
+    ({"limit": Number("1.5")}, "json: cannot unmarshal number 1.5 into Go struct field ConnzEventOptions.limit of type int"),
     ({"limit": True}, "json: cannot unmarshal bool into Go struct field ConnzEventOptions.limit of type int"),
     ({"cid": -1}, "json: cannot unmarshal number -1 into Go struct field ConnzEventOptions.cid of type uint64"),
     ({"auth": 1}, "json: cannot unmarshal number into Go struct field ConnzEventOptions.auth of type bool"),
@@ -50,7 +51,8 @@ def test_wrong_type_in_json(members: dict[str, Any], why: str) -> None:
 
 
 _TEXT = st.text("01tTrue-+.é\"\ud800", max_size=25)
-_ANY = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), _TEXT, st.lists(_TEXT, max_size=2), st.just({}))
+_ANY = st.one_of(st.none(), st.booleans(), st.integers(), st.floats().map(lambda x: Number(x)), _TEXT,
+                 st.lists(_TEXT, max_size=2), st.just({}))
 
 
 @given(st.sampled_from(list(ENDPOINTS.values())), st.data())
