@@ -102,6 +102,10 @@ class Bus(Protocol):
 
     def unsubscribe(self, subscription: Subscription) -> None: ...
 
+    def count_work(self, amount: int) -> None:
+        """Add to the work of the current turn of the loop, in deliveries (about a microsecond each). A client that has
+        caused too much of it continues on a later turn."""
+
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         """Route one message to all subscribers (clients and in-process); returns how many receive it."""
 

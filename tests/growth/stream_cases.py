@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
+from broker.gotime import format_time
+from broker.jetstream.archive.contents import ArchiveWriter
+from broker.jetstream.archive.values import ArchivedMsg, ArchivedStream
 from tests.growth.api_cases import MANY, Play, consumer, consumers, create, fill, ok
 from tests.growth.meter import Case
 from tests.growth.stage import Client, Stage
@@ -249,6 +253,30 @@ def _snapshot(stage: Stage, n: int) -> None:
         client.read_until(rb"MSG chunks 7 (\S+ )?(\d+ )?\d*0\r\n(NATS/1.0 \d+)?")
 
 
+_CHUNK_BYTES = 128 << 10
+
+
+def restoring(subject: Callable[[int], bytes], headers: bytes = b"", **config: Any) -> Play:
+    """Restore an archive of n messages; ``subject(i)`` is the subject of the i-th."""
+    def play(stage: Stage, n: int) -> None:
+        client, now_ns = stage.client(), time.time_ns()
+        writer, stamp = ArchiveWriter(now_ns), format_time(now_ns)
+        archive = writer.begin(ArchivedStream(n, 100 * n, 1, n, stamp, stamp, 0))
+        for at in range(0, n, 1000):
+            archive += writer.messages([ArchivedMsg(i + 1, now_ns, subject(i), len(headers), headers + b"x")
+                                        for i in range(at, min(at + 1000, n))])
+        archive += writer.end()
+        restored = {"name": "S", "subjects": ["s.>"], "retention": "limits", "storage": "file", "num_replicas": 1, **config}
+        with stage.measured():
+            to = ok(client, "STREAM.RESTORE.S", {"config": restored, "state": {}})["deliver_subject"]
+            for at in range(0, len(archive), _CHUNK_BYTES):
+                client.request(to, archive[at:at + _CHUNK_BYTES])
+            answer = client.request(to)
+            assert "error" not in answer, answer
+            ok(client, "STREAM.INFO.S")
+    return play
+
+
 CASES = (
     Case("Nats-Msg-Id", publishing(lambda i, n: hpub(b"s.a", block(b"Nats-Msg-Id: m%d" % i), reply=b"r")), 5_000, jetstream=True),
     Case("Nats-Msg-Id, duplicates", publishing(lambda i, n: hpub(b"s.a", block(b"Nats-Msg-Id: m"), reply=b"r")), 5_000,
@@ -274,7 +302,7 @@ CASES = (
         lambda i, n: b"PUB s.%d r 1\r\nx\r\n" % (i % 10), max_msgs_per_subject=2), 4_000, jetstream=True),
     Case("new subjects beyond a limit", publishing(lambda i, n: b"PUB s.%d r 1\r\nx\r\n" % i, max_msgs=100), 4_000, jetstream=True),
     Case("republished", publishing(
-        lambda i, n: b"PUB s.%d r 1\r\nx\r\n" % i, republish={"src": "s.*", "dest": "p.{{wildcard(1)}}"}), 2_000, jetstream=True),
+        lambda i, n: b"PUB s.%d r 1\r\nx\r\n" % i, republish={"src": "s.*", "dest": "p.{{wildcard(1)}}"}), 4_000, jetstream=True),
     Case("atomic batches", _batches, 4_000, jetstream=True),
     Case("open atomic batches", _open_batches, 500, jetstream=True),
     Case("repeated Nats-Msg-Id", repeated(b"Nats-Msg-Id: a"), 15_000, most=60_000, jetstream=True),
@@ -347,4 +375,7 @@ CASES = (
     Case("ADOPT", with_messages(_each(lambda i: ("JETBLOCK.ADOPT.S", {"request": f"{i:016x}"}))), 25, jetstream=True),
     Case("copies through transforms", _copy_through_transforms, 400, jetstream=True),
     Case("snapshot", _snapshot, 4_000, jetstream=True),
+    Case("restore", restoring(lambda i: b"s.%d" % i, block(b"Nats-TTL: 1h"), allow_msg_ttl=True), 10_000, jetstream=True),
+    Case("restore of more than a subject may have", restoring(lambda i: b"s.%d" % (i // 2), max_msgs_per_subject=1), 30_000,
+         jetstream=True),
 )

@@ -16,7 +16,8 @@ DEFAULT = frozenset((
     "pull requests served", "pull requests that do not wait, behind others", "pull requests by priority",
     "abandoned pull requests", "acks in any order", "acks of a work queue", "ack all, backwards", "malformed acks",
     "negative acks with delays", "consumers of a work queue created", "consumers: a publish", "messages deleted",
-    "messages of which one of each subject is kept", "copies through transforms", "snapshot", "ADOPT"))
+    "messages of which one of each subject is kept", "copies through transforms", "snapshot", "ADOPT",
+    "republished", "restore of more than a subject may have"))
 
 
 def test_the_default_cases_exist() -> None:

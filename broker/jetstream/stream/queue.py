@@ -34,8 +34,11 @@ HOLD_SECONDS = 1.0
 _ROW_BYTES = 200
 """Memory of a queued message besides the bytes of its body and names: its tuple and object headers."""
 
-_MSGS_AT_ONCE = 4000
-"""Messages sequenced in one turn of the loop when a queue drains: about 2 ms."""
+_WORK_AT_ONCE = 5000
+"""Work of one turn of the loop when a queue drains, in messages of a run that is sequenced as a whole: some milliseconds."""
+
+_RUN_MAX = 512
+"""Messages of one call of ``sequence``, which says afterwards how much work they were."""
 
 Run = tuple["Sequence[Msg]", int, int, "Source | None", int]
 """ops, start, end, source, now_ns: as the bus passes them."""
@@ -55,11 +58,12 @@ class Room(Protocol):
 class PublishQueue:
     """One stream's queue.
 
-    Args: ``sequence`` takes a run when its turn comes; ``refuse`` answers a run that is not accepted.
+    Args: ``sequence`` takes a run when its turn comes, and returns how much work that was; ``refuse`` answers a run that is not
+        accepted.
     Attributes: ``closed``: publishes must come here first; ``refused``: messages refused since the start.
     """
 
-    def __init__(self, log: Room, sequence: Callable[[Sequence[Msg], int, int, Source | None, int], None],
+    def __init__(self, log: Room, sequence: Callable[[Sequence[Msg], int, int, Source | None, int], int],
                  refuse: Callable[[Sequence[Msg]], None], *, bytes_max: int = 16 << 20) -> None:
         self.closed = False
         self.busy = False
@@ -74,6 +78,8 @@ class PublishQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._refusing = False
         self._awaiting_room = False
+        self._scheduled = False
+        """Whether ``_drain`` goes on in a later turn of the loop."""
         self._shut = False
 
     # --- publishes ----------------------------------------------------------------------------------------------------
@@ -93,7 +99,7 @@ class PublishQueue:
             self._hold(source)
         if full:
             self._await_room()
-        elif not self.busy:
+        elif not self.busy and not self._scheduled:
             self._drain()
 
     def requeue(self, run: Run) -> None:
@@ -193,7 +199,7 @@ class PublishQueue:
     # --- internals ----------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        queue, taken = self._queue, 0
+        queue, work = self._queue, 0
         while queue and not self.busy and not self._shut:
             item = queue[0]
             if isinstance(item, asyncio.Future):
@@ -205,21 +211,36 @@ class PublishQueue:
             if not self._log.room():
                 self._await_room()
                 return
-            if taken >= _MSGS_AT_ONCE:
-                asyncio.get_running_loop().call_soon(self._has_room)
+            if work >= _WORK_AT_ONCE:
+                self._drain_later()
                 return
-            queue.popleft()
-            self.bytes -= item[1]
-            taken += len(item[0][0])
+            (ops, start, end, source, now_ns), size = item
+            if end - start <= _RUN_MAX:
+                queue.popleft()
+            else:
+                rest, end = end, start + _RUN_MAX
+                part = _size(ops[start:end])
+                queue[0] = (ops, end, rest, source, now_ns), size - part
+                size = part
+            self.bytes -= size
             try:
-                self._sequence(*item[0])
+                work += self._sequence(ops, start, end, source, now_ns)
             except BaseException:
                 # The caller reports it; the rest of the queue goes on.
-                asyncio.get_running_loop().call_soon(self._has_room)
+                self._drain_later()
                 raise
         if not queue:
             self._release()
         self.closed = self.busy or bool(queue) or self._refusing or self._shut
+
+    def _drain_later(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._scheduled_drain)
+
+    def _scheduled_drain(self) -> None:
+        self._scheduled = False
+        self._has_room()
 
     def _await_room(self) -> None:
         if self._awaiting_room:

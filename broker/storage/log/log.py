@@ -92,6 +92,8 @@ class Log:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: tuple[LogListener, ...] = ()
         self._stopped = False
+        self._answering = False
+        """Whether ``_answer`` goes on in a later turn of the loop."""
         self._timers = CommitTimers(self._commit_due, self._lazy_due, self.settings.lazy_ns)
         now_ns = clock.monotonic_ns()
         self._segments = SegmentQueue(state.position, now_ns - (1 << 62))
@@ -163,6 +165,8 @@ class Log:
             newest.waiters.append(waiter)
         elif self.failure is not None:
             return
+        elif self._waiters.due:
+            self._waiters.due.append(waiter)
         elif self.lease_expired:
             self._ask_for_proof([waiter])
         else:
@@ -458,32 +462,48 @@ class Log:
             except Exception as error:
                 # It is stored, so its waiters may be answered; but the stream in memory is not what it should be.
                 self._take_offline(block.owner, segment.position.number + 1, error)
-        if segment.waiters and self.lease_expired:
-            # The put landed, but it began too long ago to prove the lease: the process was suspended meanwhile. What
-            # it decided since it resumed may rest on a state that another owner has changed.
-            later = next(iter(self._segments), None)
-            if later is not None:
-                later.waiters[:0] = segment.waiters
-            else:
-                self._ask_for_proof(segment.waiters)
-        else:
-            self._waiters.answer(segment.waiters)
-        if self.tail_bytes + self._waiters.bytes <= self.tail_bytes_max * 3 // 4:
-            self._wake_for_room()
+        self._waiters.persisted(segment.waiters)
+        if not self._answering:
+            self._answer()
         for listener in self._listeners:
             listener.segment_persisted(segment)
         segment.data = None
+
+    def _answer(self) -> None:
+        """Make calls whose segment is persisted: some now, and the others in later turns of the loop."""
+        self._answering = False
+        waiters = self._waiters
+        if waiters.due and self.lease_expired:
+            # The put landed, but it began too long ago to prove the lease: the process was suspended meanwhile. What
+            # it decided since it resumed may rest on a state that another owner has changed.
+            due = list(waiters.due)
+            waiters.due.clear()
+            later = next(iter(self._segments), None)
+            if later is not None:
+                later.waiters[:0] = due
+            elif self.failure is None:
+                self._ask_for_proof(due)
+        else:
+            waiters.answer_some()
+            if waiters.due:
+                self._answering = True
+                self._loop.call_soon(self._answer)
+        if self.tail_bytes + waiters.bytes <= self.tail_bytes_max * 3 // 4:
+            self._wake_for_room()
 
     def _lease_renewed(self) -> None:
         for listener in self._listeners:
             listener.lease_renewed()
 
     def fail(self, error: BaseException, tell: bool = True) -> None:
-        """Stop for good: what is not persisted never will be, and waiters never run."""
+        """Stop for good: what is not persisted never will be, and its waiters never run."""
         if self.failure is not None:
             return
         self.failure = error
         self.stop()
+        if not self.lease_expired:
+            self._waiters.answer_all()
+        self._waiters.due.clear()
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()

@@ -15,6 +15,7 @@ from broker.storage.format.header import Position
 from broker.storage.log.log import resolve
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.owner import BlockOwner
+from broker.storage.log.waiters import Batch, Waiters
 from broker.storage.log.writer import seal_block
 from broker.storage.state.applied import ShardState
 
@@ -45,6 +46,9 @@ class MemoryLog:
         self._blocks: dict[int, OpenBlock[Any]] = {}
         self._lazy: dict[int, BlockOwner] = {}
         self._waiters: list[tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]] = []
+        self._answers = Waiters()
+        """Its ``due`` calls: those whose commit is done."""
+        self._answering = False
         self._failed: set[int] = set()
         self._number = 0
         self._content = False
@@ -80,6 +84,8 @@ class MemoryLog:
             return
         if self._content or any(not block.empty for block in self._blocks.values()):
             self._waiters.append((fn, args, of))
+        elif self._answers.due:
+            self._due(fn, args, of)
         else:
             fn(*args)
 
@@ -88,7 +94,7 @@ class MemoryLog:
         if self._waiters and self._waiters[-1][0] == fn:
             self._waiters[-1][1][0].extend(items)
         else:
-            self.wait(fn, list(items))
+            self.wait(fn, Batch(items))
 
     async def persisted(self) -> None:
         future: asyncio.Future[None] = self._loop.create_future()
@@ -161,15 +167,24 @@ class MemoryLog:
                 if of is not None and of.stream_id in self._failed:
                     continue
                 for owner in [block.owner for block in blocks.values() if block.stream_id in self._failed]:
-                    if args and type(args[0]) is list:
-                        args = (owner.withdrawn(fn, args[0]),)
+                    if args and type(args[0]) is Batch:
+                        args = (Batch(owner.withdrawn(fn, args[0])),)
                 if args and args[0] == []:
                     continue
-            try:
-                fn(*args)
-            except Exception as error:
-                self._loop.call_exception_handler({"message": "a reply that waited for a commit failed",
-                                                   "exception": error})
+            self._due(fn, args, of)
+        if not self._answering:
+            self._answer()
+
+    def _due(self, fn: Callable[..., object], args: tuple[Any, ...], of: BlockOwner | None) -> None:
+        self._answers.hold(args)
+        self._answers.due.append((fn, args, of))
+
+    def _answer(self) -> None:
+        """As in ``Log``."""
+        self._answers.answer_some()
+        self._answering = bool(self._answers.due)
+        if self._answering:
+            self._loop.call_soon(self._answer)
 
     def _take_offline(self, owner: BlockOwner, error: Exception) -> None:
         """As in ``Log``: nothing that depends on this one is answered, the others go on."""

@@ -178,3 +178,4 @@ class OpenBlock(Generic[Owner]):
         self.removed.append(Removed(first_seq, last_seq, msgs, size))
         self.raw_bytes += 8
         self.tally.bytes += 8
+        self.tally.count += 1  # applying a removal takes about as long as applying a message

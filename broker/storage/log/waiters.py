@@ -1,12 +1,16 @@
 """The calls that wait for a commit, in log order, similar ones merged; and the bytes that they hold in memory.
 
-Owns the calls that wait for the open segment, and the count of bytes for all that wait. The calls that wait for a segment
-that was closed are in its ``waiters``; when to call any of them is the log's decision.
+Owns the calls that wait for the open segment, the calls whose segment is persisted, and the count of bytes for all of
+them. The calls that wait for a segment that was closed are in its ``waiters``; when to call any of them is the log's
+decision.
+
+    open segment ──take──> closed segment ──persisted──> due ──answer_some──> called, some in each turn of the loop
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +24,9 @@ _WAITER_BYTES = 400
 ITEM_BYTES = 50
 """The same for an item of a batch."""
 
+_CALLS_AT_ONCE = 400
+"""Calls made in one turn of the loop: some milliseconds, since each of them publishes a message."""
+
 Waiter = tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]
 """What to call once the segment is persisted, its arguments, and the stream that it is about (None: no single one)."""
 
@@ -31,15 +38,19 @@ class Batch(list[Any]):
 class Waiters:
     """The calls that wait for the open segment.
 
-    Attributes: ``bytes`` is what these and those of closed segments hold. ``batch_fn`` is called with ``batch``, whose call
+    Attributes: ``bytes`` is what these and those of closed segments hold. ``due``: the calls whose segment is persisted and
+        that were not made yet; all other calls come after them. ``batch_fn`` is called with ``batch``, whose call
         is the last one; None: the last call is no batch.
     """
 
-    __slots__ = ("_calls", "batch", "batch_fn", "bytes")
+    __slots__ = ("_added", "_calls", "batch", "batch_fn", "bytes", "due")
 
     def __init__(self) -> None:
         self.bytes = 0
+        self._added = 0
+        """Calls that were added since the last ``answer_some``, or since the first of the ``due`` calls became due."""
         self._calls: list[Waiter] = []
+        self.due: deque[Waiter] = deque()
         self.batch_fn: Callable[[list[Any]], object] | None = None
         self.batch: list[Any] = []
 
@@ -64,22 +75,42 @@ class Waiters:
         return calls
 
     def hold(self, args: tuple[Any, ...]) -> None:
-        """Count the bytes of a call with ``args``."""
+        """Count a call with ``args``, and its bytes."""
+        self._added += 1
         self.bytes += _held_by(args)
 
     def release(self, args: tuple[Any, ...]) -> None:
         """Undo ``hold``."""
         self.bytes -= _held_by(args)
 
-    def answer(self, waiters: list[Waiter]) -> None:
-        """Make the calls, in order."""
-        for fn, args, _ in waiters:
+    def persisted(self, waiters: list[Waiter]) -> None:
+        """Make the calls of a segment ``due``."""
+        if not self.due:
+            self._added = 0
+        self.due += waiters
+
+    def answer_some(self) -> None:
+        """Make the first of the ``due`` calls, in order.
+
+        At least as many are made as were added since the last time, so that they do not pile up if very many clients add
+        some in each turn.
+        """
+        due, left = self.due, max(_CALLS_AT_ONCE, self._added)
+        self._added = 0
+        while due and left:
+            fn, args, _ = due.popleft()
             self.bytes -= _held_by(args)
+            left -= 1
             try:
                 fn(*args)
             except Exception as error:  # one reply that could not be made must not keep the others waiting
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "a reply that waited for a commit failed", "exception": error})
+
+    def answer_all(self) -> None:
+        """Make all ``due`` calls."""
+        while self.due:
+            self.answer_some()
 
     def withdraw(self, owner: BlockOwner) -> None:
         """Drop the calls about ``owner``."""

@@ -302,14 +302,12 @@ class ShardState:
             self.unnamed.discard(key)
         left: list[Kept] = []
         below = _trimmed_below(blocks, core) if len(core.removed) > 1 else 0
-        for removed in core.removed:
-            if removed[1] < below:
-                continue  # expiry in a thousand steps would mark a thousand blocks that leave by the outcome
-            left += blocks.remove(*removed)
-            if stream.expiries:
-                stream.expiries.remove(removed[0], removed[1])
-            if stream.schedules:
-                stream.schedules.remove(removed[0], removed[1])
+        # Expiry in a thousand steps would mark a thousand blocks that leave by the outcome.
+        ranges = [removed for removed in core.removed if removed[1] >= below] if below else core.removed
+        left += blocks.remove_all(ranges)
+        for due in filter(None, (stream.expiries, stream.schedules)):
+            for removed in ranges:
+                due.remove(removed[0], removed[1])
         if left and counting:
             self._left(stream, pages_of(left))
         deleted = False

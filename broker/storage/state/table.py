@@ -229,6 +229,21 @@ class BlockTable:
             self.pages = [page for page in self.pages if len(page)]
         return left
 
+    def remove_all(self, removed: Iterable[tuple[int, int, int, int]]) -> list[Kept]:
+        """``remove`` each of ``removed``, which takes less time where many of them are in one block."""
+        left: list[Kept] = []
+        entry: BlockEntry | None = None
+        for first, last, msgs, size in removed:
+            if (entry is not None and entry.first_seq <= first and last <= entry.last_seq
+                    and entry.dead_count + msgs < entry.ref.count):
+                entry.remove(first, last, msgs, size)
+                continue
+            left += self.remove(first, last, msgs, size)
+            entry = self.find(first)
+            if entry is not None and entry.dead is None:
+                entry = None  # ``find`` has made it of a reference, so it is not the table's own
+        return left
+
     def _reaches(self, last: int, p: int, i: int) -> bool:
         """Whether the block at place ``i`` of page ``p``, or the first one of the next page, begins at or before ``last``."""
         entries = self.pages[p].entries

@@ -229,3 +229,31 @@ async def test_a_cancelled_turn_lets_the_next_go() -> None:
     assert await tasks[2]
     assert await ask(world, stream, pub(b"S.x")) == {"stream": "S", "seq": 9}
     await world.close()
+
+
+async def test_a_long_queue_is_sequenced_in_several_turns() -> None:
+    """3000 publishes, each of which is decided by itself, wait for an operation. Afterwards other callbacks run between them,
+    and a publish that comes meanwhile gets its sequence after all of them."""
+    world = World()
+    stream = world.stream(republish={"src": "S.>", "dest": "R.>"})
+    await world.settle()
+    stream.queue.begin()
+    msgs = [pub(b"S.%d" % i) for i in range(3000)]
+    publish(world, stream, *msgs)
+    stream.queue.end()
+    assert 0 < stream.last_seq < 1000
+    last = pub(b"S.last")
+    publish(world, stream, last)
+    turns_taken = 0
+    while stream.last_seq < 3001:
+        before = stream.last_seq
+        await asyncio.sleep(0)
+        assert stream.last_seq - before < 1000
+        turns_taken += 1
+    assert turns_taken > 3
+    assert not stream.queue.closed
+    await world.settle()
+    assert [world.bus.answer(msg[1])["seq"] for msg in msgs] == list(range(1, 3001))
+    assert world.bus.answer(last[1])["seq"] == 3001
+    assert stream.queue.bytes == 0
+    await world.close()

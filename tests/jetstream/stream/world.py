@@ -46,6 +46,9 @@ class Bus:
         self.order: list[bytes] = []
         self.acked = 0
 
+    def count_work(self, amount: int) -> None:
+        """No turn is cut short here."""
+
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         self.replies.setdefault(subject, []).append(body[hlen:])
         self.order.append(subject)

@@ -141,6 +141,96 @@ def test_wait_with_nothing_unpersisted_runs_at_once() -> None:
     in_virtual_time(main)
 
 
+def test_very_many_waiters_run_in_several_turns_in_log_order() -> None:
+    """5000 calls of one commit leave turns of the loop to others. Calls that are added meanwhile run after them."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        answered: list[int] = []
+        stream.publish()
+        began = asyncio.Event()
+        rig.log.wait(began.set)
+        for i in range(5000):
+            rig.log.wait(answered.append, i)
+        await began.wait()
+        turns = 0
+        rig.log.wait(answered.append, 5000)
+        while len(answered) < 5001:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 5
+        assert answered == list(range(5001))
+        rig.log.wait(answered.append, 5001)
+        assert answered[-1] == 5001, "nothing is before it"
+    in_virtual_time(main)
+
+
+def test_waiters_do_not_pile_up_where_each_turn_adds_more() -> None:
+    """Ten thousand calls are added in each turn, as by very many clients: as many are made in each."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        answered: list[int] = []
+        stream.publish()
+        began = asyncio.Event()
+        rig.log.wait(began.set)
+        for i in range(20_000):
+            rig.log.wait(answered.append, i)
+        await began.wait()
+        for turn in range(2, 8):
+            for i in range(10_000 * turn, 10_000 * (turn + 1)):
+                rig.log.wait(answered.append, i)
+            await asyncio.sleep(0)
+            assert len(answered) > 10_000 * (turn - 1)
+        await rig.log.persisted()
+        assert answered == list(range(80_000))
+    in_virtual_time(main)
+
+
+def test_waiters_of_a_later_turn_wait_for_a_new_proof_if_the_lease_has_ended() -> None:
+    """The process is suspended between two turns that make calls: the rest is answered after a put that renews the lease."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
+        answered: list[int] = []
+        stream.publish()
+        began = asyncio.Event()
+        rig.log.wait(began.set)
+        for i in range(5000):
+            rig.log.wait(answered.append, i)
+        await began.wait()
+        before, commits = len(answered), rig.log.commit_count
+        assert before < 5000
+        rig.store.down = True
+        clock.advance(20 * SECOND)
+        await asyncio.sleep(5)
+        assert rig.log.lease_expired
+        assert len(answered) == before
+        rig.store.down = False
+        await rig.log.persisted()
+        assert rig.log.commit_count > commits
+        assert answered == list(range(5000))
+    in_virtual_time(main)
+
+
+def test_waiters_of_persisted_segments_run_even_if_the_log_ends_before_their_turn() -> None:
+    """They depend on nothing that is lost. What comes after them is not answered."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        answered: list[int] = []
+        stream.publish()
+        began = asyncio.Event()
+        rig.log.wait(began.set)
+        for i in range(5000):
+            rig.log.wait(answered.append, i)
+        await began.wait()
+        assert len(answered) < 5000
+        stream.publish()
+        rig.log.wait(answered.append, 5000)
+        rig.log.fail(Transient("planted"))
+        assert answered == list(range(5000))
+        await asyncio.sleep(10)
+        assert answered == list(range(5000))
+    in_virtual_time(main)
+
+
 def test_a_waiter_that_fails_keeps_no_other_waiting() -> None:
     """An exception in one reply goes to the loop's handler; the next reply is made."""
     async def main(clock: ManualClock) -> None:

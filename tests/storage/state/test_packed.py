@@ -135,6 +135,13 @@ class Twins:
             last = first + rng.choice((0, 3, 30, 400))
             left = [table.remove(first, last, last - first + 1, 40) for table in tables]
             assert _counts(table_module.pages_of(left[0])) == _counts(table_module.pages_of(left[1]))
+        elif what < 0.75:
+            first = rng.randrange(1, self.source.seq + 2)
+            ranges = [(seq, seq + rng.choice((0, 0, 0, 2, 30)), 1, 40)
+                      for seq in range(first, first + rng.choice((5, 200)), rng.choice((1, 2, 7)))]
+            one_by_one = [kept for removed in ranges for kept in self.plain.remove(*removed)]
+            together = self.packed.remove_all(ranges)
+            assert _counts(table_module.pages_of(together)) == _counts(table_module.pages_of(one_by_one))
         elif what < 0.8:
             entries = list(self.plain)
             if entries:

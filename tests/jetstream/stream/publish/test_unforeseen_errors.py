@@ -248,9 +248,10 @@ async def test_a_stream_that_fails_while_its_queue_drains() -> None:
     await world.settle()
     sequence = stream.queue._sequence
 
-    def failing(*run: Any) -> None:
-        sequence(*run)
+    def failing(*run: Any) -> int:
+        work = sequence(*run)
         world.log._take_offline(stream, world.log._segments.next.number, OverflowError("planted"))
+        return work
 
     stream.queue._sequence = failing
     stream.queue.begin()
