@@ -16,7 +16,7 @@ from pathlib import Path
 import nats
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import StreamConfig
+from nats.js.api import RePublish, StreamConfig
 
 from tests.harness import BrokerProcess
 
@@ -77,7 +77,8 @@ async def test_one_start_with_the_clock_ahead(others: bool, tmp_path: Path) -> N
                StreamConfig("IDS", subjects=["ids.*"], duplicate_window=0.3),
                StreamConfig("LONG", subjects=["long"], duplicate_window=3600),
                StreamConfig("TTL", subjects=["ttl"], allow_msg_ttl=True),
-               StreamConfig("TIMED", subjects=["timed.*"], allow_msg_schedules=True)]
+               StreamConfig("TIMED", subjects=["timed.>"], allow_msg_schedules=True,
+                            republish=RePublish(src="timed.each.out", dest="fired.each"))]
     subjects = ["aged", "marked", "ids.a", "long", "ttl", "timed.a"]
     for shift in (0, 10 * YEARS) if others else (10 * YEARS,):
         async with broker_at(tmp_path, shift) as js:
@@ -85,6 +86,8 @@ async def test_one_start_with_the_clock_ahead(others: bool, tmp_path: Path) -> N
                 if shift == 0 or not others:
                     await js.add_stream(config)
                 assert (await js.publish(subject, b"x", headers={"Nats-Msg-Id": f"{shift}"})).seq > 0
+            # One that was stored under the right clock fires under the wrong one, and is next due in ten years.
+            await repeats(js, "timed.each", new=shift == 0 or not others)
     for again in range(1 + others):
         async with broker_at(tmp_path, 0) as js:
             await becomes(lambda: messages(js, "AGED"), 0)
@@ -100,9 +103,20 @@ async def test_one_start_with_the_clock_ahead(others: bool, tmp_path: Path) -> N
             kept = await messages(js, "TTL")
             await js.publish("ttl", b"x", headers={"Nats-TTL": "1s"})
             await becomes(lambda: messages(js, "TTL"), kept)
+            await repeats(js, "timed.each", new=False)
             last = (await js.stream_info("TIMED")).state.last_seq
             await js.publish("timed.b", b"x", headers={"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "timed.out"})
             await becomes(partial(_grown, js, last + 2), True)
+
+
+async def repeats(js: JetStreamContext, subject: str, *, new: bool) -> None:
+    """Return when a schedule at ``subject`` has fired twice from now on; ``new``: it is published before."""
+    if new:
+        await js.publish(subject, b"x", headers={"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": f"{subject}.out"})
+    out = await js._nc.subscribe("fired.each")
+    for _ in range(2):
+        await out.next_msg(30)
+    await out.unsubscribe()
 
 
 async def _grown(js: JetStreamContext, last_seq: int) -> bool:

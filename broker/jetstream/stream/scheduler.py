@@ -26,6 +26,7 @@ from zoneinfo import ZoneInfo
 from broker.gotime import format_time
 from broker.jetstream.bus import OwnSource
 from broker.jetstream.stream.publish import schedules
+from broker.jetstream.stream.state.ahead import AHEAD_NS
 from broker.jetstream.stream.state.due_passes import DuePasses
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers as header_block
@@ -80,12 +81,17 @@ class Scheduler:
         self._fired: dict[bytes, tuple[int, int, int, int]] = {}
         """Subject of a schedule that fired → its sequence, its next due time, the time it fired, the stream's last sequence when
         that began."""
+        self._compared = False
+        """Whether due times were compared with the clock since the stream's times were found to be ahead of it."""
 
     def restore(self, known: Expiries) -> None:
         """Restore the persisted schedules."""
         if known:
             self.schedules = known.copy()
-            self.arm()
+            if self._live.ahead.active:
+                self.passes.set(self._clock.now_ns())
+            else:
+                self.arm()
 
     def close(self) -> None:
         """Stop the timer."""
@@ -149,6 +155,9 @@ class Scheduler:
         wait_ns = _APART_NS
         try:
             await self._live.look()
+            if self._live.ahead.active and not self._compared:
+                await self._bring_forward()
+                self._compared = True
             while due := self._due():
                 for seq in due[:_AT_ONCE]:
                     await self._fire_one(seq)
@@ -160,6 +169,22 @@ class Scheduler:
         if self._fired and due_ns <= self._clock.now_ns():
             due_ns = min(at_ns for _, _, at_ns, _ in self._fired.values()) + _RETRY_NS
         return due_ns, wait_ns
+
+    async def _bring_forward(self) -> None:
+        """Let the clock decide when schedules that repeat are due: a clock that was years ahead set their next times."""
+        now_ns = self._clock.now_ns()
+        for seq, due_ns in zip(*self.schedules.rows(1, self._live.last_seq), strict=True):
+            if due_ns <= now_ns + AHEAD_NS or (schedule := await self._queries.get(seq)) is None:
+                continue
+            headers = schedule.headers
+            try:
+                again = schedules.firing(header_block.get(headers, schedules.PATTERN) or b"", schedules.zone_of(headers), now_ns,
+                                         now_ns)
+            except ApiError:
+                continue
+            if again is not None and again.repeats and again.at_ns < due_ns and self.schedules.rows(seq, seq)[0]:
+                self.set(((seq, again.at_ns),))
+            await asyncio.sleep(0)
 
     def _due(self) -> list[int]:
         now_ns = self._clock.now_ns()

@@ -144,14 +144,43 @@ def test_subjects_of_the_same_receivers_are_one_run(router: Router) -> None:
     assert set(stream.sources) == {publisher}
 
 
-def test_acks_are_one_run(router: Router) -> None:
-    """Ack subjects never repeat, yet those of one consumer travel together, and no cache grows with them."""
+def test_acks_are_runs(router: Router) -> None:
+    """Ack subjects never repeat, yet those of one consumer travel together, 512 in a call, and no cache grows with them."""
     consumer = Heard()
     router.subscribe(b"$JS.ACK.S.C.>", consumer)
     ops = [msg(b"$JS.ACK.S.C.1.%d.%d.99.0" % (i, i)) for i in range(20_000)]
     router.route(ops, 0, len(ops), FakePeer(router), 5)
-    assert consumer.runs == [ops]
+    assert consumer.runs == [ops[at:at + 512] for at in range(0, len(ops), 512)]
     assert not router.routes.by_subject
+
+
+class Slow:
+    """A handler whose messages are much work."""
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+        self.handled = 0
+
+    def __call__(self, ops: Sequence[Msg], start: int, end: int, source: object, now_ns: int) -> None:
+        self.handled += end - start
+        self.router.count_work(20 * (end - start))
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_much_work_of_a_handler_leaves_messages_for_later_turns(router: Router, heard: bool) -> None:
+    """The rest of a client's messages waits, also if a client receives them, too. What the broker publishes does not."""
+    slow, peer = Slow(router), FakePeer(router)
+    router.subscribe(b"s.*", slow)
+    if heard:
+        FakePeer(router).sub(b"s.>")
+    ops = [msg(b"s.%d" % i) for i in range(2000)]
+    done, calls = 0, 0
+    while done < len(ops):
+        router.outward.work = 0
+        done = router.route(ops, done, len(ops), peer, 5)
+        calls += 1
+        assert slow.handled == done
+    assert calls == 4
 
 
 def test_inboxes_do_not_fill_the_cache(router: Router) -> None:
@@ -195,7 +224,7 @@ def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) ->
     again = ops[ROUTES_KEPT:]
     every.runs.clear()
     router.route(again, 0, len(again), FakePeer(router), 5)
-    assert every.runs == [again]
+    assert every.runs == [again[at:at + 512] for at in range(0, len(again), 512)]
     assert len(router.routes.by_subject) <= ROUTES_KEPT
     some = [msg(subject) for subject in (b"kv.1.k99998", b"kv.1.k99999", b"kv.1.", b"kv..k1", b"kv.1.k99999.x", b"kw.1.k99999")]
     router.subscribe(b"kv.1.k99999", one)
