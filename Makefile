@@ -12,9 +12,9 @@ HOST ?= 127.0.0.1
 PORT ?= 4222
 HTTP_PORT ?= 8222
 ARGS ?=
-# Workers of `make test`: one more than there are processors, for half of the time a test waits for a server. A file's tests
-# stay on one worker, so that each worker starts few real servers.
-JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2) + 1)))
+# Workers of `make test`: two for each processor, because tests wait for servers, leases and time-outs about half of their
+# time. A file's tests stay on one worker, so that each worker starts few real servers.
+JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2) * 2)))
 SEEDS ?= 10000
 
 .PHONY: run test check soak bench parts clean compiled help

@@ -16,9 +16,8 @@ def main(names: list[str]) -> None:
     template = Template()
     for case in cases:
         if not names or case.name in names:
-            sizes = case.n, 2 * case.n, 4 * case.n
-            figures = [measure(template, case, n) for n in sizes]
-            print(f"{case.name:32}", report(sizes, figures), flush=True)
+            played = {n: measure(template, case, n) for n in (case.n, 2 * case.n, 4 * case.n)}
+            print(f"{case.name:32}", report(played), flush=True)
     template.close()
 
 

@@ -79,10 +79,17 @@ def test_the_verdict_refuses_a_long_turn(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_one_slow_run_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine was busy: the second time, both rules hold."""
     def runs() -> Iterator[Figures]:
-        yield from (Figures(0.1, 0.07, 1), Figures(1.0, 0.07, 1), Figures(4.0, 0.07, 1))
-        yield from (Figures(0.1, 0.01, 1), Figures(0.2, 0.01, 1), Figures(0.4, 0.01, 1))
+        yield from (Figures(0.1, 0.07, 1), Figures(4.0, 0.07, 1), Figures(1.0, 0.07, 1))
+        yield from (Figures(0.1, 0.01, 1), Figures(0.4, 0.01, 1))
 
     seen = runs()
     monkeypatch.setattr(meter, "measure", lambda *_: next(seen))
     check(Template(), Case("busy", None, 1000))
     assert next(seen, None) is None
+
+
+def test_slow_runs_of_one_size_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is busy whenever the larger number is played, but once: the least time of each size counts."""
+    times_s = {1000: [0.2, 0.1, 0.1], 2000: [0.2] * 3, 4000: [4.0, 4.0, 0.4]}
+    monkeypatch.setattr(meter, "measure", lambda _template, _case, n: Figures(times_s[n].pop(0), 0.01, 1))
+    check(Template(), Case("busy", None, 1000, most=4000))
