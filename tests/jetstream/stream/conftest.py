@@ -1,10 +1,13 @@
-"""Every test of a stream runs with the cache as it is by default, and with one that holds next to nothing; and with patience."""
+"""Tests that make a world run with the default cache size, and with a cache that holds next to nothing."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.jetstream.stream import world
+from tests.jetstream.stream import paged_world, world
+
+WORLDS = (world.__name__, paged_world.__name__)
+SIZES = (world.CACHE_BYTES, world.TINY_CACHE_BYTES)
 
 
 @pytest.fixture(autouse=True)
@@ -14,8 +17,16 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"broker.jetstream.stream.{module}.WAIT_SECONDS", 60.0)
 
 
-@pytest.fixture(autouse=True, params=[world.CACHE_BYTES, world.TINY_CACHE_BYTES], ids=["", "tiny-cache"])
-def cache_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The cache size of worlds that do not set their own."""
-    monkeypatch.setattr(world, "CACHE_BYTES", request.param)
-    return int(request.param)
+@pytest.fixture(autouse=True)
+def cache_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """The cache size of worlds that do not set their own; None: the test's module makes no worlds."""
+    size: int | None = getattr(request, "param", None)
+    monkeypatch.setattr(world, "CACHE_BYTES", size)
+    return size
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of modules that import worlds with both cache sizes, unless a module has its own ``cache_bytes``."""
+    names = vars(metafunc.module)
+    if "cache_bytes" not in names and any(getattr(value, "__module__", None) in WORLDS for value in names.values()):
+        metafunc.parametrize("cache_bytes", SIZES, ids=["", "tiny-cache"], indirect=True)
