@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import nats.errors
 import pytest
+import pytest_asyncio
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import APIError
 
@@ -25,8 +27,20 @@ LOG = Path("v1/shards/0/log")
 COUNT = 20
 
 
-async def filled(store: Path, *, stop: bool = False) -> None:
-    """Streams A and B, COUNT messages each, one segment a message, left by a kill or by a clean stop."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that a kill left; tests work on copies of it."""
+    return await filled(tmp_path_factory.mktemp("killed") / "store")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that a clean stop left; tests work on copies of it."""
+    return await filled(tmp_path_factory.mktemp("stopped") / "store", stop=True)
+
+
+async def filled(store: Path, *, stop: bool = False) -> Path:
+    """Streams A and B, COUNT messages each, one segment for each message, left by a kill or by a clean stop."""
     async with BrokerProcess("--store", f"file://{store}", environ={"JETBLOCK_COMPRESSION": "none"}) as broker:
         nc = await connect(broker.url)
         js = nc.jetstream()
@@ -37,6 +51,7 @@ async def filled(store: Path, *, stop: bool = False) -> None:
                 await js.publish(f"{name}.{i}", f"payload {i} of {name} ".encode() * 20)
         await nc.close()
         await (broker.stop() if stop else broker.kill())
+    return store
 
 
 def segments_of(store: Path) -> list[tuple[Path, SegmentHead]]:
@@ -91,11 +106,10 @@ def row_at(head: SegmentHead) -> int:
 
 
 @pytest.mark.parametrize("part", ["header", "directory", "core", "records", "cut", "empty"])
-async def test_a_damaged_segment_stops_the_start(tmp_path: Path, part: str) -> None:
+async def test_a_damaged_segment_stops_the_start(killed: Path, tmp_path: Path, part: str) -> None:
     """The segment is in the replayed part of the log. It is never mistaken for the log's end, though it could be: the
     last but one is damaged, and an end there would lose the last. With the object restored, the store is sound."""
-    store = tmp_path / "store"
-    await filled(store)
+    store = Path(shutil.copytree(killed, tmp_path / "store"))
     path, head = segments_of(store)[-2]
     before = path.read_bytes()
     change(path, bytearray.clear if part == "empty" else where(part, head))
@@ -120,11 +134,10 @@ async def test_a_damaged_segment_stops_the_start(tmp_path: Path, part: str) -> N
 
 @pytest.mark.shows("store.damage")
 @pytest.mark.parametrize("part", ["index", "frame"])
-async def test_a_damaged_block_costs_its_own_reads_alone(tmp_path: Path, part: str) -> None:
+async def test_a_damaged_block_costs_its_own_reads_alone(killed: Path, tmp_path: Path, part: str) -> None:
     """The broker runs. Reads of the damaged message are refused or time out, and the log names the object; every other
     message is served, by every way to read; consumers of the other stream are unaffected."""
-    store = tmp_path / "store"
-    await filled(store)
+    store = Path(shutil.copytree(killed, tmp_path / "store"))
     lost = 11
     path, head = next((path, head) for path, head in segments_of(store)
                       if any(row.count and row.first_seq == lost for row in head.rows) and b"of A" in path.read_bytes())
@@ -201,11 +214,10 @@ async def test_a_stream_with_a_damaged_block_can_be_seen(tmp_path: Path, how: st
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
-async def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, how: str) -> None:
+async def test_a_damaged_checkpoint_falls_back_to_the_one_before(stopped: Path, tmp_path: Path, how: str) -> None:
     """Each clean stop cuts a checkpoint. The newest root is unusable: the one before, with the log after it, gives the
     same state."""
-    store = tmp_path / "store"
-    await filled(store, stop=True)
+    store = Path(shutil.copytree(stopped, tmp_path / "store"))
     async with BrokerProcess("--store", f"file://{store}") as broker:
         nc = await connect(broker.url)
         await nc.jetstream().publish("A.more", b"more")
@@ -231,10 +243,9 @@ async def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path,
         assert not unexpected(broker)
 
 
-async def test_a_damaged_opening_or_claim(tmp_path: Path) -> None:
+async def test_a_damaged_opening_or_claim(killed: Path, tmp_path: Path) -> None:
     """The log's own bookkeeping: the start stops and says which object."""
-    store = tmp_path / "store"
-    await filled(store)
+    store = Path(shutil.copytree(killed, tmp_path / "store"))
     for folder, name in ((LOG, "00000001-000000000000"),):
         path = store / folder / name
         before = path.read_bytes()
