@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tests.growth.meter import Case
 from tests.growth.stage import Client, Stage
 
-__all__ = ["CASES", "MANY", "Play", "consumer", "consumers", "create", "fill", "ok"]
+__all__ = ["CASES", "MANY", "Play", "case", "consumer", "consumers", "create", "fill", "ok"]
 
 MANY = 1_000_000
 """More consumers than any case has."""
 
 Play = Callable[[Stage, int], None]
+case = partial(Case, jetstream=True)
+"""A case on a broker with JetStream."""
 
 
 def ok(client: Client, subject: str, body: object = b"") -> Any:
@@ -253,56 +256,50 @@ def body(subject: str, text: Callable[[int], bytes], err_code: int = 0) -> Play:
 
 
 CASES = (
-    Case("subjects", creating(lambda n: {"subjects": _numbered("a.", n)}), 10_000, jetstream=True),
-    Case("subjects with wildcards", creating(lambda n: {"subjects": [f"a.*.{i}.>" for i in range(n)]}), 5_000, jetstream=True),
-    Case("subjects of a stream updated", _update, 5_000, jetstream=True),
-    Case("subjects of a stream deleted", _delete, 10_000, jetstream=True),
-    Case("subjects of a stream created again", _create_again, 10_000, jetstream=True),
-    Case("subjects of which the last overlaps", _overlap, 10_000, jetstream=True),
-    Case("mirror transforms", creating(lambda n: {"mirror": {"name": "O", "subject_transforms": _transforms(n)}}), 2_000,
-         jetstream=True),
-    Case("source transforms", creating(lambda n: {"sources": [{"name": "O", "subject_transforms": _transforms(n)}]}), 2_000,
-         jetstream=True),
-    Case("sources", creating(lambda n: {"sources": [{"name": f"O{i}"} for i in range(n)]}), 2_500, jetstream=True),
-    Case("sources with filters", creating(
+    case("subjects", creating(lambda n: {"subjects": _numbered("a.", n)}), 10_000),
+    case("subjects with wildcards", creating(lambda n: {"subjects": [f"a.*.{i}.>" for i in range(n)]}), 5_000),
+    case("subjects of a stream updated", _update, 5_000),
+    case("subjects of a stream deleted", _delete, 10_000),
+    case("subjects of a stream created again", _create_again, 10_000),
+    case("subjects of which the last overlaps", _overlap, 10_000),
+    case("mirror transforms", creating(lambda n: {"mirror": {"name": "O", "subject_transforms": _transforms(n)}}), 2_000),
+    case("source transforms", creating(lambda n: {"sources": [{"name": "O", "subject_transforms": _transforms(n)}]}), 2_000),
+    case("sources", creating(lambda n: {"sources": [{"name": f"O{i}"} for i in range(n)]}), 2_500),
+    case("sources with filters", creating(
         lambda n: {"sources": [{"name": "O", "filter_subject": f"x.{i}"} for i in range(n)]},
-        prepare=lambda client, n: create(client, "O", subjects=_numbered("o.", n))), 1_500, jetstream=True),
-    Case("sources with prefixes", creating(
+        prepare=lambda client, n: create(client, "O", subjects=_numbered("o.", n))), 1_500),
+    case("sources with prefixes", creating(
         lambda n: {"sources": [{"name": "O"}, *({"name": f"P{i}", "external": {"api": f"a.{i}", "deliver": f"d.{i}"}}
                                                 for i in range(n))]},
-        prepare=lambda client, n: create(client, "O", subjects=[f"o.{i}.>" for i in range(n)])), 1_500, jetstream=True),
-    Case("sources updated", _update_sources, 1_500, jetstream=True),
-    Case("sources in info", _sources_in_info, 2_500, jetstream=True),
-    Case("metadata", creating(lambda n: {"metadata": {f"k{i}": "v" for i in range(n)}}), 4_000, jetstream=True),
-    Case("placement tags", creating(lambda n: {"placement": {"tags": _numbered("t", n)}}), 15_000, jetstream=True),
-    Case("backoff", consuming(lambda n: {"backoff": [1_000_000_000 + i for i in range(n)]}), 15_000, jetstream=True),
-    Case("priority groups", consuming(lambda n: {"priority_policy": "overflow", "priority_groups": _numbered("g", n)}), 10_000,
-         jetstream=True),
-    Case("filters", consuming(lambda n: {"filter_subjects": _numbered("a.", n)}), 10_000, jetstream=True),
-    Case("filters with wildcards", consuming(lambda n: {"filter_subjects": [f"a.*.{i}" for i in range(n)]}), 5_000, jetstream=True),
-    Case("filters of consumers of a work queue", _work_queue, 5_000, jetstream=True),
-    Case("filters updated", _refilter, 5_000, jetstream=True),
-    Case("push consumer of a stream with many subjects", _push_to_many_subjects, 10_000, jetstream=True),
-    Case("STREAM.NAMES with a filter", _list_with_filter("NAMES"), 25_000, jetstream=True),
-    Case("STREAM.LIST with a filter", _list_with_filter("LIST"), 25_000, jetstream=True),
-    Case("STREAM.LIST at once", _many_lists, 10, jetstream=True),
-    Case("subjects in info", _subjects_in_info, 5_000, jetstream=True),
-    Case("deleted in info", _deleted_in_info, 5_000, jetstream=True),
-    Case("multi_last", _multi_last(lambda n: _numbered("s.", n)), 15_000, jetstream=True),
-    Case("multi_last with wildcards", _multi_last(lambda n: [f"s.*.{i}" for i in range(n)]), 10_000, jetstream=True),
-    Case("purge by filter", _purge, 5_000, jetstream=True),
-    Case("stream deleted with consumers", _deleted_with_consumers, 750, jetstream=True),
-    Case("JSON that ends too soon", body("STREAM.CREATE.X", lambda n: b'{"name":"X","subjects":[' + b"1," * n, 10025), 100_000,
-         jetstream=True),
-    Case("JSON with an unknown field", body("STREAM.CREATE.X", lambda n: json.dumps({f"u{i}": 1 for i in range(n)}).encode(),
-                                            10025), 15_000, jetstream=True),
-    Case("JSON with one field again and again", body("STREAM.CREATE.X", lambda n: (
-        b'{"name":"X"' + b',"description":"x"' * n + b"}")), 12_000, jetstream=True),
-    Case("JSON objects after each other", body("STREAM.CREATE.X", lambda n: b"".join(b'{"a%d":1}' % i for i in range(n)), 10025),
-         15_000, jetstream=True),
-    Case("JSON nested deep", body("STREAM.CREATE.X", lambda n: b"[" * n + b"]" * n, 10025), 100_000, jetstream=True),
-    Case("JSON with white space", body("STREAM.CREATE.X", lambda n: b" " * n + b'{"name":"X"}' + b"\n" * n), 100_000,
-         jetstream=True),
-    Case("JSON where none is expected", body("STREAM.DELETE.S", lambda n: b'{"a":[' + b"1," * n + b"1]}", 10038), 100_000,
-         jetstream=True),
+        prepare=lambda client, n: create(client, "O", subjects=[f"o.{i}.>" for i in range(n)])), 1_500),
+    case("sources updated", _update_sources, 1_500),
+    case("sources in info", _sources_in_info, 2_500),
+    case("metadata", creating(lambda n: {"metadata": {f"k{i}": "v" for i in range(n)}}), 4_000),
+    case("placement tags", creating(lambda n: {"placement": {"tags": _numbered("t", n)}}), 15_000),
+    case("backoff", consuming(lambda n: {"backoff": [1_000_000_000 + i for i in range(n)]}), 15_000),
+    case("priority groups", consuming(lambda n: {"priority_policy": "overflow", "priority_groups": _numbered("g", n)}), 10_000),
+    case("filters", consuming(lambda n: {"filter_subjects": _numbered("a.", n)}), 10_000),
+    case("filters with wildcards", consuming(lambda n: {"filter_subjects": [f"a.*.{i}" for i in range(n)]}), 5_000),
+    case("filters of consumers of a work queue", _work_queue, 5_000),
+    case("filters updated", _refilter, 5_000),
+    case("push consumer of a stream with many subjects", _push_to_many_subjects, 10_000),
+    case("STREAM.NAMES with a filter", _list_with_filter("NAMES"), 25_000),
+    case("STREAM.LIST with a filter", _list_with_filter("LIST"), 25_000),
+    case("STREAM.LIST at once", _many_lists, 10),
+    case("subjects in info", _subjects_in_info, 5_000),
+    case("deleted in info", _deleted_in_info, 5_000),
+    case("multi_last", _multi_last(lambda n: _numbered("s.", n)), 15_000),
+    case("multi_last with wildcards", _multi_last(lambda n: [f"s.*.{i}" for i in range(n)]), 10_000),
+    case("purge by filter", _purge, 5_000),
+    case("stream deleted with consumers", _deleted_with_consumers, 750),
+    case("JSON that ends too soon", body("STREAM.CREATE.X", lambda n: b'{"name":"X","subjects":[' + b"1," * n, 10025), 100_000),
+    case("JSON with an unknown field", body("STREAM.CREATE.X", lambda n: json.dumps({f"u{i}": 1 for i in range(n)}).encode(),
+                                            10025), 15_000),
+    case("JSON with one field again and again", body("STREAM.CREATE.X", lambda n: (
+        b'{"name":"X"' + b',"description":"x"' * n + b"}")), 12_000),
+    case("JSON objects after each other", body("STREAM.CREATE.X", lambda n: b"".join(b'{"a%d":1}' % i for i in range(n)), 10025),
+         15_000),
+    case("JSON nested deep", body("STREAM.CREATE.X", lambda n: b"[" * n + b"]" * n, 10025), 100_000),
+    case("JSON with white space", body("STREAM.CREATE.X", lambda n: b" " * n + b'{"name":"X"}' + b"\n" * n), 100_000),
+    case("JSON where none is expected", body("STREAM.DELETE.S", lambda n: b'{"a":[' + b"1," * n + b"1]}", 10038), 100_000),
 )

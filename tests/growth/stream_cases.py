@@ -11,8 +11,7 @@ from typing import Any
 from broker.gotime import format_time
 from broker.jetstream.archive.contents import ArchiveWriter
 from broker.jetstream.archive.values import ArchivedMsg, ArchivedStream
-from tests.growth.api_cases import MANY, Play, consumer, consumers, create, fill, ok
-from tests.growth.meter import Case
+from tests.growth.api_cases import MANY, Play, case, consumer, consumers, create, fill, ok
 from tests.growth.stage import Client, Stage
 
 __all__ = ["CASES"]
@@ -278,104 +277,95 @@ def restoring(subject: Callable[[int], bytes], headers: bytes = b"", **config: A
 
 
 CASES = (
-    Case("Nats-Msg-Id", publishing(lambda i, n: hpub(b"s.a", block(b"Nats-Msg-Id: m%d" % i), reply=b"r")), 5_000, jetstream=True),
-    Case("Nats-Msg-Id, duplicates", publishing(lambda i, n: hpub(b"s.a", block(b"Nats-Msg-Id: m"), reply=b"r")), 5_000,
-         jetstream=True),
-    Case("Nats-Expected-Last-Subject-Sequence", publishing(lambda i, n: hpub(
-        b"s.%d" % i, block(b"Nats-Expected-Last-Subject-Sequence: 0"), reply=b"r")), 5_000, jetstream=True),
-    Case("Nats-Expected-Last-Subject-Sequence-Subject", publishing(lambda i, n: hpub(
+    case("Nats-Msg-Id", publishing(lambda i, n: hpub(b"s.a", block(b"Nats-Msg-Id: m%d" % i), reply=b"r")), 5_000),
+    case("Nats-Msg-Id, duplicates", publishing(lambda i, n: hpub(b"s.a", block(b"Nats-Msg-Id: m"), reply=b"r")), 5_000),
+    case("Nats-Expected-Last-Subject-Sequence", publishing(lambda i, n: hpub(
+        b"s.%d" % i, block(b"Nats-Expected-Last-Subject-Sequence: 0"), reply=b"r")), 5_000),
+    case("Nats-Expected-Last-Subject-Sequence-Subject", publishing(lambda i, n: hpub(
         b"s.a", block(b"Nats-Expected-Last-Subject-Sequence: 1", b"Nats-Expected-Last-Subject-Sequence-Subject: s.*"),
-        reply=b"r"), prepare=filled_by_subject), 1_000, jetstream=True),
-    Case("Nats-TTL", publishing(lambda i, n: hpub(b"s.%d" % i, block(b"Nats-TTL: 1h"), reply=b"r"), allow_msg_ttl=True), 4_000,
-         jetstream=True),
-    Case("Nats-Rollup", publishing(lambda i, n: hpub(b"s.%d" % i, block(b"Nats-Rollup: sub"), reply=b"r"), allow_rollup_hdrs=True,
-                                   prepare=filled_by_subject), 2_000, jetstream=True),
-    Case("Nats-Incr", publishing(lambda i, n: hpub(b"s.%d" % (i % 7), block(b"Nats-Incr: 1"), b"", reply=b"r"),
-                                 allow_msg_counter=True), 2_000, jetstream=True),
-    Case("schedules", publishing(lambda i, n: hpub(b"s.%d" % i, block(
+        reply=b"r"), prepare=filled_by_subject), 1_000),
+    case("Nats-TTL", publishing(lambda i, n: hpub(b"s.%d" % i, block(b"Nats-TTL: 1h"), reply=b"r"), allow_msg_ttl=True), 4_000),
+    case("Nats-Rollup", publishing(lambda i, n: hpub(b"s.%d" % i, block(b"Nats-Rollup: sub"), reply=b"r"), allow_rollup_hdrs=True,
+                                   prepare=filled_by_subject), 2_000),
+    case("Nats-Incr", publishing(lambda i, n: hpub(b"s.%d" % (i % 7), block(b"Nats-Incr: 1"), b"", reply=b"r"),
+                                 allow_msg_counter=True), 2_000),
+    case("schedules", publishing(lambda i, n: hpub(b"s.%d" % i, block(
         b"Nats-Schedule: @at 2090-01-01T00:00:00Z", b"Nats-Schedule-Target: s.t"), reply=b"r"), allow_msg_schedules=True,
-        ), 2_000, jetstream=True),
-    Case("cron schedules", publishing(lambda i, n: hpub(b"s.%d" % i, block(
+        ), 2_000),
+    case("cron schedules", publishing(lambda i, n: hpub(b"s.%d" % i, block(
         b"Nats-Schedule: 0 0 0 29 2 *", b"Nats-Schedule-Target: s.t"), reply=b"r"), allow_msg_schedules=True,
-        ), 1_000, jetstream=True),
-    Case("messages of a subject beyond a limit", publishing(
-        lambda i, n: b"PUB s.%d r 1\r\nx\r\n" % (i % 10), max_msgs_per_subject=2), 4_000, jetstream=True),
-    Case("new subjects beyond a limit", publishing(lambda i, n: b"PUB s.%d r 1\r\nx\r\n" % i, max_msgs=100), 4_000, jetstream=True),
-    Case("republished", publishing(
-        lambda i, n: b"PUB s.%d r 1\r\nx\r\n" % i, republish={"src": "s.*", "dest": "p.{{wildcard(1)}}"}), 4_000, jetstream=True),
-    Case("atomic batches", _batches, 4_000, jetstream=True),
-    Case("open atomic batches", _open_batches, 500, jetstream=True),
-    Case("repeated Nats-Msg-Id", repeated(b"Nats-Msg-Id: a"), 15_000, most=60_000, jetstream=True),
-    Case("repeated expectations", repeated(b"Nats-Expected-Last-Sequence: 0", b"Nats-Expected-Stream: S",
-                                           b"Nats-Expected-Last-Subject-Sequence: 0"), 2_000, most=8_000, jetstream=True),
-    Case("repeated Nats-TTL", repeated(b"Nats-TTL: 1h", allow_msg_ttl=True), 15_000, most=60_000, jetstream=True),
-    Case("repeated Nats-Rollup", repeated(b"Nats-Rollup: sub", allow_rollup_hdrs=True), 12_000, most=48_000, jetstream=True),
-    Case("repeated schedules", repeated(b"Nats-Schedule: @every 1h", b"Nats-Schedule-Target: s.t", b"Nats-Schedule-Source: s.u",
-                                        allow_msg_schedules=True), 2_000, most=8_000, jetstream=True),
-    Case("repeated batch members", repeated(b"Nats-Batch-Id: b", b"Nats-Batch-Sequence: 1", b"Nats-Batch-Commit: 1",
-                                            allow_atomic=True), 3_000, most=12_000, jetstream=True),
-    Case("pull requests", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE)), 2_500, jetstream=True),
-    Case("pull requests with heartbeats", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE,
-                                                                  idle_heartbeat=10 ** 9)), 2_000, jetstream=True),
-    Case("pull requests served", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE), served=True), 2_000,
-         jetstream=True),
-    Case("pull requests with max_bytes served", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE, max_bytes=1000),
-                                                        served=True), 1_000, jetstream=True),
-    Case("pull requests that do not wait", pulling(lambda i: _pull(b"r.%d" % i, batch=1, no_wait=True)), 2_500, jetstream=True),
-    Case("pull requests that do not wait, behind others", pulling(
+        ), 1_000),
+    case("messages of a subject beyond a limit", publishing(
+        lambda i, n: b"PUB s.%d r 1\r\nx\r\n" % (i % 10), max_msgs_per_subject=2), 4_000),
+    case("new subjects beyond a limit", publishing(lambda i, n: b"PUB s.%d r 1\r\nx\r\n" % i, max_msgs=100), 4_000),
+    case("republished", publishing(
+        lambda i, n: b"PUB s.%d r 1\r\nx\r\n" % i, republish={"src": "s.*", "dest": "p.{{wildcard(1)}}"}), 4_000),
+    case("atomic batches", _batches, 4_000),
+    case("open atomic batches", _open_batches, 500),
+    case("repeated Nats-Msg-Id", repeated(b"Nats-Msg-Id: a"), 15_000, most=60_000),
+    case("repeated expectations", repeated(b"Nats-Expected-Last-Sequence: 0", b"Nats-Expected-Stream: S",
+                                           b"Nats-Expected-Last-Subject-Sequence: 0"), 2_000, most=8_000),
+    case("repeated Nats-TTL", repeated(b"Nats-TTL: 1h", allow_msg_ttl=True), 15_000, most=60_000),
+    case("repeated Nats-Rollup", repeated(b"Nats-Rollup: sub", allow_rollup_hdrs=True), 12_000, most=48_000),
+    case("repeated schedules", repeated(b"Nats-Schedule: @every 1h", b"Nats-Schedule-Target: s.t", b"Nats-Schedule-Source: s.u",
+                                        allow_msg_schedules=True), 2_000, most=8_000),
+    case("repeated batch members", repeated(b"Nats-Batch-Id: b", b"Nats-Batch-Sequence: 1", b"Nats-Batch-Commit: 1",
+                                            allow_atomic=True), 3_000, most=12_000),
+    case("pull requests", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE)), 2_500),
+    case("pull requests with heartbeats", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE,
+                                                                  idle_heartbeat=10 ** 9)), 2_000),
+    case("pull requests served", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE), served=True), 2_000),
+    case("pull requests with max_bytes served", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE, max_bytes=1000),
+                                                        served=True), 1_000),
+    case("pull requests that do not wait", pulling(lambda i: _pull(b"r.%d" % i, batch=1, no_wait=True)), 2_500),
+    case("pull requests that do not wait, behind others", pulling(
         lambda i: _pull(b"r.%d" % i, batch=1, no_wait=True, expires=MINUTE), messages=lambda n: 4 * n, waiting=1,
-        config={"max_ack_pending": 1}), 1_000, jetstream=True),
-    Case("pull requests by priority", pulling(
+        config={"max_ack_pending": 1}), 1_000),
+    case("pull requests by priority", pulling(
         lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE, group="g", priority=9 - i % 10), served=True,
-        config={"priority_policy": "prioritized", "priority_groups": ["g"]}), 1_000, jetstream=True),
-    Case("pull requests with overflow", pulling(
+        config={"priority_policy": "prioritized", "priority_groups": ["g"]}), 1_000),
+    case("pull requests with overflow", pulling(
         lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE, group="g", min_pending=10 ** 6), served=True,
-        config={"priority_policy": "overflow", "priority_groups": ["g"]}), 1_000, jetstream=True),
-    Case("malformed pull requests", pulling(lambda i: b"PUB $JS.API.CONSUMER.MSG.NEXT.S.C r.1 5\r\n{\"a\":\r\n"), 2_500,
-         jetstream=True),
-    Case("abandoned pull requests", _abandoned_pulls, 2_500, jetstream=True),
-    Case("acks", acking(lambda i: b"+ACK"), 5_000, jetstream=True),
-    Case("acks in any order", acking(lambda i: b"", order=_shuffled), 5_000, jetstream=True),
-    Case("acks with replies", acking(lambda i: b"+ACK", reply=b"x"), 2_500, jetstream=True),
-    Case("acks of a work queue", acking(lambda i: b"+ACK", retention="workqueue", order=_shuffled), 2_500, jetstream=True),
-    Case("ack all, backwards", acking(lambda i: b"+ACK", ack_policy="all", order=lambda subjects: subjects[::-1]), 5_000,
-         jetstream=True),
-    Case("ack all, forwards with replies", acking(lambda i: b"+ACK", ack_policy="all", reply=b"x"), 2_500, jetstream=True),
-    Case("negative acks", acking(lambda i: b"-NAK"), 2_500, jetstream=True),
-    Case("negative acks with delays", acking(lambda i: b'-NAK {"delay": %d}' % (MINUTE + i)), 2_500, jetstream=True),
-    Case("terminations", acking(lambda i: b"+TERM because"), 2_500, jetstream=True),
-    Case("progress", acking(lambda i: b"+WPI", order=_shuffled), 2_500, jetstream=True),
-    Case("acks that ask for the next", acking(lambda i: b"+NXT 1", reply=b"x"), 2_500, jetstream=True),
-    Case("acks of what was never delivered", acking(lambda i: b"+ACK", order=_foreign_acks), 5_000, jetstream=True),
-    Case("malformed acks", acking(lambda i: b"?", order=_malformed, reply=b"x"), 5_000, jetstream=True),
-    Case("consumers of a work queue created", _work_queue_consumers, 500, jetstream=True),
-    Case("consumers: a publish", with_consumers(lambda client: fill(client, 1)), 1_000, jetstream=True),
-    Case("consumers with interest: a publish", with_consumers(lambda client: client.request("s.1", b"x"), retention="interest",
-                                                              filter_subject="s.1"), 1_000, jetstream=True),
-    Case("consumers: a purge", with_consumers(lambda client: ok(client, "STREAM.PURGE.S")), 1_000, jetstream=True),
-    Case("consumers: a list", with_consumers(lambda client: ok(client, "CONSUMER.LIST.S")), 1_000, jetstream=True),
-    Case("consumers: an update", with_consumers(lambda client: ok(client, "STREAM.UPDATE.S", {
+        config={"priority_policy": "overflow", "priority_groups": ["g"]}), 1_000),
+    case("malformed pull requests", pulling(lambda i: b"PUB $JS.API.CONSUMER.MSG.NEXT.S.C r.1 5\r\n{\"a\":\r\n"), 2_500),
+    case("abandoned pull requests", _abandoned_pulls, 2_500),
+    case("acks", acking(lambda i: b"+ACK"), 5_000),
+    case("acks in any order", acking(lambda i: b"", order=_shuffled), 5_000),
+    case("acks with replies", acking(lambda i: b"+ACK", reply=b"x"), 2_500),
+    case("acks of a work queue", acking(lambda i: b"+ACK", retention="workqueue", order=_shuffled), 2_500),
+    case("ack all, backwards", acking(lambda i: b"+ACK", ack_policy="all", order=lambda subjects: subjects[::-1]), 5_000),
+    case("ack all, forwards with replies", acking(lambda i: b"+ACK", ack_policy="all", reply=b"x"), 2_500),
+    case("negative acks", acking(lambda i: b"-NAK"), 2_500),
+    case("negative acks with delays", acking(lambda i: b'-NAK {"delay": %d}' % (MINUTE + i)), 2_500),
+    case("terminations", acking(lambda i: b"+TERM because"), 2_500),
+    case("progress", acking(lambda i: b"+WPI", order=_shuffled), 2_500),
+    case("acks that ask for the next", acking(lambda i: b"+NXT 1", reply=b"x"), 2_500),
+    case("acks of what was never delivered", acking(lambda i: b"+ACK", order=_foreign_acks), 5_000),
+    case("malformed acks", acking(lambda i: b"?", order=_malformed, reply=b"x"), 5_000),
+    case("consumers of a work queue created", _work_queue_consumers, 500),
+    case("consumers: a publish", with_consumers(lambda client: fill(client, 1)), 1_000),
+    case("consumers with interest: a publish", with_consumers(lambda client: client.request("s.1", b"x"), retention="interest",
+                                                              filter_subject="s.1"), 1_000),
+    case("consumers: a purge", with_consumers(lambda client: ok(client, "STREAM.PURGE.S")), 1_000),
+    case("consumers: a list", with_consumers(lambda client: ok(client, "CONSUMER.LIST.S")), 1_000),
+    case("consumers: an update", with_consumers(lambda client: ok(client, "STREAM.UPDATE.S", {
         "name": "S", "subjects": ["s.>"], "max_consumers": MANY, "max_msgs": 5,
-        "consumer_limits": {"max_ack_pending": 2000}})), 1_000, jetstream=True),
-    Case("messages deleted", with_messages(_each(lambda i: ("STREAM.MSG.DELETE.S", {"seq": i + 1}))), 1_000, jetstream=True),
-    Case("messages got", with_messages(_each(lambda i: ("STREAM.MSG.GET.S", {"last_by_subj": f"s.{i}"}))), 1_000, jetstream=True),
-    Case("messages got by a wildcard", with_messages(_each(lambda i: ("STREAM.MSG.GET.S", {"next_by_subj": f"*.{i}"}))), 400,
-         jetstream=True),
-    Case("messages purged one by one", with_messages(_each(lambda i: ("STREAM.PURGE.S", {"filter": f"s.{i}"}))), 500,
-         jetstream=True),
-    Case("messages of which one of each subject is kept", with_messages(
+        "consumer_limits": {"max_ack_pending": 2000}})), 1_000),
+    case("messages deleted", with_messages(_each(lambda i: ("STREAM.MSG.DELETE.S", {"seq": i + 1}))), 1_000),
+    case("messages got", with_messages(_each(lambda i: ("STREAM.MSG.GET.S", {"last_by_subj": f"s.{i}"}))), 1_000),
+    case("messages got by a wildcard", with_messages(_each(lambda i: ("STREAM.MSG.GET.S", {"next_by_subj": f"*.{i}"}))), 400),
+    case("messages purged one by one", with_messages(_each(lambda i: ("STREAM.PURGE.S", {"filter": f"s.{i}"}))), 500),
+    case("messages of which one of each subject is kept", with_messages(
         lambda client, n: ok(client, "STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "max_msgs_per_subject": 1}),
-        prepare=lambda client, n: client.send(b"".join(b"PUB s.%d 1\r\nx\r\n" % i for i in range(n)))), 4_000, jetstream=True),
-    Case("messages beyond a new limit", with_messages(
-        lambda client, n: ok(client, "STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "max_msgs": 1})), 8_000, jetstream=True),
-    Case("last per subject", with_messages(lambda client, n: consumer(client, deliver_policy="last_per_subject",
-                                                                      filter_subject="s.>")), 5_000, jetstream=True),
-    Case("direct gets", with_messages(_each(lambda i: ("DIRECT.GET.S", {"next_by_subj": f"s.{i}"})), allow_direct=True), 1_000,
-         jetstream=True),
-    Case("ADOPT", with_messages(_each(lambda i: ("JETBLOCK.ADOPT.S", {"request": f"{i:016x}"}))), 25, jetstream=True),
-    Case("copies through transforms", _copy_through_transforms, 400, jetstream=True),
-    Case("snapshot", _snapshot, 4_000, jetstream=True),
-    Case("restore", restoring(lambda i: b"s.%d" % i, block(b"Nats-TTL: 1h"), allow_msg_ttl=True), 10_000, jetstream=True),
-    Case("restore of more than a subject may have", restoring(lambda i: b"s.%d" % (i // 2), max_msgs_per_subject=1), 30_000,
-         jetstream=True),
+        prepare=lambda client, n: client.send(b"".join(b"PUB s.%d 1\r\nx\r\n" % i for i in range(n)))), 4_000),
+    case("messages beyond a new limit", with_messages(
+        lambda client, n: ok(client, "STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "max_msgs": 1})), 8_000),
+    case("last per subject", with_messages(lambda client, n: consumer(client, deliver_policy="last_per_subject",
+                                                                      filter_subject="s.>")), 5_000),
+    case("direct gets", with_messages(_each(lambda i: ("DIRECT.GET.S", {"next_by_subj": f"s.{i}"})), allow_direct=True), 1_000),
+    case("ADOPT", with_messages(_each(lambda i: ("JETBLOCK.ADOPT.S", {"request": f"{i:016x}"}))), 25),
+    case("copies through transforms", _copy_through_transforms, 400),
+    case("snapshot", _snapshot, 4_000),
+    case("restore", restoring(lambda i: b"s.%d" % i, block(b"Nats-TTL: 1h"), allow_msg_ttl=True), 10_000),
+    case("restore of more than a subject may have", restoring(lambda i: b"s.%d" % (i // 2), max_msgs_per_subject=1), 30_000),
 )
