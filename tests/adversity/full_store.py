@@ -50,13 +50,13 @@ async def check_full_store(broker: BrokerProcess, fill: Callable[[], object], fr
         for number in range(20):
             await js.publish(f"{name}.{number % 4}", bytes(1000))
     pull = await js.pull_subscribe("S.>", durable="pull", config=ConsumerConfig(ack_wait=300))
-    messages = await pull.fetch(5, timeout=10)
+    messages = await pull.fetch(5, timeout=_PATIENCE)
     fill()
     acked = await _publish_until_refused(js)
     # Refused from now on, each at once: the client does not wait for one second of back-pressure.
     for _ in range(30):
         with pytest.raises(APIError) as refused:
-            await js.publish("S.x", b"x", timeout=10)
+            await js.publish("S.x", b"x", timeout=_PATIENCE)
         assert (refused.value.code, refused.value.err_code) == (503, 10023)
     # Memory streams need no room.
     await js.publish("M.x", b"x")

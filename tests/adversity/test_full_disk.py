@@ -145,7 +145,7 @@ async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
         fill(small_disk)
         await broker.start()
         with pytest.raises(APIError, match="insufficient resources"):
-            await nc.jetstream().publish("s.x", b"no room", timeout=10)
+            await nc.jetstream().publish("s.x", b"no room")
         await broker.kill()
         (small_disk / "store" / ".reserve").unlink()
         fill(small_disk)

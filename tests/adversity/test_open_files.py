@@ -32,7 +32,7 @@ def idle(port: int, count: int) -> Iterator[None]:
     opened: list[socket.socket] = []
     try:
         for _ in range(count):
-            opened.append(socket.create_connection(("127.0.0.1", port), 10))
+            opened.append(socket.create_connection(("127.0.0.1", port), 60))
         yield
     finally:
         for each in opened:
@@ -67,14 +67,14 @@ async def test_idle_connections_leave_files_to_the_store(port: str, tmp_path: Pa
             await broker.wait_line(r"Accept Error \(too many open files\): connections wait")
             assert open_files(broker) <= LIMIT - 50
             for _ in range(200):
-                await js.publish("s", b"x", timeout=10)
+                await js.publish("s", b"x")
             assert (await health(broker))[0] == 200
             config.write_text(f'{text}log_file: "{log_file}"\n')
             broker.send_signal(signal.SIGHUP)
             await until(lambda: _contains(log_file, "Reloaded server configuration"))
             late = asyncio.create_task(nats.connect(broker.url, connect_timeout=60))
         other = await late
-        assert (await other.jetstream().publish("s", b"late", timeout=10)).seq == 201
+        assert (await other.jetstream().publish("s", b"late")).seq == 201
 
         async def accepted_again() -> bool:
             # The line is in the first log if a descriptor was free for a moment before the reload.
@@ -117,7 +117,7 @@ async def test_connections_that_come_and_go_at_the_limit(tmp_path: Path, nats_se
 def _flood(port: int, connections: int) -> None:
     held: list[socket.socket] = []
     for _ in range(connections):
-        held.append(socket.create_connection(("127.0.0.1", port), 10))
+        held.append(socket.create_connection(("127.0.0.1", port), 60))
         if len(held) > LIMIT + 20:
             for each in held[:30]:
                 each.close()

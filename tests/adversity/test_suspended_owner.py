@@ -65,18 +65,18 @@ async def test_it_answers_nothing_from_before(minio: S3Server, tmp_path: Path, p
         await two.wait_line("standby: one owns")
         nc = await nats.connect(one.url, allow_reconnect=False, ping_interval=300)
         await _create(nc)
-        await nc.request("k", b"old", timeout=5)
-        await nc.request("w", b"job", timeout=5)
+        await nc.request("k", b"old")
+        await nc.request("w", b"job")
         delivered = await _pull(nc)
-        assert (await delivered.next_msg(timeout=5)).data == b"job"
-        await nc.request("k", b"older", timeout=5)
+        assert (await delivered.next_msg()).data == b"job"
+        await nc.request("k", b"older")
         stopped = time.monotonic_ns()
         one.send_signal(signal.SIGSTOP)
         await two.wait_ready()
         other = await nats.connect(two.url)
-        await other.request("k", b"new", timeout=5)
-        again = await (await _pull(other)).next_msg(timeout=15)
-        await other.request(again.reply, b"+ACK", timeout=5)
+        await other.request("k", b"new")
+        again = await (await _pull(other)).next_msg()
+        await other.request(again.reply, b"+ACK")
 
         answers: list[dict[str, Any]] = []
         asked = [asyncio.create_task(_get(nc, answers)) for _ in range(3)]
@@ -104,7 +104,7 @@ async def _create(nc: Client) -> None:
             ("STREAM.CREATE.W", {"name": "W", "subjects": ["w"], "retention": "workqueue"}),
             ("CONSUMER.CREATE.W.c", {"stream_name": "W", "config": {
                 "durable_name": "c", "name": "c", "ack_policy": "explicit", "ack_wait": 10**9}})):
-        answer = json.loads((await nc.request(f"$JS.API.{subject}", json.dumps(body).encode(), timeout=8)).data)
+        answer = json.loads((await nc.request(f"$JS.API.{subject}", json.dumps(body).encode())).data)
         assert "error" not in answer, answer
 
 

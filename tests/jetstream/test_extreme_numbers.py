@@ -35,7 +35,7 @@ DELAYS = (0, -1, MAX, MAX - 10**9, -MAX, -MAX - 1, MAX + 1, 10**18)
 
 async def api(client: Client, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The answer to an API request."""
-    msg = await client.request(f"$JS.API.{subject}", json.dumps(body or {}).encode(), timeout=10)
+    msg = await client.request(f"$JS.API.{subject}", json.dumps(body or {}).encode())
     answer: dict[str, Any] = json.loads(msg.data)
     return answer
 
@@ -90,7 +90,7 @@ async def test_delays_of_negative_acks(storage: str, tmp_path: Path) -> None:
                     for _ in range(count):
                         await js.publish("s", b"x")
                     sub = await js.pull_subscribe_bind(name, stream="S")
-                    msgs = await sub.fetch(count, timeout=10)
+                    msgs = await sub.fetch(count)
                     await asyncio.gather(*[client.publish(msg.reply, b'-NAK {"delay": %d}' % delay) for msg in msgs])
                     await client.flush()
                     assert (await api(client, f"CONSUMER.INFO.S.{name}"))["num_ack_pending"] == count
