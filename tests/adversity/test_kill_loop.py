@@ -48,8 +48,8 @@ async def kill_rounds(store: Store, rounds: int, **environ: str) -> History:
 
 @pytest.mark.shows("publish.durable", "store.kill")
 @pytest.mark.timeout(300)
-async def test_25_kills_on_a_directory(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    await kill_rounds(make_store("directory", tmp_path, request), 25)
+async def test_12_kills_on_a_directory(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    await kill_rounds(make_store("directory", tmp_path, request), 12)
 
 
 @pytest.mark.shows("store.sync_interval")

@@ -31,8 +31,8 @@ KINDS = ("protocol", "reload", "requests")
 
 DIALOGUES = 25
 """Scenarios of ``protocol`` that share a configuration."""
-TOGETHER = 4
-"""Scenarios of ``requests`` played at a time."""
+TOGETHER = len(requests.USERS)
+"""Scenarios of ``requests`` played at a time; they mostly wait for messages that must not come."""
 RELOADS = 40
 """Scenarios of ``reload`` that share servers."""
 SHRUNK_OF_ONE = 1

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz.runs import SOAK_SECONDS, play_fresh_seeds, play_seeds
 
-CHUNK = 30
+CHUNK = 40
 SEEDS = 120
 
 

@@ -17,6 +17,8 @@ from tests.sim.planted import outdated
 from tests.sim.world import World
 
 SEEDS = 60
+COUNTED_SEEDS = (*range(8), 9, 10, 13, 15, 16, 19, 21, 22)
+"""Those of them that run where their faults are counted, and for longer."""
 SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000")) // 5
 
 
@@ -31,7 +33,7 @@ def run(seed: int, **settings: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", sorted(set(range(SEEDS)).difference(COUNTED_SEEDS)))
 def test_nothing_acknowledged_is_lost(seed: int) -> None:
     """Three brokers without patience, killed and paused anywhere, on a store that fails in every way it may."""
     run(seed, seconds=60)
@@ -57,7 +59,7 @@ def test_the_seeds_cause_every_fault() -> None:
     epochs = acked = removed = deleted = 0
     faults: set[str] = set()
     counts: Counter[str] = Counter()
-    for seed in (*range(8), 9, 10, 13, 15, 16, 19, 21, 22):
+    for seed in COUNTED_SEEDS:
         world = run(seed)
         epochs += len(world.epochs)
         acked += len(world.oracle.acked)

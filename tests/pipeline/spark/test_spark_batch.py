@@ -1,4 +1,4 @@
-"""Batch reads through Spark: SQL returns what a broker wrote, on a directory and on two S3 servers."""
+"""Batch reads through Spark: SQL returns what a broker wrote, on a directory and on an S3 server; on two in the long run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_store_reads_as_it_was_published(spark: Any, store: Published) -> None
     assert [row.ts_ns for row in rows] == sorted(row.ts_ns for row in rows)
 
 
-@pytest.mark.parametrize("server", ["minio", "seaweed"])
+@pytest.mark.parametrize("server", ["minio", pytest.param("seaweed", marks=pytest.mark.soak)])
 def test_a_bucket_reads_as_it_was_published(spark: Any, server: str, request: pytest.FixtureRequest) -> None:
     """The same on S3, credentials and endpoint from the environment of planner and workers."""
     s3: S3Server = request.getfixturevalue(server)
