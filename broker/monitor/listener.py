@@ -1,8 +1,9 @@
 """The port of the monitoring pages: sockets and their limits. What is said on them is aiohttp's and ``web``'s.
 
 Each connection is closed after one request. Everything is bounded, since any peer may connect: bytes of a request's head,
-duration of an exchange, concurrent connections (past the bound the oldest is cut off, so that silent ones keep nobody
-out). Request bodies are not read.
+the time to send it, the time to read the answer, and concurrent connections. Past the bound of connections whose peer has
+sent no whole request, or has its answer, the oldest of these is cut off, so that silent ones keep nobody out; those that
+wait for an answer have a bound of their own. Request bodies are not read.
 
 aiohttp takes 0.2 s to import: as long as all else of a start, and the first request must not cost every client that
 time. So it is imported in a thread once the port listens, and connections wait for it: their time begins after it.
@@ -30,7 +31,10 @@ __all__ = ["CONNECTIONS_MAX", "MonitorServer"]
 log = logging.getLogger(__name__)
 
 EXCHANGE_SECONDS_MAX: Final = 10.0
-CONNECTIONS_MAX: Final = 64
+CONNECTIONS_MAX: Final = 256
+"""Connections that do not wait for an answer."""
+_ANSWERS_MAX: Final = 512
+"""All connections."""
 _BACKLOG: Final = 100
 _LINGER_BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -66,6 +70,11 @@ class MonitorServer:
         self._listener: Listener | None = None
         self._loading: asyncio.Task[None] | None = None
         self._connections = _Connections(exchange_seconds_max)
+
+    @property
+    def connections(self) -> int:
+        """How many connections there are."""
+        return len(self._connections.present)
 
     async def bind(self) -> None:
         """Reserve the port, refusing connections until ``start``. Raises: OSError if it is unavailable."""
@@ -110,11 +119,13 @@ class MonitorServer:
 
 
 class _Connections:
-    """What all connections share: whether and by what they are served, and which there are, the oldest first."""
+    """What all connections share: whether and by what they are served, and which there are, the oldest first; ``idle`` are
+    those that do not wait for an answer."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.present: dict[_Connection, None] = {}
+        self.idle: dict[_Connection, None] = {}
         self.protocol: Callable[[], asyncio.Protocol] | None = None
         """Makes aiohttp's protocol of a connection; None: it is not there yet."""
         self.closed = False
@@ -124,6 +135,18 @@ class _Connections:
         self.protocol = protocol
         for connection in list(self.present):
             connection.serve(protocol())
+
+    def add(self, connection: _Connection) -> None:
+        """Take a new connection, and cut off another one if there are too many."""
+        if len(self.idle) >= CONNECTIONS_MAX:
+            next(iter(self.idle)).abort()
+        elif len(self.present) >= _ANSWERS_MAX:
+            next(iter(self.present)).abort()
+        self.present[connection] = self.idle[connection] = None
+
+    def remove(self, connection: _Connection) -> None:
+        self.present.pop(connection, None)
+        self.idle.pop(connection, None)
 
     def close(self) -> None:
         """Abort all, and whoever still comes."""
@@ -151,31 +174,47 @@ class _Connection(asyncio.Protocol):
         if connections.closed:
             self._transport.abort()
             return
-        if len(connections.present) >= CONNECTIONS_MAX:
-            next(iter(connections.present)).abort()
-        connections.present[self] = None
+        connections.add(self)
         if connections.protocol is not None:
             self.serve(connections.protocol())
 
     def serve(self, inner: asyncio.Protocol) -> None:
         """Begin the exchange."""
         self._inner = inner
-        self._timer = asyncio.get_running_loop().call_later(self._connections.seconds, self.abort)
+        self._set_timer()
         inner.connection_made(_Answering(self, self._transport))
         if self._early:
             self._transport.resume_reading()
             inner.data_received(self._early)
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def request_read(self) -> None:
+        """The request is complete: the peer waits for the answer."""
+        self._end_timer()
+        self._connections.idle.pop(self, None)
+
+    def answer_made(self) -> None:
+        """The peer has limited time to read the answer."""
+        if self in self._connections.present:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._end_timer()
+        self._timer = asyncio.get_running_loop().call_later(self._connections.seconds, self.abort)
+
+    def _end_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._connections.present.pop(self, None)
+            self._timer = None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end_timer()
+        self._connections.remove(self)
         if self._inner is not None:
             self._inner.connection_lost(error)
 
     def abort(self) -> None:
         """End it without waiting for a peer that does not read; unsent bytes are dropped."""
-        self._connections.present.pop(self, None)
+        self._connections.remove(self)
         self._transport.abort()
 
     def linger(self) -> None:
@@ -189,6 +228,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
             return
         self.lingering = True
+        self._connections.idle[self] = None
         self._transport.write_eof()
         self._transport.resume_reading()
 
@@ -224,6 +264,9 @@ class _Answering(asyncio.Transport):
         self._transport = transport
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """The transport's; ``exchange`` is the connection, which is told about the answer."""
+        if name == "exchange":
+            return self._connection
         return self._transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:

@@ -11,7 +11,8 @@ import json
 import logging
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from itertools import islice
+from typing import Any, Final, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -33,6 +34,10 @@ _CALLBACK: Final = re.compile(r"[A-Za-z_$][\w$.]{0,127}", re.ASCII)
 _TEXT: Final = "text/plain; charset=utf-8"
 _LARGE: Final = 1 << 20
 """Bytes of a body that are sent at once."""
+_TEXTS_ENCODED: Final = 2000
+"""Keys, values and signs of a page that are encoded in one step: 1 to 2 ms."""
+_LONG_PAGES_MAX: Final = 8
+"""Pages with any number of rows that are made at the same time: each takes memory until it is sent."""
 _ROWS_FREED: Final = 1000
 _LABELS: Final = {"/varz": "General", "/jsz": "JetStream", "/connz": "Connections", "/accountz": "Accounts",
                   "/accstatz": "Account Stats", "/subsz": "Subscriptions", "/routez": "Routes", "/leafz": "LeafNodes",
@@ -40,10 +45,22 @@ _LABELS: Final = {"/varz": "General", "/jsz": "JetStream", "/connz": "Connection
                   "/stacksz": "Stacks"}
 
 
+class Exchange(Protocol):
+    """The connection of a request, as the transport's extra information ``exchange``."""
+
+    def request_read(self) -> None:
+        """The request is complete; how long the answer takes is not the peer's fault."""
+
+    def answer_made(self) -> None:
+        """The peer has limited time to read the answer."""
+
+
 def http_protocol(views: Views, base_path: str) -> Callable[[], web.RequestHandler]:
-    """What makes the protocol of one connection, which closes it after one answer."""
+    """What makes the protocol of one connection, which closes it after one answer. Pages for peers that have gone are not
+    made to their end."""
     return web.Server(_Pages(views, base_path).answer, access_log=None, logger=_Quiet(log, {}), lingering_time=0,
-                      max_line_size=HEAD_LINE_BYTES_MAX, max_field_size=HEAD_LINE_BYTES_MAX, max_headers=HEADERS_MAX)
+                      handler_cancellation=True, max_line_size=HEAD_LINE_BYTES_MAX, max_field_size=HEAD_LINE_BYTES_MAX,
+                      max_headers=HEADERS_MAX)
 
 
 class _Pages:
@@ -54,9 +71,15 @@ class _Pages:
         self._base = "/" + base_path.strip("/") if base_path.strip("/") else ""
         self._json: Mapping[str, Endpoint] = {endpoint.path: endpoint for endpoint in ENDPOINTS.values()} | {
             "/subscriptionsz": ENDPOINTS["SUBSZ"]}
+        self._turn = asyncio.Lock()
+        """Held by the page that makes a step in this turn of the loop."""
+        self._long_pages = asyncio.Semaphore(_LONG_PAGES_MAX)
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """The response to any request; as in nats-server, the method does not matter."""
+        exchange: Exchange | None = request.transport.get_extra_info("exchange") if request.transport is not None else None
+        if exchange is not None:
+            exchange.request_read()
         try:
             response = await self._page(request)
         except BadOption as error:
@@ -66,6 +89,8 @@ class _Pages:
             response = web.Response(status=500, body=b"Internal Server Error\n", headers={"Content-Type": _TEXT})
         response.headers.update({"X-Content-Type-Options": "nosniff", "Server": "jetblock"})
         response.force_close()
+        if exchange is not None:
+            exchange.answer_made()
         body = response.body
         return await _in_parts(request, response, body) if isinstance(body, bytes) and len(body) > _LARGE else response
 
@@ -79,11 +104,15 @@ class _Pages:
         if endpoint is not None:
             self._views.requests[endpoint.path] += 1
             options: Any = from_query(endpoint.options, query)
-            if endpoint.in_steps is not None:
-                page = await _in_turns(endpoint.in_steps(self._views, options))
-            else:
-                page = endpoint.build(self._views, options)
-            return await _json_response(endpoint, page, query.get("callback", ""))
+            callback = query.get("callback", "")
+            if endpoint is ENDPOINTS["HEALTHZ"]:
+                # A probe does not wait for other pages.
+                return _probe_response(endpoint.build(self._views, options), callback)
+            steps = _response_in_steps(endpoint, self._views, options, callback)
+            if endpoint.in_steps is None:
+                return await self._in_turns(steps)
+            async with self._long_pages:
+                return await self._in_turns(steps)
         match path:
             case "/":
                 self._views.requests[path] += 1
@@ -99,16 +128,17 @@ class _Pages:
                 return web.Response(status=404, text=NO_RAFT)
         return _not_found()
 
-
-async def _in_turns(steps: Generator[None, None, T]) -> T:
-    """What ``steps`` return, with a turn of the loop after each."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            made: T = end.value
-            return made
-        await asyncio.sleep(0)
+    async def _in_turns(self, steps: Generator[None, None, T]) -> T:
+        """What ``steps`` return. However many pages are made at the same time, one of them makes a step in each turn of the
+        loop."""
+        while True:
+            async with self._turn:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    made: T = end.value
+                    return made
+                await asyncio.sleep(0)
 
 
 def _emptied(page: dict[str, Any]) -> Generator[None, None, None]:
@@ -143,23 +173,38 @@ def _metrics(samples: Sequence[Sample], accept: str) -> tuple[bytes, str]:
     return metrics_text(samples, accept)
 
 
-async def _json_response(endpoint: Endpoint, page: dict[str, Any], callback: str) -> web.Response:
-    """The page as JSON; with a callback as JSONP, whose callback must be a dotted name, or a link could run any script."""
-    status = 200
-    if endpoint is ENDPOINTS["HEALTHZ"]:
-        status = page.pop("status_code")
-        # Without spaces, as nats-server writes this page: probes compare it as text.
-        text = json.dumps(page, separators=(",", ":"), ensure_ascii=False)
+def _response_in_steps(endpoint: Endpoint, views: Views, options: Any, callback: str) -> Generator[None, None, web.Response]:
+    """The response with a page that may be long. Raises: BadOption."""
+    if endpoint.in_steps is not None:
+        page = yield from endpoint.in_steps(views, options)
     else:
-        # Beside the loop: a thousand rows take a tenth of a second. They are nobody else's, and nothing changes them.
-        text = await asyncio.to_thread(json.dumps, page, indent=2, ensure_ascii=False)
+        page = endpoint.build(views, options)
+        yield
+    parts: list[bytes] = []
+    texts = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(page)
+    while some := list(islice(texts, _TEXTS_ENCODED)):
+        parts.append("".join(some).encode(errors="replace"))
+        yield
+    yield from _emptied(page)
+    return _response(b"".join(parts), callback)
+
+
+def _probe_response(page: dict[str, Any], callback: str) -> web.Response:
+    """The response with /healthz. Raises: BadOption."""
+    status = page.pop("status_code")
+    # Without spaces, as nats-server writes this page: probes compare it as text.
+    text = json.dumps(page, separators=(",", ":"), ensure_ascii=False)
+    return _response(text.encode(errors="replace"), callback, status)
+
+
+def _response(body: bytes, callback: str, status: int = 200) -> web.Response:
+    """JSON; with a callback JSONP, whose callback must be a dotted name, or a link could run any script. Raises: BadOption."""
     content_type = "application/json"
     if callback:
         if not _CALLBACK.fullmatch(callback):
             raise BadOption("callback must be a JavaScript name")
-        text, content_type = f"{callback}({text})", "application/javascript"
-        await _in_turns(_emptied(page))
-    return web.Response(status=status, body=await asyncio.to_thread(text.encode, errors="replace"),
+        body, content_type = b"%b(%b)" % (callback.encode(), body), "application/javascript"
+    return web.Response(status=status, body=body,
                         headers={"Content-Type": content_type, "Access-Control-Allow-Origin": "*"})
 
 

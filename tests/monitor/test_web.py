@@ -7,7 +7,7 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -261,7 +261,9 @@ async def test_client_that_does_not_read_is_cut_off(hasty: Pages) -> None:
     hasty.server.views.server_name = "x" * (64 << 20)
     reader, writer = await hasty.connect(limit=1024)
     writer.write(b"GET /routez HTTP/1.1\r\nHost: x\r\n\r\n")
-    await asyncio.sleep(1.0)
+    async with asyncio.timeout(30):
+        while not hasty.server.views.requests["/routez"] or hasty.monitor.connections:  # noqa: ASYNC110 (nobody is notified when a peer is cut off)
+            await asyncio.sleep(0.02)
     received = 0
     with pytest.raises(ConnectionError):  # noqa: PT012 (until it is cut off)
         while chunk := await reader.read(1 << 20):
@@ -283,6 +285,70 @@ async def test_many_silent_clients_keep_nobody_out(pages: Pages) -> None:
             raise ConnectionError
     for _, writer in silent:
         writer.close()
+
+
+async def test_many_requests_at_once_are_all_answered(pages: Pages) -> None:
+    """Requests whose answers are being made are not cut off for others."""
+    paths = ["/connz", "/subsz?subs=1", "/varz", "/healthz", "/jsz?consumers=1"]
+    answers = await asyncio.gather(*(pages.get(paths[at % len(paths)]) for at in range(400)))
+    assert {status for status, _, _ in answers} == {200}
+
+
+class Endless:
+    """Rows without end, as /subsz shows them."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+
+    def subscriptions(self, _account: str = "", _subject: str = "") -> tuple[int, Iterator[dict[str, Any]]]:
+        return 1, self.rows()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        try:
+            while True:
+                self.begun.set()
+                self.made += 1
+                yield {"subject": "s"}
+        finally:
+            self.ended.set()
+
+
+async def test_a_page_whose_peer_has_gone_is_not_made(pages: Pages) -> None:
+    """Whoever asks for long pages and leaves costs nothing from then on; other pages are made meanwhile."""
+    endless = Endless()
+    pages.server.views.subscriptions = endless.subscriptions
+    async with asyncio.timeout(30):
+        _, writer = await pages.connect()
+        writer.write(b"GET /subsz?subs=1&limit=1000000000 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await endless.begun.wait()
+        for path in ("/healthz", "/varz", "/connz"):
+            assert (await pages.get(path))[0] == 200
+        assert not endless.ended.is_set()
+        writer.transport.abort()
+        await endless.ended.wait()
+
+
+async def test_long_pages_share_the_turns_of_the_loop(pages: Pages) -> None:
+    """However many pages are made at the same time, one of them makes a step in a turn."""
+    endless = Endless()
+    pages.server.views.subscriptions = endless.subscriptions
+    async with asyncio.timeout(30):
+        clients = [await pages.connect() for _ in range(20)]
+        for _, writer in clients:
+            writer.write(b"GET /subsz?subs=1&limit=1000000000 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await endless.begun.wait()
+        for _ in range(100):  # until all have begun
+            await asyncio.sleep(0)
+        most = 0
+        for _ in range(100):
+            before = endless.made
+            await asyncio.sleep(0)
+            most = max(most, endless.made - before)
+        assert 0 < most <= 256
+        for _, writer in clients:
+            writer.transport.abort()
+        await endless.ended.wait()
 
 
 async def test_a_page_that_fails_ends_its_own_exchange_only(pages: Pages, caplog: pytest.LogCaptureFixture) -> None:
