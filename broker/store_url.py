@@ -30,6 +30,8 @@ class StoreUrl(NamedTuple):
 
 def parse_store_url(url: str) -> StoreUrl:
     """Parse a store's URL. Raises: ValueError that says what is wrong and how to write it, without secrets."""
+    if not url:
+        raise ValueError(f"the URL of the store is empty: write {_FORMS}")
     scheme, colon, rest = url.partition("://")
     if not colon:
         raise ValueError(f"{hidden(url)!r} is not the URL of a store: write {_FORMS}; try {proposal(url)}")

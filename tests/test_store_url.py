@@ -61,6 +61,16 @@ def test_the_home_directory() -> None:
         parse_store_url("file://~/data")
 
 
+def test_an_empty_text() -> None:
+    """It is no directory to propose a URL for."""
+    for flags, said in ((["--store", ""], r"--store is empty; try file:///var/lib/jetblock or s3://bucket/prefix"),
+                        (["-sd", ""], "--store_dir names no directory; try --store_dir /var/lib/jetblock")):
+        with pytest.raises(ConfigError, match=said):
+            load(read_flags(flags), {})
+    with pytest.raises(ValueError, match="the URL of the store is empty: write file://DIR"):
+        parse_store_url("")
+
+
 @pytest.mark.parametrize("command", ["inspect URL", "fsck URL", "copy URL file:///nowhere/x", "cost URL", "adopt URL"])
 def test_commands(command: str, tmp_path: Path) -> None:
     """Each command that takes a store proposes the same."""

@@ -55,7 +55,8 @@ Logging Options:
 
 JetStream Options:
     -js, --jetstream                 Enable JetStream functionality
-    -sd, --store_dir <dir>           Keep streams in this directory: same as --store file://<dir>
+    -sd, --store_dir <dir>           Keep streams in this directory, if JetStream is enabled: -js --store_dir <dir>
+                                     is the same as --store file://<dir>
         --store <url>                Keep streams at file:///dir, s3://bucket/prefix or memory://, and enable JetStream
                                      (S3 credentials and endpoint: AWS_* in the environment)
 

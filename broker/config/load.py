@@ -172,6 +172,8 @@ def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
         if has_scheme(line.store_dir):
             raise ConfigError(f"--store_dir takes a directory, not the URL {line.store_dir!r}; try --store "
                               f"{proposal(line.store_dir)}")
+        if not line.store_dir:
+            raise ConfigError("--store_dir names no directory; try --store_dir /var/lib/jetblock")
         return _store_url("file://" + line.store_dir, "--store_dir")
     if "storage.url" in outer:
         return _store_url(outer["storage.url"], "environment: JETBLOCK_STORE")
@@ -182,6 +184,8 @@ def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
 
 def _store_url(url: str, where: str) -> str:
     """The URL with a directory made absolute: the working directory may change, the store may not."""
+    if not url:
+        raise ConfigError(f"{where} is empty; try file:///var/lib/jetblock or s3://bucket/prefix")
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in _SCHEMES:
         raise ConfigError(f"{where} must be a URL with file://, s3:// or memory://, not {hidden(url)!r}; try {proposal(url)}")

@@ -528,6 +528,8 @@ def _replaced(section: Section, values: Mapping[str, Any], above: str = "") -> A
     own: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
+        if not isinstance(path, str):
+            raise ConfigError(f"a setting's name must be of type str, not {path!r}")
         name, dot, rest = path.partition(".")
         known = name in fields(section)
         before = getattr(section, name) if known else None

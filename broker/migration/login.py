@@ -150,8 +150,9 @@ async def connect(login: Login, transport: Transport | None = None) -> Connectio
         options["signature_cb"] = _signer(pair)
     try:
         async with asyncio.timeout(3 * _CONNECT_SECONDS):
-            await client.connect(login.url, allow_reconnect=False, max_reconnect_attempts=0, connect_timeout=_CONNECT_SECONDS,
-                                 name="jetblock migrate", **options)
+            # With 0 attempts nats-py tries for ever, every two seconds; with 1 it tries twice.
+            await client.connect(login.url, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
+                                 connect_timeout=_CONNECT_SECONDS, name="jetblock migrate", **options)
     except (Error, OSError, ValueError, TimeoutError) as error:
         reason = _said(problems[-1] if problems else error)
         raise CannotMigrate(f"{login.shown}: cannot connect: {reason}; check the address, that the server is up, and the "

@@ -68,6 +68,7 @@ async def test_settings_and_what_is_wrong_with_them() -> None:
 @pytest.mark.parametrize(("settings", "why"), [
     ({"auth.usr": "x"}, "there is no setting 'auth.usr'; did you mean auth.user?"),
     ({"nothing": 1}, "there is no setting 'nothing'"),
+    ({5: 1}, "a setting's name must be of type str, not 5"),
     ({"auth.user.name": "x"}, "there is no setting 'auth.user.name'"),
     ({"auth": {"user": "x"}}, "auth is a section: set one of its settings, such as auth.user"),
     ({"auth.user": 5}, "auth.user must be of type str"),
