@@ -382,7 +382,7 @@ class Inbox:
                     old -= await self._named_by(info.key)
                 except VersionUnknown:
                     return  # a newer release's: it stays, and so does whatever it may name
-        found = [text for text in sorted(old) if not self._named(_run_of(text))]
+        found = [text for text in sorted(old) if not self._may_be_named(_run_of(text))]
         self._gone.update(dict.fromkeys(found, 0))
         if found:
             _log.info("%d staged runs that nobody asked for are swept", len(found))
@@ -402,7 +402,7 @@ class Inbox:
                     there.add(info.key)
                     continue
                 epoch, number, _, stream_id = run = _run_of(info.key)
-                if (stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < before_ns and not self._named(run)
+                if (stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < before_ns and not self._may_be_named(run)
                         and info.key not in self._open_runs):
                     old.add(info.key)
             if len(old) >= _SWEPT_AT_ONCE:
@@ -423,6 +423,10 @@ class Inbox:
     def _named(self, run: tuple[int, int, int, int]) -> bool:
         state = self._log.state
         return run in state.runs or run in state.freed_runs
+
+    def _may_be_named(self, run: tuple[int, int, int, int]) -> bool:
+        """Whether a stream names the run, or a record may that could not be applied, since the stream is offline."""
+        return self._named(run) or self._log.state.is_offline(run[3])
 
     async def _named_by(self, key: str) -> set[str]:
         """The runs that a request names. Raises: VersionUnknown; StoreError."""

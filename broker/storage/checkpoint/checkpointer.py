@@ -40,7 +40,15 @@ from broker.storage.paths import ShardPaths
 from broker.storage.put import Backoff, Fenced, describe, put_ours
 from broker.storage.read.snapshot import Snapshot
 from broker.storage.state.applied import ShardState
-from broker.storage.state.pages import DIRECTORY_STREAMS, StreamCopy, directory_page, shard_extra
+from broker.storage.state.pages import (
+    DIRECTORY_STREAMS,
+    StreamCopy,
+    directory_page,
+    held_of,
+    pack_roots_held,
+    roots_held_of,
+    shard_extra,
+)
 from broker.storage.state.stream import StreamState
 
 __all__ = ["CheckpointSettings", "Checkpointer", "KeptRoot"]
@@ -90,10 +98,12 @@ class CheckpointSettings:
 
 
 class KeptRoot(NamedTuple):
-    """A root, and all page objects that it needs."""
+    """A root, and all page objects that it needs. ``held``: the segments that a root of an earlier owner names for streams that
+    were offline then, and may be online now. In roots of our own, such a stream is offline for as long as we own the shard."""
 
     position: Position
     objects: frozenset[Position]
+    held: frozenset[Position] = frozenset()
 
 
 class Checkpointer(LogListener):
@@ -334,6 +344,8 @@ class Checkpointer(LogListener):
         objects = {ref.position for ref in directory.values()} | needed
         kept = [*self.roots, KeptRoot(start, frozenset(objects))][-self.settings.roots_kept:]
         extra["roots"] = [[list(root.position), [list(p) for p in sorted(root.objects)]] for root in kept]
+        now_held = frozenset(at for _, positions in held_of(extra, start) for at in positions)
+        extra |= pack_roots_held((root.position, root.held - now_held) for root in kept)
         root = Root(start, start, tuple(directory[n] for n in sorted(directory)), extra)
         await self._put(self._paths.checkpoint(start), [root.encode(self._log.nonce)])
         known = frozenset().union(*(r.objects for r in self.roots), objects, self.dropped, self._put_since)
@@ -434,7 +446,8 @@ class Checkpointer(LogListener):
         """Continue from the root that recovery began with."""
         self._directory = {ref.key: ref for ref in root.pages}
         self._members = members
-        self.roots = [KeptRoot(Position(*at), frozenset(Position(*p) for p in objects))
+        held = roots_held_of(root.extra, root.position)
+        self.roots = [KeptRoot(position := Position(*at), frozenset(Position(*p) for p in objects), held.get(position, frozenset()))
                       for at, objects in root.extra.get("roots", ())]
 
     async def _put_pages(self, epoch: int, pages: list[Page]) -> list[PageRef]:

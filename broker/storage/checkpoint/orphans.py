@@ -68,7 +68,7 @@ async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, 
     """Keys of runs of the epochs below ``epoch`` that ``state`` neither names nor has released.
 
     Only their writer could still adopt them, by a record of its own epoch, and that has ended. Staged runs, which no owner
-    wrote, are left to the inbox.
+    wrote, are left to the inbox. Runs that an offline stream may need are left to the first owner after its repair or deletion.
     """
     names = {stream.stream_id: (stream.account, stream.name) for stream in state.streams.values()}
     known = {run_key(paths, run, *names.get(run[3], ("", ""))) for run in (*state.runs, *state.freed_runs)
@@ -84,7 +84,8 @@ async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, 
                 await asyncio.sleep(0)
             key = parse(text)
             if (key is not None and key.kind is ObjectKind.RUN and key.position is not None
-                    and STAGED_EPOCH < key.position.epoch < epoch and text not in known):
+                    and STAGED_EPOCH < key.position.epoch < epoch and text not in known
+                    and not state.is_offline(key.incarnation or 0) and position_key(key.position) > state.uncounted_to):
                 found.append(text)
     return found
 

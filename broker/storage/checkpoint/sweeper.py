@@ -5,6 +5,7 @@
     pages       no kept root needs any page of the object
     roots       they are older than the kept ones
     runs        they have no live block; they are never replayed, so no root needs them
+                (what an offline stream needs for its repair counts as a live block: see ``storage.state.held``)
     orphans     an earlier owner left them beyond its end, or put them without a root that names them; looked for once,
                 after our own first root, in a background task, so that no round and no commit waits for that; also runs
                 of ours that were not adopted
@@ -129,16 +130,16 @@ class Sweeper:
         """Release what the kept roots no longer need. Raises: StoreError once the log has stopped."""
         kept = checkpointer.roots
         state = self._log.state
-        if not self._may_release() or (state.began_with_held and checkpointer.rounds < checkpointer.settings.roots_kept):
-            return  # in the second case a kept root still names segments of a stream that was offline
+        if not self._clock_trusted():
+            return
         if self._finding is None:
             self._finding = asyncio.get_running_loop().create_task(
                 self._find_orphans(kept[-1].position.epoch, checkpointer), name="looking for orphans")
         keep: frozenset[Position] = frozenset().union(*(root.objects for root in kept))
         roots = [key.position for info in await self._list(self._paths.checkpoints)
                  if (key := parse(info)) is not None and key.position is not None and key.position < kept[0].position]
-        if not self._may_release():
-            return  # something changed while the store was asked
+        if not self._clock_trusted():
+            return  # that changed while the store was asked
         full = len(kept) >= checkpointer.settings.roots_kept
         pages_gone = {position for released in state.released.values() for position in released.pages}
         roots_gone = {position for released in state.released.values() for position in released.roots}
@@ -148,7 +149,8 @@ class Sweeper:
             # It still works on what the oldest root of an earlier round did not need.
             self._more.cancel()
         self._held_back = False
-        segments = self._unneeded(kept[0].position if full else Position(0, 0))
+        held = frozenset(position_key(position) for root in kept for position in root.held)
+        segments = self._unneeded(kept[0].position if full else Position(0, 0), held)
         self._release(next(segments, ()), pages, roots, self._unneeded_runs())
         checkpointer.dropped.difference_update(pages)
         self._orphans["pages"].difference_update(pages)
@@ -161,25 +163,22 @@ class Sweeper:
 
     def let_go(self, keys: Sequence[str]) -> None:
         """Release runs that nothing names, nor ever will; soon, and not with the next round, which an idle log does not have."""
-        if not self._may_release():
+        if not self._clock_trusted():
             self._orphan_runs += keys
             return
         for at in range(0, len(keys), _POSITIONS_MAX):
             self._release((), (), (), keys[at:at + _POSITIONS_MAX])
 
-    def _may_release(self) -> bool:
-        """Not while a stream is offline: what it needs is not counted."""
-        streams = self._log.state.streams.values()
-        return self._clock_trusted() and all(stream.offline is None for stream in streams)
-
-    def _unneeded(self, oldest: Position) -> Iterator[list[Position]]:
-        """Segments that no root from ``oldest`` on needs, and orphans, as many at a time as fit into a record."""
+    def _unneeded(self, oldest: Position, held: frozenset[int]) -> Iterator[list[Position]]:
+        """Segments that no root from ``oldest`` on needs, and orphans, as many at a time as fit into a record. ``held``: segments
+        that these roots name for streams that were offline; a start from such a root applies them first."""
         state, limit = self._log.state, position_key(oldest)
         keys = list(state.unnamed)
         for at in range(0, len(keys), _POSITIONS_MAX):
             # Leaves out those that were released meanwhile, or that a late block of their segment has named again.
-            some = {key for key in keys[at:at + _POSITIONS_MAX] if key <= limit and key in state.unnamed}
-            unused = some - self.in_use()
+            some = {key for key in keys[at:at + _POSITIONS_MAX]
+                    if state.uncounted_to < key <= limit and key in state.unnamed}
+            unused = some - self.in_use() - held
             self._held_back = self._held_back or len(unused) < len(some)
             yield list(map(key_position, sorted(unused)))
         orphans = sorted(self._orphans["segments"])
@@ -191,9 +190,9 @@ class Sweeper:
     def _unneeded_runs(self) -> list[str]:
         """Keys of runs without live blocks, and of those never adopted, as many as fit into a record; they count as released
         from here on. If the record is not persisted, the next owner finds them as orphans."""
-        freed = self._log.state.freed_runs
-        in_use = self.in_use()
-        unused = [run for run in freed if run not in in_use]
+        state, in_use = self._log.state, self.in_use()
+        freed, uncounted_to = state.freed_runs, state.uncounted_to
+        unused = [run for run in freed if run not in in_use and position_key(Position(*run[:2])) > uncounted_to]
         keys = [run_key(self._paths, run, *freed.pop(run)) for run in unused[:_POSITIONS_MAX]]
         more = max(0, _POSITIONS_MAX - len(keys))
         keys += self._orphan_runs[:more]
@@ -253,7 +252,7 @@ class Sweeper:
                     await self._log.store_filled.wait()
             if self._log.full:
                 await asyncio.sleep(_ROUNDS_APART_FULL_S)
-            if checkpointer.rounds != rounds or state.freed <= self._swept_to or not self._may_release():
+            if checkpointer.rounds != rounds or state.freed <= self._swept_to or not self._clock_trusted():
                 continue  # rounds come anyway, or would be of no use
             if checkpointer.roots and state.position <= checkpointer.roots[-1].position:
                 # A root is identified by its position, and an idle log does not move: an empty record moves it on.
@@ -354,7 +353,7 @@ class Sweeper:
         # Now, not at the next round: an idle log has none.
         if self._clock_trusted() and log.failure is None:
             some, some_pages = sorted(orphans["segments"])[:_POSITIONS_MAX], sorted(orphans["pages"])[:_POSITIONS_MAX]
-            self._release(some, some_pages, [], self._unneeded_runs() if self._may_release() else ())
+            self._release(some, some_pages, [], self._unneeded_runs())
             orphans["segments"].difference_update(some)
             orphans["pages"].difference_update(some_pages)
 

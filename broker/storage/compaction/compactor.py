@@ -190,11 +190,9 @@ class Compactor(LogListener):
         return merged
 
     def _may_work(self) -> bool:
-        """Not past the lease, nor while the clock is not believed; nor while a stream is offline, as nothing is deleted
-        then."""
+        """Not past the lease, nor while the clock is not believed."""
         log = self._log
-        return (not log.lease_expired and log.failure is None and self._clock_trusted()
-                and all(stream.offline is None for stream in log.state.streams.values()))
+        return not log.lease_expired and log.failure is None and self._clock_trusted()
 
     async def _pause(self, busy_ns: int, size: int = 0, puts: int = 0) -> None:
         """Make up for work of ``busy_ns``, for ``size`` bytes of traffic and for ``puts``."""

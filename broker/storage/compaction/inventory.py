@@ -81,7 +81,8 @@ class StoredObject:
 async def take_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = (),
                          kept: Collection[tuple[int, int]] = (), stored_bytes: dict[int, int] | None = None) -> list[StoredObject]:
     """The objects with blocks that may be moved, the oldest messages first; a page of a table in each turn of the loop. Of very
-    many it takes the first that it finds: those are to be merged before the others are looked at.
+    many it takes the first that it finds: those are to be merged before the others are looked at. Blocks of offline streams stay
+    where they are.
 
     Args: ``leave``: blocks not to be moved, by stream and first sequence; ``kept``: those whose dead messages would be kept.
         ``stored_bytes`` gets what the blocks of each stream take in the store, or nothing where it does not look at all of them.
@@ -98,7 +99,10 @@ async def take_inventory(state: ShardState, settings: CompactionSettings, leave:
             except Corrupt as error:
                 _log.warning("compaction leaves a part of a stream where it is: %s", error)
                 continue
-            sizes[stream_id] += _count(objects, stream_id, entries, settings, leave, kept)
+            if state.is_offline(stream_id):
+                sizes[stream_id] += sum(_stored(packed) for packed, _ in _facts(entries))
+            else:
+                sizes[stream_id] += _count(objects, stream_id, entries, settings, leave, kept)
             if len(objects) > _OBJECTS_MAX:
                 objects = {key: one for key, one in objects.items() if one.live_bytes < settings.object_bytes}
                 if len(objects) > _OBJECTS_MAX // 2:
@@ -121,7 +125,7 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
     large, share = settings.large_bytes, settings.dead_share
     stored_bytes = 0
     for packed, dead_bytes in _facts(entries):
-        size = packed[CORE_BYTES] + packed[INDEX_BYTES] + packed[FRAMES_BYTES]
+        size = _stored(packed)
         stored_bytes += size
         live_bytes = packed[BYTES] - dead_bytes
         rewritten = live_bytes >= large
@@ -147,6 +151,11 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
         if packed[LAST_TIME_NS] > found.last_time_ns:
             found.last_time_ns = packed[LAST_TIME_NS]
     return stored_bytes
+
+
+def _stored(packed: Sequence[int]) -> int:
+    """The bytes that a block takes in the store."""
+    return packed[CORE_BYTES] + packed[INDEX_BYTES] + packed[FRAMES_BYTES]
 
 
 def _facts(entries: Sequence[Kept]) -> Iterator[tuple[tuple[int, ...], int]]:

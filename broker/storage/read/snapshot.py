@@ -162,7 +162,7 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
             stream = state.streams.get(stream_id)
             if stream is None:
                 continue  # not wanted
-            stream.dirty = state.began_with_held = True
+            stream.dirty = True
             if not stream.created_ns and not stream.account:
                 del state.streams[stream_id]  # only its existence was known: the first of the segments creates it
             missing = yield from chain.read_held(stream_id, positions)

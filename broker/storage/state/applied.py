@@ -16,7 +16,7 @@ lowest.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, BlockPlace, BlockRef, Outcome, PackedRef
 from broker.storage.format.errors import Corrupt
@@ -40,6 +40,7 @@ from broker.storage.format.records.stream_delete import StreamDelete
 from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.extra import update_extra
+from broker.storage.state.held import HeldPart, held_parts
 from broker.storage.state.ids import WINDOW, BlockIds
 from broker.storage.state.released import Released
 from broker.storage.state.stream import START, StreamState
@@ -57,7 +58,8 @@ class ShardState:
     """All of a shard, as of ``position``; or, for a reader, those streams of it that are ``wanted``.
 
     ``segments`` counts, for each segment that is not released, the live blocks in it; 0: nothing refers to it. ``runs``
-    counts the live blocks in runs; a run without any is in ``freed_runs``, not here.
+    counts the live blocks in runs; a run without any is in ``freed_runs``, not here. What an offline stream needs for its
+    repair (``held``) is counted like blocks.
     While a replay runs the counts are not kept; ``finish_replay`` makes them. In a reader's state they never are.
 
     Blocks leave by the million when a stream is deleted or purged: they leave their tables at once, and the counts a slice
@@ -70,7 +72,6 @@ class ShardState:
         "_only",
         "_uncounted",
         "_unmade",
-        "began_with_held",
         "freed",
         "freed_runs",
         "ids_unlisted_ns",
@@ -113,24 +114,33 @@ class ShardState:
         """The ids of messages up to this time may be in blocks alone. See ``StreamIds.unlisted_ns``."""
         self.on_left: Callable[[], object] | None = None
         """Called when blocks left their stream. Its owner then calls ``tidy`` until nothing is left to do."""
-        self._leaving: deque[tuple[StreamState, TablePage]] = deque()
+        self._leaving: deque[tuple[StreamState, TablePage | HeldPart]] = deque()
         self.position = START
         self.opening: Opening | None = None
         """The newest opening; None: none was replayed yet."""
         self.replaying = False
-        self.began_with_held = False
-        """Whether the replay began with a root that names segments of a stream that was offline."""
         self._unmade: dict[int, Position] = {}
         self._deleted: set[int] = set()
         self._only = 0
         """The stream whose part of a segment is applied alone; 0: all of each segment is."""
-        self._uncounted: set[int] = set()
-        """Offline streams with a damaged table, whose blocks are not in the counts. Nothing is swept while there is one."""
+        self._uncounted: dict[int, int] = {}
+        """Offline streams with a damaged table, whose blocks are not in the counts. All of these blocks are in segments and runs up
+        to this ``position_key``, or in runs below the stream's own prefix."""
 
     def stream(self, account: str, name: str) -> StreamState | None:
         """The stream of that name, or None."""
         stream_id = self.names.get((account, name))
         return None if stream_id is None else self.streams[stream_id]
+
+    def is_offline(self, stream_id: int) -> bool:
+        """Whether a stream is offline. Then any run below its prefix may be named by a record that could not be applied."""
+        stream = self.streams.get(stream_id)
+        return stream is not None and stream.offline is not None
+
+    @property
+    def uncounted_to(self) -> int:
+        """The last ``position_key`` of segments and runs that may have live blocks which are not in the counts; -1: none have."""
+        return max(self._uncounted.values(), default=-1)
 
     def apply_segment(self, position: Position) -> None:
         """Begin a segment: called before its blocks are applied, also when it has none."""
@@ -201,11 +211,22 @@ class ShardState:
         finally:
             self.position, self._only = now, 0
 
-    def _hold(self, stream: StreamState) -> None:
-        """The segment at ``position`` has something of an offline stream."""
+    def _hold(self, stream: StreamState, runs: Iterable[RunKey] = ()) -> None:
+        """Note that the segment at ``position`` has something of an offline stream, and that a record there names ``runs`` for
+        the stream: it needs them for its repair."""
+        counting = not self.replaying and self.wanted is None
         if not stream.held or stream.held[-1] != self.position:
             stream.held.append(self.position)
             stream.dirty = True
+            if counting:
+                key = position_key(self.position)
+                self.segments[key] += 1
+                self.unnamed.discard(key)
+        for run in runs:
+            stream.held_runs.append(run)
+            if counting:
+                self.runs[run] = self.runs.get(run, 0) + 1
+                self.freed_runs.pop(run, None)
 
     def finish_replay(self) -> None:
         """End a replay: make names and counts. Raises: Corrupt for blocks of a stream that nothing created."""
@@ -241,17 +262,21 @@ class ShardState:
         self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
 
     def _count_offline(self, stream: StreamState, segments: Counter[int], runs: dict[RunKey, int]) -> None:
-        """Count the blocks of an offline stream, too: when it is deleted, they are taken out of the counts."""
+        """Count what an offline stream needs for its repair: its blocks as of the last segment that was applied, and what it
+        holds. When it is deleted, all of this is taken out of the counts."""
+        parts: list[TablePage | HeldPart] = [*held_parts(stream.held, stream.held_runs)]
         try:
-            keys = [key for page in stream.blocks.pages for key in page.log_keys()]
-            of_runs = [one for page in stream.blocks.pages for one in page.run_counts(stream.stream_id)]
+            for page in stream.blocks.pages:
+                deque(page.log_keys(), 0)
+                deque(page.run_counts(stream.stream_id), 0)
+            parts += stream.blocks.pages
         except (ValueError, TypeError, OverflowError):
-            self._uncounted.add(stream.stream_id)
-            return
-        # A newer broker may have released some segments after records that could not be applied here.
-        segments.update(key for key in keys if key in self.segments)
-        for run, count in of_runs:
-            runs[run] = runs.get(run, 0) + count
+            self._uncounted[stream.stream_id] = position_key(stream.held[0] if stream.held else self.position)
+        for part in parts:
+            # A newer broker may have released some segments after records that could not be applied here.
+            segments.update(key for key in part.log_keys() if key in self.segments)
+            for run, count in part.run_counts(stream.stream_id):
+                runs[run] = runs.get(run, 0) + count
 
     def _refuse_released(self) -> None:
         """Raises: Corrupt, with the stream that has a block in a segment that was released."""
@@ -430,13 +455,15 @@ class ShardState:
             stream = self.streams.get(ref.stream_id)
             if self._only not in (0, ref.stream_id):
                 continue
-            if stream is not None and stream.offline is not None:
-                self._hold(stream)
-            elif stream is not None:
+            if stream is None:
+                continue
+            if stream.offline is None:
                 try:
                     self._swap(stream, adopted, ref)
+                    continue
                 except (Corrupt, ValueError) as error:
                     self.take_offline(stream.stream_id, f"segment {self.position} is damaged: {error}")
+            self._hold(stream, run_keys(stream.stream_id, [ref.pack()]))
 
     def _swap(self, stream: StreamState, adopted: Adopted, ref: BlockRef) -> None:
         """Raises: ValueError when the table does not have what the record replaces."""
@@ -469,11 +496,16 @@ class ShardState:
         name = (stream.account, stream.name)
         if self.names.get(name) == stream.stream_id:
             del self.names[name]
-        left = stream.blocks.clear()
-        if left and not self.replaying and stream.stream_id not in self._uncounted:
+        left: list[TablePage | HeldPart] = [*held_parts(stream.held, stream.held_runs)]
+        table = stream.blocks.clear()
+        if self._uncounted.pop(stream.stream_id, None) is None:
+            left += table
+        else:
+            self.freed = self.position  # what was kept for it may be free now
+        if left and not self.replaying:
             self._left(stream, left)
 
-    def _left(self, stream: StreamState, pages: list[TablePage]) -> None:
+    def _left(self, stream: StreamState, pages: Sequence[TablePage | HeldPart]) -> None:
         self._leaving += [(stream, page) for page in pages]
         if self.on_left is not None:
             self.on_left()
@@ -492,7 +524,7 @@ class ShardState:
             for key in page.log_keys():
                 live = segments.get(key)
                 if live is None:
-                    continue  # released together with an offline stream's blocks
+                    continue  # a newer broker released it after records that could not be applied here
                 segments[key] = live - 1
                 if live == 1:
                     self.unnamed.add(key)

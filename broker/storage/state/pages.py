@@ -24,7 +24,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ from broker.storage.format.header import (
 from broker.storage.format.id_rows import pack_body
 from broker.storage.format.page import Page, PageBody, PageKind, PageRef
 from broker.storage.format.records.opening import Opening
-from broker.storage.format.records.release import Release, unpack_runs
+from broker.storage.format.records.release import Release, pack_runs, unpack_runs
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.expiries import Expiries, ExpiryPage
@@ -55,7 +55,7 @@ from broker.storage.state.subjects import SubjectPage
 from broker.storage.state.table import BlockEntry, Kept, TablePage
 
 __all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "held_of", "load_directory", "load_part", "note_unlisted",
-           "shard_extra", "shard_of"]
+           "pack_roots_held", "roots_held_of", "shard_extra", "shard_of"]
 
 DIRECTORY_STREAMS = 64
 INLINE_BLOCKS_MAX = 64
@@ -88,6 +88,9 @@ IDS_UNLISTED = "ids_unlisted_ns"
 
 _HELD = "held"
 """In the root's extra: [[stream_id, [position, …]], …], where a stream is offline. The pages that have one say so."""
+
+_ROOTS_HELD = "roots_held"
+"""In the root's extra: [[position of an older root, runs of segments], …]; see ``pack_roots_held``."""
 
 _CHUNKS, _PLACE = 5, 6
 """Of a row of ids."""
@@ -442,6 +445,22 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
     return {**extra, _HELD: held} if held else extra
 
 
+def pack_roots_held(roots: Iterable[tuple[Position, frozenset[Position]]]) -> dict[str, Any]:
+    """Return, for a new root's ``extra``, which segments older roots name in ``held`` and the new one does not."""
+    rows = [[list(root), list(pack_runs(held))] for root, held in roots if held]
+    return {_ROOTS_HELD: rows} if rows else {}
+
+
+def roots_held_of(extra: dict[str, Any], position: Position) -> dict[Position, frozenset[Position]]:
+    """Return the segments that the root at ``position`` and older ones name in ``held``, by root.
+
+    Raises: ValueError or TypeError.
+    """
+    found = {_position(root): frozenset(unpack_runs(runs)) for root, runs in extra.get(_ROOTS_HELD, ())}
+    found[position] = frozenset(at for _, positions in held_of(extra, position) for at in positions)
+    return found
+
+
 def held_of(extra: dict[str, Any], position: Position) -> list[tuple[int, list[Position]]]:
     """Return the offline streams of a root, each with the segments up to ``position`` that could not be applied to it.
 
@@ -483,6 +502,7 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
             _position(at)
             for one in objects:
                 _position(one)
+        roots_held_of(extra, position)
     except _DAMAGED as error:
         raise Corrupt(name, "extra", 72, repr(error)) from None
     return state

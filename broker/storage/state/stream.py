@@ -11,7 +11,7 @@ from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.expiries import Expiries
 from broker.storage.state.ids import StreamIds
 from broker.storage.state.subjects import SubjectPage
-from broker.storage.state.table import BlockTable
+from broker.storage.state.table import BlockTable, RunKey
 
 __all__ = ["START", "StreamState"]
 
@@ -23,8 +23,8 @@ class StreamState:
     """One stream as persisted blocks left it."""
 
     __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "expiries", "extra",
-                 "first_seq", "first_time_ns", "held", "ids", "last_seq", "last_time_ns", "msgs", "name", "offline", "page",
-                 "position", "schedules", "stream_id", "subjects")
+                 "first_seq", "first_time_ns", "held", "held_runs", "ids", "last_seq", "last_time_ns", "msgs", "name", "offline",
+                 "page", "position", "schedules", "stream_id", "subjects")
 
     def __init__(self, stream_id: int, account: str, name: str, config: dict[str, Any], created_ns: int) -> None:
         self.stream_id = stream_id
@@ -59,6 +59,8 @@ class StreamState:
         self.held: list[Position] = []
         """The segments with something of it that could not be applied, from the one that took it offline on. Checkpoints name them,
         so that a broker that understands them applies them."""
+        self.held_runs: list[RunKey] = []
+        """The runs that adoption records in these segments name for it."""
         self.page = -1
         """Number of the directory page that holds it in a checkpoint."""
         self.dirty = True
