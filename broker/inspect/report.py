@@ -59,7 +59,8 @@ def shard_json(shard: ShardSurvey) -> dict[str, Any]:
         "epochs": [epoch_json(epoch) for epoch in shard.epochs],
         "log": {"segments": extent.count - sum(1 for epoch in shard.epochs if epoch.sealed_by is not None),
                 "seals": sum(1 for epoch in shard.epochs if epoch.sealed_by is not None), "bytes": extent.bytes,
-                "live_bytes": shard.live_bytes, "dead_bytes": shard.dead_bytes},
+                "live_bytes": shard.live_bytes, "dead_bytes": shard.dead_bytes,
+                "held": {"segments": shard.held.count, "bytes": shard.held.bytes}},
         "checkpoints": [{"position": str(position), "bytes": bytes_} for position, bytes_ in shard.roots],
         "used_checkpoint": str(root.position) if root is not None else None,
         "replayed_segments": snapshot.segments if snapshot is not None else None,
@@ -208,7 +209,9 @@ def _shard_lines(shard: ShardSurvey) -> list[str]:
         lines.append(f"owner        {printable(view.state.opening.owner)}" + (
             " (ended)" if snapshot is not None and snapshot.sealed else ""))
     lines.append(f"log          {count(extent.count)} entries, {size(extent.bytes)}; "
-                 f"{size(shard.live_bytes)} live, {size(shard.dead_bytes)} dead")
+                 f"{size(shard.live_bytes)} live, {size(shard.dead_bytes)} dead" + (
+                     f"; {count(shard.held.count)} segments, {size(shard.held.bytes)}, are kept for offline streams"
+                     if shard.held.count else ""))
     root = snapshot.root.position if snapshot is not None and snapshot.root is not None else None
     lines.append(f"checkpoints  {len(shard.roots)}" + (f", {root} in use" if root is not None else "") + (
         f"; {count(snapshot.segments)} segments replayed" if snapshot is not None else ""))

@@ -26,7 +26,7 @@ from broker.storage.format.records.opening import Opening
 from broker.storage.format.segment import HEAD_BYTES, PUTS_IN_FLIGHT_MAX, SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import ObjectInfo
-from broker.storage.paths import STREAMS, ShardPaths, parse
+from broker.storage.paths import STREAMS, ShardPaths, parse, run_key
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
@@ -100,7 +100,7 @@ class Epoch:
 @dataclass(slots=True)
 class ShardSurvey:
     """One shard. live_bytes: stored bytes of the log's blocks without their dead messages. dead_bytes: the rest of the
-    log."""
+    log. held: those of its segments that offline streams need for their repair."""
 
     paths: ShardPaths
     view: ShardView
@@ -112,6 +112,7 @@ class ShardSurvey:
     requests: Extent
     live_bytes: int
     dead_bytes: int
+    held: Extent
     foreign: list[ObjectInfo]
     problems: list[Problem]
 
@@ -228,7 +229,17 @@ async def read_shard_survey(source: Source, paths: ShardPaths) -> ShardSurvey:
     rows = [stream_row(stream, log_only=True) for stream in view.state.streams.values()]
     live_bytes = sum(row.stored_bytes - row.dead_stored_bytes for row in rows)
     return ShardSurvey(paths, view, log, epochs, roots, pages, runs, requests, live_bytes,
-                       max(0, log.extent.bytes - live_bytes), foreign, problems)
+                       max(0, log.extent.bytes - live_bytes), _held(view, log), foreign, problems)
+
+
+def _held(view: ShardView, log: LogListing) -> Extent:
+    """The listed segments with something that could not be applied to an offline stream."""
+    held = {position_key(position) for stream in view.state.streams.values() for position in stream.held}
+    extent = Extent()
+    for key, size in zip(log.keys, log.sizes, strict=True) if held else ():
+        if key in held:
+            extent.add(size)
+    return extent
 
 
 async def missing(source: Source, view: ShardView, log: LogListing, roots: Collection[Position]) -> list[Problem]:
@@ -264,8 +275,13 @@ def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> 
     keys = {paths.log(position) for key in view.state.segments
             if (position := key_position(key)) not in log}
     for stream, entry in entries(view):
-        if entry.ref.place != BlockPlace.LOG or entry.ref.position not in log:
-            keys.add(key_of(paths, stream, entry.ref))
+        ref = entry.ref
+        if ref.place != BlockPlace.LOG:
+            keys.add(key_of(paths, stream, ref))
+        elif ref.position not in log and (not stream.held or position_key(ref.position) in view.state.segments):
+            # A newer broker may have released some segments after records that could not be applied to an offline stream.
+            keys.add(key_of(paths, stream, ref))
+    keys |= held_runs(view)
     root = view.snapshot.root if view.snapshot is not None else None
     if root is not None:
         kept = [Position(*at) for at, _ in root.extra.get("roots", ())]
@@ -278,6 +294,12 @@ def entries(view: ShardView) -> Iterator[tuple[StreamState, BlockEntry]]:
     for stream in view.state.streams.values():
         for entry in stream.blocks:
             yield stream, entry
+
+
+def held_runs(view: ShardView) -> set[str]:
+    """The keys of the runs that records name which could not be applied to an offline stream."""
+    return {run_key(view.paths, run, stream.account, stream.name)
+            for stream in view.state.streams.values() for run in stream.held_runs if stream.account or not run[3]}
 
 
 def cannot_be_read(stream: StreamState, first_seq: int, last_seq: int, *, perhaps: bool = False) -> str:

@@ -30,7 +30,7 @@ from broker.inspect.problems import (
 from broker.inspect.repaired import new_problems
 from broker.inspect.shardview import NAMED_AND_GONE, drive, key_of
 from broker.inspect.source import Source, each
-from broker.inspect.survey import ShardSurvey, Survey, cannot_be_read, entries
+from broker.inspect.survey import ShardSurvey, Survey, cannot_be_read, entries, held_runs
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
 from broker.storage.format.errors import CutOff, FormatError, VersionUnknown
 from broker.storage.format.header import ObjectKind, Position, position_key
@@ -187,6 +187,9 @@ class Judge:
         """Page objects with subjects, which a start does not read."""
         self.ids = {place.position for stream in self.state.streams.values() for place in stream.ids.places}
         """The same with message ids."""
+        self.held = {position for stream in self.state.streams.values() for position in stream.held}
+        """Segments that a start applies to offline streams."""
+        self.held_runs = held_runs(shard.view)
         self.unread_roots = False
         self.live: dict[str, list[tuple[StreamState, BlockEntry]]] = {}
         self.whole = shard.view.whole and snapshot is not None
@@ -264,6 +267,8 @@ class Judge:
 
     def _replayed(self, position: Position) -> bool:
         """Whether a start from the newest usable root reads this log entry."""
+        if position in self.held:
+            return True
         if self.root is not None and position <= self.root.replay_from:
             return False
         epoch = self.epochs.get(position.epoch)
@@ -292,7 +297,10 @@ class Judge:
         if not self.whole:
             return None  # a truncated state does not show what is named
         if kind == ObjectKind.RUN:
-            return None if checked.info.key in self.live else "a run that no stream has adopted"
+            if checked.info.key in self.live or checked.info.key in self.held_runs or (
+                    state.is_offline(checked.key.incarnation or 0)):
+                return None
+            return "a run that no stream has adopted"
         if kind == ObjectKind.PAGES and position is not None:
             if position in self.pages or position in self.released_pages:
                 return None

@@ -233,6 +233,9 @@ def sound() -> Iterator[Golden]:
                                              Page(PageKind.BLOCKS, AT, STREAM, [[1, 2], b"\x00"])])
     yield Golden("pages", b"".join(buffers), ObjectKind.PAGES)
     yield Golden("root", Root(AT, Position(3, 40), tuple(refs), {"letgo": []}).encode(NONCE), ObjectKind.ROOT)
+    offline = {"segments": [[3, 1, 42]], "opening": {}, "letgo": [], "held": [[STREAM, [[3, 7], [3, 9]]]],
+               "roots": [[[3, 20], [[3, 4]]], [list(AT), [[3, 4], [3, 5]]]], "roots_held": [[[3, 20], [[3, 2, 3], [3, 5, 5]]]]}
+    yield Golden("root-with-an-offline-stream", Root(AT, AT, tuple(refs), offline).encode(NONCE), ObjectKind.ROOT)
     head = head_of(encode(_many_subjects()))
     filtered = head.ref(0, head.core(0))
     assert filtered is not None
