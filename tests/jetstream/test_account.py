@@ -103,11 +103,31 @@ async def test_a_stream_that_cannot_be_used_says_why_and_keeps_its_subjects() ->
         state.config["from_the_future"] = True
         await broker.restart()
         assert await broker.error("STREAM.INFO.S") == 10194
-        assert await broker.error("STREAM.DELETE.S") == 10194
         assert await broker.error("STREAM.CREATE.T", {"name": "T", "subjects": ["s"]}) == 10065
         listed = await broker.ok("STREAM.LIST")
         assert listed["missing"] == ["S"]
         assert "from_the_future" in listed["offline"]["S"]
+
+
+async def test_a_stream_that_cannot_be_used_can_be_deleted() -> None:
+    """As on nats-server. Its subjects and its name are free at once, and it stays deleted."""
+    async with Inside() as broker:
+        await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
+        state = broker.log.state.stream("$G", "S")
+        assert state is not None
+        await broker.log.drain()
+        state.config["from_the_future"] = True
+        await broker.restart()
+        assert await broker.error("STREAM.PURGE.S") == 10194
+        assert (await broker.ok("STREAM.DELETE.S"))["success"]
+        assert state.stream_id not in broker.log.state.streams
+        assert await broker.error("STREAM.DELETE.S") == 10059
+        listed = await broker.ok("STREAM.LIST")
+        assert "offline" not in listed
+        await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
+        assert await broker.publish("s") == 1
+        await broker.restart()
+        assert (await broker.ok("STREAM.INFO.S"))["state"]["messages"] == 1
 
 
 @pytest.mark.shows("accounts.domains", "api.domain")

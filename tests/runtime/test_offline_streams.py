@@ -36,6 +36,11 @@ def stored(path: Path) -> int:
     return sum(1 for file in path.rglob("*") if file.is_file() and file.parent.name in ("log", "runs"))
 
 
+async def no_checkpoint(_: Checkpointer) -> bool:
+    """What ``Checkpointer.cut`` comes to when the process is killed before it."""
+    return False
+
+
 async def read(js: JetStreamContext, stream: str) -> dict[int, bytes]:
     """Every message of a stream, by sequence."""
     state = (await js.stream_info(stream)).state
@@ -64,10 +69,6 @@ async def test_the_store_does_not_grow_and_the_stream_comes_back(tmp_path: Path,
             await js.publish("KEEP.a", b"%d" % i)
         await client.close()
         with monkeypatch.context() as killed:
-
-            async def no_checkpoint(_: Checkpointer) -> bool:
-                return False
-
             killed.setattr(Checkpointer, "cut", no_checkpoint)
             await broker.stop()
     before = stored(tmp_path)
@@ -95,4 +96,36 @@ async def test_the_store_does_not_grow_and_the_stream_comes_back(tmp_path: Path,
         await compact(broker)
         assert stored(tmp_path) < 30
         assert await read(js, "KEEP") == {i: b"%d" % i for i in range(1, 62)}
+        await client.close()
+
+
+async def test_deleting_the_stream_frees_its_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy without a newer release: the API deletes a stream that is offline, and its objects leave the store."""
+    async with Broker(tmp_path, settings=SETTINGS) as broker:
+        client, js = await connected(broker)
+        for name in ("KEEP", "BUSY"):
+            await js.add_stream(name=name, subjects=[f"{name}.>"])
+        for i in range(30):
+            await js.publish("KEEP.a", b"%d" % i)
+        await js.publish("BUSY.a", b"1")
+        assert broker._app is not None
+        with monkeypatch.context() as newer:
+            newer.setitem(BODIES, 200, FromTheFuture)
+            await js.publish("KEEP.a", b"30")
+            shard_of(broker).log.block(broker._app.jetstream.accounts["$G"].streams["KEEP"]).add_record(200, {})
+            await js.publish("KEEP.a", b"31")
+            await client.close()
+            newer.setattr(Checkpointer, "cut", no_checkpoint)
+            await broker.stop()
+    async with Broker(tmp_path, settings=SETTINGS) as broker:
+        client, js = await connected(broker)
+        for i in range(30):
+            await js.publish("BUSY.a", b"%d" % i)
+        await compact(broker)
+        assert stored(tmp_path) > 30
+        assert await js.delete_stream("KEEP")
+        for i in range(30):
+            await js.publish("BUSY.a", b"%d" % i)
+        await compact(broker)
+        assert stored(tmp_path) < 30
         await client.close()

@@ -33,6 +33,7 @@ from broker.jetstream.account.quota import Quota
 from broker.jetstream.account.restore import OfflineStream, Openings, stored_config, stored_consumers
 from broker.jetstream.account.subscriptions import Subscriptions
 from broker.jetstream.account.sweeps import finished
+from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.account.work_queues import WorkQueues
 from broker.jetstream.filters import filters_of
 from broker.jetstream.stream.upstream.upstreams import Upstreams
@@ -351,6 +352,24 @@ class Account:
         stream.live.let_go()
         self.upstreams.changed(name)
         await in_turns(self._subscriptions.give_back(name, subjects))
+
+    def delete_offline_stream(self, name: str) -> bool:
+        """Delete a stream that this version cannot use; returns whether there was one of that name.
+
+        Raises: ApiError 10194 for a stream of which nothing can be stored until the next start.
+        """
+        gone, state = self.offline.get(name), self.log.state.stream(self.name, name)
+        if gone is None:
+            return False
+        if state is None or state.stream_id in self._host.failed_streams:
+            raise ApiError(STREAM_OFFLINE, err=gone.reason)
+        UnusedStream(state).delete(self.log)
+        self.log.urgent()
+        del self.offline[name]
+        self.events.stream("delete", name, self.log)
+        self.upstreams.changed(name)
+        _log.info("stream %s is deleted; it was offline: %s", name, gone.reason)
+        return True
 
     async def _delete_consumers(self, stream: Stream) -> list[str]:
         """Delete the consumers of a stream that is being deleted. Returns their names."""

@@ -86,8 +86,9 @@ async def update(request: Request) -> dict[str, Any]:
 async def delete(request: Request) -> dict[str, Any]:
     """Remove a stream, its messages and its consumers."""
     await request.need_empty()
-    stream = request.stream(request.tokens[2])
-    await request.account.delete_stream(stream)
+    name = request.tokens[2]
+    if not request.account.delete_offline_stream(name):
+        await request.account.delete_stream(request.stream(name))
     return {"success": True}
 
 
