@@ -173,11 +173,11 @@ class Sweeper:
         """Segments that no root from ``oldest`` on needs, and orphans, as many at a time as fit into a record. ``held``: segments
         that these roots name for streams that were offline; a start from such a root applies them first."""
         state, limit = self._log.state, position_key(oldest)
+        uncounted_to = state.uncounted_to
         keys = list(state.unnamed)
         for at in range(0, len(keys), _POSITIONS_MAX):
             # Leaves out those that were released meanwhile, or that a late block of their segment has named again.
-            some = {key for key in keys[at:at + _POSITIONS_MAX]
-                    if state.uncounted_to < key <= limit and key in state.unnamed}
+            some = {key for key in keys[at:at + _POSITIONS_MAX] if uncounted_to < key <= limit and key in state.unnamed}
             unused = some - self.in_use() - held
             self._held_back = self._held_back or len(unused) < len(some)
             yield list(map(key_position, sorted(unused)))
