@@ -632,6 +632,26 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
     assert len(let_go) == 1
 
 
+async def test_runs_of_an_offline_stream_stay_until_it_is_deleted(broker: Inside) -> None:
+    """A record that could not be applied may name them. Those of another stream are swept."""
+    for name in ("S", "T"):
+        await broker.ok(f"STREAM.CREATE.{name}", {"name": name})
+        await stage(broker.store, broker.state, name, [(b"S", b"")], now_ns=1_000_000_000)
+    await broker.log.drain()
+    state = broker.state.stream("$G", "S")
+    assert state is not None
+    broker.state.take_offline(state.stream_id, "a record of a newer release")
+    await broker.restart()
+    let_go: list[str] = []
+    inbox = Inbox(broker.js, broker.log, broker.clock, InboxSettings(poll_ns=0), let_go.extend)
+    await inbox.sweep()
+    assert ["/%54/" in key for key in let_go] == [True]
+    await broker.ok("STREAM.DELETE.S")
+    inbox._swept_at_ns = None
+    await inbox.sweep()
+    assert ["/%53/" in key for key in let_go] == [False, True]
+
+
 async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows abandoned runs let go some at a time, although the first ones by key are asked for; that they are forgotten once they
     are deleted, but not before requests are answered that had read them by then."""

@@ -10,8 +10,9 @@ import random
 
 import pytest
 
-from broker.storage.format.header import position_key
+from broker.storage.format.header import Position, position_key
 from broker.storage.format.records.kinds import RecordKind
+from broker.storage.paths import StreamPaths
 from tests.storage.owners import Owners, S, T, U, owners
 from tests.storage.rig import PATHS, Stream
 
@@ -101,6 +102,35 @@ def test_deleting_an_offline_stream_releases_what_it_needed() -> None:
         await asyncio.sleep(20 * MINUTE)
         assert len(world.data_objects()) < 30
         await world.repaired()
+    owners(main)
+
+
+def test_runs_below_the_prefix_of_an_offline_stream_stay_until_it_is_deleted() -> None:
+    """A record that is not understood may name them. A run of another stream that nothing names is deleted."""
+    async def main(world: Owners) -> None:
+        await world.open(newer=True, segments=1 << 20, compaction=False)
+        await world.publish(S, 3)
+        await world.from_the_future()
+        await world.publish(T, 3)
+        named, orphan = (StreamPaths("$G", name, stream_id).run(Position(1, 2), 99) for name, stream_id in (("s", S), ("t", T)))
+        for key in (named, orphan):
+            await world.shared.put(key, [b"a run of the first epoch"])
+        await world.shard.abandon()
+        for _ in range(2):
+            await world.open(newer=False)
+            await world.publish(T, 20)
+            await asyncio.sleep(20 * MINUTE)
+            assert named in world.shared.objects
+            assert orphan not in world.shared.objects
+            await world.shard.close()
+        await world.open(newer=False)
+        Stream(world.shard.log, S).record(RecordKind.STREAM_DELETE, {})
+        await world.shard.log.persisted()
+        await world.shard.close()
+        await world.open(newer=False)
+        await world.publish(T, 20)
+        await asyncio.sleep(20 * MINUTE)
+        assert named not in world.shared.objects
     owners(main)
 
 
