@@ -362,7 +362,7 @@ class Account:
         if gone is None:
             return False
         if state is None or state.stream_id in self._host.failed_streams:
-            raise ApiError(STREAM_OFFLINE, err=gone.reason)
+            raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=gone.reason)
         UnusedStream(state).delete(self.log)
         self.log.urgent()
         del self.offline[name]
