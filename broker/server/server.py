@@ -74,7 +74,7 @@ class Server:
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.rng = rng if rng is not None else random.Random()
         self.accounts = Accounts(settings.accounts, lambda name: Router(self.clock, self.rng, self._call_soon, name),
-                                 Exchange(self.rng, self._call_later, self.clock.now_ns), self.rng,
+                                 Exchange(self.rng, self._call_later, self.clock.now_ns, self._own_client), self.rng,
                                  settings.jetstream.domain if settings.jetstream.enabled else "",
                                  operator=settings.operator.enabled)
         self.delegation = Delegation(self, settings)
@@ -394,6 +394,10 @@ class Server:
             # This client has already done it, even if TLS is optional for others.
             fields["tls_required"] = True
         return fields
+
+    def _own_client(self) -> dict[str, Any]:
+        """A new client of the broker's own, as services see it. Source: nats-server, server/client.go (getClientInfo)."""
+        return {"start": format_time(self.clock.now_ns()), "id": self.next_cid(), "server": self.server_name}
 
     def identity(self, client: Client) -> dict[str, Any]:
         """``client`` as JetStream's advisories show it."""

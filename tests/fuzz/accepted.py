@@ -169,21 +169,6 @@ def _looped_latency(found: Difference, theirs: Any, ours: Any) -> Results:
     return (theirs, theirs) if looped and "invalid publish subject" in theirs else (theirs, ours)
 
 
-def _internal_requester(found: Difference, theirs: Any, ours: Any) -> Results:
-    def masked(frames: list[Any]) -> list[Any]:
-        return [[*frame[:3], [_account_only(line) for line in frame[3]], *frame[4:]]
-                if isinstance(frame, list) and len(frame) > 4 else frame for frame in frames]
-
-    return _each(theirs, masked), ours
-
-
-def _account_only(line: Any) -> Any:
-    """A header line; the request information of a server's own message shows the account only."""
-    if isinstance(line, list) and line[0] == "Nats-Request-Info" and line[1].get("kind") == "Account":
-        return [line[0], {"acc": line[1]["acc"]}]
-    return line
-
-
 def _each(result: Any, change: Callable[[list[Any]], list[Any]]) -> Any:
     """``result`` with the frames of every connection changed; connections without any left are left out."""
     if not isinstance(result, dict):
@@ -232,9 +217,6 @@ ACCEPTED: tuple[Rule, ...] = (
 """Differences that stay."""
 
 OPEN: tuple[Rule, ...] = (
-    Rule("request information of the server", _OPERATIONS, _internal_requester,
-         "If a trace event goes through an import with `share: true`, nats-server describes its internal client in "
-         "`Nats-Request-Info`: start, id, server and kind."),
     Rule("latency results to a service", _OPERATIONS, _looped_latency,
          "nats-server refuses latency results that would be requests to a service that the account exported before."),
     Rule("mapped responses of the server", _OPERATIONS, _mapped_response,

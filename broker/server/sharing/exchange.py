@@ -16,7 +16,7 @@ import logging
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from broker.config.sharing import (
     Export,
@@ -32,6 +32,7 @@ from broker.protocol.subject_transform import TransformError
 from broker.server.routing.router import Router
 from broker.server.sharing.lost_interest import LostInterest
 from broker.server.sharing.mapping import Mappings
+from broker.server.sharing.request_info import OwnClient
 from broker.server.sharing.responses import CallLater
 from broker.server.sharing.service_imports import Service, ServiceImport
 from broker.server.sharing.stream_imports import StreamImport, StreamImports
@@ -65,14 +66,19 @@ class _Member:
     router: Router
     streams: StreamImports
     lost: LostInterest
+    own: OwnClient
     services: dict[Export, Service] = field(default_factory=dict)
     imports: dict[Import, ServiceImport | StreamImport] = field(default_factory=dict)
 
 
 class Exchange:
-    """All accounts. ``call_later`` and ``now_ns``: for responses that never come."""
+    """All accounts. ``call_later`` and ``now_ns``: for responses that never come; ``own_client`` describes a new client of
+    the broker's own (``OwnClient``)."""
 
-    def __init__(self, rng: random.Random, call_later: CallLater, now_ns: Callable[[], int]) -> None:
+    def __init__(self, rng: random.Random, call_later: CallLater, now_ns: Callable[[], int],
+                 own_client: Callable[[], dict[str, Any]]) -> None:
+        self._own_client = own_client
+        self._passing: list[ServiceImport] = []
         self._rng = rng
         self._call_later = call_later
         self._now_ns = now_ns
@@ -89,7 +95,8 @@ class Exchange:
             member = self._members.get(settings.name)
             if member is None:
                 member = self._members[settings.name] = _Member(
-                    settings, router, StreamImports(router), LostInterest(router, self._call_later))
+                    settings, router, StreamImports(router), LostInterest(router, self._call_later),
+                    OwnClient(settings.name, self._own_client))
                 router.mapper = self._mappings(settings)
             elif member.settings == settings:
                 continue
@@ -187,7 +194,7 @@ class Exchange:
         if service is None:
             service = exporter.services[export] = Service(export, exporter.router, self._rng, self._call_later, self._now_ns)
         return known if isinstance(known, ServiceImport) and known.service is service else ServiceImport(
-            one, service, member.router, member.lost)
+            one, service, member.router, member.lost, member.own, self._passing)
 
     def _use(self, member: _Member, wanted: dict[Import, ServiceImport | StreamImport]) -> None:
         in_use = self._used[member.settings.name] = imports_in_use()

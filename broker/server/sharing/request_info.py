@@ -2,6 +2,7 @@
 
     {"acc":"B","rtt":310201}                                   always
     {"start":…,"host":…,"id":7,"acc":"B","user":…,…}           the import shares it
+    {"start":…,"id":3,"acc":"B","server":…,"kind":"Account"}   the same for a message of the broker itself
 
 A request that comes through a second import keeps the first one's, and tells the account between as ``svc``.
 
@@ -11,23 +12,44 @@ Source: nats-server, server/client.go (processServiceImport, getClientInfo).
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Final
 
 from broker.protocol import headers
 from broker.server.routing.route import Peer
 
-__all__ = ["REQUEST_INFO", "describe", "with_info", "with_service"]
+__all__ = ["REQUEST_INFO", "OwnClient", "describe", "with_info", "with_service"]
 
 REQUEST_INFO: Final = b"Nats-Request-Info"
 _SERVER: Final = ("server", "cluster")
 _ORDER: Final = ("start", "host", "id", "acc", "svc", "user", "name", "lang", "ver", "rtt", *_SERVER)
 
 
-def describe(source: Peer | None, account: str, *, share: bool) -> bytes:
-    """The header's value for a request of ``source``, a client in ``account``; None: the broker itself."""
-    if source is None:
-        return _json({"acc": account})
-    return _json(source.identity() if share else {"acc": account, "rtt": source.rtt_ns})
+class OwnClient:
+    """The client by which the broker itself publishes in one account: trace events, latencies, advisories.
+
+    ``make`` returns its start, id and server; it is called once, when these are first shown.
+    """
+
+    def __init__(self, account: str, make: Callable[[], dict[str, Any]]) -> None:
+        self._account = account
+        self._make = make
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        return self._make() | {"acc": self._account, "kind": "Account"}
+
+    def identity(self) -> dict[str, Any]:
+        """The members that an import with ``share`` shows."""
+        return {name: self._identity[name] for name in sorted(self._identity, key=_place)}
+
+
+def describe(source: Peer | None, own: OwnClient, account: str, *, share: bool) -> bytes:
+    """The header's value for a request of ``source``, a client in ``account``; None: the broker itself, as ``own``."""
+    if share:
+        return _json((source or own).identity())
+    return _json({"acc": account} if source is None else {"acc": account, "rtt": source.rtt_ns})
 
 
 def with_info(block: bytes, info: bytes) -> bytes:
@@ -39,7 +61,7 @@ def with_info(block: bytes, info: bytes) -> bytes:
     return b"%bNats-Request-Info: %b\r\n\r\n" % (block[:-2], info)
 
 
-def with_service(block: bytes, account: str, source: Peer, *, share: bool) -> bytes | None:
+def with_service(block: bytes, account: str, source: Peer | OwnClient, *, share: bool) -> bytes | None:
     """The value in ``block`` after another import, of ``account``; None: there is none that can be read."""
     try:
         info: Any = json.loads(headers.get(block, REQUEST_INFO) or b"")

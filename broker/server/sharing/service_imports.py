@@ -27,7 +27,7 @@ from broker.server.routing.route import Hop, Peer, Subscription
 from broker.server.routing.router import Router
 from broker.server.sharing.latency import Measurement, Meter
 from broker.server.sharing.lost_interest import LostInterest
-from broker.server.sharing.request_info import describe, with_info, with_service
+from broker.server.sharing.request_info import OwnClient, describe, with_info, with_service
 from broker.server.sharing.responses import ACK, CallLater, Response, Responses
 
 __all__ = ["Requester", "Service", "ServiceImport"]
@@ -127,10 +127,14 @@ class Requester:
 
 
 class ServiceImport:
-    """One import, of ``service`` into the account of ``router``; a relay. Raises: TransformError."""
+    """One import, of ``service`` into the account of ``router``; a relay. ``own``: the broker's own client in that account,
+    ``passing``: the imports that a message of the broker itself is passing now. Raises: TransformError."""
 
-    def __init__(self, settings: Import, service: Service, router: Router, lost: LostInterest) -> None:
+    def __init__(self, settings: Import, service: Service, router: Router, lost: LostInterest, own: OwnClient,
+                 passing: list[ServiceImport]) -> None:
         self._lost = lost
+        self._own = own
+        self._passing = passing
         self.settings = settings
         self.service = service
         self._router = router
@@ -149,8 +153,6 @@ class ServiceImport:
         self._requesters: WeakValueDictionary[int, Requester] = WeakValueDictionary()
         self._described: tuple[Callable[[], Peer | None], int, bytes] = (lambda: None, -1, b"")
         """The client described last, its round-trip time then, and the description."""
-
-        self._depth = 0
 
     def start(self) -> None:
         self._router.add(self.subscription)
@@ -176,9 +178,11 @@ class ServiceImport:
 
     def pass_on(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes) -> Sequence[int]:
         service = self.service
-        # What the broker publishes itself has no source that could remember its way: it is within this call.
-        again = self._depth > 0 if source is None else isinstance(source, Requester) and source.came_through(service)
-        if again or self._depth >= _DEPTH_MAX:
+        # What the broker publishes itself has no source that could remember its way: it is within these calls.
+        passing = self._passing
+        again = (any(one.service is service for one in passing) or len(passing) >= _DEPTH_MAX if source is None
+                 else isinstance(source, Requester) and source.came_through(service))
+        if again:
             return [0] * len(msgs)
         requester = self._requester(source)
         info = self._describe(source)
@@ -197,11 +201,13 @@ class ServiceImport:
             replies.append(reply)
         if traced is not None and service.settings.allow_trace:
             ready = [traced.as_changed(ready[0])]
-        self._depth += 1
+        if source is None:
+            passing.append(self)
         try:
             taken = service.router.import_msgs(ready, requester, now_ns, self.target(to) if to else b"")
         finally:
-            self._depth -= 1
+            if source is None:
+                passing.pop()
         for count, reply in zip(taken, replies, strict=True):
             if not count and reply:
                 service.responses.undelivered(reply)
@@ -241,8 +247,9 @@ class ServiceImport:
 
     def _block(self, block: bytes, source: Peer | None, info: bytes, traced: TracedMsg | None) -> bytes:
         """The header of a request that has one already."""
-        if isinstance(source, Requester):
-            info = with_service(block, self._router.name, source, share=self.settings.share) or info
+        if isinstance(source, Requester) or (source is None and self._passing):
+            # An import that shares nothing shows the server only, which a broker's own message always has.
+            info = with_service(block, self._router.name, source or self._own, share=self.settings.share) or info
         block = with_info(block, info)
         if traced is not None:
             # The trace follows the message by itself; nothing is to be traced into the exporting account's subjects.
@@ -253,9 +260,9 @@ class ServiceImport:
         """The request information of ``source``, remembered for the last one."""
         share = self.settings.share
         if source is None:
-            return describe(None, self._router.name, share=share)
+            return describe(None, self._own, self._router.name, share=share)
         last, rtt_ns, info = self._described
         if last() is not source or rtt_ns != source.rtt_ns:
-            info = describe(source, self._router.name, share=share)
+            info = describe(source, self._own, self._router.name, share=share)
             self._described = (ref(source), source.rtt_ns, info)
         return info
