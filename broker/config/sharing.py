@@ -13,14 +13,13 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
-from broker.config.sharing_index import ImportList, exports_for
+from broker.config.sharing_index import ImportList, exports_for, is_covered
 from broker.protocol.subject import is_literal, is_valid, subset
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, numbered, unnumbered
 from broker.value import Value
 
 __all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "export_of", "import_problem", "imports_in_use",
-           "local_subject",
-           "mapping_problem", "sharing_problems", "without_repetitions"]
+           "latency_problem", "local_subject", "mapping_problem", "sharing_problems", "without_repetitions"]
 
 _CYCLE_STEPS_MAX = 20_000
 """Of one search for a cycle, past which it counts as found: accounts that share in many ways have very many paths."""
@@ -109,6 +108,9 @@ def without_repetitions(exports: Sequence[Export]) -> tuple[Export, ...]:
     found: dict[tuple[str, str], Export] = {}
     for export in exports:
         before = found.get((export.kind, export.subject))
+        if before is not None and export.latency is not None:
+            # Latency results are checked against the exports before the one that configures them.
+            del found[export.kind, export.subject]
         found[export.kind, export.subject] = export if before is None else _added(before, export)
     return tuple(found.values())
 
@@ -166,7 +168,7 @@ def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
         for account in accounts:
             for export in account.exports:
                 if export.kind == kind:
-                    for why in _export_problems(export, by_name):
+                    for why in _export_problems(account, export, by_name):
                         yield account.name, why
     added: dict[str, ImportList[Import]] = {}
     for kind in ("stream", "service"):
@@ -190,20 +192,26 @@ def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
                 yield account.name, f'Error adding {one.kind} import "{one.subject}": {_CYCLE}'
 
 
-def _export_problems(export: Export, accounts: Mapping[str, Sharer]) -> Iterator[str]:
+def _export_problems(account: Sharer, export: Export, accounts: Mapping[str, Sharer]) -> Iterator[str]:
     unknown = [name for name in export.accounts or () if name not in accounts]
     for name in unknown:
         yield f'"{name}" account not defined for {export.kind} export'
     position, tokens = export.account_token_position, export.subject.split(".")
     if position and (position > len(tokens) or tokens[position - 1] != "*"):
         yield f'Error adding {export.kind} export "{export.subject}": sublist: invalid subject'
-    elif export.latency is not None:
-        results = export.latency.subject
-        why = "" if is_valid(results.encode()) and is_literal(results.encode()) else "invalid publish subject"
-        if export.response_type != "singleton":
-            why = why or "bad service response type"
-        if why:
-            yield (f'Error adding service latency sampling for "{export.subject}" on subject "{results}": {why}')
+    elif export.latency is not None and (why := latency_problem(account.exports, export)):
+        yield f'Error adding service latency sampling for "{export.subject}" on subject "{export.latency.subject}": {why}'
+
+
+def latency_problem(exports: Sequence[Export], export: Export) -> str:
+    """Why the latencies of ``export``, one of an account's ``exports``, cannot be published; "": they can."""
+    if export.latency is None:
+        return ""
+    results = export.latency.subject
+    if not (is_valid(results.encode()) and is_literal(results.encode())) or is_covered(exports, export, results):
+        # Results that were requests to a service would be measured in turn: nats-server looks at the services so far.
+        return "invalid publish subject"
+    return "bad service response type" if export.response_type != "singleton" else ""
 
 
 def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],

@@ -12,7 +12,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from broker.protocol.subject import subset
 from broker.protocol.subject_tree import SubjectTree
 
-__all__ = ["ImportList", "exports_for"]
+__all__ = ["ImportList", "exports_for", "is_covered"]
 
 
 class _Export(Protocol):
@@ -46,6 +46,7 @@ class _ExportIndex(Generic[E]):
     def __init__(self, exports: Sequence[E]) -> None:
         self.exports = exports
         self._same: dict[tuple[str, str], list[E]] = {}
+        self._numbers = {id(export): number for number, export in enumerate(exports)}
         self._trees: dict[str, SubjectTree[str]] = {"stream": SubjectTree(), "service": SubjectTree()}
         for export in exports:
             self._same.setdefault((export.kind, export.subject), []).append(export)
@@ -56,10 +57,19 @@ class _ExportIndex(Generic[E]):
         same = self._same.get((kind, subject))
         if same is not None:
             return same
-        wanted = subject.encode()
-        wider = {one for one in self._trees[kind].overlapping(wanted) if subset(wanted, one.encode())}
+        wider = self._wider(kind, subject)
         return [export for (other, one), exports in self._same.items() if other == kind and one in wider
                 for export in exports] if wider else []
+
+    def covered(self, export: E, subject: str) -> bool:
+        """Whether ``export``, or one of its kind before it, has ``subject`` or a wider one."""
+        last = self._numbers[id(export)]
+        return any(self._numbers[id(self._same[export.kind, one][0])] <= last for one in self._wider(export.kind, subject))
+
+    def _wider(self, kind: str, subject: str) -> set[str]:
+        """The subjects of exports that contain ``subject``, itself among them."""
+        wanted = subject.encode()
+        return {one for one in self._trees[kind].overlapping(wanted) if subset(wanted, one.encode())}
 
 
 _indexes: dict[int, _ExportIndex[_Export]] = {}
@@ -67,12 +77,21 @@ _indexes: dict[int, _ExportIndex[_Export]] = {}
 
 def exports_for(exports: Sequence[E], kind: str, subject: str) -> list[E]:
     """Return the exports of this kind with the same subject, or else those with a wider one; ``exports`` never change."""
+    return _index(exports).find(kind, subject)  # type: ignore[return-value]
+
+
+def is_covered(exports: Sequence[E], export: E, subject: str) -> bool:
+    """Whether ``export``, one of ``exports``, or one of its kind before it, has ``subject`` or a wider one."""
+    return _index(exports).covered(export, subject)
+
+
+def _index(exports: Sequence[_Export]) -> _ExportIndex[_Export]:
     index = _indexes.get(id(exports))
     if index is None or index.exports is not exports:
         if len(_indexes) >= _INDEXES_MAX:
             _indexes.clear()
         index = _indexes[id(exports)] = _ExportIndex[_Export](exports)
-    return index.find(kind, subject)  # type: ignore[return-value]
+    return index
 
 
 class ImportList(Generic[I]):

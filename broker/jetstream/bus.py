@@ -109,6 +109,9 @@ class Bus(Protocol):
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         """Route one message to all subscribers (clients and in-process); returns how many receive it."""
 
+    def respond(self, reply: bytes, hlen: int, body: bytes) -> None:
+        """Publish the response to a client's API request, under the mappings of the account."""
+
     def publish_all(self, msgs: Sequence[Msg]) -> None:
         """``publish`` each of ``msgs``."""
 

@@ -9,9 +9,10 @@ Source: nats-server, server/accounts.go (updateAccountClaimsWithRefresh, checkAc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final, Literal
 
-from broker.config.sharing import Export, Import, Latency
+from broker.config.sharing import Export, Import, Latency, latency_problem
 from broker.jwt.claims import AccountClaims, ActivationClaims, ExportClaim, ImportClaim, activation_claims
 from broker.jwt.token import TokenError
 from broker.jwt.validation import activation_issues, blocking, contained
@@ -27,8 +28,10 @@ _Signs = Callable[[str, str], bool]
 
 
 def exports_of(claims: AccountClaims) -> tuple[Export, ...]:
-    """Validated claims' exports; a subject that nobody could subscribe to is left out."""
-    return tuple(_export(one) for one in claims.exports if is_valid(one.subject.encode()))
+    """Validated claims' exports; a subject that nobody could subscribe to is left out, and latencies that would be requests
+    to the account's own services."""
+    exports = tuple(_export(one) for one in claims.exports if is_valid(one.subject.encode()))
+    return tuple(replace(one, latency=None) if latency_problem(exports, one) else one for one in exports)
 
 
 def _export(one: ExportClaim) -> Export:
@@ -36,7 +39,7 @@ def _export(one: ExportClaim) -> Export:
     return Export(
         "service" if service else "stream", one.subject, () if one.token_req else None,
         _RESPONSES[one.response_type] if service else "singleton", one.response_threshold_ns,
-        Latency(one.latency[1], one.latency[0]) if one.latency is not None and is_valid(one.latency[1].encode()) else None,
+        Latency(one.latency[1], one.latency[0]) if one.latency is not None else None,
         one.account_token_position, one.allow_trace)
 
 

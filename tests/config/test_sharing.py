@@ -121,3 +121,24 @@ def test_imports_that_form_no_cycle(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.conf"
     path.write_text(text)
     assert (ours(path), real(path)) == ("", "")
+
+
+RESULTS = {
+    "of the service itself": ('{service: "a.>", latency: "a.b"}', "invalid publish subject"),
+    "of a service before": ('{service: b}, {service: a, latency: b}', "invalid publish subject"),
+    "of a wider service before": ('{service: ">"}, {service: a, latency: b}, {service: b}', "invalid publish subject"),
+    "of a service between two exports of one subject": (
+        "{service: a}, {service: b}, {service: a, latency: b}", "invalid publish subject"),
+    "of a service after": ("{service: a, latency: b}, {service: b}", ""),
+    "of a service after, whose export repeats": ("{service: a, latency: b}, {service: b}, {service: a}", ""),
+    "of a stream": ("{stream: b}, {service: a, latency: b}", ""),
+}
+
+
+@pytest.mark.parametrize("exports, why", RESULTS.values(), ids=RESULTS)
+def test_latency_results_that_are_requests_to_a_service(tmp_path: Path, exports: str, why: str) -> None:
+    """Results of latencies must not be requests to a service that the account has exported so far."""
+    path = tmp_path / "x.conf"
+    path.write_text(accounts(f"exports: [{exports}]"))
+    for said in (ours(path), real(path)):
+        assert (f': {why}' in said and "latency sampling" in said) if why else said == ""

@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +20,7 @@ from broker.config.settings import ConfigError
 from tests.fuzz.scenario import Config
 from tests.harness import BrokerProcess, NatsServerProcess, ServerFailed, ServerProcess
 
-__all__ = ["FENCE", "Pair", "Server", "refusals", "rendered"]
+__all__ = ["FENCE", "Pair", "Server", "own_refusal", "refusals", "rendered"]
 
 FENCE = "FENCE"
 """An account, and its user, of the player's own: it is no part of the scenario."""
@@ -41,6 +42,19 @@ def _value(value: Any) -> str:
     return json.dumps(value, indent=1)
 
 
+@lru_cache(maxsize=64)
+def own_refusal(config: str) -> str:
+    """Why jetblock refuses the configuration, given as JSON; "" if it accepts it."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "x.conf"
+        path.write_text(rendered(json.loads(config)))
+        try:
+            load(read_flags(["-c", str(path)]), {})
+        except ConfigError as error:
+            return str(error).replace(f"{path}", "x.conf")
+    return ""
+
+
 async def refusals(config: Config) -> tuple[str, str]:
     """Why each server refuses the configuration; "" if it accepts it."""
     with tempfile.TemporaryDirectory() as directory:
@@ -51,11 +65,7 @@ async def refusals(config: Config) -> tuple[str, str]:
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
         said, _ = await process.communicate()
         theirs = said.decode().replace(f"{path}", "x.conf").strip() if process.returncode else ""
-        try:
-            load(read_flags(["-c", str(path)]), {})
-            ours = ""
-        except ConfigError as error:
-            ours = str(error).replace(f"{path}", "x.conf")
+        ours = own_refusal(json.dumps(config))
         if ours and not theirs:
             # `-t` reads the file, and leaves out what nats-server validates when it starts.
             server = NatsServerProcess("-c", str(path), monitor=False)

@@ -84,6 +84,6 @@ class DisabledApi:
             error = ApiError(ApiErrors.CLUSTER_REQUIRED if route.handler is clustered_only else ApiErrors.NOT_ENABLED_FOR_ACCOUNT)
         data = wire.dump({"type": TYPE_PREFIX + route.type, "error": error.to_json(), **route.zeros})
         if reply:
-            self.bus.publish(reply, b"", 0, data)
+            self.bus.respond(reply, 0, data)
         if self._events.audited():
             self._events.audit(source, subject.decode("utf-8", "replace"), body[hlen:], data)

@@ -274,7 +274,9 @@ class Api:
         data = wire.dump(answer) if data is None else data
         block = b"" if "error" in answer else request.answer_headers
         calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        if request.reply:
+        if request.reply and request.source is not None:
+            calls.append((account.bus.respond, (request.reply, len(block), block + data)))
+        elif request.reply:
             calls.append((account.bus.publish, (request.reply, b"", len(block), block + data)))
         if audited:
             subject = "$JS.API." + ".".join(request.tokens)

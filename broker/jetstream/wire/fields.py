@@ -355,7 +355,7 @@ def _read_record(of: type[Any], value: Any, where: _Where, go_type: str, *, root
     fields = shape.fields
     values: dict[str, Any] = {}
     raw: dict[str, Any] = {}
-    again: set[str] = set()
+    again: dict[str, str] = {}
     for key, given in members(value):
         name = key if key in fields else shape.folded.get(folded(key), "")
         if not name:
@@ -366,18 +366,18 @@ def _read_record(of: type[Any], value: Any, where: _Where, go_type: str, *, root
         if given is None and not field.takes_null:
             if name in shape.emptied:
                 values.pop(name, None)
-                again.discard(name)
+                again.pop(name, None)
             continue
         if isinstance(given, (dict, list)):
-            if name in values:
+            if name in values and isinstance(raw.get(name), list if isinstance(given, list) else dict):
                 # Read once all of them are known: n members of one name must not cost n² steps.
-                again.add(name)
+                again[name] = key
                 raw[name] = _combined(raw.get(name), given)
                 continue
             raw[name] = given
         values[name] = field.read(given, where.field(key))
-    for name in again:
-        values[name] = fields[name].read(raw[name], where.field(name))
+    for name, key in again.items():
+        values[name] = fields[name].read(raw[name], where.field(key))
     return of(**values)
 
 

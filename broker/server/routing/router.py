@@ -188,6 +188,15 @@ class Router:
         route = self.routes.of(subject)
         return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
 
+    def respond(self, reply: bytes, hlen: int, body: bytes) -> None:
+        """Publish a response to a client's request, under the mappings of its account.
+
+        nats-server's own services are imported from the system account, so their responses come through an import.
+        """
+        to = reply if self.mapper is None else self.mapper.map(reply)
+        if to:
+            self.publish(to, b"", hlen, body)
+
     def publish_all(self, msgs: Sequence[Msg]) -> None:
         """Route messages to their subscribers, handlers on a later turn of the loop."""
         self.route(msgs, 0, len(msgs), None, self._clock.now_ns())

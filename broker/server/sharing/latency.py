@@ -26,6 +26,7 @@ from broker.gotime import format_time
 from broker.protocol import headers
 from broker.server.routing.route import Peer
 from broker.server.routing.router import Router
+from broker.server.sharing.request_info import OwnClient
 
 __all__ = ["HEADERS_MAX", "Measurement", "Meter", "sampled_by_headers"]
 
@@ -48,7 +49,7 @@ class Meter:
         self._rng = rng
         self._now_ns = now_ns
 
-    def measure(self, source: Peer | None, account: str, block: bytes, *, share: bool) -> Measurement | None:
+    def measure(self, source: Peer | OwnClient, account: str, block: bytes, *, share: bool) -> Measurement | None:
         """The measurement of a request with the header ``block`` from ``source``; None: it is not measured."""
         sampling = self._settings.sampling
         found: Headers = {}
@@ -74,7 +75,8 @@ class Measurement:
 
     __slots__ = ("_account", "_began_ns", "_headers", "_meter", "_share", "_source", "on_end")
 
-    def __init__(self, meter: Meter, source: Peer | None, account: str, found: Headers, began_ns: int, share: bool) -> None:
+    def __init__(self, meter: Meter, source: Peer | OwnClient, account: str, found: Headers, began_ns: int,
+                 share: bool) -> None:
         self._meter = meter
         self._source = source
         self._account = account
@@ -109,10 +111,9 @@ class Measurement:
         members: dict[str, Any] = {"status": status}
         if error:
             members["description"] = error
-        if self._source is not None:
-            known = self._source.identity()
-            members["requestor"] = known if self._share else {
-                name: known[name] for name in ("acc", "rtt") if name in known} or {"acc": self._account}
+        known = self._source.identity()
+        members["requestor"] = known if self._share else {
+            name: known[name] for name in ("acc", "rtt") if name in known} or {"acc": self._account}
         if responder is not None:
             members["responder"] = responder
         if self._headers:
@@ -120,7 +121,7 @@ class Measurement:
         self._meter.publish(members | {"start": format_time(self._began_ns - _rtt(self._source))} | times)
 
 
-def _rtt(peer: Peer | None) -> int:
+def _rtt(peer: Peer | OwnClient | None) -> int:
     return peer.rtt_ns if peer is not None else 0
 
 

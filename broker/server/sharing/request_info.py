@@ -32,6 +32,8 @@ class OwnClient:
     ``make`` returns its start, id and server; it is called once, when these are first shown.
     """
 
+    rtt_ns = 0
+
     def __init__(self, account: str, make: Callable[[], dict[str, Any]]) -> None:
         self._account = account
         self._make = make

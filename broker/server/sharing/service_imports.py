@@ -243,7 +243,8 @@ class ServiceImport:
     def _measure(self, source: Peer | None, block: bytes) -> Measurement | None:
         meter = self.service.meter
         assert meter is not None
-        return meter.measure(source, self._router.name, block, share=self.settings.share)
+        first = self._passing[0] if self._passing else self
+        return meter.measure(source or first._own, self._router.name, block, share=self.settings.share)
 
     def _block(self, block: bytes, source: Peer | None, info: bytes, traced: TracedMsg | None) -> bytes:
         """The header of a request that has one already."""

@@ -61,10 +61,11 @@ class Sender(Protocol):
 class Request:
     """One request; ``reply`` b"" means that no answer is wanted, ``source`` None that the broker itself sent it."""
 
-    __slots__ = ("_requests", "_router", "body", "header", "reply", "source", "subject")
+    __slots__ = ("_imported", "_requests", "_router", "body", "header", "reply", "source", "subject")
 
-    def __init__(self, requests: Requests, router: Router, msg: Msg, source: Sender | None) -> None:
+    def __init__(self, requests: Requests, router: Router, msg: Msg, source: Sender | None, *, imported: bool) -> None:
         subject, self.reply, hlen, body = msg
+        self._imported = imported
         self.source = source
         self._requests = requests
         self._router = router
@@ -115,7 +116,10 @@ class Request:
         hlen = 0
         if compressible:
             hlen, body = encoded(body, self.header)
-        self._router.publish(self.reply, b"", hlen, body)
+        if self._imported and self.source is not None:
+            self._router.respond(self.reply, hlen, body)
+        else:
+            self._router.publish(self.reply, b"", hlen, body)
 
 
 Handler = Callable[[Request], Generator[None, None, None] | None]
@@ -136,15 +140,16 @@ class Requests:
         self._serving: tuple[Generator[None, None, None], Request] | None = None
         """The request that is served in steps."""
 
-    def serve(self, router: Router, subject: str, handler: Handler, *, unanswered: bool = False) -> None:
+    def serve(self, router: Router, subject: str, handler: Handler, *, unanswered: bool = False,
+              imported: bool = False) -> None:
         """Have ``handler`` serve the requests to ``subject``, which may have wildcards, in one account.
 
-        ``unanswered``: also those that want no answer.
+        ``unanswered``: also those that want no answer; ``imported``: on nats-server, the account imports the service.
         """
         def take(ops: Sequence[Msg], start: int, end: int, source: Sender | None, now_ns: int) -> None:
             for i in range(start, end):
                 if ops[i][1] or unanswered:
-                    self._put(handler, Request(self, router, ops[i], source))
+                    self._put(handler, Request(self, router, ops[i], source, imported=imported))
 
         router.subscribe(subject.encode(), take)
 

@@ -184,7 +184,7 @@ class System:
         """An account exists from now on."""
         account.on_connections = self.events.connections_changed
         self.requests.serve(account.router, user_info.SUBJECT, lambda request: user_info.user_info(
-            request, self._host.accounts, self._host.clock.now_ns))
+            request, self._host.accounts, self._host.clock.now_ns), imported=True)
         if self._account_pages:
             self._serve_account(account)
 
@@ -195,7 +195,8 @@ class System:
         for subject, name in (("$SYS.REQ.ACCOUNT.PING.CONNZ", "CONNZ"), ("$SYS.REQ.SERVER.PING.CONNZ", "CONNZ"),
                               ("$SYS.REQ.ACCOUNT.PING.STATZ", "STATZ")):
             self.requests.serve(account.router, subject,
-                                partial(_show, partial(self._account_pages[name], account.name), _go_type(name)))
+                                partial(_show, partial(self._account_pages[name], account.name), _go_type(name)),
+                                imported=True)
 
     def _repeat_connections(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_later(_CONNECTIONS_SECONDS, self._repeat_connections, loop)
