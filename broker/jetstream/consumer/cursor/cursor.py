@@ -359,6 +359,9 @@ class Cursor:
         """Bring ``pending`` up to ``persisted_seq``; returns a Loading when that needs a read from the store."""
         self._hear()
         stream = self.stream
+        if self.known and self._off and not self.skip and stream.persisted_seq - self.next_seq < _LOOK_MAX:
+            # So few that they are counted again at once: the next delivery shows the number.
+            self.pending, self.counted, self._off = 0, self.next_seq - 1, False
         while self.known and self.counted < stream.persisted_seq:
             found = stream.next_chunk(self.counted + 1, self.narrow)
             if not isinstance(found, tuple):
