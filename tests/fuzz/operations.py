@@ -102,6 +102,7 @@ class _Player:
         for name, connection in self._connections.items():
             lines, messages = connection.taken()
             shown = []
+            replies = []
             for message in messages:
                 if message.subject.startswith(_FENCED):
                     continue
@@ -112,8 +113,11 @@ class _Player:
                     pool.append(["", queue, shown_message[2], [], shown_message[4]])
                 else:
                     shown.append(shown_message)
-                    self._replies[name] = message.reply or self._replies.get(name, "none")
+                    replies.append((json.dumps(shown_message), message.reply))
             shown.sort(key=json.dumps)
+            # A Go map decides which of several messages comes last.
+            found = [reply for _, reply in sorted(replies, key=lambda one: one[0]) if reply]
+            self._replies[name] = found[-1] if found else self._replies.get(name, "none")
             if connection.closed and name not in self._shown_closed:
                 self._shown_closed.add(name)
                 lines = [*lines, "closed"]

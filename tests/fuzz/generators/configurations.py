@@ -36,8 +36,8 @@ def pattern(random: Random, wild: float = 0.4) -> str:
     return ".".join(tokens)
 
 
-def configuration(random: Random) -> Config:
-    """A whole configuration."""
+def configuration(random: Random, *, spoil: bool = False) -> Config:
+    """A whole configuration. ``spoil``: now and then one value has another type, or a subject is invalid."""
     config: Config = {}
     kind = random.random()
     if kind < 0.62:
@@ -60,6 +60,8 @@ def configuration(random: Random) -> Config:
             config[name] = random.choice(values)
     if random.random() < 0.08:
         config["mappings"] = _mappings(random)
+    if spoil and random.random() < 0.06:
+        _spoil(config, random)
     return config
 
 
@@ -94,6 +96,28 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _copied(inner) for name, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _spoil(config: Config, random: Random) -> None:
+    """Replace one value somewhere, or add an unknown field."""
+    at: Any = config
+    while True:
+        places = [(at, key) for key in (at if isinstance(at, dict) else range(len(at)))]
+        if not places:
+            return
+        inside = [key for _, key in places if isinstance(at[key], (dict, list)) and at[key]]
+        if inside and random.random() < 0.85:
+            at = at[random.choice(inside)]
+            continue
+        _, key = random.choice(places)
+        if isinstance(at, dict) and random.random() < 0.15:
+            at[random.choice(("unknown", "Name", "user", "subject", "to", "stream"))] = "x"
+        elif isinstance(at, dict) and random.random() < 0.15:
+            del at[key]
+        else:
+            at[key] = random.choice((0, -1, 1.5, True, "", "x", "a..b", "a.>.b", "a b", [], {}, ["x"], {"a": 1}, "$SYS.>", ">",
+                                     "a.$1", "{{partition(0,1)}}", 2**40, "1m", "101%"))
+        return
 
 
 # ---- users
