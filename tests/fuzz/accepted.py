@@ -7,7 +7,6 @@ results are equal after all rules: one step may show several at once.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -148,11 +147,6 @@ def _missing_source(found: Difference, theirs: Any, ours: Any) -> Results:
     return kept(theirs), kept(ours)
 
 
-def _wrapped(found: Difference, theirs: Any, ours: Any) -> Results:
-    header = r"pub\[[^]]*Nats-Expected-Last-(Subject-)?Sequence: 18446744073709551616"
-    return (ours, ours) if re.match(header, found.step) else (theirs, ours)
-
-
 def _no_users(found: Difference, theirs: Any, ours: Any) -> Results:
     if not _reloaded_before(found, lambda before, after: not users(after)):
         return theirs, ours
@@ -263,8 +257,6 @@ ACCEPTED: tuple[Rule, ...] = (
     Rule("missing source", _REQUESTS, _missing_source,
          "nats-server looks for the stream of a mirror or source some time after the request; here it is known at once "
          "that there is none, and a stream that exists is asked at once."),
-    Rule("expected sequence of 2^64", _REQUESTS, _wrapped,
-         "nats-server ignores the overflow, so that 2^64 means 0; here the expectation fails."),
     Rule("invalid subject twice", _OPERATIONS, _twice_invalid,
          "nats-server parses an HPUB line a second time if its read buffer ends within the message, and sends the "
          "error of pedantic clients again."),

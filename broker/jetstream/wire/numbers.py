@@ -13,7 +13,7 @@ downstream has signed integers: Spark's columns, the deltas of a consumer's pend
 
 from __future__ import annotations
 
-__all__ = ["INT64_MAX", "INT64_MIN", "SEQ_MAX", "UINT64_MAX", "decimal", "signed_decimal"]
+__all__ = ["INT64_MAX", "INT64_MIN", "SEQ_MAX", "UINT64_MAX", "decimal", "modulo_2_to_64", "signed_decimal"]
 
 INT64_MAX = (1 << 63) - 1
 INT64_MIN = -(1 << 63)
@@ -24,6 +24,9 @@ SEQ_MAX = INT64_MAX
 
 _DIGITS_MAX = 20
 """The digits of 2^64 - 1. Longer text is never converted: that is slow, and Python refuses more than 4300 digits."""
+
+_WRAPPED_DIGITS = 64
+"""10^64 is a multiple of 2^64: only so many last digits of a number count modulo 2^64."""
 
 
 def decimal(text: bytes, high: int = UINT64_MAX) -> int:
@@ -36,6 +39,11 @@ def decimal(text: bytes, high: int = UINT64_MAX) -> int:
             return -1
     number = int(text)
     return number if number <= high else -1
+
+
+def modulo_2_to_64(digits: bytes) -> int:
+    """The number modulo 2^64, as Go's arithmetic leaves it. ``digits`` are ASCII digits, any number of them."""
+    return int(digits[-_WRAPPED_DIGITS:]) & UINT64_MAX
 
 
 def signed_decimal(text: bytes) -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.publish import duplicates, expectations
 from broker.jetstream.stream.publish.candidate import Duplicate
-from broker.jetstream.stream.publish.headers import parse_sequence
+from broker.jetstream.stream.publish.headers import parse_expected
 from broker.jetstream.stream.publish.limits import Limits
 from broker.jetstream.stream.publish.pending import Pending
 from broker.jetstream.stream.publish.ttl import TTL
@@ -140,7 +140,7 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
         last = staged.lasts.get(subject)
         if last is None:
             last = staged.lasts[subject] = last_seqs.of(subject)
-        if last != parse_sequence(text):
+        if last != parse_expected(text):
             raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE, seq=last)
     return check
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.publish.duplicates import IDS
-from broker.jetstream.stream.publish.headers import parse_sequence
+from broker.jetstream.stream.publish.headers import parse_expected
 from broker.jetstream.stream.publish.limits import Limits
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.wire.error_table import ApiErrors
@@ -61,7 +61,7 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
         else:
             context.commit_pending(pending)
             last = last_seqs.of(subject or candidate.subject)
-        if last != parse_sequence(text):
+        if last != parse_expected(text):
             raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE, seq=last)
     return check
 
@@ -71,7 +71,7 @@ def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
     def check(candidate: Candidate) -> None:
         if text := candidate.headers[LAST_SEQUENCE]:
             last = candidate.pending.last_seq
-            if last != parse_sequence(text):
+            if last != parse_expected(text):
                 raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE, seq=last)
     return check
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable
 
-from broker.jetstream.wire.numbers import decimal
+from broker.jetstream.wire.numbers import decimal, modulo_2_to_64
 from broker.protocol import headers as header_block
 
-__all__ = ["HINT", "MSG_ID", "as_stored", "find", "has_unstored", "msg_ids", "parse_sequence"]
+__all__ = ["HINT", "MSG_ID", "as_stored", "find", "has_unstored", "msg_ids", "parse_expected", "parse_sequence"]
 
 HINT = b"Nats-"
 """The prefix of every header that a stream acts upon."""
@@ -64,6 +64,11 @@ def msg_ids(hlens: Iterable[int], bodies: Iterable[bytes]) -> list[bytes] | None
 def parse_sequence(text: bytes) -> int:
     """A sequence in decimal digits; -1, which no sequence equals, for any other text."""
     return decimal(text)
+
+
+def parse_expected(text: bytes) -> int:
+    """The same for an expected sequence, of which nats-server keeps 64 bits: 2^64 expects 0."""
+    return modulo_2_to_64(text) if text.isdigit() else -1
 
 
 def has_unstored(hlen: int, body: bytes) -> bool:

@@ -7,12 +7,12 @@ Source: nats-server, server/stream.go, processJetStreamMsgWithBatch, parseMessag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from broker.gotime import format_duration, parse_duration
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
-from broker.jetstream.wire.numbers import INT64_MAX, UINT64_MAX
+from broker.jetstream.wire.numbers import INT64_MAX, modulo_2_to_64
 from broker.protocol import headers as header_block
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ _SECOND = 1_000_000_000
 
 TTL_INVALID = -2
 """What ``parse_ttl`` returns for text that is not a TTL."""
-
-_WRAPPED_DIGITS: Final = 64
-"""10^64 is a multiple of 2^64: only so many last digits of a number count modulo 2^64."""
 
 
 def disabled(context: CheckContext, config: StreamConfig) -> Check | None:
@@ -96,7 +93,7 @@ def parse_ttl(text: bytes) -> int:
     if text.lower() == b"never":
         return -1
     if text.isdigit() and text != b"0":
-        seconds = int(text[-_WRAPPED_DIGITS:]) & UINT64_MAX
+        seconds = modulo_2_to_64(text)
         return seconds if seconds <= INT64_MAX else TTL_INVALID
     try:
         ttl_ns = parse_duration(text.decode())
