@@ -7,8 +7,6 @@ Source: nats-server, server/events.go (internalSendLoop, getAcceptEncoding).
 
 from __future__ import annotations
 
-import gzip
-
 from broker.protocol import headers
 
 __all__ = ["encoded"]
@@ -24,6 +22,8 @@ def encoded(body: bytes, block: bytes) -> tuple[int, bytes]:
         import cramjam  # not at the start: it takes 0.1 s
         encoding, body = b"snappy", bytes(cramjam.snappy.compress(body))
     elif b"gzip" in accepted:
+        import gzip  # rarely asked for, so not at the start either
+
         encoding, body = b"gzip", gzip.compress(body, compresslevel=6, mtime=0)
     header = headers.build([(b"Content-Encoding", encoding)])
     return len(header), header + body

@@ -38,7 +38,6 @@ from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
 from broker.server.connection.statistics import connection_row, identity, subscription_row, uptime
 from broker.server.delegation import Delegation
 from broker.server.listeners.entrance import ClientPort, users_by_certificate
-from broker.server.listeners.opening import Opening, needs_opening
 from broker.server.routing.router import Router
 from broker.server.sharing.exchange import Exchange
 from broker.server.system.system import System
@@ -180,7 +179,12 @@ class Server:
         return theirs
 
     def _new_connection(self) -> asyncio.Protocol:
-        return Opening(self) if needs_opening(self) else Client(self)
+        if not self.entrance.needs_opening:
+            return Client(self)
+        # With its reader of PROXY headers it takes 2 ms to import, and only ports with TLS or behind a proxy need it.
+        from broker.server.listeners.opening import Opening
+
+        return Opening(self)
 
     async def close(self) -> None:
         """Stop accepting, send each client what is queued for it, and close them all."""

@@ -20,9 +20,8 @@ recovered from such a key, but records identify a stream by its incarnation anyw
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
@@ -181,8 +180,7 @@ def run_key(shard: ShardPaths, run: tuple[int, int, int, int], account: str, nam
     return folder.run(Position(epoch, number), run_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """A parsed key. ``kind`` says what may be stored there: SEGMENT includes seals, since both are log entries.
 
     Parts that a key does not have are None; so are ``account`` and ``stream`` where the key has only a hash of them.

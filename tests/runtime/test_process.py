@@ -466,7 +466,7 @@ NEVER = ("pydantic", "botocore", "aiobotocore", "aiohttp", "prometheus_client", 
          "cramjam", "nats", "numpy", "pyarrow", "pyspark", "broker.embedded", "broker.inspect", "broker.maintenance",
          "broker.migration", "broker.monitor", "broker.pipeline", "broker.jetstream.archive", "broker.jetstream.backup",
          "broker.jwt.claims", "broker.server.auth.callout", "broker.server.auth.tokens", "broker.server.operator",
-         "ctypes", "tempfile")
+         "broker.server.listeners.opening", "broker.server.listeners.proxy_protocol", "ctypes", "gzip", "tempfile")
 """What few brokers need, or only after the start."""
 OF_FILES = ("broker.config.file", "broker.config.reading", "broker.config.syntax", "broker.jwt.token")
 """What a start with a configuration file needs besides."""

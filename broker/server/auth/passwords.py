@@ -23,6 +23,7 @@ import os
 import re
 import threading
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from broker.server.auth.login import Login, Refusal, Waiter
@@ -202,8 +203,6 @@ def _turn_of(address: str) -> str:
     """The part of a client's address that has a turn: of an IPv6 address the first half, since one client has many addresses."""
     if ":" not in address:
         return address
-    from ipaddress import ip_address  # takes 1 ms to import; a broker without clients by IPv6 may never need it
-
     try:
         return ip_address(address).packed[:8].hex()
     except ValueError:

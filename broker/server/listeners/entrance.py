@@ -45,6 +45,11 @@ class ClientPort:
         self.ping_interval_ns = 0
         self.auth_timeout_ns = 0
 
+    @property
+    def needs_opening(self) -> bool:
+        """Whether connections begin otherwise than with INFO in plain text."""
+        return self.tls is not None or self.proxy_protocol
+
     def prepare(self, settings: Settings, chain_of: ChainOf) -> Callable[[], None]:
         """Prepare for new settings. Returns: what applies them, to later connections. Raises: ValueError."""
         tls = TlsParameters(settings.tls) if settings.tls.enabled else None

@@ -28,7 +28,7 @@ from broker.server.listeners.entrance import ClientPort
 from broker.server.listeners.proxy_protocol import HEADER_SECONDS, ProxyHeaderError, read_header
 from broker.server.listeners.tls import TlsLayer, handshake_error
 
-__all__ = ["Opening", "OpeningHost", "needs_opening"]
+__all__ = ["Opening", "OpeningHost"]
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +43,6 @@ class OpeningHost(Host[Client], Protocol):
 
     @property
     def entrance(self) -> ClientPort: ...
-
-
-def needs_opening(server: OpeningHost) -> bool:
-    """Whether connections to the client port begin otherwise than with INFO in plain text."""
-    return server.entrance.tls is not None or server.entrance.proxy_protocol
 
 
 def _nothing() -> None:

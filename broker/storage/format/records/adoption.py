@@ -25,7 +25,7 @@ class Adopted(NamedTuple):
     ref: Sequence[Any]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Adoption(RecordBody):
     """Each of ``blocks`` takes its place; all at once."""
 

@@ -14,7 +14,7 @@ __all__ = ["Append"]
 _LISTED: Final = frozenset(("blocks", "dead"))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Append(RecordBody):
     """All of ``blocks`` follow the stream's last message, in their order, before the messages of the record's own block.
 

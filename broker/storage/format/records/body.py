@@ -16,9 +16,13 @@ Value = TypeVar("Value")
 
 
 class RecordBody(ABC):
-    """The body of one kind of record. ``decode`` undoes ``encode``; the bytes between them are msgpack."""
+    """The body of one kind of record. ``decode`` undoes ``encode``; the bytes between them are msgpack.
 
-    __slots__ = ()
+    Kinds of records are dataclasses without methods for equality and display: those are written here once, since to generate
+    them for each kind would take longer than all else that a start does with these modules.
+    """
+
+    __slots__: tuple[str, ...] = ()
 
     KIND: ClassVar[RecordKind]
 
@@ -27,6 +31,12 @@ class RecordBody(ABC):
 
     MUST_UNDERSTAND: ClassVar[bool] = True
     """Whether a reader that does not know the kind or version must not read the stream."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
 
     @abstractmethod
     def encode(self) -> object:

@@ -11,7 +11,7 @@ from broker.storage.format.records.kinds import RecordKind
 __all__ = ["Ceiling"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Ceiling(RecordBody):
     """A stream with ``persist_mode: async`` hands out no sequence at or above ``seq``; after a crash it goes on there."""
 

@@ -14,7 +14,7 @@ __all__ = ["ConsumerCreate"]
 _LISTED: Final = frozenset(("name", "config", "created_ns", "d", "f", "la", "add", "drop", "re", "x"))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ConsumerCreate(RecordBody):
     """``config`` is the API's JSON; ``start`` the state that the consumer begins with, under its name.
 

@@ -11,7 +11,7 @@ from broker.storage.format.records.kinds import RecordKind
 __all__ = ["ConsumerDelete"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ConsumerDelete(RecordBody):
     """``name`` is the consumer's."""
 

@@ -28,7 +28,7 @@ class PendingColumns:
     delivered_at_ns: Sequence[int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ConsumerDelta(RecordBody):
     """All but ``name`` are outcomes; None: unchanged. Applied in the order given here."""
 

@@ -13,7 +13,7 @@ __all__ = ["ConsumerUpdate"]
 _LISTED: Final = frozenset(("name", "config"))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ConsumerUpdate(RecordBody):
     """``config`` replaces the configuration; each key of ``extra`` replaces that of the consumer's, and None removes it."""
 

@@ -17,7 +17,7 @@ NEVER: Final = (1 << 63) - 1
 """In place of a time: the message does not expire, whatever the stream's ``max_age``."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Expiry(RecordBody):
     """The message ``seqs[i]`` of the block expires at ``expires_at_ns[i]``, or ``NEVER``. Sequences rise.
 

@@ -12,7 +12,7 @@ from broker.storage.format.records.kinds import RecordKind
 __all__ = ["MessageIds"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class MessageIds(RecordBody):
     """``ids[i]`` is the id of the message with ordinal ``ordinals[i]`` in the block. In the bytes they are pairs.
 

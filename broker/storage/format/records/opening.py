@@ -16,7 +16,7 @@ __all__ = ["Opening"]
 _LISTED: Final = frozenset(("owner", "reader_version", "at_ns", "ends"))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Opening(RecordBody):
     """``reader_version``: the lowest format version that may read on. ``at_ns``: UTC.
 

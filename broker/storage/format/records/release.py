@@ -17,7 +17,7 @@ _POSITIONS_MAX = 1 << 26
 """More than a log has: whoever reads a damaged list must not fill the memory."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Release(RecordBody):
     """The objects, by their positions. ``done``: segments with earlier releases of which everything is deleted.
     ``runs``: keys of runs, relative to the store's prefix.

@@ -14,7 +14,7 @@ from broker.storage.format.records.timed_rows import decode_timed_rows
 __all__ = ["Schedule"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Schedule(RecordBody):
     """The scheduled message ``seqs[i]``, of this block or an earlier one, is due at ``due_at_ns[i]``; 0: never again.
 

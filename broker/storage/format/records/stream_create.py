@@ -20,7 +20,7 @@ for anybody else; an owner that finds one at its start deletes it."""
 _LISTED: Final = frozenset(("account", "name", "config", "created_ns", "ceiling"))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class StreamCreate(RecordBody):
     """``config`` is the API's JSON. ``ceiling`` is as in ``Ceiling``; 0: none.
 

@@ -11,7 +11,7 @@ from broker.storage.format.records.kinds import RecordKind
 __all__ = ["StreamDelete"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class StreamDelete(RecordBody):
     """The stream is that of the block."""
 

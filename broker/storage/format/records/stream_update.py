@@ -13,7 +13,7 @@ __all__ = ["StreamUpdate"]
 _LISTED: Final = frozenset(("config",))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class StreamUpdate(RecordBody):
     """``config`` replaces the configuration; each key of ``extra`` replaces that of the stream's, and None removes it."""
 
