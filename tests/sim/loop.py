@@ -1,14 +1,19 @@
 """An event loop in virtual time: if nothing is ready it moves the clock to the next timer, without waiting.
 
-No selector, no threads, no randomness of its own: the same program with the same seed runs the same way.
+It has no selector and no threads: the same program with the same seed runs the same way. Work for a thread runs
+in the loop, since virtual time does not wait for a real thread: minutes of it pass before a thread has run for a millisecond.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import random
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -20,6 +25,8 @@ TURNS_MAX = 100_000
 """Turns of the loop that the clock may stand still for: whoever takes more asks the same question for ever."""
 ENDING_TURNS_MAX = 1000
 """Turns of the loop within which cancelled tasks end."""
+THREAD_SECONDS = (0.0, 0.0, 0.0, 0.001, 0.03, 0.5, 4.0)
+"""Virtual time that work in a thread takes to begin, and to tell its result: one of these each, at random."""
 _RESOLUTION = 1e-9
 """Seconds: a timer that is due by less is due."""
 
@@ -68,11 +75,14 @@ class SimLoop(asyncio.BaseEventLoop):
     A turn is what it is in asyncio: the calls that were ready when it began. Timers of one instant go in the order in which they
     were set. Calls do not run in a context of their own, since nothing here has context variables; this, and calls as light as
     these, make a simulation a quarter cheaper.
+
+    Args: ``rng`` decides how long work in threads takes; None: it ends within a turn.
     """
 
-    def __init__(self, clock: ManualClock) -> None:
+    def __init__(self, clock: ManualClock, rng: random.Random | None = None) -> None:
         super().__init__()
         self.clock = clock
+        self._rng = rng
         self.errors: list[dict[str, Any]] = []
         """What the exception handler was told: a test fails when there is any."""
         self._calls: deque[_Call] = deque()
@@ -92,7 +102,12 @@ class SimLoop(asyncio.BaseEventLoop):
         self._calls.append(call)
         return call
 
-    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any,  # type: ignore[override]
+                             context: contextvars.Context | None = None) -> _Call:
+        if self._thread_id not in (None, threading.get_ident()):  # type: ignore[attr-defined]
+            # When a thread gets here is chance, and so would be what happens from then on.
+            self.errors.append({"message": f"a thread calls {callback!r} in a simulation"})
+        return self.call_soon(callback, *args)
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any,  # type: ignore[override]
                    context: contextvars.Context | None = None) -> _Call:
@@ -104,6 +119,30 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers_set = number = self._timers_set + 1
         heappush(self._timers, (when, number, call))
         return call
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any],  # type: ignore[override]
+                        *args: Any) -> asyncio.Future[Any]:
+        """Call ``func`` in the loop. A call whose future is cancelled before it begins is not made, as in a pool of threads; one
+        that has begun runs to its end."""
+        future = self.create_future()
+
+        def run() -> None:
+            if not future.cancelled():
+                done: Callable[[], None]
+                try:
+                    done = partial(future.set_result, func(*args))
+                except Exception as error:
+                    done = partial(future.set_exception, error)
+                self._after_a_while(lambda: future.done() or done())
+
+        self._after_a_while(run)
+        return future
+
+    def _after_a_while(self, callback: Callable[[], object]) -> None:
+        if self._rng is not None and (seconds := self._rng.choice(THREAD_SECONDS)):
+            self.call_later(seconds, callback)
+        else:
+            self.call_soon(callback)
 
     def _run_once(self) -> None:
         """One turn, for ``run_forever``."""

@@ -11,6 +11,8 @@ from collections import Counter
 
 import pytest
 
+from tests.sim.streams import calm
+from tests.sim.streams.process import Process
 from tests.sim.streams.world import FEATURES, World
 
 SEEDS = 240
@@ -64,6 +66,26 @@ def test_worlds_of_their_own_soak(world: str, first: int) -> None:
     """The same for longer, of work queues and interest streams too."""
     for seed in range(first, first + 100):
         World(seed, steps=180, features=FEATURES | {world}).run()
+
+
+def test_streams_that_are_deleted_after_the_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests may be carried out late: then the streams that the world asks for go, or are replaced, while it asks."""
+    owner_of = calm._owner
+
+    async def owner(world: World) -> Process:
+        process = await owner_of(world)
+        for record in process.client._records():
+            process.client.delete(record)
+        world.counts["deleted late"] += len(process.streams())
+        return process
+
+    monkeypatch.setattr(calm, "_owner", owner)
+    counts: Counter[str] = Counter()
+    for seed in range(3):
+        world = World(seed, steps=30)
+        world.run()
+        counts += world.counts
+    assert counts["deleted late"] >= 3
 
 
 def test_a_seed_is_a_history() -> None:

@@ -31,6 +31,7 @@ OBJECTS_LEFT = 96
 """Objects in a store without streams, beside those that each epoch leaves for ever: a claim, seals, its first entry. Most are
 segments since the oldest root that is kept: rounds came late while the faults lasted."""
 _OBJECTS_AN_EPOCH = 3
+_GONE: dict[str, Any] = {"gone": True}
 
 
 async def restore_and_check(world: World) -> None:
@@ -80,10 +81,12 @@ async def _owner(world: World) -> Process:
 async def _known(world: World, owner: Process) -> list[StreamRecord]:
     """The streams that are there, each of them answering."""
     records = []
-    for name, stream in owner.streams().items():
+    for name in list(owner.streams()):
+        shown = await until(world, lambda name=name: _shown(owner, name), f"{name} shows itself, or is gone")
+        if shown is _GONE:
+            continue
+        stream = owner.streams()[name]
         record = world.records.get(stream.stream_id) or world.appeared(owner, stream)
-        shown = await until(world, lambda name=name: _asked(owner, f"STREAM.INFO.{name}", {"subjects_filter": ">"}),
-                             f"{name} shows itself")
         state = shown["state"]
         # The broker's own advisories and what is too old come and go while it counts.
         if sum(state.get("subjects", {}).values()) != state["messages"] and record.kind not in MOVING:
@@ -93,6 +96,17 @@ async def _known(world: World, owner: Process) -> list[StreamRecord]:
             record.word = "made"
         records.append(record)
     return records
+
+
+async def _shown(owner: Process, name: str) -> dict[str, Any] | None:
+    """The answer to STREAM.INFO, once it is about the stream that the broker lists; until then None.
+
+    A request from before the end of the faults may still be carried out late. Returns ``_GONE`` if one deleted the stream.
+    """
+    answer = await _asked(owner, f"STREAM.INFO.{name}", {"subjects_filter": ">"})
+    if (stream := owner.streams().get(name)) is None:
+        return _GONE
+    return answer if answer is not None and answer["config"]["metadata"]["life"] == stream.config.metadata["life"] else None
 
 
 async def _publishes(world: World, owner: Process, records: list[StreamRecord]) -> None:

@@ -87,7 +87,7 @@ class World:
         self.steps = steps
         self.rng = rng = random.Random(seed)
         self.clock = ManualClock()
-        self.loop = SimLoop(self.clock)
+        self.loop = SimLoop(self.clock, random.Random(seed))
         self.shared = MemoryStore()
         self.records: dict[int, StreamRecord] = {}
         self.sent_to: dict[bytes, StreamRecord] = {}
