@@ -94,11 +94,11 @@ class Backoff:
         return delay * (0.5 + self._rng.random() / 2)
 
 
-async def until_answered(ask: Callable[[], Awaitable[T]], rng: random.Random, over: Callable[[], bool],
+async def until_answered(ask: Callable[[], Awaitable[T]], rng: random.Random, over: Callable[[StoreError], bool],
                          warn: Callable[[StoreError], object]) -> T:
-    """The store's answer, however long that takes, for work that nothing waits for.
+    """The store's answer, however long that takes. If a client may wait for it, ``over`` has to end that.
 
-    Args: ``over``: whether to give up; ``warn`` is called once, after a few tries.
+    Args: ``over`` is given the error of a try, and tells whether to give up; ``warn`` is called once, after a few tries.
     Raises: NotFound; StoreError when it is over.
     """
     backoff = Backoff(rng)
@@ -108,7 +108,7 @@ async def until_answered(ask: Callable[[], Awaitable[T]], rng: random.Random, ov
         except NotFound:
             raise
         except StoreError as error:
-            if over():
+            if over(error):
                 raise
             if backoff.tries == _TRIES_BEFORE_WARNING:
                 warn(error)

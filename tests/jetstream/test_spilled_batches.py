@@ -18,7 +18,7 @@ from broker.storage.format.block import BlockPlace
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.segment import decode_head
-from broker.storage.objectstore.base import Buffers
+from broker.storage.objectstore.base import Buffers, StoreFull, StoreRefused
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, block_key
 from broker.storage.state.applied import ShardState
@@ -613,6 +613,38 @@ async def test_a_commit_that_waits_for_the_store(ends: str, monkeypatch: pytest.
         if ends == "the broker stops":
             assert [data for _, _, data in await contents(broker)] == [b"before"]
             assert await broker.publish("s.0", b"goes on") == 2
+
+
+@pytest.mark.parametrize(("error", "err_code"), [(StoreFull, 10023), (StoreRefused, 10008)])
+async def test_a_commit_that_the_store_refuses(error: type[StoreRefused], err_code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store has no room, or refuses for another reason, the batch is refused: requests to the stream do not wait behind
+    it for ever, so that a purge can make room, and the same batch can be published again."""
+    monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
+    inside = Inside()
+    inside.store = store = Refusing()
+    async with inside as broker:
+        await create(broker)
+        await broker.publish("s.0", b"before")
+        store.error = error("refused")
+        assert (await publish(broker, rows_of(12)))["error"]["err_code"] == err_code
+        nothing_is_left(broker)
+        assert (await broker.ok("STREAM.PURGE.S"))["purged"] == 1
+        assert await broker.publish("s.0", b"after") == 2
+        store.error = None
+        assert (await publish(broker, rows_of(12)))["seq"] == 14
+
+
+class Refusing(MemoryStore):
+    """Refuses runs with ``error``, while there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: StoreRefused | None = None
+
+    async def put(self, key: str, data: Buffers) -> None:
+        if self.error is not None and "/runs/" in key:
+            raise self.error
+        await super().put(key, data)
 
 
 async def _committing(broker: Inside) -> bool:

@@ -364,5 +364,5 @@ class Sweeper:
         """The store's answer, however long that takes, since nothing waits for it. Raises: NotFound; StoreError once the
         log has failed."""
         return await until_answered(
-            ask, self._rng, lambda: self._log.failure is not None,
+            ask, self._rng, lambda _: self._log.failure is not None,
             lambda error: _log.warning("cannot tell yet what to delete: %s cannot be read: %s", what, error))

@@ -212,7 +212,7 @@ class Source:
     async def asked(self, ask: Callable[[], Awaitable[T]], what: str) -> T:
         """The store's answer, however long that takes. Raises: NotFound; StoreError once the log has failed."""
         return await until_answered(
-            ask, self._rng, lambda: self._log.failure is not None,
+            ask, self._rng, lambda _: self._log.failure is not None,
             lambda error: _log.warning("compaction waits for the store: cannot %s: %s", what, error))
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from broker.jetstream.stream.publish.headers import MSG_ID, as_stored, find
 from broker.storage.format.staged import staged_position
+from broker.storage.objectstore.base import StoreRefused
 from broker.storage.paths import StreamPaths
 from broker.storage.put import describe, put_ours, until_answered
 from broker.storage.staging.run import Row, encode_run, in_blocks
@@ -167,7 +168,8 @@ class Spill:
             if holder is not None:
                 raise describe(holder, key)
 
-        await until_answered(put, owner.rng, lambda: log.failure is not None,
+        # A refusal ends the wait: until its batch is decided, all requests to the stream may wait, also the purge that makes room.
+        await until_answered(put, owner.rng, lambda error: isinstance(error, StoreRefused) or log.failure is not None,
                              lambda error: _log.warning("a batch waits for the store: cannot put %s: %s", key, error))
         return list(refs)
 

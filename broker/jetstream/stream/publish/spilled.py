@@ -22,7 +22,7 @@ from broker.jetstream.stream.state.decision import Stuck
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
-from broker.storage.objectstore.base import StoreError
+from broker.storage.objectstore.base import StoreError, StoreFull
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Source
@@ -111,6 +111,8 @@ class SpilledCommits:
         except Exception as failed:
             if self._owner.log.failure is not None:
                 return
+            if isinstance(failed, StoreFull):
+                error = ApiError(ApiErrors.INSUFFICIENT_RESOURCES)
             self._owner.tasks.warn("a batch is refused, since it or what it depends on cannot be stored or read: %s", failed,
                                    unforeseen=not isinstance(failed, (StoreError, FormatError, Stuck)))
         else:
