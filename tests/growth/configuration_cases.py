@@ -75,6 +75,22 @@ def _reload(config: Callable[[int], str]) -> Callable[[Stage, int], None]:
     return play
 
 
+_USERS = """authorization { users [
+  { user: a, password: p, permissions: { publish: "a.>", subscribe: { allow: ">", deny: "b" } } }, { user: b, password: %s } ] }
+"""
+
+
+def _reload_with_subscriptions(stage: Stage, n: int) -> None:
+    """Another user changes; the client with n subscriptions keeps its permissions."""
+    client = stage.client(user="a", password="p")
+    client.send(b"".join(b"SUB s.%d.* %d\r\n" % (i, i) for i in range(n)))
+    client.sync()
+    stage.write(_USERS % "q")
+    with stage.measured():
+        stage.reload()
+    client.sync()
+
+
 _CONFIGS: tuple[tuple[str, Callable[[int], str], int], ...] = (
     ("users", _users, 1000), ("users with permissions", _users_with_permissions, 500), ("accounts", _accounts, 500),
     ("service exports and imports", _services, 300), ("stream exports and imports", _streams, 300),
@@ -87,4 +103,5 @@ CASES = (
     *(Case(f"start with {name}", None, n, config=config, turn_max_s=None) for name, config, n in _CONFIGS),
     *(Case(f"reload with {name}", _reload(config), n, config=config, turn_max_s=None) for name, config, n in _CONFIGS
       if name not in ("server_tags",)),
+    Case("reload with subscriptions", _reload_with_subscriptions, 4_000, config=_USERS % "p"),
 )

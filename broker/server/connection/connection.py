@@ -21,6 +21,7 @@ import ssl
 from collections.abc import Collection
 from typing import Any, Final, cast
 
+from broker.config.access import Permissions
 from broker.garbage import discarded
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
@@ -540,9 +541,11 @@ class Client(asyncio.Protocol):
 
     def still(self, login: Login) -> None:
         """The user's rules or the account's limits may have changed."""
+        rules_before = _permissions(self.login)
         self.login = login
         self._take_limits()
-        if not self.closed:
+        # Applying rules takes time for each subscription, and all of the account's clients come here in one turn of the loop.
+        if not self.closed and _permissions(login) != rules_before:
             self._take_rules(login)
             self._subscribing.reconsider(login.user)
 
@@ -628,3 +631,7 @@ class Client(asyncio.Protocol):
         self.server.stalled_clients += 1
         stall(self, self.server.stalled, read_bytes)
         self.server.stalled.clear()
+
+
+def _permissions(login: Login) -> Permissions | None:
+    return login.rules.permissions if login.rules is not None else None
