@@ -34,7 +34,6 @@ from broker.runtime.process_files import urls
 from broker.runtime.reload import Prepare, ReloadError, changed, lines, refuse_fixed
 from broker.runtime.system_pages import SystemPages
 from broker.server.server import Server
-from broker.server.system.requests import RequestError
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
@@ -81,6 +80,8 @@ class App:
         self._waiting: asyncio.Task[None] | None = None
         self._stepping_down: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._reloading = asyncio.Lock()
         self._failed = asyncio.Event()
         self._why = ""
 
@@ -129,6 +130,9 @@ class App:
     async def stop(self) -> None:
         """Shut down cleanly: accept no connections, commit and acknowledge what was sequenced, then close clients."""
         self._serving = False
+        for reload in self._reloads:
+            reload.cancel()
+        await asyncio.gather(*self._reloads, return_exceptions=True)
         self.lag.stop()
         if self._loading is not None:
             self._loading.cancel()
@@ -161,13 +165,35 @@ class App:
 
     # ---- other settings while it runs --------------------------------------------------------------------------------
 
-    def reload(self) -> None:
-        """Read the settings again and apply them. Raises: ReloadError, and nothing has changed."""
+    def reload(self, done: Callable[[str], object]) -> None:
+        """Read the settings again and apply them, after reloads that began before.
+
+        ``done`` is called at the end: with "", or with an error in each line, and then nothing has changed.
+        """
+        task = asyncio.get_running_loop().create_task(self._reload(done), name="reload")
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self, done: Callable[[str], object]) -> None:
+        try:
+            async with self._reloading:
+                await self._read_and_apply()
+        except ReloadError as error:
+            done(str(error))
+        except Exception:
+            log.exception("The configuration could not be reloaded")
+            done("internal error")
+        else:
+            done("")
+
+    async def _read_and_apply(self) -> None:
+        """Raises: ReloadError, and nothing has changed."""
         if self._read is None:
             raise ReloadError("can only reload config when a file is provided using -c or --config")
-        old = self.settings
         try:
-            new = self._read()
+            # In a thread, since thousands of users take a tenth of a second, which clients need not wait for.
+            new = await asyncio.to_thread(self._read)
+            old = self.settings
             differences = changed(old, new)
             refuse_fixed(differences, old, new)
             ready = [prepare(new) for prepare in (self.server.prepare, *self.reloaders)]
@@ -187,14 +213,8 @@ class App:
         system = self.server.system
         if system is not None:
             pages = SystemPages(lambda: self.views)
-            system.provide(pages.of_server(), pages.of_account(), self._reload_on_request,
+            system.provide(pages.of_server(), pages.of_account(), self.reload,
                            lambda: self.jetstream.streaming if self.jetstream is not None else ())
-
-    def _reload_on_request(self) -> None:
-        try:
-            self.reload()
-        except ReloadError as error:
-            raise RequestError(str(error)) from None
 
     async def lame_duck(self) -> None:
         """Send the clients elsewhere; returns when the lame duck period is over."""

@@ -155,7 +155,7 @@ class _Process:
             else:
                 log.info("File log re-open ignored, not a file logger")
         elif number == signal.SIGHUP:
-            self._reload()
+            self._app.reload(self._reloaded)
         elif number == signal.SIGUSR2:
             if self._lame_duck is None:
                 self._lame_duck = asyncio.create_task(self._go_lame(), name="lame duck")
@@ -165,12 +165,9 @@ class _Process:
         else:
             self._ended.set()
 
-    def _reload(self) -> None:
-        try:
-            self._app.reload()
-        except ReloadError as error:
-            for line in str(error).splitlines():
-                log.error("Failed to reload server configuration: %s", line)
+    def _reloaded(self, errors: str) -> None:
+        for line in errors.splitlines():
+            log.error("Failed to reload server configuration: %s", line)
 
     def _prepare_log(self, settings: Settings) -> Callable[[], None]:
         if settings.logging == self._app.settings.logging:

@@ -9,9 +9,12 @@ One subscription to ``$JS.API.>`` (and ``$JS.<domain>.API.>``) receives everythi
 
 The first two get "no responders" when nothing serves them. JSON requests of one stream wait in its *lane*, so that
 a client's requests are served in order even if one of them has to read the store; an answer is sent through the log's
-queue, after everything that it shows is persisted.
+queue, after everything that it shows is persisted. Requests about different streams overtake each other. nats-server
+2.15 promises less: it carries out requests side by side, so a client that does not wait for answers sees even those about
+one stream out of order (in 99 of 100 tries: CREATE, UPDATE, UPDATE, PURGE, DELETE, CREATE, INFO).
 
-Source: nats-server 2.15, server/jetstream_api.go apiDispatch; reference for the silent cases: seen on the wire.
+Source: nats-server 2.15, server/jetstream_api.go apiDispatch; reference for the silent cases and the order: seen on the
+wire.
 """
 
 from __future__ import annotations

@@ -79,10 +79,11 @@ class System:
         host.accounts.watch(self._account_added)
 
     def provide(self, pages: Mapping[str, Page], account_pages: Mapping[str, AccountPage],
-                reload: Callable[[], None], streaming: Callable[[], Collection[str]]) -> None:
+                reload: Callable[[Callable[[str], object]], None], streaming: Callable[[], Collection[str]]) -> None:
         """Serve these pages by their names.
 
-        Args: ``reload`` reads the settings again (raises RequestError); ``streaming`` names the accounts with streams.
+        Args: ``reload`` reads the settings again, and then calls its argument with "" or the error; ``streaming`` names the
+            accounts with streams.
         """
         self._account_pages = account_pages
         for name, page in pages.items():
@@ -167,10 +168,20 @@ class System:
             raise RequestError(unknown)
         return client
 
-    def _reload(self, request: Request, reload: Callable[[], None]) -> None:
+    def _reload(self, request: Request, reload: Callable[[Callable[[str], object]], None]) -> None:
         request.members()
-        reload()
-        request.answer()
+        source = request.source
+        if source is not None:
+            source.hold()
+
+        def done(error: str) -> None:
+            if source is not None:
+                source.release()
+            if error:
+                request.refuse(error)
+            else:
+                request.answer()
+        reload(done)
 
     def _conns(self, request: Request) -> None:
         name = request.token(3)
