@@ -43,6 +43,9 @@ def run(arguments: Sequence[str]) -> int:
         status = _run(arguments)
         sys.stdout.flush()
         return status
+    except KeyboardInterrupt:  # while a command is being imported: later, most of them say what to do next
+        print(f"{_PROGRAM} {arguments[0]}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # `| head` has exited
         _drop_output()
         return 128 + signal.SIGPIPE

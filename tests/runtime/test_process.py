@@ -263,6 +263,27 @@ def test_a_directory_named_twice(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["x.conf"]
 
 
+@pytest.mark.parametrize(("command", "module"), [
+    ("backup", "broker.maintenance.copy_cli"), ("fsck", "broker.maintenance.fsck_cli"), ("inspect", "broker.inspect.cli"),
+    ("migrate", "broker.migration.cli"), ("cost", "broker.maintenance.cost_cli"), ("adopt", "broker.runtime.adopt_cli"),
+    ("pipeline", "broker.pipeline.cli")])
+def test_a_command_interrupted_while_it_is_imported(command: str, module: str, tmp_path: Path) -> None:
+    """Ctrl-C at a time when the command cannot handle it yet ends it with a line, not with a traceback."""
+    (tmp_path / "sitecustomize.py").write_text(f"""
+import sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+""")
+    done = subprocess.run([sys.executable, "-m", "broker", command], capture_output=True, text=True, check=False, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"jetblock {command}: interrupted\n")
+
+
 @pytest.mark.parametrize("name", ["python -m broker", "jetblock"])
 def test_interrupted_at_the_start(name: str, tmp_path: Path) -> None:
     """SIGINT before the broker handles signals ends the process without a word: here while it waits for its file, a FIFO."""
