@@ -11,7 +11,6 @@ tests/test_gotime.py was made by a Go program.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -160,19 +159,19 @@ def parse_time(text: str, *, any_zone: bool = False) -> int:
     for name, pattern in _ELEMENTS:
         found = pattern.match(text, at)
         if found is None:
-            raise ValueError(f'parsing time {json.dumps(text)} as "{_LAYOUT}": '
-                             f'cannot parse {json.dumps(text[at:])} as "{name}"')
+            raise ValueError(f'parsing time {_quote(text)} as "{_LAYOUT}": '
+                             f'cannot parse {_quote(text[at:])} as "{name}"')
         parts.append(found.group())
         at = found.end()
     if at != len(text):
-        raise ValueError(f"parsing time {json.dumps(text)}: extra text: {json.dumps(text[at:])}")
+        raise ValueError(f"parsing time {_quote(text)}: extra text: {_quote(text[at:])}")
     second, _, fraction = parts[10].replace(",", ".").partition(".")
     try:
         whole = datetime(int(parts[0]), int(parts[2]), int(parts[4]), int(parts[6]), int(parts[8]), int(second),
                          tzinfo=UTC)
     except ValueError as error:
         unit = str(error).split()[0]
-        raise ValueError(f"parsing time {json.dumps(text)}: {unit} out of range") from None
+        raise ValueError(f"parsing time {_quote(text)}: {unit} out of range") from None
     delta = whole - _EPOCH
     seconds = delta.days * 86_400 + delta.seconds
     zone = parts[11]
@@ -180,10 +179,10 @@ def parse_time(text: str, *, any_zone: bool = False) -> int:
         hours, minutes = int(zone[1:3]), int(zone[4:6])
         if hours > 24 or minutes > 60:
             unit = "minute" if minutes > 60 else "hour"
-            raise ValueError(f"parsing time {json.dumps(text)}: time zone offset {unit} out of range")
+            raise ValueError(f"parsing time {_quote(text)}: time zone offset {unit} out of range")
         offset = hours * 3600 + minutes * 60
         seconds += -offset if zone[0] == "+" else offset
         if not any_zone and not ZERO_TIME_NS <= seconds * 1_000_000_000 <= _LAST_TIME_NS:
             # RFC 3339 could not write it back in UTC.
-            raise ValueError(f"parsing time {json.dumps(text)}: year out of range in UTC")
+            raise ValueError(f"parsing time {_quote(text)}: year out of range in UTC")
     return seconds * 1_000_000_000 + int((fraction + "000000000")[:9])

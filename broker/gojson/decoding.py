@@ -30,8 +30,8 @@ from typing import Any, Final
 
 from broker.gojson.messages import syntax_error, unmarshal_error
 
-__all__ = ["JsonError", "Number", "Repeated", "assigned", "combined", "decode_all", "folded", "generic", "kind_of", "members",
-           "unmarshal"]
+__all__ = ["JsonError", "Number", "Repeated", "after_blanks", "assigned", "combined", "decode_all", "folded", "generic", "kind_of",
+           "members", "unmarshal", "value_at"]
 
 _INTEGER_CHARS_MAX: Final = 20
 _SPACES: Final = re.compile("[ \t\r\n]*")
@@ -91,7 +91,7 @@ def decode_all(data: bytes) -> Any:
     """
     source = _without_halves(data.decode("utf-8", "replace"))
     value: Any = None
-    at = _blank(source, 0)
+    at = after_blanks(source, 0)
     while at < len(source):
         try:
             following, at = _DECODER.raw_decode(source, at)
@@ -100,8 +100,14 @@ def decode_all(data: bytes) -> Any:
             raise JsonError(syntax_error(source), value) from None
         if following is not None and not isinstance(following, dict):
             break
-        at = _blank(source, at)
+        at = after_blanks(source, at)
     return value
+
+
+def value_at(source: str, at: int) -> int:
+    """The end of the value that begins at ``at``. Raises: ValueError; StopIteration if there is no value."""
+    _, end = _DECODER.scan_once(source, at)
+    return int(end)
 
 
 def folded(name: str) -> str:
@@ -209,7 +215,7 @@ def _without_halves(source: str) -> str:
     return source
 
 
-def _blank(source: str, at: int) -> int:
+def after_blanks(source: str, at: int) -> int:
     """The end of the white space that begins at ``at``."""
     found = _SPACES.match(source, at)
     return found.end() if found else at

@@ -91,7 +91,7 @@ def _denied_responses(found: Difference, theirs: Any, ours: Any) -> Results:
 
 def _no_subscriptions(found: Difference, theirs: Any, ours: Any) -> Results:
     limited = _connections_of(found, _users_without_subscriptions(found.scenario.configs[0]))
-    if json.loads(found.step)[0] in limited and "closed before" in (theirs, ours):
+    if limited and found.step.startswith("[") and json.loads(found.step)[0] in limited and "closed before" in (theirs, ours):
         return ours, ours
     if not limited or not isinstance(theirs, dict) or not isinstance(ours, dict):
         return theirs, ours
@@ -277,8 +277,8 @@ ACCEPTED: tuple[Rule, ...] = (
          "Documented in COMPATIBILITY: the trace follows a message into a service that allows traces by itself; "
          "nats-server sends a private subject along."),
     Rule("no subscriptions at all", _OPERATIONS, _no_subscriptions,
-         "`max_subs: 0`: nats-server closes the client 20 ms after the login by a goroutine, which may also send its error "
-         "then; jetblock closes it at once."),
+         "`max_subs: 0`: both servers send an error and close the client 20 ms after the login. nats-server does so in a "
+         "goroutine, so that other answers may come before."),
     Rule("more is reloaded", ("reload",), _reloadable_here,
          "jetblock reloads settings that nats-server refuses to change, and the removal of mappings outside of "
          "accounts, which nats-server ignores. The generator makes no such scenario, but shrinking does."),
@@ -302,7 +302,10 @@ def accepting(difference: Difference) -> list[Rule]:
     for rule in ACCEPTED:
         if difference.scenario.kind not in rule.kinds:
             continue
-        rewritten = rule.rewrite(difference, theirs, ours)
+        try:
+            rewritten = rule.rewrite(difference, theirs, ours)
+        except (AttributeError, TypeError, ValueError):
+            continue  # a part that the rule looks at has another type in this configuration
         if rewritten != (theirs, ours):
             used.append(rule)
             theirs, ours = rewritten

@@ -26,7 +26,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from broker.gojson.decoding import JsonError, Number, combined, decode_all, folded, kind_of, members, unmarshal
+from broker.gojson.raw import text_of
 from broker.gotime import format_time, parse_time
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_json
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, UINT64_MAX
 
@@ -61,7 +63,10 @@ def load_as(reader: Callable[[object], T], data: bytes) -> T:
         value = decode_all(data)
     except JsonError as error:
         failure, value = error, error.before
-    result = reader(value)
+    try:
+        result = reader(value)
+    except _UnknownChoice as error:
+        raise error.quoting(data) from None
     if failure is not None:
         raise invalid_json(str(failure))
     return result
@@ -106,7 +111,29 @@ class _Where:
         return _Where(index, "", self)
 
 
+    @property
+    def steps(self) -> list[str | int]:
+        """Names and indexes that lead to it from the whole request."""
+        return [] if self._outer is None else [*self._outer.steps, self._name]
+
+
 Reader = Callable[[Any, _Where], Any]
+
+
+class _UnknownChoice(ApiError):
+    """A value that is none of a closed set; ``complaint`` quotes its JSON text."""
+
+    def __init__(self, complaint: str, raw: str, where: _Where, value: object) -> None:
+        quoted = json.dumps(raw, ensure_ascii=False)
+        super().__init__(ApiErrors.INVALID_JSON, err=complaint.replace("{quoted}", quoted).replace("{raw}", raw))
+        self._complaint = complaint
+        self._where = where
+        self._value = value
+
+    def quoting(self, data: bytes) -> ApiError:
+        """The same error with the text that the client wrote in the request ``data``."""
+        raw = text_of(data.decode("utf-8", "replace"), self._where.steps, self._value)
+        return self if raw is None else _UnknownChoice(self._complaint, raw, self._where, self._value)
 
 
 class _Field(NamedTuple):
@@ -265,7 +292,7 @@ def choice(default: str, *values: str, also: Mapping[str, str] | None = None,
         elif decoded and value is not None:
             raise _mismatch(value, _Where("Go value", ""), "string")
         raw = value if isinstance(value, Number) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-        raise invalid_json(complaint.replace("{quoted}", json.dumps(raw, ensure_ascii=False)).replace("{raw}", raw))
+        raise _UnknownChoice(complaint, raw, where, value)
 
     writer = None if always else (lambda value: None if value == default else value)
     return _declare(_Field(read_choice, writer, always=always, takes_null=True), default)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.fuzz.scenario import Config
 
-__all__ = ["TRACES", "configuration", "literal", "mutated", "pattern", "subjects", "users"]
+__all__ = ["TRACES", "configuration", "literal", "mutated", "pattern", "spoiled", "subjects", "users"]
 
 TOKENS = ("a", "b", "c")
 TRACES = "t"
@@ -36,8 +36,8 @@ def pattern(random: Random, wild: float = 0.4) -> str:
     return ".".join(tokens)
 
 
-def configuration(random: Random, *, spoil: bool = False) -> Config:
-    """A whole configuration. ``spoil``: now and then one value has another type, or a subject is invalid."""
+def configuration(random: Random) -> Config:
+    """A whole configuration."""
     config: Config = {}
     kind = random.random()
     if kind < 0.62:
@@ -60,9 +60,16 @@ def configuration(random: Random, *, spoil: bool = False) -> Config:
             config[name] = random.choice(values)
     if random.random() < 0.08:
         config["mappings"] = _mappings(random)
-    if spoil and random.random() < 0.06:
-        _spoil(config, random)
     return config
+
+
+def spoiled(config: Config, random: Random) -> Config:
+    """``config``, in which now and then one value has another type, or a subject is invalid."""
+    if random.random() > 0.06:
+        return config
+    found: Config = _copied(config)
+    _spoil(found, random)
+    return found
 
 
 def mutated(config: Config, random: Random) -> Config:

@@ -12,6 +12,7 @@ from tests.fuzz.generators.configurations import (
     literal,
     mutated,
     pattern,
+    spoiled,
     subjects,
     users,
 )
@@ -25,8 +26,9 @@ _OPERATIONS = (2, 14)
 
 def protocol_scenarios(seed: int, count: int) -> list[Scenario]:
     """Scenarios with one configuration, so that they can share servers."""
-    config = configuration(Random(f"configuration {seed}"), spoil=True)
-    return [Scenario("protocol", [config], dialogue(Random(f"dialogue {seed} {number}"), [config]),
+    config = configuration(Random(f"configuration {seed}"))
+    loaded = spoiled(config, Random(f"spoiled {seed}"))
+    return [Scenario("protocol", [loaded], dialogue(Random(f"dialogue {seed} {number}"), [config]),
                      f"{seed}.{number}") for number in range(count)]
 
 
