@@ -548,7 +548,7 @@ class Account:
             raise ApiError(ApiErrors.CONSUMER_DOES_NOT_EXIST)
         await aside(filters, partial(self._quota.check_consumer, config, stream.config, others, rivals))
         name = config.durable_name or config.name
-        fill_inactive_threshold(config)
+        fill_inactive_threshold(config, durable=config.durable)
         while not name or name in consumers:
             name = unique_id(self._rng, 8)
         return await self._make_consumer(stream, name, config)
@@ -623,7 +623,7 @@ class Account:
 
         check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
         if config.inactive_threshold != consumer.config.inactive_threshold:
-            fill_inactive_threshold(config)
+            fill_inactive_threshold(config, durable=consumer.config.durable)
         sweep = None
         if config != consumer.config:
             refiltered = config.filters != consumer.config.filters

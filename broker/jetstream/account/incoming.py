@@ -138,7 +138,7 @@ class Incoming:
         account = self._account
         config = check_consumer(given, stream.config, account.limits, account.settings.server)
         self._parts.check_consumer(config, stream.config, others)
-        fill_inactive_threshold(config)
+        fill_inactive_threshold(config, durable=config.durable)
         return config
 
     def complete(self, stream: Stream, consumers: Collection[NewConsumer]) -> list[asyncio.Task[None]]:

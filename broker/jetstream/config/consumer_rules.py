@@ -68,9 +68,13 @@ def check_consumer(given: ConsumerConfig, stream: StreamConfig, account: Account
     return config
 
 
-def fill_inactive_threshold(config: ConsumerConfig) -> None:
-    """Consumers that are not durable are deleted some time after their last use."""
-    if not config.durable and config.inactive_threshold == 0:
+def fill_inactive_threshold(config: ConsumerConfig, *, durable: bool) -> None:
+    """Consumers that are not durable are deleted some time after their last use.
+
+    Args: ``durable``: whether the consumer is durable; in an update, whether it was before, as on nats-server.
+    Source: nats-server, server/consumer.go (updateInactiveThreshold).
+    """
+    if not durable and config.inactive_threshold == 0:
         config.inactive_threshold = INACTIVE_THRESHOLD_DEFAULT_NS
 
 
