@@ -105,9 +105,9 @@ def decode_all(data: bytes) -> Any:
 
 
 def value_at(source: str, at: int) -> int:
-    """The end of the value that begins at ``at``. Raises: ValueError; StopIteration if there is no value."""
-    _, end = _DECODER.scan_once(source, at)
-    return int(end)
+    """The end of the value that begins at ``at``. Raises: ValueError."""
+    _, end = _DECODER.raw_decode(source, at)
+    return end
 
 
 def folded(name: str) -> str:

@@ -36,7 +36,7 @@ def text_of(source: str, path: Sequence[str | int], value: object) -> str | None
         while (at := after_blanks(source, at)) < len(source):
             node, at = _scan(source, at)
             found.append(node)
-    except (ValueError, StopIteration, RecursionError):
+    except (ValueError, RecursionError):
         pass  # the complete values before a syntax error count
     for step in path:
         found = [inner for node in found for inner in _inside(node, step)]
@@ -52,7 +52,7 @@ def _inside(node: _Node, step: str | int) -> Iterable[_Node]:
 
 
 def _scan(source: str, at: int) -> tuple[_Node, int]:
-    """The value that begins at ``at``, and its end. Raises: StopIteration if there is none; ValueError."""
+    """The value that begins at ``at``, and its end. Raises: ValueError if there is none."""
     inner: Any = None
     if source[at:at + 1] == "{":
         inner, end = JSONObject((source, at + 1), True, _scan, None, tuple, {})
