@@ -17,7 +17,7 @@ ARGS ?=
 JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2) * 2)))
 SEEDS ?= 10000
 
-.PHONY: run test check soak bench parts clean compiled help
+.PHONY: run test check docs soak bench parts clean compiled help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -38,6 +38,10 @@ check: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.dev  ## the documentation site, into ./site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "open $(abspath site)/index.html"
+
 soak: $(VENV)/.soak compiled  ## long runs: kill loops, simulation over many seeds, fuzzing
 	@$(BIN)/python -m tests.real.parts
 	@JETBLOCK_TEST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
@@ -54,7 +58,7 @@ parts: $(VENV)/.dev  ## fetch or build the real servers that tests run against
 	@$(BIN)/python -m tests.real.parts
 
 clean:  ## remove what was built, but not ./data nor the caches outside the checkout
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it: make PYTHON=/path/to/python3" >&2; exit 1; }
