@@ -147,6 +147,15 @@ def _missing_source(found: Difference, theirs: Any, ours: Any) -> Results:
     return kept(theirs), kept(ours)
 
 
+def _late_upstream(found: Difference, theirs: Any, ours: Any) -> Results:
+    lines = [step[1] for step in found.scenario.steps[:found.index + 1]]
+    copies = next((at for at, line in enumerate(lines) if '"sources"' in line or '"mirror"' in line), None)
+    if copies is None:
+        return theirs, ours
+    late = any(line.startswith(("make ", "stream ", "api STREAM.CREATE.")) for line in lines[copies + 1:])
+    return (ours, ours) if late else (theirs, ours)
+
+
 def _no_users(found: Difference, theirs: Any, ours: Any) -> Results:
     if not _reloaded_before(found, lambda before, after: not users(after)):
         return theirs, ours
@@ -257,6 +266,9 @@ ACCEPTED: tuple[Rule, ...] = (
     Rule("missing source", _REQUESTS, _missing_source,
          "nats-server looks for the stream of a mirror or source some time after the request; here it is known at once "
          "that there is none, and a stream that exists is asked at once."),
+    Rule("late upstream", _REQUESTS, _late_upstream,
+         "If the stream of a mirror or source is created after its copy, nats-server tries again some seconds later; jetblock "
+         "copies at once, so that messages have other sequences from then on."),
     Rule("invalid subject twice", _OPERATIONS, _twice_invalid,
          "nats-server parses an HPUB line a second time if its read buffer ends within the message, and sends the "
          "error of pedantic clients again."),
