@@ -37,7 +37,7 @@ class Walk:
         self._at = at
         self._events = events
         self._undecided = undecided
-        self._depth = 0
+        self._passed: list[Relay] = []
 
     def follow(self, router: Subjects, msg: TracedMsg, now_ns: int, *, imported: bool = False) -> bool:
         """Add all receivers of ``msg``. Returns: whether there are any. ``imported``: it came by a service import."""
@@ -59,15 +59,15 @@ class Walk:
 
     def _relay(self, relay: Relay, msg: TracedMsg, now_ns: int) -> bool:
         hop = relay.hop(msg[0])
-        if hop is None or self._depth >= _HOPS_MAX:
-            return False
+        if hop is None or relay in self._passed or len(self._passed) >= _HOPS_MAX:
+            return False  # a message does not pass a service twice either
         self._add("si", acc=hop.router.name, **{"from": text(msg[0])}, to=text(hop.to))
         if not hop.traceable:
             return False
-        self._depth += 1
+        self._passed.append(relay)
         # There is no way back for a stream's refusal of what is not delivered.
         received = self.follow(hop.router, msg.as_changed((hop.to, b"", *msg[2:])), now_ns, imported=True)
-        self._depth -= 1
+        self._passed.pop()
         return received
 
     def _receive(self, sub: Subscription, original: Subscription, msg: TracedMsg, account: str, now_ns: int,
