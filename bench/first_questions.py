@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from bench.months.broker import SECOND, VirtualBroker
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.objectstore.memory import MemoryStore
 from tests.sim.loop import SimLoop
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.servers import jetblock
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.config.access import AccountLimits

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bench.turns import MeasuredLoop, measured_loop
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.config.access import AccountLimits
 from broker.config.settings import ServerLimits
 from broker.jetstream.config.stream import StreamConfig

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker import NATS_SERVER_VERSION, __version__
+from broker.base.suggest import did_you_mean
 from broker.config.flags import USAGE, CommandLine, FlagError, read_flags
 from broker.config.settings import ConfigError, InvalidFile
-from broker.suggest import did_you_mean
 
 __all__ = ["run"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from broker.nkeys import KeyPair, encode_base64url
+from broker.base.nkeys import KeyPair, encode_base64url
 
 __all__ = ["key", "secret", "signed"]
 

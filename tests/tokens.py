@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from broker.base.nkeys import ACCOUNT, OPERATOR, USER, KeyPair
 from broker.jwt.token import encode_token
-from broker.nkeys import ACCOUNT, OPERATOR, USER, KeyPair
 from tests.keys import key, signed
 
 __all__ = ["LOGIN", "NO_LIMITS", "account", "activation", "configuration", "connect", "operator", "user"]
@@ -75,6 +75,6 @@ def _now() -> int:
 
 def described(token: str) -> Any:
     """A token's claims, to look at."""
-    from broker.nkeys import decode_base64url
+    from broker.base.nkeys import decode_base64url
 
     return json.loads(decode_base64url(token.split(".")[1]))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import take
 from broker.jetstream.bus import Msg

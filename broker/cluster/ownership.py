@@ -29,7 +29,7 @@ import asyncio
 import random
 from typing import NamedTuple
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.cluster.entries import BATCH, end_of_segments, entries, expect_entry, proof_of
 from broker.cluster.identity import Identity
 from broker.cluster.openings import known_ends

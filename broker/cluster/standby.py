@@ -26,7 +26,7 @@ import logging
 import random
 from collections.abc import Callable
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.cluster.entries import end_of_segments
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Watched, newest_checkpoint, newest_claim

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from broker.base.value import Value, fields
 from broker.config.sharing import Export, Import, SubjectMapping, without_repetitions
 from broker.protocol.subject import is_valid
-from broker.value import Value, fields
 
 __all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMIT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits",
            "AccountSettings", "NkeyUser", "OuterTrace", "Permissions", "ResponsePermission", "SubjectPermission", "User",

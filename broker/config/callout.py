@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.value import Value
+from broker.base.value import Value
 
 __all__ = ["CalloutSettings"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from broker.base.suggest import did_you_mean
 from broker.config.settings import ConfigError, settings_table
-from broker.suggest import did_you_mean
 
 __all__ = ["PREFIX", "read_environment"]
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+from broker.base.store_url import has_scheme, proposal
+from broker.base.suggest import did_you_mean
 from broker.config import kinds
 from broker.config.digest import digest
 from broker.config.file_settings import EMPTY, FileSettings
@@ -21,8 +23,6 @@ from broker.config.reading.proxies import read_proxies
 from broker.config.reading.refused import NO_EFFECT, REFUSED
 from broker.config.settings import MASK, MASKED, CertificateFiles, InvalidFile, Setting, settings_table
 from broker.config.syntax import SyntaxFailure, Value, parse
-from broker.store_url import has_scheme, proposal
-from broker.suggest import did_you_mean
 
 __all__ = ["address", "read_file"]
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.base.suggest import nearest
 from broker.config import kinds
 from broker.config.settings import ConfigError, setting_at
-from broker.suggest import nearest
 
 __all__ = ["FLAGS", "USAGE", "CommandLine", "FlagError", "read_flags"]
 

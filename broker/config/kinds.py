@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from broker.gotime import format_duration, parse_duration
+from broker.base.gotime import format_duration, parse_duration
 
 __all__ = ["DEFAULT_MAX_CONSUMERS", "SYNC_INTERVAL_NS", "Kind", "boolean", "bound", "choice", "consumers",
            "duration_ns", "fingerprints", "handshake_first", "header_fields", "integer", "limit", "name", "names",

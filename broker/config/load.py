@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from broker.base.gotime import format_duration
+from broker.base.machine import memory_bytes
+from broker.base.nkeys import ACCOUNT, is_public_key
+from broker.base.store_url import has_scheme, hidden, proposal
 from broker.config.access import ANONYMOUS, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, User
 from broker.config.environment import read_environment
 from broker.config.file_settings import EMPTY, FileSettings
@@ -32,11 +36,7 @@ from broker.config.settings import (
     setting_at,
     settings_table,
 )
-from broker.gotime import format_duration
-from broker.machine import memory_bytes
-from broker.nkeys import ACCOUNT, is_public_key
 from broker.protocol.subject import is_valid
-from broker.store_url import has_scheme, hidden, proposal
 
 __all__ = ["TEMPORARY_NOTICE", "load", "read_text", "settings_of_program"]
 

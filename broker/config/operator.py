@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from broker.value import Value
+from broker.base.value import Value
 
 __all__ = ["ResolverSettings", "shown_url"]
 

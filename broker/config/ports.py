@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from broker.base.value import fields
 from broker.config.flags import CommandLine
 from broker.config.settings import ConfigError, Settings, TlsSettings
-from broker.value import fields
 
 __all__ = ["Contradiction", "tls_contradictions", "values_with_flags", "websocket_contradictions"]
 

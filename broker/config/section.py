@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from broker.base.value import Value
 from broker.config.kinds import Kind
-from broker.value import Value
 
 __all__ = ["Section", "Setting", "row_at", "rows_of", "section", "setting"]
 

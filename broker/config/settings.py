@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from broker.base.suggest import did_you_mean
+from broker.base.value import Value, fields
 from broker.config import kinds
 from broker.config.access import SYSTEM_ACCOUNT, TIER, AccountLimits, AccountSettings, NkeyUser, User
 from broker.config.callout import CalloutSettings
@@ -25,8 +27,6 @@ from broker.config.kinds import DEFAULT_MAX_CONSUMERS, SYNC_INTERVAL_NS
 from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
-from broker.suggest import did_you_mean
-from broker.value import Value, fields
 
 __all__ = ["MASK", "MASKED", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings",
            "AuthSettings", "CertificateFiles", "ClientSettings", "ConfigError", "InvalidFile", "JetStreamSettings",

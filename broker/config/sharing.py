@@ -13,10 +13,10 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
+from broker.base.value import Value
 from broker.config.sharing_index import ImportList, exports_for, is_covered
 from broker.protocol.subject import is_literal, is_valid, subset
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, numbered, unnumbered
-from broker.value import Value
 
 __all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "export_of", "import_problem", "imports_in_use",
            "latency_problem", "local_subject", "mapping_problem", "sharing_problems", "without_repetitions"]

@@ -14,7 +14,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import IO, Any
 
-from broker.arguments import natural
+from broker.base.output import Table, count, outline, plain, printable, size, when
+from broker.base.suggest import did_you_mean
+from broker.config.arguments import natural
 from broker.inspect.dump import dump, read_object
 from broker.inspect.messages import read_messages
 from broker.inspect.objects import Checked, read_head
@@ -35,7 +37,6 @@ from broker.inspect.shardview import NoStream, find_stream, key_of, require_shar
 from broker.inspect.source import CannotInspect, Source, each, open_source, read_format
 from broker.inspect.survey import Survey, read_survey
 from broker.inspect.verify import Judge, verify
-from broker.output import Table, count, outline, plain, printable, size, when
 from broker.protocol import headers
 from broker.protocol.subject import is_valid
 from broker.storage.format.claim import Seal
@@ -43,7 +44,6 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.objectstore import NotFound, ObjectInfo, StoreError, Transient
 from broker.storage.paths import Key, parse
-from broker.suggest import did_you_mean
 
 __all__ = ["inspect", "main", "parse_arguments"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgpack
 
+from broker.base.output import plain, printable, when
 from broker.inspect.salvage import find_blocks
 from broker.inspect.source import CannotInspect, Source
-from broker.output import plain, printable, when
 from broker.protocol import headers
 from broker.storage.format.block import BlockCore, BlockPlace
 from broker.storage.format.checkpoint import Root

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from broker.base.output import Table, count, plain, printable, size, when
 from broker.inspect.problems import Problem
 from broker.inspect.repaired import Repaired
 from broker.inspect.survey import Epoch, ShardSurvey, Survey, stream_row
 from broker.inspect.verify import Verified
-from broker.output import Table, count, plain, printable, size, when
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.stream import StreamState
 

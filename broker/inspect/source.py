@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaita
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
+from broker.base.nats_server_store import find_store_dir
 from broker.inspect.problems import RESTORE, Problem, of_error
-from broker.nats_server_store import find_store_dir
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import NotFound, ObjectInfo, ObjectStore, StoreError, open_store

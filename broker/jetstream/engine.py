@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.config.settings import AccountLimits, ClientSettings, JetStreamSettings
 from broker.jetstream.account.account import Account
 from broker.jetstream.account.external import ExternalFollowers

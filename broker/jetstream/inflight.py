@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.value import Value
+from broker.base.value import Value
 
 if TYPE_CHECKING:
     from broker.config.settings import ServerLimits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from broker.gotime import ZERO_TIME, format_time
+from broker.base.gotime import ZERO_TIME, format_time
 from broker.jetstream.account.account import Account
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.stream.stream import Stream

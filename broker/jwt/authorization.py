@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from broker.base.nkeys import KeyPair
 from broker.jwt.claims import ResponseClaims, UserClaims, response_claims, user_claims
 from broker.jwt.token import TokenError, encode_token
 from broker.jwt.validation import response_issues, user_issues
-from broker.nkeys import KeyPair
 
 __all__ = ["SUBJECT", "XKEY_HEADER", "CalloutError", "Expected", "read_response", "request_token"]
 

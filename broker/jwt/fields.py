@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from broker.gojson.decoding import JsonError, combined, folded, generic, kind_of, members, unmarshal
+from broker.base.gojson.decoding import JsonError, combined, folded, generic, kind_of, members, unmarshal
 
 __all__ = ["Fields", "TokenError", "one_line"]
 

@@ -19,8 +19,17 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from broker.base.nkeys import (
+    ACCOUNT,
+    OPERATOR,
+    SERVER,
+    KeyPair,
+    decode_base64url,
+    encode_base64url,
+    is_public_key,
+    verify,
+)
 from broker.jwt.fields import Fields, TokenError
-from broker.nkeys import ACCOUNT, OPERATOR, SERVER, KeyPair, decode_base64url, encode_base64url, is_public_key, verify
 
 __all__ = ["TOKEN_CHARS_MAX", "Token", "TokenError", "decode_token", "encode_token", "undecorated"]
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from broker.base.nkeys import ACCOUNT, CURVE, OPERATOR, SERVER, USER, is_public_key
 from broker.config.access import NO_LIMIT
 from broker.jwt.claims import (
     ANY,
@@ -32,7 +33,6 @@ from broker.jwt.claims import (
     activation_claims,
 )
 from broker.jwt.token import TokenError
-from broker.nkeys import ACCOUNT, CURVE, OPERATOR, SERVER, USER, is_public_key
 
 __all__ = ["Issue", "account_issues", "activation_issues", "blocking", "operator_issues", "response_issues", "user_issues"]
 

@@ -17,12 +17,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from broker.base.output import count, printable, size
+from broker.base.progress import Progress
 from broker.inspect.report import problem_lines
 from broker.inspect.source import CannotInspect, Source, open_source
 from broker.maintenance.copy import Copied, Copier
 from broker.maintenance.destination import CopyRefused, Destination
-from broker.output import count, printable, size
-from broker.progress import Progress
 from broker.storage.objectstore import StoreError, open_store
 
 __all__ = ["main"]

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any, NamedTuple
 
-from broker.arguments import bytes_number, natural, seconds
-from broker.gotime import format_duration
+from broker.base.gotime import format_duration
+from broker.base.output import Table, count, printable, size
+from broker.config.arguments import bytes_number, natural, seconds
 from broker.inspect.source import CannotInspect, open_source
 from broker.inspect.survey import Survey, read_survey, stream_row
 from broker.maintenance.cost import Bill, Load, Prices, bill
-from broker.output import Table, count, printable, size
 from broker.storage.objectstore import StoreError
 
 __all__ = ["TooYoung", "main", "measured"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.inspect.shardview import shards
 from broker.inspect.source import Source
 from broker.storage.format.errors import FormatError

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.inspect.problems import NEWER, Problem
 from broker.inspect.repaired import Repaired, new_problems
 from broker.inspect.shardview import read_shard, shards

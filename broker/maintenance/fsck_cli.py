@@ -14,13 +14,13 @@ import random
 import sys
 from collections.abc import Sequence
 
-from broker.arguments import duration_ns
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
+from broker.base.output import count, printable, size
+from broker.base.progress import Progress
+from broker.config.arguments import duration_ns
 from broker.inspect.report import lost_table, problem_lines, repair_lines
 from broker.inspect.source import CannotInspect
 from broker.maintenance.fsck import Checked, Owned, fsck
-from broker.output import count, printable, size
-from broker.progress import Progress
 from broker.storage.objectstore import StoreError, Transient, open_store
 from broker.storage.objectstore.retrying import RetryingStore
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.maintenance.substitute import SUBSTITUTE

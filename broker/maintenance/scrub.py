@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.inspect.objects import Checked, Fault, check_object
 from broker.inspect.problems import RESTORE, Problem, of_error
 from broker.inspect.source import Source

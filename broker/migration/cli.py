@@ -17,6 +17,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from broker.base.nats_server_store import find_store_dir
+from broker.base.output import Table, count, printable, size
+from broker.base.progress import Progress
+from broker.base.store_url import has_scheme
+from broker.base.suggest import did_you_mean
 from broker.migration.errors import CannotMigrate
 from broker.migration.folders import FolderSource
 from broker.migration.login import Login, connect
@@ -25,11 +30,6 @@ from broker.migration.server_source import ServerSource
 from broker.migration.store_dir_server import StoreDirServer
 from broker.migration.streams import Origin
 from broker.migration.target import Target
-from broker.nats_server_store import find_store_dir
-from broker.output import Table, count, printable, size
-from broker.progress import Progress
-from broker.store_url import has_scheme
-from broker.suggest import did_you_mean
 
 __all__ = ["main"]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from broker.base.nkeys import KeyPair
 from broker.migration.errors import CannotMigrate
-from broker.nkeys import KeyPair
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -16,7 +16,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.gotime import parse_time
+from broker.base.gotime import parse_time
+from broker.base.progress import Progress
 from broker.jetstream.archive.values import ArchivedConsumer
 from broker.migration.adapt import Adapted, adapted_config, differences
 from broker.migration.compare import compare
@@ -25,7 +26,6 @@ from broker.migration.errors import CannotMigrate, GaveUp, StreamFailed
 from broker.migration.server_source import snapshot
 from broker.migration.streams import Numbers, Origin, StreamToMove, in_order, origins_of
 from broker.migration.target import Target
-from broker.progress import Progress
 
 __all__ = ["PRESENT", "Choice", "Moved", "chosen", "move"]
 

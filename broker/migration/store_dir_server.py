@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from broker.base.nats_server_store import NatsServerStore
 from broker.config.access import DEFAULT_ACCOUNT
 from broker.migration.errors import CannotMigrate
-from broker.nats_server_store import NatsServerStore
 
 __all__ = ["StoreDirServer"]
 

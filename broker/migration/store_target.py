@@ -12,12 +12,12 @@ from typing import Any
 
 from nats.aio.transport import TcpTransport
 
+from broker.base.errors import StartError, StoreInUse
 from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
 from broker.config.settings import ConfigError
-from broker.embedded import Broker
-from broker.errors import StartError, StoreInUse
 from broker.migration.errors import CannotMigrate
 from broker.migration.login import Connection, Login, connect
+from broker.runtime.embedded import Broker
 from broker.storage.objectstore import StoreError
 
 __all__ = ["StoreTarget"]

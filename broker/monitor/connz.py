@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from itertools import compress
 from typing import Any, Final
 
-from broker.gotime import parse_duration
+from broker.base.gotime import parse_duration
 from broker.monitor.options import CLOSED, LIMIT, OPEN, BadOption, ConnzOptions
 from broker.monitor.steps import Steps, at_once, collect
 from broker.monitor.views import Views

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, cast
 
-from broker.listen_socket import Bound, Listener
+from broker.base.listen_socket import Bound, Listener
 from broker.monitor.views import Views
 
 __all__ = ["CONNECTIONS_MAX", "MonitorServer"]

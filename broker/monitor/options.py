@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from broker.gojson.decoding import kind_of
+from broker.base.gojson.decoding import kind_of
 
 __all__ = ["LIMIT", "AccountzOptions", "AccstatzOptions", "BadOption", "ConnzOptions", "GatewayzOptions",
            "HealthzOptions", "IpqueueszOptions", "JszOptions", "LeafzOptions", "NoOptions", "RaftzOptions",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from broker.output import count, outline, printable, size
+from broker.base.output import count, outline, printable, size
 from broker.pipeline.errors import PipelineError
 
 __all__ = ["main", "parse_arguments"]

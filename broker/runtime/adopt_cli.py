@@ -14,15 +14,15 @@ import os
 import sys
 from collections.abc import Sequence
 
+from broker.base.errors import StartError
+from broker.base.output import count, printable
+from broker.base.store_url import parse_store_url
 from broker.config.flags import CommandLine
 from broker.config.load import load
 from broker.config.settings import ConfigError, Settings, make_settings
-from broker.errors import StartError
 from broker.jetstream.inbox.inbox import Carried
-from broker.output import count, printable
 from broker.runtime.adopt import Owned, adopt
 from broker.storage.objectstore import StoreError
-from broker.store_url import parse_store_url
 
 __all__ = ["main"]
 

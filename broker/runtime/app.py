@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker import NATS_SERVER_VERSION, __version__
-from broker.clock import Clock, GuardedClock
+from broker.base.clock import Clock, GuardedClock
+from broker.base.descriptors import open_files_max, reserved
+from broker.base.errors import StartError
+from broker.base.gotime import format_duration
+from broker.base.nats_server_store import find_store_dir
 from broker.config.settings import ClientSettings, ConfigError, Settings
-from broker.descriptors import open_files_max, reserved
-from broker.errors import StartError
-from broker.gotime import format_duration
-from broker.nats_server_store import find_store_dir
 from broker.runtime.first_use import load_first_used
 from broker.runtime.listening import or_start_error
 from broker.runtime.loop_lag import LoopLag

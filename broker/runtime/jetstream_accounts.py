@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
-from broker.errors import StartError
+from broker.base.errors import StartError
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:

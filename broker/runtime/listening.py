@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from broker.errors import StartError
+from broker.base.errors import StartError
 
 __all__ = ["host_port", "or_start_error"]
 

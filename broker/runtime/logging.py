@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from broker.base.gotime import format_time
 from broker.config.settings import LoggingSettings
-from broker.gotime import format_time
 from broker.runtime.log_file import LogFile
 
 __all__ = ["TRACE", "LogLines"]

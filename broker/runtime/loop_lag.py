@@ -10,7 +10,7 @@ import time
 from array import array
 from typing import Any
 
-from broker.histogram import Histogram
+from broker.base.histogram import Histogram
 
 __all__ = ["LoopLag"]
 

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from ssl import SSLContext
 from typing import Any
 
+from broker.base.errors import StartError
 from broker.config.settings import Settings
-from broker.errors import StartError
 from broker.monitor.listener import MonitorServer
 from broker.monitor.views import Views
 from broker.runtime.listening import host_port, or_start_error

@@ -17,10 +17,10 @@ import signal
 import sys
 from collections.abc import Callable
 
+from broker.base.descriptors import raise_limit
+from broker.base.errors import StartError
+from broker.base.garbage import Collector
 from broker.config.settings import Settings
-from broker.descriptors import raise_limit
-from broker.errors import StartError
-from broker.garbage import Collector
 from broker.runtime.app import App
 from broker.runtime.logging import LogLines
 from broker.runtime.process_files import PortsFile, write_pid_file

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 
 __all__ = ["Cpu", "resident_bytes"]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from broker.base.gotime import format_duration
 from broker.config.settings import MASK, Setting, Settings, settings_table
-from broker.gotime import format_duration
 
 __all__ = ["Prepare", "ReloadError", "changed", "lines", "refuse_fixed"]
 

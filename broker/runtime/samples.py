@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from broker import NATS_SERVER_VERSION, __version__
-from broker.histogram import Histogram
+from broker.base.histogram import Histogram
 from broker.jetstream.account.account import Account as JetStreamAccount
 from broker.jetstream.engine import JetStream
 from broker.monitor.views import ACCOUNTS_MAX, STREAMS_MAX, Buckets, Health, JetStreamView, Sample, Views

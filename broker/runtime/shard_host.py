@@ -21,14 +21,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.clock import GuardedClock
+from broker.base.clock import GuardedClock
+from broker.base.errors import StartError, StoreInUse
+from broker.base.gotime import format_duration
+from broker.base.histogram import Histogram
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.config.settings import StorageSettings, default_store_url
-from broker.errors import StartError, StoreInUse
-from broker.gotime import format_duration
-from broker.histogram import Histogram
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import NONCE_BYTES, Position
 from broker.storage.format.store import StoreFormat

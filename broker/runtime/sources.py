@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker import JETSTREAM_API_LEVEL, __version__
-from broker.clock import Clock
+from broker.base.clock import Clock
+from broker.base.gotime import format_time
 from broker.config.settings import SYNC_INTERVAL_NS, ServerLimits, Settings, WebSocketSettings
-from broker.gotime import format_time
 from broker.monitor.views import AccountView, Health, JetStreamAccount, JetStreamView, Sample, Views
 from broker.runtime import samples
 from broker.runtime.account_views import account_view

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker import NATS_SERVER_VERSION
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.config.access import SYSTEM_ACCOUNT, AccountSettings
 from broker.config.settings import AuthSettings, Settings
 from broker.server.accounts.account import Account
@@ -160,7 +160,7 @@ class Delegation:
         if settings.auth.callout is None and not settings.operator.enabled:
             return None
         # Takes 50 ms to import, and is rarely needed.
-        from broker.nkeys import SERVER, KeyPair
+        from broker.base.nkeys import SERVER, KeyPair
         from broker.server.auth.callout import Callouts
 
         return Callouts(self, KeyPair(SERVER, secrets.token_bytes(32)), settings.auth.timeout_ns)

@@ -15,7 +15,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader
 from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, PreconditionFailed, StoreError, Transient

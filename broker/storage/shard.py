@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.config.settings import StorageSettings
 from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSettings
 from broker.storage.checkpoint.sweeper import READER_GRACE_NS, Sweeper

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from broker.base.gotime import format_duration
 from broker.config.flags import FLAGS
 from broker.config.settings import Setting, settings_table
-from broker.gotime import format_duration
 
 sys.path.insert(0, str(Path(__file__).parent))
 from nats_server_keys import table

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from broker.base.output import count, size
 from broker.maintenance.cost import Load, bill
-from broker.output import count, size
 
 PAGE = Path(__file__).resolve().parent.parent / "COST.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"

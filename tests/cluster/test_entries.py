@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.cluster.entries import end_of_segments
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import Corrupt

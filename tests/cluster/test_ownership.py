@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.cluster.entries import BATCH, entries
 from broker.cluster.openings import known_ends
 from broker.cluster.ownership import newest_checkpoint, seal_at, take

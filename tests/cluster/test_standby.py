@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.cluster.ownership import seal_at
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings

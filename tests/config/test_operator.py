@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from broker.base.nkeys import ACCOUNT, CURVE, OPERATOR, public_key
 from broker.config.callout import CalloutSettings
 from broker.config.flags import CommandLine
 from broker.config.load import load
 from broker.config.operator import ResolverSettings
 from broker.config.settings import MASK, ConfigError, Settings
 from broker.config.show import show
-from broker.nkeys import ACCOUNT, CURVE, OPERATOR, public_key
 from tests import tokens
 from tests.harness import NatsServerProcess
 from tests.keys import key, secret

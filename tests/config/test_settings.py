@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import broker
+from broker.base.machine import memory_bytes
 from broker.config.access import User
 from broker.config.flags import FlagError, read_flags
 from broker.config.load import TEMPORARY_NOTICE, load
@@ -25,7 +26,6 @@ from broker.config.settings import (
     settings_table,
 )
 from broker.config.show import show
-from broker.machine import memory_bytes
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.log.settings import LogSettings
 from tests import tokens

@@ -10,7 +10,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.maintenance.fsck import fsck
 from broker.storage.objectstore.file import FileStore
 from tests.golden.generate_store import STORES

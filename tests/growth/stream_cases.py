@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from broker.gotime import format_time
+from broker.base.gotime import format_time
 from broker.jetstream.archive.contents import ArchiveWriter
 from broker.jetstream.archive.values import ArchivedMsg, ArchivedStream
 from tests.growth.api_cases import MANY, Play, case, consumer, consumers, create, fill, ok

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.storage.checkpoint.checkpointer import CheckpointSettings

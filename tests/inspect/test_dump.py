@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from broker.base.output import outline
 from broker.inspect.dump import dump
-from broker.output import outline
 from broker.storage.format.header import Position
 from broker.storage.objectstore.memory import MemoryStore
 from tests.inspect.stores import PATHS, filled

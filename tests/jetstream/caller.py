@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.jetstream.bus import Msg
 from broker.server.routing.router import Router
 

@@ -10,7 +10,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.config.settings import AccountLimits, ClientSettings, JetStreamSettings, Settings
 from broker.jetstream.engine import JetStream
 from broker.server.server import Server

@@ -15,7 +15,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.maintenance.fsck import fsck
 from broker.storage.objectstore.file import FileStore
 from tests.harness import BrokerProcess

@@ -9,7 +9,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.config.settings import JetStreamSettings
 from broker.jetstream.api.waiting import Waiting, only_asks
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from broker.base.nkeys import ACCOUNT, OPERATOR, encode_base64url
 from broker.jwt import validation
 from broker.jwt.access import account_settings, may_come_from, permissions_of, seconds_left
 from broker.jwt.claims import (
@@ -33,7 +34,6 @@ from broker.jwt.validation import (
     response_issues,
     user_issues,
 )
-from broker.nkeys import ACCOUNT, OPERATOR, encode_base64url
 from broker.server.auth.login import Refusal
 from tests import tokens
 from tests.keys import key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.inspect.shardview import key_of
 from broker.inspect.source import Source
 from broker.inspect.survey import Survey, read_survey

@@ -17,11 +17,11 @@ import nats
 import pytest
 
 from bench.months.broker import VirtualBroker
-from broker.clock import ManualClock
-from broker.embedded import Broker
+from broker.base.clock import ManualClock
 from broker.inspect.survey import Survey
 from broker.maintenance.cost import MONTH_SECONDS, Load, Prices, bill
 from broker.maintenance.cost_cli import TooYoung, main, measured
+from broker.runtime.embedded import Broker
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import Position
 from broker.storage.log.settings import LogSettings

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.inspect.messages import read_messages
 from broker.inspect.report import overview_text
 from broker.inspect.source import CannotInspect, Source

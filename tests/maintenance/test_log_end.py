@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.cluster.ownership import seal_at
 from broker.inspect.source import Source
 from broker.maintenance.copy import Copier

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import take
 from broker.cluster.standby import wait_for_lease

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.inspect.messages import read_messages
 from broker.inspect.source import Source
 from broker.inspect.survey import read_survey

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.inspect.messages import read_messages
 from broker.inspect.problems import Problem
 from broker.inspect.shardview import key_of

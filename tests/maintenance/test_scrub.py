@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.clock import SystemClock
-from broker.embedded import Broker
+from broker.base.clock import SystemClock
 from broker.inspect.shardview import read_shard
 from broker.inspect.source import Source
 from broker.maintenance import scrub
 from broker.maintenance.scrub import Affected, Finding, Scrubber, ScrubSettings
+from broker.runtime.embedded import Broker
 from broker.storage.format.header import Position
 from broker.storage.objectstore import ObjectInfo, ObjectStore
 from broker.storage.objectstore.base import StoreRefused, Transient

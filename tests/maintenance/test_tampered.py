@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.inspect.messages import Missing, read_messages
 from broker.inspect.objects import check_object
 from broker.inspect.problems import Problem

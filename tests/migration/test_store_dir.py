@@ -13,7 +13,7 @@ from typing import Any
 import nats
 import pytest
 
-from broker.nats_server_store import find_store_dir
+from broker.base.nats_server_store import find_store_dir
 from tests.harness import ROOT, BrokerProcess, NatsServerProcess
 
 pytestmark = pytest.mark.shows("operation.migrate")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.gojson.decoding import Number
+from broker.base.gojson.decoding import Number
 from broker.monitor.endpoints import ENDPOINTS
 from broker.monitor.options import (
     AccstatzOptions,

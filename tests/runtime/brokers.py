@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.config.settings import StorageSettings
 from broker.runtime.shard_host import ShardHost
 from broker.storage.format.header import Position

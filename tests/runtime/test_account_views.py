@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.config.access import AccountSettings
 from broker.config.sharing import Destination, Export, Import, Latency, SubjectMapping
 from broker.runtime.account_views import account_view

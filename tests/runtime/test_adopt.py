@@ -10,13 +10,13 @@ from pathlib import Path
 import nats
 import pytest
 
-from broker.embedded import Broker
 from broker.inspect.source import Source
 from broker.inspect.survey import read_survey
 from broker.inspect.verify import verify
 from broker.maintenance.copy import Copier
 from broker.maintenance.destination import Destination
 from broker.runtime.adopt_cli import main as adopt
+from broker.runtime.embedded import Broker
 from broker.storage.objectstore.file import FileStore
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.staging.answers import GRANTED, answer_in

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import GuardedClock
+from broker.base.clock import GuardedClock
 from broker.config.settings import StorageSettings
 from broker.runtime import shard_host
 from broker.runtime.shard_host import ShardHost

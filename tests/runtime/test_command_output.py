@@ -10,7 +10,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from broker.embedded import Broker
+from broker.runtime.embedded import Broker
 from tests.harness import ROOT
 
 COMMANDS = ("--help", "fsck STORE", "inspect STORE --json", "adopt STORE")

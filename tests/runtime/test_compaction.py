@@ -13,10 +13,10 @@ from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy
 from nats.js.errors import KeyNotFoundError, NotFoundError
 
-from broker.embedded import Broker
 from broker.inspect.source import Source
 from broker.inspect.survey import read_survey
 from broker.inspect.verify import verify
+from broker.runtime.embedded import Broker
 from broker.storage.format.header import key_position
 from broker.storage.objectstore.file import FileStore
 from broker.storage.paths import ShardPaths

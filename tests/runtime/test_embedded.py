@@ -11,9 +11,9 @@ import nats
 import pytest
 from nats.aio.transport import TcpTransport
 
+from broker.base.errors import StartError, StoreInUse
 from broker.config.settings import ConfigError
-from broker.embedded import Broker
-from broker.errors import StartError, StoreInUse
+from broker.runtime.embedded import Broker
 from tests.storage.objectstore.fake_s3 import fake_s3
 
 pytestmark = pytest.mark.shows("operation.embedded")

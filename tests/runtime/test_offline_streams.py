@@ -10,7 +10,7 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from broker.embedded import Broker
+from broker.runtime.embedded import Broker
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.table import BODIES

@@ -484,7 +484,7 @@ async def test_second_signal_ends_at_once() -> None:
 
 
 NEVER = ("pydantic", "botocore", "aiobotocore", "aiohttp", "prometheus_client", "cryptography", "nacl", "websockets", "bcrypt",
-         "cramjam", "nats", "numpy", "pyarrow", "pyspark", "broker.embedded", "broker.inspect", "broker.maintenance",
+         "cramjam", "nats", "numpy", "pyarrow", "pyspark", "broker.runtime.embedded", "broker.inspect", "broker.maintenance",
          "broker.migration", "broker.monitor", "broker.pipeline", "broker.jetstream.archive", "broker.jetstream.backup",
          "broker.jwt.claims", "broker.server.auth.callout", "broker.server.auth.tokens", "broker.server.operator",
          "broker.server.listeners.opening", "broker.server.listeners.proxy_protocol", "ctypes", "gzip", "tempfile")
@@ -535,7 +535,7 @@ async def test_the_first_request_waits_for_no_import(tmp_path: Path) -> None:
     """What JetStream's first stream needs is loaded without a request, all of it: a stream and a consumer import nothing more."""
     code = """
 import asyncio, sys
-from broker.embedded import Broker
+from broker.runtime.embedded import Broker
 async def main(directory):
     async with Broker(directory) as broker:
         await broker._app._loading

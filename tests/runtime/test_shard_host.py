@@ -8,7 +8,7 @@ import contextlib
 
 import pytest
 
-from broker.errors import StartError
+from broker.base.errors import StartError
 from broker.storage.format.claim import Claim
 from broker.storage.format.header import Position
 from broker.storage.objectstore.base import StoreRefused, Transient

@@ -15,7 +15,7 @@ from zlib import crc32
 import nats
 import pytest
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.config.settings import ClientSettings, JetStreamSettings, Settings, StorageSettings
 from broker.inspect.source import open_source
 from broker.maintenance.fsck import fsck

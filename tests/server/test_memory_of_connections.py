@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from websockets.frames import Frame, Opcode
 
+from broker.base.nkeys import ACCOUNT
 from broker.config.access import User
 from broker.config.callout import CalloutSettings
 from broker.config.settings import make_settings
-from broker.nkeys import ACCOUNT
 from broker.server.server import Server
 from tests.certificates import Authority
 from tests.keys import key

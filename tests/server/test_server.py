@@ -14,8 +14,8 @@ import pytest
 import uvloop
 from nats.errors import NoRespondersError
 
+from broker.base.gotime import format_duration, format_time
 from broker.config.settings import ClientSettings, Settings
-from broker.gotime import format_duration, format_time
 from broker.protocol.parser import Msg
 from broker.server.auth.login import Credentials, Login
 from broker.server.connection.statistics import uptime

@@ -19,7 +19,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-from broker.clock import GuardedClock, ManualClock
+from broker.base.clock import GuardedClock, ManualClock
 
 __all__ = ["Clocks"]
 

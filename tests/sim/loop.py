@@ -17,7 +17,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 
 __all__ = ["SimLoop", "Stuck"]
 

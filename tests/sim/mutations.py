@@ -24,7 +24,7 @@ import broker.storage.shard as shard
 import broker.storage.state.applied as applied
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
-from broker.clock import GuardedClock
+from broker.base.clock import GuardedClock
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.bus import Msg
 from broker.jetstream.consumer.consumer import Consumer

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker.clock import Clock, GuardedClock
+from broker.base.clock import Clock, GuardedClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.cluster.standby import wait_for_lease

@@ -22,7 +22,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.faulty import Faults

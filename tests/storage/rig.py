@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Taken, take
 from broker.storage.format.block import Outcome

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.clock import ManualClock, SystemClock
+from broker.base.clock import ManualClock, SystemClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.maintenance.fsck import fsck

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.base.nkeys import ACCOUNT, is_public_key
 from broker.config import kinds
 from broker.config.access import DEFAULT_ACCOUNT, AccountLimits, AccountSettings, Permissions
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
@@ -17,7 +18,6 @@ from broker.config.reading.tracing import read_outer_trace
 from broker.config.reading.users import AnyUser, read_permissions, read_users, with_defaults
 from broker.config.sharing import sharing_problems
 from broker.config.syntax import Value
-from broker.nkeys import ACCOUNT, is_public_key
 
 __all__ = ["Directory", "read_accounts"]
 

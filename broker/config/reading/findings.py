@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from broker.base.suggest import did_you_mean
 from broker.config import kinds
 from broker.config.kinds import Kind
 from broker.config.syntax import Value
-from broker.suggest import did_you_mean
 
 __all__ = ["Findings", "aliases", "go_type", "go_value", "shown"]
 

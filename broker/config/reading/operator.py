@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from broker import NATS_SERVER_VERSION
+from broker.base.nkeys import ACCOUNT, OPERATOR, is_public_key
 from broker.config import kinds
 from broker.config.access import SYSTEM_ACCOUNT
 from broker.config.operator import ResolverSettings
@@ -20,7 +21,6 @@ from broker.config.reading.refused import ALONE
 from broker.config.settings import Settings
 from broker.config.syntax import Value
 from broker.jwt.token import TokenError, undecorated
-from broker.nkeys import ACCOUNT, OPERATOR, is_public_key
 
 if TYPE_CHECKING:
     from broker.jwt.claims import OperatorClaims

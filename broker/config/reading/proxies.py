@@ -5,10 +5,10 @@ Source: nats-server, server/opts.go (parseProxies, parseProxiesTrusted).
 
 from __future__ import annotations
 
+from broker.base.nkeys import raw_key
 from broker.config import kinds
 from broker.config.reading.findings import Findings, aliases, go_type
 from broker.config.syntax import Value
-from broker.nkeys import raw_key
 
 __all__ = ["read_proxies"]
 

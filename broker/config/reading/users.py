@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker.base.gotime import parse_duration
+from broker.base.nkeys import USER, is_public_key
 from broker.config import kinds
 from broker.config.access import (
     CONNECTION_TYPES,
@@ -19,8 +21,6 @@ from broker.config.access import (
 )
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
 from broker.config.syntax import Value
-from broker.gotime import parse_duration
-from broker.nkeys import USER, is_public_key
 from broker.protocol.subject import is_valid
 
 __all__ = ["AnyUser", "read_permissions", "read_users", "with_defaults"]

@@ -23,7 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.config.settings import AccountLimits, JetStreamSettings
 from broker.jetstream.account.external import account_of
 from broker.jetstream.account.incoming import Incoming, Parts

@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.gotime import ZERO_TIME, ZERO_TIME_NS, format_time
+from broker.base.gotime import ZERO_TIME, ZERO_TIME_NS, format_time
 from broker.jetstream.account.sweeps import finished
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.config.consumer import ConsumerConfig, ConsumerCreateRequest

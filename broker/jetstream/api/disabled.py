@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.config.settings import JetStreamSettings
 from broker.jetstream.api.request import Tracked
 from broker.jetstream.api.routes import API_PREFIX, DIRECT_GET, MSG_NEXT, TYPE_PREFIX, route_of, subscribe_api

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from broker.gotime import format_time
+from broker.base.gotime import format_time
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.error_table import ApiErrors

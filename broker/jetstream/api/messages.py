@@ -11,7 +11,7 @@ from base64 import b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.gotime import format_time
+from broker.base.gotime import format_time
 from broker.jetstream.api.request import Request, Route, Tracked
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.error_table import ApiErrors

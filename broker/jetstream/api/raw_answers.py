@@ -10,7 +10,7 @@ from itertools import accumulate
 from operator import add
 from typing import TYPE_CHECKING
 
-from broker.gotime import format_time, format_times
+from broker.base.gotime import format_time, format_times
 from broker.protocol import headers
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from broker.gotime import format_time
+from broker.base.gotime import format_time
 from broker.jetstream.account.long_work import aside
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.config.stream import StreamConfigRequest

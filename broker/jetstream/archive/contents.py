@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from broker.gojson.decoding import JsonError, folded, members, unmarshal
-from broker.gotime import ZERO_TIME
+from broker.base.gojson.decoding import JsonError, folded, members, unmarshal
+from broker.base.gotime import ZERO_TIME
 from broker.jetstream.archive.entries import MAGIC, Entry, EntryReader, encode_entry
 from broker.jetstream.archive.errors import ArchiveError
 from broker.jetstream.archive.framing import FrameReader, FrameWriter

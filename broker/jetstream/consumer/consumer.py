@@ -30,8 +30,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from broker.clock import Clock
-from broker.garbage import discarded
+from broker.base.clock import Clock
+from broker.base.garbage import discarded
 from broker.jetstream.bus import Bus, Msg, Source
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.handler import AckHandler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.gotime import ZERO_TIME, format_time
+from broker.base.gotime import ZERO_TIME, format_time
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor.cursor import Cursor

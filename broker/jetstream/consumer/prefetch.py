@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.jetstream.consumer.cursor.cursor import Cursor, Loading
 from broker.jetstream.consumer.timer import Scheduler
 

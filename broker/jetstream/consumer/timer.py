@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 
 __all__ = ["DeadlineTimer", "Scheduler"]
 

@@ -30,7 +30,7 @@ from broker.storage.staging.answers import Answer
 from broker.storage.staging.check import Aside, NotAdoptable, Staged, read_staged
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.stream.stream import Stream
     from broker.storage.log.log import Log
 

@@ -42,7 +42,7 @@ from broker.storage.state.expiries import expires_at
 from broker.storage.state.table import BlockEntry
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.dedupe import Dedupe
     from broker.jetstream.stream.publish.msg_ids import MsgIds

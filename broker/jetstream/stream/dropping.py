@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from broker.storage.format.errors import FormatError
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.stream.stream import Stream
 
 __all__ = ["BlockBudget", "drop_blocks"]

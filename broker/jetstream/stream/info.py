@@ -10,7 +10,7 @@ import logging
 from contextlib import aclosing
 from typing import Any
 
-from broker.gotime import ZERO_TIME, format_time
+from broker.base.gotime import ZERO_TIME, format_time
 from broker.jetstream.filters import Filters
 from broker.jetstream.settings import SUBJECTS_PAGE
 from broker.jetstream.stream.state.decision import decide

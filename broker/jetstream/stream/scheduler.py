@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 from zoneinfo import ZoneInfo
 
-from broker.gotime import format_time
+from broker.base.gotime import format_time
 from broker.jetstream.bus import OwnSource
 from broker.jetstream.stream.publish import schedules
 from broker.jetstream.stream.state.ahead import AHEAD_NS
@@ -34,7 +34,7 @@ from broker.storage.format.records.schedule import Schedule
 from broker.storage.state.expiries import NEVER, Expiries
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.bus import Msg, Source
     from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.stored import StoredMsg

@@ -17,7 +17,7 @@ from broker.jetstream.stream.publish.id_map import IdSet
 from broker.storage.state.dead import DeadSet
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.stream.publish.dedupe import Dedupe
     from broker.storage.staging.check import Staged, StagedBlock
 

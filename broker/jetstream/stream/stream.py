@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker.clock import Clock
-from broker.garbage import discarded
+from broker.base.clock import Clock
+from broker.base.garbage import discarded
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.appending import Appending
 from broker.jetstream.stream.chunks import Chunks, Loading

@@ -26,8 +26,8 @@ import random
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-from broker.clock import Clock
-from broker.gotime import ZERO_TIME, format_time
+from broker.base.clock import Clock
+from broker.base.gotime import ZERO_TIME, format_time
 from broker.jetstream.bus import Bus, Source
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.ids import unique_id

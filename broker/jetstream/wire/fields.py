@@ -1,7 +1,7 @@
 """Requests and configurations between JSON and slots dataclasses, read as strictly as nats-server's Go decoder does.
 
 Owns: field kinds with their bounds, unknown fields.
-Does not own: the JSON text, names in other cases, repeated members (broker.gojson), the text of instants (broker.gotime),
+Does not own: the JSON text, names in other cases, repeated members (broker.base.gojson), the text of instants (broker.base.gotime),
 the meaning of values (jetstream.config and the request handlers).
 
 A dataclass declares each wire field once, by the functions below (``text``, ``int64``, …), under its wire name:
@@ -25,9 +25,9 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
-from broker.gojson.decoding import JsonError, Number, combined, decode_all, folded, kind_of, members, unmarshal
-from broker.gojson.raw import text_of
-from broker.gotime import format_time, parse_time
+from broker.base.gojson.decoding import JsonError, Number, combined, decode_all, folded, kind_of, members, unmarshal
+from broker.base.gojson.raw import text_of
+from broker.base.gotime import format_time, parse_time
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_json
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, UINT64_MAX

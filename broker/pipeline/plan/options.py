@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
+from broker.base.store_url import parse_store_url
 from broker.pipeline.errors import BadOption
 from broker.pipeline.plan.selection import NS_MAX, SEQ_MAX, Selection, time_ns
 from broker.pipeline.plan.snapshot import AsOf, names
 from broker.protocol.subject import is_valid
-from broker.store_url import parse_store_url
 
 __all__ = ["OPTIONS", "VIEWS", "Option", "Options"]
 

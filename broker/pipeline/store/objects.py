@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
 
+from broker.base.store_url import parse_store_url
 from broker.pipeline.errors import BadOption, Damaged, NoStore, PipelineError, Unreachable, of_format
 from broker.pipeline.store.aws import KEYS, S3Environment
 from broker.storage.format.errors import FormatError
@@ -25,7 +26,6 @@ from broker.storage.objectstore.base import NotFound, ObjectInfo, StoreError, St
 from broker.storage.objectstore.file import FileStore
 from broker.storage.paths import FORMAT, ROOT
 from broker.storage.unsynced_tail import hide_torn
-from broker.store_url import parse_store_url
 
 __all__ = ["AT_ONCE", "FileObjectClient", "ObjectClient", "Range", "S3ObjectClient", "check_store", "open_object_client"]
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from broker.base.value import Value
 from broker.config.access import DEFAULT_ACCOUNT
 from broker.jwt.fields import one_line
 from broker.server.auth.permissions import AccessRules
-from broker.value import Value
 
 if TYPE_CHECKING:
     from broker.jwt.claims import UserClaims, UserPermissions

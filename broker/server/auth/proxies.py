@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from broker.nkeys import decode_base64url, verify
+from broker.base.nkeys import decode_base64url, verify
 from broker.server.auth.login import Credentials, Decision, Refusal
 
 __all__ = ["NOT_TRUSTED", "REQUIRED", "ProxyRequired", "TrustedProxies"]

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from broker.gojson.decoding import JsonError, assigned, folded, members, unmarshal
+from broker.base.gojson.decoding import JsonError, assigned, folded, members, unmarshal
 
 __all__ = ["CONNECT_DEFAULTS", "described", "go_quoted", "read_connect", "shown_connect"]
 

@@ -21,8 +21,8 @@ import ssl
 from collections.abc import Collection
 from typing import Any, Final, cast
 
+from broker.base.garbage import discarded
 from broker.config.access import Permissions
-from broker.garbage import discarded
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.server.accounts.account import Account

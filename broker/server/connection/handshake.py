@@ -18,7 +18,7 @@ import logging
 from collections.abc import Collection
 from typing import Any, Final, Protocol
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.protocol.parser import Parser
 from broker.server.auth.login import VIOLATION, Authenticator, ConnectionFacts, Credentials, Login, Refusal, SlowCheck
 from broker.server.auth.proxies import NOT_TRUSTED, REQUIRED, TrustedProxies

@@ -9,7 +9,7 @@ import asyncio
 import random
 from typing import Any, Protocol, TypeVar
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.config.settings import Settings
 from broker.server.accounts.directory import Accounts
 from broker.server.auth.login import Authenticator

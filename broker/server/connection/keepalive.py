@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 
 __all__ = ["KeepAlive"]
 

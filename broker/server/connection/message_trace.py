@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from broker.gotime import format_time
+from broker.base.gotime import format_time
 from broker.protocol import headers
 from broker.protocol.content_encoding import encoded
 from broker.protocol.parser import Msg

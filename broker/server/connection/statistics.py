@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from broker.gotime import format_duration, format_time
+from broker.base.gotime import format_duration, format_time
 from broker.server.connection.cipher_suites import standard_name
 from broker.server.connection.connection import Client
 from broker.server.routing.route import Subscription

@@ -13,7 +13,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
-from broker.value import Value
+from broker.base.value import Value
 
 __all__ = ["HEADER_SECONDS", "ProxyHeader", "ProxyHeaderError", "read_header"]
 

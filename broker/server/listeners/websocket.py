@@ -17,8 +17,8 @@ from typing import Final, cast
 
 from websockets.http11 import Request, Response
 
+from broker.base.listen_socket import Bound, Listener
 from broker.config.settings import WebSocketSettings
-from broker.listen_socket import Bound, Listener
 from broker.server.connection.connection import Client
 from broker.server.connection.host import Host
 from broker.server.listeners import upgrade

@@ -21,16 +21,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
-from broker.clock import Clock
+from broker.base.clock import Clock
+from broker.base.gotime import format_time
+from broker.base.nkeys import ACCOUNT, is_public_key
 from broker.config.access import AccountSettings
 from broker.config.settings import OperatorSettings
-from broker.gotime import format_time
 from broker.jwt.access import account_settings
 from broker.jwt.claims import AccountClaims, OperatorClaims, UserPermissions, account_claims, operator_claims
 from broker.jwt.sharing import exports_of, imports_of, next_expiry
 from broker.jwt.token import TokenError, decode_token
 from broker.jwt.validation import account_issues, blocking
-from broker.nkeys import ACCOUNT, is_public_key
 from broker.server.operator.resolver import Resolver, ResolverError, make_resolver
 
 __all__ = ["AccountError", "Host", "KnownAccount", "OperatorAccounts", "Trust"]

@@ -19,12 +19,12 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from broker.clock import Clock
+from broker.base.clock import Clock
+from broker.base.nkeys import ACCOUNT, is_public_key
 from broker.jwt.claims import AccountClaims, account_claims
 from broker.jwt.fields import one_line
 from broker.jwt.token import TokenError, decode_token
 from broker.jwt.validation import account_issues, blocking
-from broker.nkeys import ACCOUNT, is_public_key
 from broker.server.operator.accounts import AccountError, OperatorAccounts
 from broker.server.operator.resolver import DirectoryResolver, ResolverError
 from broker.server.routing.router import Router

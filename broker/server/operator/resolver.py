@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from broker.base.nkeys import ACCOUNT, is_public_key
 from broker.config.operator import ResolverSettings, shown_url
 from broker.config.settings import OperatorSettings, ResolverTlsSettings
 from broker.jwt.claims import account_claims
 from broker.jwt.token import TOKEN_CHARS_MAX, TokenError, decode_token
-from broker.nkeys import ACCOUNT, is_public_key
 
 if TYPE_CHECKING:
     from aiohttp import TCPConnector

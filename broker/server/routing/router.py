@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.protocol import encoder
 from broker.protocol.encoder import message
 from broker.protocol.parser import Msg

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from broker.base.gotime import format_time
 from broker.config.sharing import Latency
-from broker.gotime import format_time
 from broker.protocol import headers
 from broker.server.routing.route import Peer
 from broker.server.routing.router import Router

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from broker.gojson.decoding import combined, folded, kind_of, members, unmarshal
+from broker.base.gojson.decoding import combined, folded, kind_of, members, unmarshal
 
 __all__ = ["Selection", "members_of"]
 

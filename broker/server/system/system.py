@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.config.settings import Settings
 from broker.server.accounts.account import Account
 from broker.server.accounts.directory import Accounts

@@ -35,7 +35,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.orphans import orphan_pages, orphan_runs, orphan_segments
 from broker.storage.format.errors import FormatError

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.compaction.inventory import StoredObject
 from broker.storage.compaction.merge import Input, Piece
 from broker.storage.compaction.recent import RecentSegments

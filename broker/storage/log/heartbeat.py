@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
 from broker.storage.log.putter import Putter, Segment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.log.putter import Segment
 
 __all__ = ["Lease"]

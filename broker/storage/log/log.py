@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.format.header import Position
 from broker.storage.format.records.adoption import Adopted
 from broker.storage.log.commit_schedule import BLOCKS_MANY, BYTES_MANY, Action, CommitSchedule, Facts

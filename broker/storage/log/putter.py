@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind, Position

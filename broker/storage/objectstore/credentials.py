@@ -18,7 +18,7 @@ from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import AioSession
 from botocore.exceptions import NoCredentialsError
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 
 __all__ = ["Credentials"]
 

@@ -9,7 +9,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.objectstore.base import Buffers, Listing, NotFound, ObjectStore, PreconditionFailed, size_of
 from broker.storage.objectstore.wrapper import Wrapper
 

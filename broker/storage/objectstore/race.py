@@ -13,7 +13,7 @@ import asyncio
 import random
 from contextlib import suppress
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.objectstore.base import (
     NotFound,
     ObjectStore,

@@ -24,7 +24,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.objectstore.base import Buffers, ObjectStore, Reserve, StoreError, StoreFull, size_of
 from broker.storage.objectstore.wrapper import Wrapper
 

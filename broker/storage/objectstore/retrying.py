@@ -18,7 +18,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.storage.objectstore.base import Buffers, Listing, ObjectStore, Transient
 from broker.storage.objectstore.wrapper import Wrapper
 

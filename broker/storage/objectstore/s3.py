@@ -30,7 +30,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
 
-from broker.clock import Clock, SystemClock
+from broker.base.clock import Clock, SystemClock
 from broker.storage.objectstore.base import (
     Buffers,
     Listing,

@@ -1,11 +1,11 @@
-"""Opening a store by its URL, whose forms ``broker.store_url`` lists."""
+"""Opening a store by its URL, whose forms ``broker.base.store_url`` lists."""
 
 from __future__ import annotations
 
+from broker.base.store_url import parse_store_url
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
-from broker.store_url import parse_store_url
 
 __all__ = ["open_store"]
 

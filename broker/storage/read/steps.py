@@ -14,7 +14,7 @@ import random
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.storage.format.header import Position
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
 from broker.storage.paths import parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from broker.value import Value
+from broker.base.value import Value
 
 __all__ = ["ANSWER", "GRANTED", "REFUSED", "Answer", "answer_in"]
 

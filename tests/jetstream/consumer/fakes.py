@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.consumer.consumer import Consumer

@@ -8,7 +8,7 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.jetstream.consumer.cursor.cursor import Cursor
 from broker.jetstream.consumer.cursor.taken import Taken
 from broker.jetstream.filters import Filters

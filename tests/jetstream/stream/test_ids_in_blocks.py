@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.jetstream.stream.publish.msg_ids import MsgIds
 from broker.storage.state.ids import IdPart, StreamIds

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.gotime import format_time
+from broker.base.gotime import format_time
 from broker.jetstream.stream.stream import Stream
 from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.world import World, ask, everything, pub, publish

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.config.settings import AccountLimits, ServerLimits
 from broker.jetstream.bus import Msg
 from broker.jetstream.config.consumer import ConsumerConfig

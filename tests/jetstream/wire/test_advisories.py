@@ -16,7 +16,7 @@ import nats
 import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.jetstream.wire.advisories import AccountEvents, ConsumerEvents
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.jetstream.consumer.fakes import FakeBus

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.gojson.messages import syntax_error
-from broker.gotime import ZERO_TIME, ZERO_TIME_NS, format_duration, format_time, parse_time
+from broker.base.gojson.messages import syntax_error
+from broker.base.gotime import ZERO_TIME, ZERO_TIME_NS, format_duration, format_time, parse_time
 from broker.jetstream.api.messages import GetRequest
 from broker.jetstream.config.types import (
     ConsumerConfig,

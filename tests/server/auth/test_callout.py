@@ -17,8 +17,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from broker.base.nkeys import ACCOUNT, CURVE, SERVER, USER, CurveKeyPair, KeyPair, is_public_key
 from broker.jwt.token import decode_token, encode_token
-from broker.nkeys import ACCOUNT, CURVE, SERVER, USER, CurveKeyPair, KeyPair, is_public_key
 from tests import tokens
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.keys import key, secret

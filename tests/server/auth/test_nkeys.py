@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.nkeys import USER, encode_base64url
+from broker.base.nkeys import USER, encode_base64url
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.keys import key, signed
 from tests.server.raw_client import Wire

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
 
-from broker.clock import GuardedClock
+from broker.base.clock import GuardedClock
 from broker.config.access import AccountSettings, Permissions, ResponsePermission, SubjectPermission, User
 from broker.config.settings import make_settings
 from broker.protocol.subject import matches

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.nkeys import OPERATOR, SERVER, USER, encode_base64url
+from broker.base.nkeys import OPERATOR, SERVER, USER, encode_base64url
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.keys import key
 from tests.server.raw_client import Wire

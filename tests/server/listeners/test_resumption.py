@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.config.settings import make_settings
 from broker.server.server import Server
 from tests.certificates import Authority, Files

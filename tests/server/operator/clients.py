@@ -12,7 +12,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from broker.nkeys import ACCOUNT, USER, encode_base64url
+from broker.base.nkeys import ACCOUNT, USER, encode_base64url
 from tests import tokens
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.keys import key

@@ -13,8 +13,8 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import APIError
 
+from broker.base.nkeys import ACCOUNT, OPERATOR, USER, KeyPair
 from broker.jwt.token import encode_token
-from broker.nkeys import ACCOUNT, OPERATOR, USER, KeyPair
 from tests import tokens
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.keys import key

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.nkeys import ACCOUNT
+from broker.base.nkeys import ACCOUNT
 from broker.server.operator.resolver import ResolverError, UrlResolver
 from tests import tokens
 from tests.harness import BrokerProcess, ServerProcess

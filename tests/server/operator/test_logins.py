@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.nkeys import ACCOUNT, OPERATOR, USER
+from broker.base.nkeys import ACCOUNT, OPERATOR, USER
 from tests import tokens
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.keys import key

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from broker.base.nkeys import ACCOUNT
 from broker.config.operator import ResolverSettings
 from broker.config.settings import OperatorSettings, ResolverTlsSettings
-from broker.nkeys import ACCOUNT
 from broker.server.operator.resolver import DirectoryResolver, ResolverError, UrlResolver, make_resolver
 from tests import tokens
 from tests.certificates import Authority

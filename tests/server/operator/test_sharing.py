@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from broker.nkeys import ACCOUNT
+from broker.base.nkeys import ACCOUNT
 from tests import tokens
 from tests.harness import BrokerProcess, ServerProcess
 from tests.keys import key

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.jetstream.bus import Bus, Deliveries, Source
 from broker.protocol.parser import Msg, Parser
 from broker.protocol.subject import matches

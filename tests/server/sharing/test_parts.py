@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.config.access import AccountSettings
 from broker.config.sharing import Destination, Export, Import, SubjectMapping, mapping_problem, sharing_problems
 from broker.protocol import headers

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound

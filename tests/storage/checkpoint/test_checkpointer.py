@@ -13,7 +13,7 @@ import broker.storage.state.expiries as expiries
 import broker.storage.state.packed as packed
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at
 from broker.inspect.source import Source

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import ObjectKind, Position

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.config.settings import StorageSettings
 from broker.storage.compaction import compactor
 from broker.storage.compaction.compactor import Compactor

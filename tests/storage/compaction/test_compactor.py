@@ -10,7 +10,7 @@ import pytest
 
 import broker.storage.checkpoint.checkpointer as checkpointer
 import broker.storage.state.table as table
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import Outcome
 from broker.storage.format.message_size import message_size

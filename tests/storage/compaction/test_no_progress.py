@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.format.records.adoption import Adopted
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.message_ids import MessageIds

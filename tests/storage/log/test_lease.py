@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.clock import GuardedClock, ManualClock
+from broker.base.clock import GuardedClock, ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import Pulse

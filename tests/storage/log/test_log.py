@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.cluster.ownership import seal_at
 from broker.storage.format.block import Outcome
 from broker.storage.format.errors import Corrupt

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.format.header import Position
 from broker.storage.log.lease import Lease
 from broker.storage.log.segment_queue import SegmentQueue

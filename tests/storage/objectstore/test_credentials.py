@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.objectstore import StoreError, StoreRefused, Transient
 from broker.storage.objectstore.credentials import Credentials
 from broker.storage.objectstore.s3 import S3Store

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.storage.objectstore import PreconditionFailed, Transient
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.objectstore.s3 import S3Store

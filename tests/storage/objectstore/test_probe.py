@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import ManualClock, SystemClock
+from broker.base.clock import ManualClock, SystemClock
 from broker.storage.objectstore import Listing, ObjectStore, StoreRefused, open_store
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.file import FileStore

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import ManualClock, SystemClock
+from broker.base.clock import ManualClock, SystemClock
 from broker.storage.objectstore import disk_reserve, reserving
 from broker.storage.objectstore.base import Buffers, StoreFull, Transient, size_of
 from broker.storage.objectstore.disk_reserve import RESERVE, DiskReserve

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.clock import ManualClock, SystemClock
+from broker.base.clock import ManualClock, SystemClock
 from broker.storage.objectstore import (
     NotFound,
     PreconditionFailed,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.objectstore import (
     NotFound,
     PreconditionFailed,

@@ -17,7 +17,7 @@ import pytest
 import broker.storage.state.expiries as expiries
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.document import decode_document, encode_document
 from broker.storage.format.errors import CutOff, FormatError

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt, CutOff, VersionUnknown
 from broker.storage.format.header import Position

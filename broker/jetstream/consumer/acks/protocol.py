@@ -13,8 +13,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from broker.gojson.decoding import JsonError, assigned, unmarshal
-from broker.gotime import parse_duration
+from broker.base.gojson.decoding import JsonError, assigned, unmarshal
+from broker.base.gotime import parse_duration
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, decimal
 
 __all__ = ["AckInfo", "AckKind", "parse_answer", "parse_delay", "parse_subject"]

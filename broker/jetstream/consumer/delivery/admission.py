@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
-from broker.clock import Clock
-from broker.gotime import format_duration
+from broker.base.clock import Clock
+from broker.base.gotime import format_duration
 from broker.jetstream.bus import Bus, Msg
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.state import AckState

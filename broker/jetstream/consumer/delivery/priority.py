@@ -21,7 +21,7 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
-from broker.clock import Clock
+from broker.base.clock import Clock
 from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.request import WaitingRequest
 from broker.jetstream.wire.advisories import ConsumerEvents

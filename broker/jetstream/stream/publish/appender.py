@@ -18,7 +18,7 @@ from broker.jetstream.wire.errors import ApiError
 from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.stream.publish.candidate import Candidate
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.publish.pending import Pending

@@ -27,7 +27,7 @@ from broker.protocol import headers as header_block
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.bus import Msg, Source
 
 __all__ = ["AtomicBatches", "Batch", "Reason"]

@@ -29,7 +29,7 @@ from broker.protocol import headers as header_block
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.appender import Appender

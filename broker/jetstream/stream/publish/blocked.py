@@ -22,7 +22,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.bus import Msg
     from broker.jetstream.stream.publish.replies import Replies
     from broker.jetstream.stream.state.heads import Heads

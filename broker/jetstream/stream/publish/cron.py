@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime, tzinfo
 from typing import Final, NamedTuple
 
-from broker.gotime import parse_duration, parse_time
+from broker.base.gotime import parse_duration, parse_time
 from broker.jetstream.wire.numbers import signed_decimal
 
 __all__ = ["Firing", "fires_at", "next_match"]

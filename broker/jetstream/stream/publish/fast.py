@@ -31,7 +31,7 @@ from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import INT64_MAX, UINT64_MAX, decimal
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.bus import Msg
     from broker.jetstream.inflight import Inflight
 

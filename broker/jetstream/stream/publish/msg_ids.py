@@ -21,7 +21,7 @@ from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.objectstore.base import NotFound
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.stream.publish.dedupe import Dedupe
     from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.live import Live

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from broker.gotime import format_time
+from broker.base.gotime import format_time
 from broker.protocol.subject import is_literal, is_valid
 from broker.protocol.subject_transform import SUBJECT_MAX, make_transform
 

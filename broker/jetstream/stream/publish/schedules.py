@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
-from broker.gotime import ZERO_TIME_NS
+from broker.base.gotime import ZERO_TIME_NS
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.publish.cron import Firing, fires_at
 from broker.jetstream.stream.publish.rollup import ROLLUP

@@ -28,7 +28,7 @@ from broker.storage.put import describe, put_ours, until_answered
 from broker.storage.staging.run import Row, encode_run, in_blocks
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.inflight import Inflight

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from broker.gojson.decoding import assigned, unmarshal
+from broker.base.gojson.decoding import assigned, unmarshal
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.protocol import headers as header_block
 

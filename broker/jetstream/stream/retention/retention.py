@@ -39,7 +39,7 @@ from broker.jetstream.stream.state.rows import NotLoaded, size_between
 from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.state.heads import Heads
     from broker.jetstream.stream.state.live import Live

@@ -36,7 +36,7 @@ from broker.storage.format.records.expiry import Expiry
 from broker.storage.state.expiries import NEVER, Expiries, expires_at
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.retention.retention import Retention

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from broker.storage.state.expiries import NEVER
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.jetstream.stream.state.tasks import Tasks
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog

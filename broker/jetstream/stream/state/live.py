@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.jetstream.stream.state.ahead import AheadOfClock
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.joining import Joining
@@ -44,7 +44,7 @@ from broker.storage.format.block import Outcome
 from broker.storage.state.dead import DeadSet
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
+    from broker.base.clock import Clock
     from broker.storage.log.open_block import OpenBlock
     from broker.storage.log.writer import SealedBlock
     from broker.storage.state.stream import StreamState

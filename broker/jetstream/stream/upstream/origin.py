@@ -13,7 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from broker.gotime import format_time
+from broker.base.gotime import format_time
 from broker.jetstream.config.stream import StreamSource
 from broker.jetstream.filters import Filters
 from broker.jetstream.wire.ids import short_hash

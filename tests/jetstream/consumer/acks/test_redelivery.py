@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.gotime import format_time
+from broker.base.gotime import format_time
 from broker.jetstream.consumer.consumer import Consumer
 from tests.jetstream.consumer.fakes import MS, SECOND, World, fresh_state, seqs, statuses
 

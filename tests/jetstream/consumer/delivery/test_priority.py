@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.jetstream.consumer.delivery.priority import Supply, order_of
 from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.consumer.delivery.request import WaitingRequest, parse_request

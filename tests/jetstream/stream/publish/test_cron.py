@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.gotime import format_time, parse_time
+from broker.base.gotime import format_time, parse_time
 from broker.jetstream.stream.publish import cron
 from broker.jetstream.stream.publish.cron import fires_at, next_match
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.config.settings import AccountLimits, JetStreamSettings
 from broker.jetstream.bus import Msg
 from broker.jetstream.engine import JetStream
@@ -496,7 +496,7 @@ async def test_an_ack_of_all_passes_a_gap_of_any_length(batched: bool) -> None:
     await broker.open()
     if batched:
         broker.router.route([(ack, b"", 0, b"") for ack in acks[1:3]], 0, 2, broker.caller,  # type: ignore[arg-type]
-                            broker.clock.now_ns())
+                            broker.base.clock.now_ns())
     else:
         await asyncio.wait_for(broker.caller.send(acks[2].decode()), 30)
     await broker.stream.interest.finished()

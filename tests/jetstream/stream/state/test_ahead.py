@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.jetstream.stream.state.ahead import RELEASED_NS, AheadOfClock
 from broker.jetstream.stream.state.live import Live
 

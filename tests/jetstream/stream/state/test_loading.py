@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tests.jetstream.stream.world as worlds
-from broker.clock import ManualClock
+from broker.base.clock import ManualClock
 from broker.jetstream.consumer.cursor.cursor import Cursor, Taken
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state import subject_state

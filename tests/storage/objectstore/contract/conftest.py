@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from broker.storage.objectstore import open_store
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.objectstore.faulty import Faults, FaultyStore

@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import pytest
 
-from broker import descriptors, listen_socket
-from broker.descriptors import is_free_for_connections, open_files_max, raise_limit, reserved
-from broker.listen_socket import Bound, Listener
+from broker.base import descriptors, listen_socket
+from broker.base.descriptors import is_free_for_connections, open_files_max, raise_limit, reserved
+from broker.base.listen_socket import Bound, Listener
 
 
 class Greeter(asyncio.Protocol):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from broker.output import count, printable, size
+from broker.base.output import count, printable, size
 
 __all__ = ["Progress"]
 

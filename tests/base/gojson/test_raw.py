@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.gojson.raw import text_of
+from broker.base.gojson.raw import text_of
 
 BLANKS = '{ "a" : [ 1, { "b" :  "x\\u0041" } ], "c": 1.50 , "a": { } }'
 

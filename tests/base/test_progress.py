@@ -8,7 +8,7 @@ import pty
 
 import pytest
 
-from broker.progress import Progress
+from broker.base.progress import Progress
 
 
 class Clock:

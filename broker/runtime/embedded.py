@@ -1,6 +1,6 @@
 """A broker inside a Python program or a test, on a port of its own, or on none.
 
-    from broker.embedded import Broker
+    from broker.runtime.embedded import Broker
 
     async with Broker() as broker:                    # streams in memory; Broker("data/streams") keeps them in a directory
         nc = await nats.connect(broker.url)
@@ -20,11 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from broker.base.errors import StoreInUse
+from broker.base.store_url import has_scheme, parse_store_url
 from broker.config.load import settings_of_program
 from broker.config.settings import ConfigError, Settings, make_settings
-from broker.errors import StoreInUse
 from broker.runtime.app import App
-from broker.store_url import has_scheme, parse_store_url
 
 __all__ = ["Broker"]
 

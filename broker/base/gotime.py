@@ -6,7 +6,7 @@ Does not own what callers add (a bare number of seconds in a configuration file,
 Durations are nanoseconds within a signed 64-bit integer, instants Unix UTC nanoseconds.
 
 Source: Go's time package: ParseDuration, Duration.String, Time.Format and time.Parse with RFC3339Nano. The table in
-tests/test_gotime.py was made by a Go program.
+tests/base/test_gotime.py was made by a Go program.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.base.value import Value, fields
 from broker.config.access import User
 from broker.config.settings import AuthSettings, Settings, StorageSettings
-from broker.value import Value, fields
 
 
 class Point(Value, hidden=["secret"]):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from broker.clock import GuardedClock
+from broker.base.clock import GuardedClock
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.gotime import (
+from broker.base.gotime import (
     ZERO_TIME,
     ZERO_TIME_NS,
     format_duration,

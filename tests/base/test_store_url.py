@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.base.store_url import parse_store_url, proposal
 from broker.config.flags import read_flags
 from broker.config.load import load
 from broker.config.settings import ConfigError
-from broker.store_url import parse_store_url, proposal
 
 HOME = os.path.expanduser("~")
 
@@ -75,5 +75,5 @@ def test_an_empty_text() -> None:
 def test_commands(command: str, tmp_path: Path) -> None:
     """Each command that takes a store proposes the same."""
     done = subprocess.run([sys.executable, "-m", "broker", *command.replace("URL", "s3:/bucket").split()], capture_output=True,
-                          text=True, timeout=60, cwd=Path(__file__).parents[1], check=False)
+                          text=True, timeout=60, cwd=Path(__file__).parents[2], check=False)
     assert (done.returncode, "try s3://bucket" in done.stderr) == (2, True), done.stderr

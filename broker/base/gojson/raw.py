@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
 from typing import Any, Final, NamedTuple
 
-from broker.gojson.decoding import after_blanks, unmarshal, value_at
+from broker.base.gojson.decoding import after_blanks, unmarshal, value_at
 
 __all__ = ["text_of"]
 

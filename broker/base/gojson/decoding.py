@@ -18,7 +18,7 @@ element by element up to the length of the last.
 ``unmarshal`` and ``decode_all`` make values of Python, in which ``Number`` and ``Repeated`` keep what Python's own types
 cannot. Readers of objects use ``members`` and ``folded``, or ``assigned``; the names that they look for are in lower case.
 
-Source: Go 1.27, encoding/json (decode.go, fold.go), which wrote tests/gojson/cases.json.
+Source: Go 1.27, encoding/json (decode.go, fold.go), which wrote tests/base/gojson/cases.json.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, Final
 
-from broker.gojson.messages import syntax_error, unmarshal_error
+from broker.base.gojson.messages import syntax_error, unmarshal_error
 
 __all__ = ["JsonError", "Number", "Repeated", "after_blanks", "assigned", "combined", "decode_all", "folded", "generic", "kind_of",
            "members", "unmarshal", "value_at"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.nkeys import (
+from broker.base.nkeys import (
     ACCOUNT,
     CURVE,
     OPERATOR,

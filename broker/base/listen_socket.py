@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker.descriptors import is_free_for_connections, open_files_max, reserved
+from broker.base.descriptors import is_free_for_connections, open_files_max, reserved
 
 __all__ = ["Bound", "Listener"]
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector in small steps: ``broker.garbage``."""
+"""Python's garbage collector in small steps: ``broker.base.garbage``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import nats
 import pytest
 
-from broker.embedded import Broker
-from broker.garbage import Collector, discarded
+from broker.base.garbage import Collector, discarded
+from broker.runtime.embedded import Broker
 
 
 class Node:

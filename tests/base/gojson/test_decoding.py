@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.gojson.decoding import JsonError, assigned, decode_all, folded, generic, members, unmarshal
+from broker.base.gojson.decoding import JsonError, assigned, decode_all, folded, generic, members, unmarshal
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError
 from broker.jwt.fields import Fields, TokenError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.machine import memory_bytes
+from broker.base.machine import memory_bytes
 from tests.harness import BrokerProcess
 
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
