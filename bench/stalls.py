@@ -114,9 +114,10 @@ class Stalls:
         stored = fill(state, self.blocks)
         self.log = Log(store, PATHS.log, 1, bytes(16), state, clock, rng, executor=executor)
         snapshot = Snapshot(state, None, {}, [], False, 0, 0, 0, 0, [])
-        self.checkpointer = Checkpointer(self.log, PATHS, snapshot, rng, executor=ThreadPoolExecutor(1))
         self.store = store
         self.sweeper = Sweeper(self.log, PATHS, clock, rng)
+        self.checkpointer = Checkpointer(self.log, PATHS, snapshot, rng, after_round=self.sweeper.after_round,
+                                         executor=ThreadPoolExecutor(1))
         self.sweeper.start(self.checkpointer)
         given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"], "max_age": max_age_ns})
         reader = BlockReader(store, Cache(1 << 20), lambda ref: object_key(PATHS, ref))

@@ -128,8 +128,9 @@ class Shard:
             snapshot.state.apply_segment(Position(epoch, number))
         log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
                   began_ns=pulse.proved_ns, clock_trusted=clock_trusted)
-        checkpointer = Checkpointer(log, paths, snapshot, rng, settings.checkpoint, executor=executor)
         sweeper = Sweeper(log, paths, clock, rng, grace_ns=settings.sweep_grace_ns, clock_trusted=clock_trusted)
+        checkpointer = Checkpointer(log, paths, snapshot, rng, settings.checkpoint, after_round=sweeper.after_round,
+                                    executor=executor)
         sweeper.start(checkpointer)
         checkpointer.start()
         compactor = None

@@ -73,8 +73,7 @@ class Router:
         self.mapper: Mapper | None = None
         self.shadows: Shadows | None = None
         self.tracing: Tracing | None = None
-        self.on_removed: Callable[[Subscription], None] | None = None
-        """Called after a subscription has left, while responses are awaited that are measured."""
+        self._removal_observers: tuple[Callable[[Subscription], None], ...] = ()
 
     @property
     def subscription_count(self) -> int:
@@ -385,8 +384,17 @@ class Router:
             self._changed(sub.subject)
             if self.shadows is not None:
                 self.shadows.removed(sub)
-            if self.on_removed is not None:
-                self.on_removed(sub)
+            for observer in self._removal_observers:
+                observer(sub)
+
+    def observe_removals(self, observer: Callable[[Subscription], None]) -> None:
+        """Call ``observer`` after each removal of a subscription; registering it twice has no effect."""
+        if observer not in self._removal_observers:
+            self._removal_observers = (*self._removal_observers, observer)
+
+    def stop_observing_removals(self, observer: Callable[[Subscription], None]) -> None:
+        """Remove an observer; an unknown one is ignored."""
+        self._removal_observers = tuple(other for other in self._removal_observers if other != observer)
 
     def end(self, subs: Collection[Subscription]) -> None:
         """Send these subscriptions nothing more. The caller removes them, on later turns of the loop if they are many."""

@@ -42,7 +42,7 @@ class LostInterest:
     def watch(self, reply: bytes, expected: bytes, lost: Callable[[bytes], None]) -> None:
         """Call ``lost(expected)`` once nobody subscribes to ``reply``."""
         self._watched.setdefault(reply, {})[expected] = lost
-        self._router.on_removed = self._removed
+        self._router.observe_removals(self._removed)
 
     def forget(self, reply: bytes, expected: bytes) -> None:
         """The request has ended otherwise."""
@@ -50,7 +50,7 @@ class LostInterest:
         if watched is not None and watched.pop(expected, None) is not None and not watched:
             del self._watched[reply]
             if not self._watched:
-                self._router.on_removed = None
+                self._router.stop_observing_removals(self._removed)
 
     def _removed(self, sub: Subscription) -> None:
         if is_literal(sub.subject):

@@ -22,9 +22,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Executor
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from broker.storage.checkpoint.id_pages import IdPager
 from broker.storage.checkpoint.subject_pages import SubjectPager, SubjectSettings
@@ -110,12 +110,15 @@ class Checkpointer(LogListener):
     """Cuts checkpoints of one shard's log. One round at a time."""
 
     def __init__(self, log: Log, paths: ShardPaths, snapshot: Snapshot, rng: random.Random,
-                 settings: CheckpointSettings | None = None, *, executor: Executor | None = None) -> None:
-        """Continues from the ``snapshot`` that ``log`` was recovered from."""
+                 settings: CheckpointSettings | None = None, *, after_round: Callable[[Checkpointer], Awaitable[None]],
+                 executor: Executor | None = None) -> None:
+        """Continue from the ``snapshot`` that ``log`` was recovered from.
+
+        Args: ``after_round`` is awaited once each round's root is in the store: the sweeper decides what to release.
+        """
         self.settings = settings or CheckpointSettings()
         self.rounds = 0
-        self.on_round: Callable[[Checkpointer], Any] | None = None
-        """Awaited after each round's root has landed: the sweeper decides what to release."""
+        self._after_round = after_round
         self._log = log
         self._paths = paths
         self._rng = rng
@@ -284,8 +287,8 @@ class Checkpointer(LogListener):
             await self._wake.wait()
             self._wake.clear()
             try:
-                if await self.cut() and self.on_round is not None:
-                    await self.on_round(self)
+                if await self.cut():
+                    await self._after_round(self)
             except Exception as error:
                 self._log.fail(error)
                 return

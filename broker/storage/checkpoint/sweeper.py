@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from broker.base.clock import Clock
 from broker.storage.checkpoint.checkpointer import Checkpointer
@@ -41,8 +41,9 @@ from broker.storage.checkpoint.orphans import orphan_pages, orphan_runs, orphan_
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, key_position, position_key
 from broker.storage.format.records.release import Release
+from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
-from broker.storage.log.writer import SealedBlock
+from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import ShardPaths, parse, run_key
 from broker.storage.put import Backoff, until_answered
@@ -71,7 +72,7 @@ _TIDIED_AT_ONCE = 1024
 """Blocks removed from the counts between two turns of the loop: about 2 ms."""
 
 
-class Sweeper:
+class Sweeper(LogListener):
     """Deletes what one shard's log has released."""
 
     def __init__(self, log: Log, paths: ShardPaths, clock: Clock, rng: random.Random, *,
@@ -88,9 +89,7 @@ class Sweeper:
         self._finding: asyncio.Task[None] | None = None
         self._orphans: dict[str, set[Position]] = {"segments": set(), "pages": set()}
         self._orphan_runs: list[str] = []
-        self.in_use: Callable[[], AbstractSet[int | RunKey]] = frozenset
-        """Segments, by ``position_key``, and runs from which live streams may still read, though the applied state does not
-        name them any more."""
+        self._in_use: AbstractSet[int | RunKey] = frozenset()
         self._held_back = False
         """Whether the last round left out one that is in use."""
         self._done: list[Position] = []
@@ -104,10 +103,10 @@ class Sweeper:
         self._more: asyncio.Task[None] | None = None
 
     def start(self, checkpointer: Checkpointer) -> None:
-        """Begin: act after each of the checkpointer's rounds, and delete what earlier owners released but did not delete."""
-        checkpointer.on_round = self.after_round
-        self._log.shard.on_persisted = self._recorded
-        self._log.state.on_left = self._blocks_left
+        """Begin to delete, also objects that earlier owners released but did not delete. The checkpointer awaits
+        ``after_round``."""
+        self._log.listen(self)
+        self._log.state.observe_removals(self._blocks_left)
         due_ns = self._clock.monotonic_ns() + self._grace_ns
         self._queue.extend((due_ns, released) for released in self._log.state.released.values())
         loop = asyncio.get_running_loop()
@@ -117,7 +116,7 @@ class Sweeper:
 
     async def stop(self) -> None:
         """End; the next owner deletes what was released and still exists."""
-        self._log.state.on_left = None
+        self._log.state.stop_observing_removals()
         if self._tidying is not None:
             self._tidying.cancel()
             self._tidying = None
@@ -157,6 +156,11 @@ class Sweeper:
         self._more = asyncio.get_running_loop().create_task(
             self._release_more(segments, kept[0].position if full else None), name="releasing")
 
+    def protect(self, objects: AbstractSet[int | RunKey]) -> None:
+        """Release none of these segments (by ``position_key``) and runs: live streams may still read them, although the
+        applied state does not name them any more. Replaces the objects of the call before."""
+        self._in_use = objects
+
     def abandon_run(self, key: str) -> None:
         """A run of ours will never be adopted: release it with the next round."""
         self._orphan_runs.append(key)
@@ -178,7 +182,7 @@ class Sweeper:
         for at in range(0, len(keys), _POSITIONS_MAX):
             # Leaves out those that were released meanwhile, or that a late block of their segment has named again.
             some = {key for key in keys[at:at + _POSITIONS_MAX] if uncounted_to < key <= limit and key in state.unnamed}
-            unused = some - self.in_use() - held
+            unused = some - self._in_use - held
             self._held_back = self._held_back or len(unused) < len(some)
             yield list(map(key_position, sorted(unused)))
         orphans = sorted(self._orphans["segments"])
@@ -190,7 +194,7 @@ class Sweeper:
     def _unneeded_runs(self) -> list[str]:
         """Keys of runs without live blocks, and of those never adopted, as many as fit into a record; they count as released
         from here on. If the record is not persisted, the next owner finds them as orphans."""
-        state, in_use = self._log.state, self.in_use()
+        state, in_use = self._log.state, self._in_use
         freed, uncounted_to = state.freed_runs, state.uncounted_to
         unused = [run for run in freed if run not in in_use and position_key(Position(*run[:2])) > uncounted_to]
         keys = [run_key(self._paths, run, *freed.pop(run)) for run in unused[:_POSITIONS_MAX]]
@@ -265,9 +269,9 @@ class Sweeper:
 
     # --- deleting -----------------------------------------------------------------------------------------------------
 
-    def _recorded(self, block: SealedBlock[Any]) -> None:
-        """A block of the shard itself was persisted: what its records release is deleted after the grace period."""
-        released = self._log.state.released.get(block.core.position)
+    def segment_persisted(self, segment: Segment) -> None:
+        """Delete what the segment's records release, after the grace period."""
+        released = self._log.state.released.get(segment.position)
         if released is not None:
             self._queue.append((self._clock.monotonic_ns() + self._grace_ns, released))
             self._wake.set()

@@ -79,8 +79,6 @@ class Compactor(LogListener):
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._working = asyncio.Lock()
-        self._in_use: set[int | RunKey] = set()
-        """Segments and runs of a merge that is being adopted: live streams read from the old or from the new ones."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -96,7 +94,6 @@ class Compactor(LogListener):
     def start(self) -> None:
         """Work from now on; what was there before the start is looked at once it is quiet."""
         self._log.listen(self)
-        self._sweeper.in_use = lambda: self._in_use
         self._arm()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="compaction")
 
@@ -256,10 +253,11 @@ class Compactor(LogListener):
         if run is not None:
             await self._put(key, run.data)
             self.written_bytes += run.size
-            # Until the last record: between two of them the run may have no live block, and is needed all the same.
-            self._in_use = {*runs_of(run), *_objects_of(pieces)}
+            # Live streams read from the old or from the new objects until the last record. Between two records the run may
+            # have no live block, and is needed all the same.
+            self._sweeper.protect({*runs_of(run), *_objects_of(pieces)})
             adopted = await self._adopter.adopt(run, key)
-            self._in_use = set()
+            self._sweeper.protect(frozenset())
             self.blocks_in += sum(len(piece.inputs) for piece in pieces)
             self.blocks_out += len(run.blocks)
         read_bytes = sum(len(one.index_data) + len(one.frames_data) for piece in pieces for one in piece.inputs)

@@ -37,15 +37,11 @@ class ShardOwner:
 
     stream_id = 0
 
-    def __init__(self) -> None:
-        self.on_persisted: Callable[[SealedBlock[Any]], None] | None = None
-
     def sealing(self, block: OpenBlock[Any]) -> None:
         block.outcome = Outcome()
 
     def persisted(self, block: SealedBlock[Any]) -> None:
-        if self.on_persisted is not None:
-            self.on_persisted(block)
+        pass
 
     def failed(self, error: Exception) -> None:
         raise error

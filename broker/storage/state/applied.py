@@ -70,13 +70,13 @@ class ShardState:
         "_deleted",
         "_leaving",
         "_only",
+        "_removal_observer",
         "_uncounted",
         "_unmade",
         "freed",
         "freed_runs",
         "ids_unlisted_ns",
         "names",
-        "on_left",
         "opening",
         "position",
         "released",
@@ -112,8 +112,7 @@ class ShardState:
         """Runs that lost their last live block while this process applied; account and name of the stream that had it."""
         self.ids_unlisted_ns = 0
         """The ids of messages up to this time may be in blocks alone. See ``StreamIds.unlisted_ns``."""
-        self.on_left: Callable[[], object] | None = None
-        """Called when blocks left their stream. Its owner then calls ``tidy`` until nothing is left to do."""
+        self._removal_observer: Callable[[], object] | None = None
         self._leaving: deque[tuple[StreamState, TablePage | HeldPart]] = deque()
         self.position = START
         self.opening: Opening | None = None
@@ -507,11 +506,21 @@ class ShardState:
 
     def _left(self, stream: StreamState, pages: Sequence[TablePage | HeldPart]) -> None:
         self._leaving += [(stream, page) for page in pages]
-        if self.on_left is not None:
-            self.on_left()
+        if self._removal_observer is not None:
+            self._removal_observer()
         else:
             while self.tidy(_LEFT_AT_ONCE):
                 pass
+
+    def observe_removals(self, observer: Callable[[], object]) -> None:
+        """Call ``observer`` when blocks were removed from their streams, and leave it to the observer to update the counts:
+        it calls ``tidy`` until nothing is left to do. Without an observer, the counts are updated at once."""
+        assert self._removal_observer is None, "two observers would update the counts twice"
+        self._removal_observer = observer
+
+    def stop_observing_removals(self) -> None:
+        """Update the counts at once from now on."""
+        self._removal_observer = None
 
     def tidy(self, count: int) -> bool:
         """Take up to ``count`` of the blocks that left out of the counts, or one page of them; returns whether there are

@@ -150,9 +150,9 @@ async def test_what_ends_leaves_nothing_behind() -> None:
             await service.settled()
             client.send(b"%bSUB _INBOX.> 1\r\nPUB ask _INBOX.1 0\r\n\r\n" % (CONNECT % ("b", "b")).encode())
             await client.settled()
-            assert router_b.on_removed is not None
+            assert router_b._removal_observers
             server.accounts.put(AccountSettings("A"))
-            assert router_b.on_removed is None
+            assert not router_b._removal_observers
             assert (router_a.subscription_count, router_b.subscription_count) == (before[0] + 1, before[1] + 1)
 
 

@@ -215,7 +215,7 @@ async def test_a_purge_of_all_names_no_block(monkeypatch: pytest.MonkeyPatch, ke
     world, stream, listener = await looked_at()
     state, last_seq = world.log.state, BLOCKS * A_BLOCK
     meter = Meter()
-    state.on_left = lambda: None
+    state.observe_removals(lambda: None)
     monkeypatch.setattr(Live, "rows", lambda self, block: Rows(block))
     with meter.on(monkeypatch, front_module, "Removal"):
         purging = asyncio.ensure_future(stream.purge(None, 0, keep))
@@ -327,7 +327,7 @@ async def test_deleting_a_stream_takes_its_blocks_out_of_the_counts_in_slices() 
     """The stream is gone at once; the segments become free a slice at a time, and until then count as needed."""
     world, stream = await a_stream()
     state = world.log.state
-    state.on_left = lambda: None
+    state.observe_removals(lambda: None)
     stream.log.block(stream).add_record(RecordKind.STREAM_DELETE, {})
     stream.log.urgent()
     await world.log.persisted()
@@ -360,7 +360,8 @@ def test_replay_is_the_same_with_and_without_slices() -> None:
 
     sliced, whole = emptied(), emptied()
     for state in (sliced, whole):
-        state.on_left = (lambda: None) if state is sliced else None
+        if state is sliced:
+            state.observe_removals(lambda: None)
         state.apply_segment(Position(1, 5001))
         outcome = Outcome(24_001, 25_000, 1000, 100_000, 10**18)
         state.apply_block(BlockCore(7, Position(1, 5001), outcome=outcome), None)
