@@ -6,6 +6,7 @@ WORKDIR /src
 RUN python -m venv /opt/jetblock
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY broker broker
+COPY jetblock jetblock
 RUN /opt/jetblock/bin/pip install --no-cache-dir . \
  && /opt/jetblock/bin/python -m compileall -q /opt/jetblock/lib \
  && /opt/jetblock/bin/pip uninstall -y -q pip setuptools

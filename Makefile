@@ -52,7 +52,7 @@ bench: $(VENV)/.dev compiled  ## measure beside the real nats-server, in one run
 
 # Half of a start would be compiling, wherever PYTHONDONTWRITEBYTECODE is set, as in many images.
 compiled: | $(BIN)/python
-	@$(BIN)/python -m compileall -q broker
+	@$(BIN)/python -m compileall -q broker jetblock
 
 parts: $(VENV)/.dev  ## fetch or build the real servers that tests run against
 	@$(BIN)/python -m tests.real.parts

@@ -19,7 +19,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from broker.pipeline import builder_conf
+from jetblock.spark import builder_conf
 
 STREAM = "BENCH"
 NATS_MESSAGES = 300_000

@@ -126,6 +126,7 @@ MAY: dict[str, set[str]] = {
                 "server.listeners", "server.operator", "server.routing", "server.system", "storage.shard",
                 "storage.unsynced_tail", "version", *STORAGE},
     "runtime.embedded": {"base", "config", "config.settings", "runtime"},
+    "runtime.broker_thread": {"runtime.embedded"},
     "cli": {"base", "config", "config.settings", "inspect", "maintenance", "migration", "pipeline", "runtime",
             "version"},
     "__main__": {"cli"},
@@ -252,6 +253,15 @@ def test_every_rule_speaks_of_rooms_that_are_there() -> None:
     taken = {room_of(name) for name in MODULES}
     assert set(MAY) <= taken | {"errors"}
     assert set().union(*MAY.values()) <= set(MAY)
+
+
+def test_the_public_package_has_only_names() -> None:
+    """``jetblock`` defines nothing but what pytest asks for, and ``broker`` never imports it."""
+    for path in sorted((ROOT / "jetblock").rglob("*.py")):
+        defined = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        assert defined <= {"__getattr__", "pytest_configure", "nats_broker"}, path
+    assert [name for name, path in MODULES.items() for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "jetblock"] == []
 
 
 def test_error_codes_are_named() -> None:

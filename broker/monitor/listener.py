@@ -110,7 +110,7 @@ class MonitorServer:
 
     async def _load(self) -> None:
         try:
-            web = await asyncio.to_thread(import_module, "broker.monitor.web")
+            web = await asyncio.to_thread(import_module, ".web", __package__)
         except Exception:
             log.exception("the monitoring pages cannot be served")
             self._connections.close()

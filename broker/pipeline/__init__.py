@@ -10,17 +10,3 @@ replay it uses (``jetblock pipeline zip`` packs them into one file), msgpack, zs
     store    the object client
     spark    what Spark calls: source, readers, session helpers, SQL functions; the rest runs without Spark
 """
-
-from __future__ import annotations
-
-import importlib
-from typing import Any
-
-__all__ = ["builder_conf", "explain_read", "read", "read_stream", "register"]
-
-
-def __getattr__(name: str) -> Any:
-    # Imported lazily: Spark's planner and workers import this package for its modules and need no session.
-    if name in __all__:
-        return getattr(importlib.import_module("broker.pipeline.spark.session"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """The zip that brings this package to Spark's workers: ``spark-submit --py-files``, ``sc.addPyFile``, ``addArtifacts``.
 
-It holds ``broker.pipeline``, the modules of ``broker`` that the pipeline imports, and ``pyspark_jetblock``. All of it is
-Python source, so one file serves every platform. Workers also need msgpack, zstandard, numpy, pyarrow and obstore. A session
-that uses the zip calls ``session.register``, since Spark discovers only installed sources.
+It holds ``broker.pipeline``, ``jetblock.spark``, ``jetblock.staging``, the modules of ``broker`` that they import, and
+``pyspark_jetblock``. All of it is Python source, so one file serves every platform. Workers also need msgpack, zstandard, numpy,
+pyarrow and obstore. A session that uses the zip calls ``jetblock.spark.register``, since Spark discovers only installed sources.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-import broker
-
 __all__ = ["modules", "write_zip"]
 
-_PACKAGE = "broker"
-_ROOT = Path(broker.__file__).parent.parent
+_PACKAGE = __name__.removesuffix(".pipeline.bundle")
+"""``broker``, or ``jetblock._broker`` in an installed wheel. Spark pickles classes with their modules' names, so the driver and
+the workers need the same one."""
+_ROOT = Path(__file__).parents[_PACKAGE.count(".") + 2]
+_PUBLIC = ("jetblock.spark", "jetblock.staging")
 _NOT_FOR_WORKERS = ("bundle.py", "cli.py", "jar.py", "autoload/*/*.py")
 """The command line and its parts, which run beside an installed jetblock; and ``pyspark_jetblock``, added by its own name."""
 _TIME = (1980, 1, 1, 0, 0, 0)
@@ -43,16 +44,18 @@ def write_zip(out: IO[bytes]) -> int:
 
 
 def modules() -> dict[str, Path]:
-    """The modules of the pipeline and those of ``broker`` that they import, by name.
+    """The modules of the pipeline, the public ones for workers, and those of ``broker`` that they import, by name.
 
     Found by reading import statements, including those inside functions. Importing instead would find only what this
     machine happens to load.
     """
-    found: dict[str, Path] = {}
-    pipeline = _ROOT / _PACKAGE / "pipeline"
+    # Its names are imported on first use, and workers use none of them.
+    found = {"jetblock": _ROOT / "jetblock" / "__init__.py"}
+    pipeline = Path(__file__).parent
     left_out = {path for pattern in _NOT_FOR_WORKERS for path in pipeline.glob(pattern)}
     waiting = [".".join(path.relative_to(_ROOT).with_suffix("").parts).removesuffix(".__init__")
                for path in pipeline.rglob("*.py") if path not in left_out]
+    waiting += _PUBLIC
     while waiting:
         name = waiting.pop()
         path = _path(name)
@@ -73,7 +76,7 @@ def _path(name: str) -> Path | None:
 
 def _autoload() -> Path:
     """``pyspark_jetblock``: at the top level of an installation, below ``autoload`` in a checkout."""
-    places = (_ROOT / _PACKAGE / "pipeline" / "autoload", _ROOT)
+    places = (Path(__file__).parent / "autoload", _ROOT)
     return next(path for place in places if (path := place / "pyspark_jetblock" / "__init__.py").is_file())
 
 
@@ -84,11 +87,15 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == _PACKAGE)
+            yield from (alias.name for alias in node.names if _is_ours(alias.name))
         elif isinstance(node, ast.ImportFrom):
             above = package.rsplit(".", node.level - 1)[0] if node.level else ""
             source = ".".join(filter(None, (above, node.module)))
-            if source.split(".")[0] == _PACKAGE:
+            if _is_ours(source):
                 yield source
                 yield from (f"{source}.{alias.name}" for alias in node.names)
         yield from _imported(node, package)
+
+
+def _is_ours(name: str) -> bool:
+    return f"{name}.".startswith(f"{_PACKAGE}.")

@@ -1,6 +1,6 @@
 """A broker inside a Python program or a test, on a port of its own, or on none.
 
-    from broker.runtime.embedded import Broker
+    from jetblock import Broker
 
     async with Broker() as broker:                    # streams in memory; Broker("data/streams") keeps them in a directory
         nc = await nats.connect(broker.url)

@@ -14,11 +14,11 @@ from typing import Final
 __all__ = ["FIRST_USED", "load_first_used"]
 
 FIRST_USED: Final = (
-    "broker.jetstream.api.routes", "broker.jetstream.api.streams", "broker.jetstream.api.consumers",
-    "broker.jetstream.api.messages", "broker.jetstream.api.direct_get", "broker.jetstream.api.backups",
-    "broker.jetstream.api.inbox", "broker.jetstream.config.stream_rules", "broker.jetstream.config.consumer_rules",
-    "broker.jetstream.config.upstream_rules", "broker.jetstream.stream.stream", "broker.jetstream.stream.upstream.mirror",
-    "broker.jetstream.stream.upstream.source", "broker.jetstream.consumer.consumer", "broker.jetstream.consumer.start")
+    "..jetstream.api.routes", "..jetstream.api.streams", "..jetstream.api.consumers",
+    "..jetstream.api.messages", "..jetstream.api.direct_get", "..jetstream.api.backups",
+    "..jetstream.api.inbox", "..jetstream.config.stream_rules", "..jetstream.config.consumer_rules",
+    "..jetstream.config.upstream_rules", "..jetstream.stream.stream", "..jetstream.stream.upstream.mirror",
+    "..jetstream.stream.upstream.source", "..jetstream.consumer.consumer", "..jetstream.consumer.start")
 
 
 _DELAY_SECONDS: Final = 0.5
@@ -32,4 +32,4 @@ async def load_first_used() -> None:
 
 def _load() -> None:
     for name in FIRST_USED:
-        import_module(name)
+        import_module(name, __package__)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from library import files
 from pyspark.sql import SparkSession
 
-from broker.pipeline import builder_conf
+from jetblock.spark import builder_conf
 
 __all__ = ["Answer", "by_python", "by_sql", "main"]
 

@@ -92,7 +92,7 @@ import pyspark.sql.datasource
 before = set(sys.modules)
 import pyspark_jetblock
 assert pyspark_jetblock.DefaultSource.name() == "jetblock"
-print([name for name in set(sys.modules) - before if name.split(".")[0] not in ("broker", "pyspark_jetblock")
+print([name for name in set(sys.modules) - before if name.split(".")[0] not in ("broker", "jetblock", "pyspark_jetblock")
        and name.split(".")[0] not in sys.stdlib_module_names])
 """, archive, tmp_path)
     assert out.strip() == "[]"

@@ -43,7 +43,7 @@ _CLOSE_CODES: Final = {
     "Maximum Message Payload Exceeded": CloseCode.MESSAGE_TOO_BIG,
     **dict.fromkeys(("Write Error", "Read Error", "Stale Connection", "Server Shutdown"), CloseCode.GOING_AWAY)}
 
-_log = logging.getLogger("broker.websockets")
+_log = logging.getLogger(f"{__name__}.websockets")
 # The library logs every connection; what an operator needs is in the client's own lines.
 _log.setLevel(logging.ERROR)
 

@@ -1,0 +1,9 @@
+"""Messages that a program puts beside a stream, and the request to let them join it. docs/ADOPTION.md has an example.
+
+Nothing here does I/O: ``jetblock.store`` opens the store, and any client that can put if absent may put the objects.
+"""
+
+from broker.storage.staging.answers import Answer, answer_in
+from broker.storage.staging.writer import RowRefused, RunWriter, ToPut, request_id_of, request_object
+
+__all__ = ["Answer", "RowRefused", "RunWriter", "ToPut", "answer_in", "request_id_of", "request_object"]

@@ -1,0 +1,8 @@
+"""Streams as the store has them, read without a broker. An example is in docs/INSPECT.md."""
+
+from broker.inspect.messages import Message, Missing, read_messages
+from broker.storage.objectstore.base import ObjectStore
+from broker.storage.objectstore.url import open_store
+from broker.storage.read.snapshot import Snapshot, read_snapshot
+
+__all__ = ["Message", "Missing", "ObjectStore", "Snapshot", "open_store", "read_messages", "read_snapshot"]
