@@ -82,7 +82,7 @@ class Writer:
 async def fill(store: ObjectStore, streams: int, blocks: int, messages: int = 1, at_once: int = 1 << 30) -> None:
     """``blocks`` times, each of ``streams`` has a block of ``messages``, in segments with up to ``at_once`` streams; a checkpoint,
     and a clean stop."""
-    clock, rng, paths = SystemClock(), random.Random(), ShardPaths()
+    clock, rng, paths = SystemClock(), random.Random(), ShardPaths(0)
     await probe(store, FORMAT, [StoreFormat.make(rng.randbytes(16), clock.now_ns()).encode()])
     me = Identity.make("", rng)
     taken = await take(store, paths, me, clock, rng)

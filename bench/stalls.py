@@ -120,7 +120,7 @@ class Stalls:
                                          executor=ThreadPoolExecutor(1))
         self.sweeper.start(self.checkpointer)
         given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"], "max_age": max_age_ns})
-        reader = BlockReader(store, Cache(1 << 20), lambda ref: object_key(PATHS, ref))
+        reader = BlockReader(store, Cache(1 << 20), lambda ref: object_key(PATHS, ref), PATHS)
         self.stream = Stream(check_stream(given, {}, AccountLimits(), ServerLimits()), stored, account="$G", stream_id=7,
                              created_ns=1, log=self.log, reader=reader, bus=Bus(), clock=clock, rng=rng)  # type: ignore[arg-type]
 

@@ -75,7 +75,7 @@ class VirtualBroker:
         self.router.subscribe(b"_A.>", self._acknowledged)
         taken = await take(remote, _PATHS, me, clock, rng)
         self.shard = await Shard.open(remote, _PATHS, taken.epoch, me.nonce, clock, rng, self.settings, began_ns=taken.began_ns)
-        await self.js.open(self.shard.log, BlockReader(remote, Cache(_CACHE_BYTES), self.shard.key_of))
+        await self.js.open(0, self.shard.log, BlockReader(remote, Cache(_CACHE_BYTES), self.shard.key_of, _PATHS))
         return time.process_time() - began_s
 
     async def stop(self) -> None:

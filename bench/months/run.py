@@ -121,7 +121,7 @@ class _Publisher:
     def __init__(self, load: LongLoad, broker: VirtualBroker) -> None:
         self._load, self._broker = load, broker
         self._rng = random.Random(7)
-        self._began_ns = broker.base.clock.monotonic_ns()
+        self._began_ns = broker.clock.monotonic_ns()
         self._due = 0.0
         self._next = 0
         self._subjects = [b"s.%d" % number for number in range(load.streams)]

@@ -22,7 +22,7 @@ from broker.storage.objectstore import NotFound, ObjectInfo, ObjectStore, StoreE
 from broker.storage.objectstore.file import directory_of
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.paths import COPYING, FORMAT, ROOT
-from broker.storage.unsynced_tail import hide_torn
+from broker.storage.unsynced_tail import hide_all_torn
 
 __all__ = ["LARGE_BYTES", "CannotInspect", "Source", "Window", "each", "open_source", "read_format"]
 
@@ -157,7 +157,7 @@ def open_source(url: str) -> Source:
     try:
         store = open_store(url, read_only=True)
         if (directory := directory_of(store)) is not None:
-            hide_torn(directory)
+            hide_all_torn(directory)
         return Source(store)
     except (ValueError, StoreError) as error:
         raise CannotInspect(str(error)) from None

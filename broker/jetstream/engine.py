@@ -39,6 +39,7 @@ from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.block import STREAM_ID
 from broker.storage.log.listener import LogListener
 from broker.storage.log.memory_log import MemoryLog
+from broker.storage.paths import ShardPaths
 from broker.storage.state.stream import StreamState
 
 if TYPE_CHECKING:
@@ -285,9 +286,9 @@ class JetStream(LogListener):
         for api in self._all_apis():
             api.start()
 
-    async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0, inbox: InboxSettings | None = None,
-                   let_go: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
-        """Restore the streams and consumers of ``log.state``, which this broker owns from now on.
+    async def open(self, shard: int, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0,
+                   inbox: InboxSettings | None = None, let_go: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
+        """Restore the streams and consumers of ``log.state``, the state of ``shard``, which this broker owns from now on.
 
         Args: ``inbox``: how the shard's inbox is looked after, None: only when asked; ``let_go(keys)`` deletes runs that nothing
             will ever name.
@@ -308,7 +309,7 @@ class JetStream(LogListener):
             await asyncio.wait(openings, timeout=wait_seconds)
         settings, writing = inbox or InboxSettings(poll_ns=None), self._inflight.writing
         writing.aside, writing.let_go = settings.aside, let_go
-        self.inbox = Inbox(self, log, self.clock, settings, let_go, open_runs=writing.keys)
+        self.inbox = Inbox(self, log, ShardPaths(shard), self.clock, settings, let_go, open_runs=writing.keys)
         self.inbox.start()
 
     async def close(self, *, tell: bool = False) -> None:

@@ -51,7 +51,7 @@ async def adopt(settings: Settings) -> list[Carried]:
         await host.check(must_exist=True)
         shard = await _acquire(host)
         _add_accounts(js, clock, rng, accounts, {stream.account for stream in shard.state.streams.values()})
-        await js.open(shard.log, host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
+        await js.open(shard.number, shard.log, host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
             poll_ns=None, staged_grace_ns=settings.storage.staged_grace_ns,
             max_payload=lambda name: accounts[name].payload_bytes_max(most) if name in accounts else most))
         assert js.inbox is not None

@@ -297,7 +297,7 @@ class App:
                      format_duration(self.settings.storage.sync_interval_ns or 0))
         await self._accounts.look_up({state.account for state in shard.state.streams.values()})
         storage = self.settings.storage
-        await self.jetstream.open(shard.log, self.shard_host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
+        await self.jetstream.open(shard.number, shard.log, self.shard_host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
             poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns, max_payload=self._max_payload))
         return shard.log
 

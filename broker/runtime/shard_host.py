@@ -100,12 +100,9 @@ class ShardHost(LogListener):
         # Nonces and epochs must differ between runs, whatever the seed of the rest of the broker.
         self._rng = random.Random(os.urandom(32))
         url = settings.url or default_store_url()
-        if settings.s3_access_key_id:
-            os.environ["AWS_ACCESS_KEY_ID"] = settings.s3_access_key_id
-        if settings.s3_secret_access_key:
-            os.environ["AWS_SECRET_ACCESS_KEY"] = settings.s3_secret_access_key
         try:
             bare = open_store(url, endpoint=settings.s3_endpoint, region=settings.s3_region,
+                              keys=_s3_keys(settings),
                               put_timeout_ns=settings.put_timeout_ns, get_timeout_ns=2 * settings.put_timeout_ns,
                               sync_interval_ns=settings.sync_interval_ns)
         except (ValueError, StoreError) as error:
@@ -127,7 +124,7 @@ class ShardHost(LogListener):
                                       give_up_ns=_TRIES * settings.put_timeout_ns)
         self.disk_cache = self._make_disk_cache(url)
         self._identity = Identity.make(server_name or None, self._rng)
-        self._paths = ShardPaths()
+        self._paths = ShardPaths(0)
         self.on_damage: Callable[[Finding], object] = lambda _: None
         """Called once for each damaged object that scrubbing finds."""
         self.scrubber: Scrubber | None = None
@@ -147,8 +144,8 @@ class ShardHost(LogListener):
         if self.shard is None:
             raise RuntimeError("the shard is not ours")
         if self.disk_cache is None:
-            return BlockReader(self._patient, self.cache, self.shard.key_of, paths=self._paths, executor=self._unpacking)
-        return BlockReader(self.disk_cache, self.cache, self.shard.key_of, distrust=self.disk_cache.forget, paths=self._paths,
+            return BlockReader(self._patient, self.cache, self.shard.key_of, self._paths, executor=self._unpacking)
+        return BlockReader(self.disk_cache, self.cache, self.shard.key_of, self._paths, distrust=self.disk_cache.forget,
                            executor=self._unpacking)
 
     def _make_disk_cache(self, url: str) -> DiskCache | None:
@@ -461,6 +458,19 @@ class ShardHost(LogListener):
                     directory.stop_unsynced()
             self._lock.release()
             self._lock = None
+
+
+def _s3_keys(settings: StorageSettings) -> tuple[str, str, str | None] | None:
+    """The configured S3 keys: access key, secret and session token; None: the AWS chain finds them.
+
+    The environment completes what is not configured; its session token belongs to the access key that it names.
+    """
+    if not (settings.s3_access_key_id or settings.s3_secret_access_key):
+        return None
+    named = os.environ.get("AWS_ACCESS_KEY_ID", "")
+    access_key_id = settings.s3_access_key_id or named
+    return (access_key_id, settings.s3_secret_access_key or os.environ.get("AWS_SECRET_ACCESS_KEY", ""),
+            os.environ.get("AWS_SESSION_TOKEN") if named in ("", access_key_id) else None)
 
 
 def _import_scrub() -> ModuleType:

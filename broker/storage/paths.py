@@ -116,7 +116,7 @@ class _RunPaths:
 class ShardPaths(_RunPaths):
     """Keys of one shard. Raises (all): ValueError for numbers that do not fit into a key."""
 
-    def __init__(self, shard: int = 0) -> None:
+    def __init__(self, shard: int) -> None:
         if not 0 <= shard <= 0xFFFF_FFFF:
             raise ValueError(f"no shard has the number {shard}")
         self.shard = shard

@@ -104,6 +104,11 @@ class Shard:
         return block_key(self._paths, stream.account, stream.name, ref)
 
     @property
+    def number(self) -> int:
+        """The shard's number in the store."""
+        return self._paths.shard
+
+    @property
     def state(self) -> ShardState:
         """The applied state."""
         return self.log.state

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from itertools import count
 from typing import NamedTuple
 
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
@@ -88,7 +89,16 @@ def settle(store: FileStore, paths: ShardPaths) -> Tail | None:
     return tail
 
 
-def hide_torn(store: FileStore, shard: int = 0) -> Tail | None:
+def hide_all_torn(store: FileStore) -> None:
+    """``hide_torn`` for each shard of the store. Raises: StoreError."""
+    hide_torn(store, 0)
+    for shard in count(1):
+        if not store.list_sync(ShardPaths(shard).epochs, limit=1):
+            break
+        hide_torn(store, shard)
+
+
+def hide_torn(store: FileStore, shard: int) -> Tail | None:
     """Let a reader see the log as its next owner will: without what a power cut left beyond its end.
 
     Returns: what was found; None if there is nothing to hide. Raises: StoreError.

@@ -46,7 +46,7 @@ class StagingLoad:
         while not self.stop.is_set():
             if state is None:
                 # Of the stream its id is needed, and that stays.
-                state = (await read_snapshot(self.store)).state
+                state = (await read_snapshot(self.store, 0)).state
             name = f"r{len(self.asked)}"
             rows = [b"%b/%d" % (name.encode(), at) for at in range(self.rng.choice((1, 40, 300)))]
             writer = await stage(self.store, state, STREAM, [(SUBJECT.encode(), row) for row in rows],

@@ -57,12 +57,12 @@ async def _killed(server: S3Server, url: str, steps: Sequence[str]) -> None:
     store = open_store(url)
 
     async def put(name: str) -> None:
-        state = (await read_snapshot(store)).state
+        state = (await read_snapshot(store, 0)).state
         await stage(store, state, "S", rows_of("runs that nobody asks for"))
         await ask(store, await stage(store, state, "S", rows_of(name), block_messages=70, run_bytes=4000), name)
 
     async def answer(name: str) -> Answer | None:
-        stream = (await read_snapshot(store)).state.stream("$G", "S")
+        stream = (await read_snapshot(store, 0)).state.stream("$G", "S")
         assert stream is not None
         return answer_in(stream.extra, request_id_of(name))
 

@@ -67,7 +67,7 @@ async def test_both_owners_see_a_request(minio: S3Server, monkeypatch: pytest.Mo
             await other.wait_line("standby: ")
             name = f"request {number}"
             rows = [b"%d/%d" % (number, row) for row in range(ROWS)]
-            state = (await read_snapshot(store)).state
+            state = (await read_snapshot(store, 0)).state
             asked = await request(store, await stage(store, state, "S", [(b"S", row) for row in rows], block_messages=70,
                                                      run_bytes=4000), name)
             question = json.dumps({"request": asked}).encode()
@@ -104,7 +104,7 @@ async def test_both_owners_see_a_request(minio: S3Server, monkeypatch: pytest.Mo
         found = await read_all(client, "S")
         await client.close()
         await owner.kill()
-        stream = (await read_snapshot(store)).state.stream("$G", "S")
+        stream = (await read_snapshot(store, 0)).state.stream("$G", "S")
         assert stream is not None
         assert all(answer_in(stream.extra, request_id_of(f"request {number}")) for number in range(rounds))
         survey = await read_survey(Source(store))

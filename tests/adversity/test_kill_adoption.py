@@ -52,7 +52,7 @@ async def test_killed_while_adopting(tmp_path: Path) -> None:
         for number in range(100):
             name = f"{round_}-{number}"
             rows = [b"%b/%d" % (name.encode(), at) for at in range(rng.choice((1, 40, 300)))]
-            state = (await read_snapshot(store)).state
+            state = (await read_snapshot(store, 0)).state
             writer: RunWriter = await stage(store, state, "S", [(b"S", row) for row in rows], block_messages=rng.choice((7, 1000)),
                                             run_bytes=rng.choice((500, 1 << 20)))
             asked[name] = rows
@@ -80,7 +80,7 @@ async def test_killed_while_adopting(tmp_path: Path) -> None:
             return not await store.list("v1/shards/0/inbox/")
 
         await eventually(answered, 60)
-    snapshot = await read_snapshot(store)
+    snapshot = await read_snapshot(store, 0)
     stream = snapshot.state.stream("$G", "S")
     assert stream is not None
     expected: dict[int, bytes] = {}

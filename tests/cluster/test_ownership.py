@@ -382,7 +382,7 @@ def test_after_a_clean_stop_the_next_owner_replays_next_to_nothing() -> None:
         b = await owner(shared, clock, "b", 2)
         assert b.shard is not None
         assert b.shard.recovered.segments == 1
-        assert (await read_snapshot(shared)).state.position == Position(2, 0)
+        assert (await read_snapshot(shared, 0)).state.position == Position(2, 0)
         await compare(shared, acked)
     in_virtual_time(main)
 

@@ -136,7 +136,7 @@ def _staged() -> list[ToPut]:
             (b"orders.eu", b"one", b"", None, b"id-1"), (b"orders.us", b"two", b"NATS/1.0\r\nA: b\r\n\r\n", None, None),
             (b"orders.eu", b"three", b"", T0 + 7, b"id-3"), (b"orders.eu", b"four", b"", T0 + 9, None)):
         writer.add(subject, payload, headers, time_ns=time_ns, msg_id=msg_id)
-    return [*writer.finish(), writer.request(5)]
+    return [*writer.finish(), writer.request(5, 0)]
 
 
 def _staged_refs() -> list[BlockRef]:

@@ -214,7 +214,7 @@ async def test_state_differences_are_found(objects: Objects) -> None:
     store = MemoryStore()
     for key, data in objects.items():
         await store.put(key, [data])
-    one, other = (await read_snapshot(store)).state, (await read_snapshot(store)).state
+    one, other = (await read_snapshot(store, 0)).state, (await read_snapshot(store, 0)).state
     assert state_differences(one, other) == []
     orders = next(stream for stream in other.streams.values() if stream.name == "ORDERS")
     orders.msgs += 1

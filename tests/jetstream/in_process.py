@@ -72,8 +72,8 @@ class Inside:
         self._opened = True
         self.log = Log(self.store, _SHARD.log, 1, bytes(16), self.state, self.clock, self.rng, settings,
                        began_ns=began_ns)
-        self.reader = BlockReader(self.store, Cache(1 << 24), self._key_of)
-        await self.js.open(self.log, self.reader)
+        self.reader = BlockReader(self.store, Cache(1 << 24), self._key_of, _SHARD)
+        await self.js.open(0, self.log, self.reader)
 
     def _key_of(self, ref: BlockRef) -> str:
         stream = self.state.streams[ref.stream_id]

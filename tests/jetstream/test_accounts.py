@@ -72,7 +72,7 @@ class RealPeer:
 
 
 def a_router(broker: Inside) -> Router:
-    return Router(broker.base.clock, random.Random(1), asyncio.get_running_loop().call_soon)
+    return Router(broker.clock, random.Random(1), asyncio.get_running_loop().call_soon)
 
 
 async def add(broker: Inside, name: str, limits: AccountLimits | None = None) -> Caller:

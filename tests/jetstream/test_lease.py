@@ -37,7 +37,7 @@ async def test_a_restored_consumer_opens_once_the_lease_is_proved() -> None:
         await broker.log.drain()
         broker.store.put = late  # type: ignore[method-assign]
         asyncio.get_running_loop().call_later(0.2, proved.set)
-        await broker.restart(LogSettings(lease_ns=15 * SECOND), began_ns=broker.base.clock.monotonic_ns() - 20 * SECOND)
+        await broker.restart(LogSettings(lease_ns=15 * SECOND), began_ns=broker.clock.monotonic_ns() - 20 * SECOND)
         assert not broker.log.lease_expired
         assert (await broker.pull("K.W")).data == b"21"
 

@@ -27,7 +27,7 @@ async def broker() -> AsyncIterator[Inside]:
 
 def begin_to_add(broker: Inside, name: str) -> tuple[Caller, asyncio.Future[None]]:
     """A new account with JetStream, and when its streams are there."""
-    router = Router(broker.base.clock, random.Random(1), asyncio.get_running_loop().call_soon)
+    router = Router(broker.clock, random.Random(1), asyncio.get_running_loop().call_soon)
     return Caller(router), broker.js.add_account(name, router, AccountLimits())
 
 

@@ -298,8 +298,8 @@ async def test_the_inbox_sweeps_no_open_batch(broker: Inside) -> None:
     shared = broker.js._inflight.writing
 
     async def swept() -> list[str]:
-        inbox = Inbox(broker.js, broker.log, broker.base.clock, InboxSettings(poll_ns=0, staged_grace_ns=-(1 << 60)), let_go.extend,
-                      open_runs=shared.keys)
+        inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock,
+                      InboxSettings(poll_ns=0, staged_grace_ns=-(1 << 60)), let_go.extend, open_runs=shared.keys)
         await inbox.sweep()
         return let_go
 

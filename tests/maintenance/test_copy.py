@@ -161,7 +161,7 @@ async def test_a_broker_writes_and_deletes_while_it_is_copied(at: int) -> None:
         await owner.round()
 
     watching = Watching(source, change)
-    start = (await read_snapshot(source)).state.position
+    start = (await read_snapshot(source, 0)).state.position
     done = await copied(watching, copy)
     assert done.whole
     assert done.problems == []
@@ -298,7 +298,7 @@ async def test_a_damaged_source_is_copied_as_it_is() -> None:
     source, copy = MemoryStore(), MemoryStore()
     owner = await filled(source)
     await owner.stop()
-    state = (await read_snapshot(source)).state
+    state = (await read_snapshot(source, 0)).state
     entries = [entry for stream in state.streams.values() for entry in stream.blocks]
     lost, hurt = PATHS.log(entries[0].ref.position), PATHS.log(entries[-1].ref.position)
     await source.delete(lost)
@@ -351,7 +351,7 @@ async def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert run("backup", url, backup, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["copied"]["objects"], report["whole"], report["problems"]) == (0, True, [])
-    assert report["shards"] == [{"shard": 0, "position": str((await read_snapshot(store)).state.position)}]
+    assert report["shards"] == [{"shard": 0, "position": str((await read_snapshot(store, 0)).state.position)}]
     assert run("restore", backup, again, "--json") == 0
     assert json.loads(capsys.readouterr().out)["verified"]["objects"] > 20
     (tmp_path / "link").symlink_to(Path(url.removeprefix("file://")))

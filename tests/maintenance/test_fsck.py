@@ -181,7 +181,7 @@ async def test_one_damaged_block(sound: dict[str, bytes], part: str, which: int)
     assert sorted(missing.values()) == [[], [seq]] or sorted(map(len, missing.values())) == [0, 1]
     [lost] = done.lost
     assert (lost.first_seq, lost.last_seq, lost.messages) == (seq, seq, 1)
-    state, before = (await read_snapshot(store)).state, (await read_snapshot(await copy_of(sound))).state
+    state, before = (await read_snapshot(store, 0)).state, (await read_snapshot(await copy_of(sound), 0)).state
     for stream in before.streams.values():  # no sequence is given twice
         assert state.streams[stream.stream_id].last_seq == stream.last_seq
     kept = await rows(store, "ORDERS")
@@ -381,7 +381,7 @@ async def test_a_staged_run_of_a_newer_version_that_nobody_adopted(sound: dict[s
     """Shows that what anybody may have put beside a stream is listed, and keeps nothing from being repaired."""
     store = await copy_of(sound)
     await damaged_block(store, "frame", -1)
-    stream = (await read_snapshot(store)).state.stream("$G", "ORDERS")
+    stream = (await read_snapshot(store, 0)).state.stream("$G", "ORDERS")
     assert stream is not None
     writer = RunWriter("$G", "ORDERS", stream.stream_id, now_ns=T0)
     writer.add(b"orders.x", b"staged")
@@ -507,11 +507,11 @@ async def test_the_owner_before_is_fenced(sound: dict[str, bytes]) -> None:
         await owner.log.persisted()
     await damaged_block(store, "core", -1)
     assert (await checked(store, repair=True)).repaired
-    end = (await read_snapshot(store)).state.position
+    end = (await read_snapshot(store, 0)).state.position
     owner.streams["ORDERS"].publish(("ORDERS.late", b"", b"late"))
     with pytest.raises(Exception, match="fsck"):
         await owner.log.persisted()
-    assert (await read_snapshot(store)).state.position == end
+    assert (await read_snapshot(store, 0)).state.position == end
     assert end > Position(owner.epoch, 99)
     await owner.kill()
 

@@ -121,7 +121,7 @@ async def test_each_entry_is_lost(stop: Stop) -> None:
             continue  # the checkpoint includes it: a start does not need it, and who reads its messages names it
         assert found.repairable, found.refused
         with pytest.raises(Corrupt) as read:
-            await read_snapshot(store)
+            await read_snapshot(store, 0)
         with pytest.raises(Corrupt) as started:
             await Owner(store, seed=9).start("later")
         assert read.value.name == started.value.name == key
@@ -184,7 +184,7 @@ def test_what_is_in_flight_proves_nothing() -> None:
         await owner.kill()
         there = sorted(parse(info.key).position.number for info in await inner.list(PATHS.logs))  # type: ignore[union-attr]
         assert there == [0, 1, 2, 3, 4, 6, 8]
-        assert (await read_snapshot(inner)).state.position == Position(1, 4)
+        assert (await read_snapshot(inner, 0)).state.position == Position(1, 4)
         assert (await checked(inner)).problems == []
         later = Owner(inner, seed=9)
         await later.start("later")
@@ -206,10 +206,10 @@ def test_a_deposed_owner_that_goes_on_proves_nothing() -> None:
         await seal_at(inner, PATHS, Position(1, 3), 2, owner.me, owner.clock, owner.rng)
         for number in (6, 5, 4):
             await store.land(number)
-            assert (await read_snapshot(inner)).state.position == Position(1, 2)
+            assert (await read_snapshot(inner, 0)).state.position == Position(1, 2)
             assert (await checked(inner)).problems == []
         await inner.delete(PATHS.log(Position(1, 3)))  # not even if the seal is lost
-        assert (await read_snapshot(inner)).state.position == Position(1, 2)
+        assert (await read_snapshot(inner, 0)).state.position == Position(1, 2)
         await owner.kill()
         later = Owner(inner, seed=9)
         await later.start("later")
@@ -245,9 +245,9 @@ async def test_entries_go_while_they_are_looked_at(lost: bool) -> None:
     looking = Sweeping(await copy_of(before))
     if lost:
         with pytest.raises(Corrupt):
-            await read_snapshot(looking)
+            await read_snapshot(looking, 0)
     else:
-        assert (await read_snapshot(looking)).state.position == owner.log.position
+        assert (await read_snapshot(looking, 0)).state.position == owner.log.position
 
 
 async def test_a_follower_of_the_log_sees_it() -> None:
@@ -263,7 +263,7 @@ async def test_a_follower_of_the_log_sees_it() -> None:
             return await self.inner.get(key, start, end)
 
     for lost in (None, *log[3:-1]):
-        state = (await read_snapshot(start)).state
+        state = (await read_snapshot(start, 0)).state
         followed = Counted(await copy_of({key: data for key, data in whole.items() if key != lost}))
         if lost is None:
             await run(catch_up(PATHS, state), followed)
@@ -331,7 +331,7 @@ async def test_an_update_of_a_copy_that_was_interrupted(kept: int) -> None:
     await asyncio.gather(updating, return_exceptions=True)
     assert late not in store.objects
     assert COPYING in store.objects
-    assert (await read_snapshot(store)).state.position == Position(2, kept)
+    assert (await read_snapshot(store, 0)).state.position == Position(2, kept)
     assert (await checked(store)).problems == []
     again = await copy_of(await contents(store))
     await Copier(Source(source), Destination(again)).run()
@@ -346,7 +346,7 @@ async def test_an_update_of_a_copy_that_was_interrupted(kept: int) -> None:
     await opened.kill()
     await store.delete(PATHS.log(Position(3, 2)))
     with pytest.raises(Corrupt):
-        await read_snapshot(store)
+        await read_snapshot(store, 0)
 
 
 def test_what_an_entry_proves() -> None:

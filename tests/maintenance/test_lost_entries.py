@@ -87,7 +87,7 @@ async def test_a_lost_entry_is_not_the_end(whole: Objects, position: Position) -
     wanted = await rows(await copy_of(whole), "ORDERS")
     store = await without(whole, key)
     with pytest.raises(Corrupt) as read:
-        await read_snapshot(store)
+        await read_snapshot(store, 0)
     assert read.value.name == key
     for _ in range(2):
         with pytest.raises(Corrupt) as started:
@@ -121,7 +121,7 @@ async def test_the_end_of_the_log_may_be_anywhere(whole: Objects) -> None:
     for number in range(1, ENTRIES):
         store = await copy_of({key: data for key, data in whole.items() if not PATHS.log(Position(LAST_EPOCH, number)) <= key
                                < PATHS.log(Position(LAST_EPOCH + 1, 0))})
-        assert (await read_snapshot(store)).state.position == Position(LAST_EPOCH, number - 1)
+        assert (await read_snapshot(store, 0)).state.position == Position(LAST_EPOCH, number - 1)
         await taken(store)
 
 
@@ -144,9 +144,9 @@ class Late(Wrapper):
 async def test_an_entry_that_lands_while_the_log_is_read(whole: Objects, number: int) -> None:
     """Missing in one request and there in the next, as later ones are: neither lost nor the end."""
     store = await copy_of(whole)
-    wanted = (await read_snapshot(store)).state.position
+    wanted = (await read_snapshot(store, 0)).state.position
     late = Late(store, PATHS.log(Position(LAST_EPOCH, number)))
-    assert (await read_snapshot(late)).state.position == wanted
+    assert (await read_snapshot(late, 0)).state.position == wanted
     assert not late.left
 
 

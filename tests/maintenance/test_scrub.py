@@ -36,7 +36,7 @@ from tests.runtime.test_adopt import until as broker_has
 
 pytestmark = pytest.mark.shows("operation.scrub")
 
-PATHS = ShardPaths()
+PATHS = ShardPaths(0)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -116,7 +116,7 @@ async def test_staged_runs(tmp_path: Path) -> None:
         await asked(directory, "S", "adopted", rows=[(b"s.staged", b"%d" % n) for n in range(5)])
         await broker_has(broker, "S", 8)
     store = FileStore(directory)
-    await stage(store, (await read_snapshot(store)).state, "S", [(b"s.staged", b"never asked for")])
+    await stage(store, (await read_snapshot(store, 0)).state, "S", [(b"s.staged", b"never asked for")])
     runs = [path for path in (directory / "v1/streams").rglob("*") if path.is_file()]
     assert len(runs) == 2
     for path in runs:

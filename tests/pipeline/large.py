@@ -32,7 +32,7 @@ async def checkpoint_of(store: ObjectStore, blocks: int, *, subjects: int) -> No
     owner = Owner(store)
     await owner.start()
     await owner.kill()
-    before = (await read_snapshot(store)).state
+    before = (await read_snapshot(store, 0)).state
     position = before.position
     rng = random.Random(1)
     # Page by page, as a table of that many entries would be half a gigabyte.

@@ -42,7 +42,7 @@ async def made(directory: Path, *names: str) -> None:
 
 async def asked(directory: Path, stream: str, *name: str, rows: list[tuple[bytes, bytes]] = ROWS, **how: int) -> RunWriter:
     store = FileStore(directory)
-    writer = await stage(store, (await read_snapshot(store)).state, stream, rows, **how)  # type: ignore[arg-type]
+    writer = await stage(store, (await read_snapshot(store, 0)).state, stream, rows, **how)  # type: ignore[arg-type]
     await request(store, writer, *name)
     await store.close()
     return writer
@@ -134,7 +134,7 @@ def test_the_command_does_it_where_no_broker_runs(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out == "the inbox is empty\n"
 
     async def found() -> None:
-        snapshot = await read_snapshot(FileStore(tmp_path))
+        snapshot = await read_snapshot(FileStore(tmp_path), 0)
         stream = snapshot.state.stream("$G", "S")
         assert stream is not None
         answer = answer_in(stream.extra, request_id_of("granted"))
@@ -176,7 +176,7 @@ async def test_abandoned_runs_are_swept_and_pending_ones_are_not(tmp_path: Path)
     await made(tmp_path, "S")
     settings = {**SOON, "storage.reader_grace_ns": 0}
     store = FileStore(tmp_path)
-    state = (await read_snapshot(store)).state
+    state = (await read_snapshot(store, 0)).state
     old = await stage(store, state, "S", ROWS, now_ns=time.time_ns() - 2 * DAY)
     young = await stage(store, state, "S", ROWS)
     adopted = await asked(tmp_path, "S", "old but asked for", now_ns=time.time_ns() - 2 * DAY)
@@ -199,7 +199,7 @@ async def test_abandoned_runs_are_swept_where_nobody_looks_for_requests(tmp_path
     after it; that such a broker carries out no request, and keeps the old runs that one names."""
     await made(tmp_path, "S")
     store = FileStore(tmp_path)
-    state = (await read_snapshot(store)).state
+    state = (await read_snapshot(store, 0)).state
     old = time.time_ns() - 2 * DAY
     abandoned = await stage(store, state, "S", ROWS, now_ns=old)
     pending = await asked(tmp_path, "S", "old but asked for", now_ns=old)
@@ -210,7 +210,7 @@ async def test_abandoned_runs_are_swept_where_nobody_looks_for_requests(tmp_path
         assert await keys(tmp_path, "/inbox/")
     abandoned = await stage(store, state, "S", ROWS, now_ns=old)
     assert await asyncio.to_thread(adopt, [f"file://{tmp_path}"]) == 0
-    state = (await read_snapshot(store)).state
+    state = (await read_snapshot(store, 0)).state
     released = [key for one in state.released.values() for key in one.runs]
     assert [key for key in released if key.endswith(f"{abandoned.entries[0].run_id:016x}")]
     async with Broker(tmp_path, settings=QUIET) as broker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from nats.aio.transport import TcpTransport
 from broker.base.errors import StartError, StoreInUse
 from broker.config.settings import ConfigError
 from broker.runtime.embedded import Broker
+from tests.real.s3 import S3Server, own_minio
 from tests.storage.objectstore.fake_s3 import fake_s3
 
 pytestmark = pytest.mark.shows("operation.embedded")
@@ -155,3 +157,32 @@ async def test_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
         await client.close()
         writer.close()
     assert await reader.read() == b"kept\r\n"
+
+
+async def test_two_brokers_with_different_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each broker uses the keys of its own settings, before and after the other has started; the environment keeps its own."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a token of nobody")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    with own_minio(tmp_path / "one") as one, own_minio(tmp_path / "two") as two:
+        two.end()
+        two.start_again("another-user", "another-secret")
+        async with (Broker(one.new_url(), settings=_keys_of(one)) as first,
+                    Broker(two.new_url(), settings=_keys_of(two)) as second):
+            for broker in (first, second, first):
+                client = await nats.connect(broker.url)
+                await client.jetstream().add_stream(name="S", subjects=["s"])
+                await client.jetstream().publish("s", b"stored")
+                await client.close()
+        with pytest.raises(StartError, match=r"InvalidAccessKeyId|SignatureDoesNotMatch"):
+            await Broker(two.new_url(), settings=_keys_of(one) | {"storage.s3_endpoint": two.endpoint}).start()
+    assert os.environ["AWS_ACCESS_KEY_ID"] == "nobody"
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == "nothing"
+
+
+def _keys_of(server: S3Server) -> dict[str, str]:
+    return {"storage.s3_endpoint": server.endpoint, "storage.s3_region": server.env["AWS_REGION"],
+            "storage.s3_access_key_id": server.env["AWS_ACCESS_KEY_ID"],
+            "storage.s3_secret_access_key": server.env["AWS_SECRET_ACCESS_KEY"]}

@@ -105,10 +105,10 @@ async def test_readers_of_a_torn_log(tmp_path: Path) -> None:
     segments = sorted(path for path in (copy / LOG).iterdir() if path.name[0] != ".")
     segments[-2].write_bytes(bytes(segments[-2].stat().st_size))
     store = FileStore(copy, read_only=True)
-    tail = hide_torn(store)
+    tail = hide_torn(store, 0)
     assert tail is not None
     assert [os.path.basename(key) for key in tail.beyond] == [path.name for path in segments[-2:]]
-    stream = (await read_snapshot(store)).state.stream("$G", "S")
+    stream = (await read_snapshot(store, 0)).state.stream("$G", "S")
     assert stream is not None
     assert stream.last_seq == 6
     source = open_source(f"file://{copy}")
@@ -204,7 +204,7 @@ async def test_a_sync_that_fails_in_a_start_is_remembered(tmp_path: Path, monkey
         patch.setattr(file, "sync_files", fails)
         patch.setattr(os, "fdatasync", fails)
         with pytest.raises(StoreError, match="Input/output error"):
-            unsynced_tail.settle(store, ShardPaths())
+            unsynced_tail.settle(store, ShardPaths(0))
     await store.close()
     app = app_on(copy)
     await app.start()
@@ -227,7 +227,7 @@ async def test_a_disk_that_went_without_the_machine(left: str, tmp_path: Path, c
     if left == "known to be there":
         segments[-1].unlink()  # the one before it says that all before had landed
     store = FileStore(copy, read_only=True)
-    tail = hide_torn(store)
+    tail = hide_torn(store, 0)
     assert tail is not None
     assert tail.end is not None
     assert torn.name.endswith(f"{tail.end.number:x}")
@@ -272,13 +272,13 @@ async def test_a_reader_while_an_owner_sets_aside(tmp_path: Path, monkeypatch: p
     def settled_first(self: FileStore, key: str, *args: int) -> bytes:
         if key.endswith(segments[-2].name):
             monkeypatch.setattr(FileStore, "get_sync", get)
-            unsynced_tail.settle(owner, ShardPaths())
+            unsynced_tail.settle(owner, ShardPaths(0))
         return get(self, key, *args)
 
     monkeypatch.setattr(FileStore, "get_sync", settled_first)
     store = FileStore(copy, read_only=True)
-    assert hide_torn(store) is None
-    stream = (await read_snapshot(store)).state.stream("$G", "S")
+    assert hide_torn(store, 0) is None
+    stream = (await read_snapshot(store, 0)).state.stream("$G", "S")
     assert stream is not None
     assert stream.last_seq == 3
 

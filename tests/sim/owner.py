@@ -161,7 +161,7 @@ class Owner:
         stream = rng.choice(list(self.streams.values()))
         draw = rng.random()
         if draw < 0.60:
-            stream.publish(self.world.payloads(rng.randint(1, 4)), self.broker.base.clock.now_ns())
+            stream.publish(self.world.payloads(rng.randint(1, 4)), self.broker.clock.now_ns())
         elif draw < 0.72 and stream.live:
             seq = rng.choice(sorted(stream.live))
             stream.remove(seq, seq + rng.choice((0, 0, 0, 3, 12)))

@@ -135,7 +135,7 @@ class Owners:
         try:
             for stream_id, messages in self.messages.items():
                 assert await read_all(self.shared, NAMES[stream_id]) == messages
-            newest = await read_snapshot(self.shared)
+            newest = await read_snapshot(self.shared, 0)
             if newest.root is not None:
                 for at, _ in newest.root.extra["roots"]:
                     again = await run(replay_from(PATHS, Position(*at), newest.state.position), self.shared)
@@ -143,7 +143,7 @@ class Owners:
         finally:
             if known is None:
                 del BODIES[200]
-        assert dump((await read_snapshot(self.shared)).state) == dump(self.shard.state)
+        assert dump((await read_snapshot(self.shared, 0)).state) == dump(self.shard.state)
 
     def data_objects(self) -> list[str]:
         return [key for key in self.shared.objects if "/log/" in key or "/runs/" in key]

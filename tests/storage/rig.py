@@ -212,7 +212,7 @@ class Publisher:
 
 async def read_all(store: ObjectStore, name: str = "s") -> dict[int, bytes]:
     """Every live message of a stream, by sequence, as a reader without a broker finds it."""
-    state = (await read_snapshot(store)).state
+    state = (await read_snapshot(store, 0)).state
     stream = state.stream("$G", name)
     found: dict[int, bytes] = {}
     for entry in stream.blocks if stream is not None else ():

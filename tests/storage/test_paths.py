@@ -87,7 +87,7 @@ def test_every_key_reads_back(shard: int, position: Position, one_id: int, accou
 @given(positions, positions)
 def test_key_order_is_log_order(one: Position, other: Position) -> None:
     """Shows why numbers have a fixed width: listing gives the log in order."""
-    shard = ShardPaths()
+    shard = ShardPaths(0)
     assert (shard.log(one) < shard.log(other)) == (one < other)
     assert (shard.run(one, 1) < shard.run(other, 1)) == (one < other)
 
@@ -119,8 +119,8 @@ def test_random_keys_of_the_alphabet_are_parsed_only_when_canonical() -> None:
 
 
 @pytest.mark.parametrize("call", [
-    lambda: escape(""), lambda: ShardPaths(-1), lambda: ShardPaths().epoch(EPOCH_MAX + 1),
-    lambda: ShardPaths().log(Position(0, NUMBER_MAX + 1)), lambda: ShardPaths().inbox(-1),
+    lambda: escape(""), lambda: ShardPaths(-1), lambda: ShardPaths(0).epoch(EPOCH_MAX + 1),
+    lambda: ShardPaths(0).log(Position(0, NUMBER_MAX + 1)), lambda: ShardPaths(0).inbox(-1),
     lambda: StreamPaths("a", "b", 1 << 64), lambda: StreamPaths("a", "", 1)])
 def test_what_fits_no_key_is_refused(call: object) -> None:
     """Shows the bounds: a number too large is an error, not a longer key."""

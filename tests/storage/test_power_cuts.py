@@ -212,7 +212,7 @@ class World:
 
     def read_as_reader(self) -> dict[int, bytes]:
         store = FileStore(self.root, read_only=True)
-        hide_torn(store)
+        hide_torn(store, 0)
         return asyncio.run(_closing(store, read_all(store)))
 
     def expect_sound(self) -> None:

@@ -106,15 +106,15 @@ class Inbox:
     """Args: ``let_go(keys)`` deletes runs that nothing will ever name; ``open_runs`` are the keys of those that batches under way
     have staged."""
 
-    def __init__(self, host: Host, log: Log, clock: Clock, settings: InboxSettings, let_go: Callable[[Sequence[str]], object],
-                 paths: ShardPaths | None = None, open_runs: Container[str] = ()) -> None:
+    def __init__(self, host: Host, log: Log, paths: ShardPaths, clock: Clock, settings: InboxSettings,
+                 let_go: Callable[[Sequence[str]], object], open_runs: Container[str] = ()) -> None:
         self.settings = settings
         self._host = host
         self._log = log
         self._store = log.store
         self._clock = clock
         self._let_go = let_go
-        self._paths = paths or ShardPaths()
+        self._paths = paths
         self._open_runs = open_runs
         self._under_way: dict[int, _Errand] = {}
         self._gone = {key: 0 for released in log.state.released.values() for key in released.runs if key.startswith(STREAMS)}

@@ -25,7 +25,7 @@ from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore.base import NotFound, ObjectInfo, StoreError, StoreRefused, Transient, can_begin_key
 from broker.storage.objectstore.file import FileStore
 from broker.storage.paths import FORMAT, ROOT
-from broker.storage.unsynced_tail import hide_torn
+from broker.storage.unsynced_tail import hide_all_torn
 
 __all__ = ["AT_ONCE", "FileObjectClient", "ObjectClient", "Range", "S3ObjectClient", "check_store", "open_object_client"]
 
@@ -115,7 +115,7 @@ class FileObjectClient:
     def __init__(self, directory: str) -> None:
         try:
             self._store = FileStore(directory, read_only=True)
-            hide_torn(self._store)
+            hide_all_torn(self._store)
         except StoreRefused as e:
             raise NoStore(f"file://{os.path.abspath(directory)}: {e}, on every executor too") from None
         self.url = self._store.url

@@ -1,4 +1,4 @@
-"""Credentials of the AWS chain, found anew when the store refuses those in use.
+"""Credentials: given keys, or those of the AWS chain, which is asked again when the store refuses those in use.
 
 botocore renews credentials that expire (roles, web identity, ``credential_process`` with an ``Expiration``), shortly before
 they do. Keys in a file it reads once, and expiry that came early it does not expect. So whoever is refused asks here:
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import AioSession
@@ -20,12 +20,24 @@ from botocore.exceptions import NoCredentialsError
 
 from broker.base.clock import Clock
 
-__all__ = ["Credentials"]
+__all__ = ["Credentials", "S3Keys"]
 
 _log = logging.getLogger(__name__)
 
 _PAUSE_NS = 2_000_000_000
 """Between two looks at the chain, which may ask other processes and servers."""
+
+
+class S3Keys(NamedTuple):
+    """An access key, its secret and, if the key is temporary, its session token."""
+
+    access_key_id: str
+    secret_access_key: str
+    session_token: str | None = None
+
+    async def find(self) -> Any:
+        """The same credentials each time, as ``Credentials`` asks for them."""
+        return AioCredentials(*self, method="jetblock")
 
 
 async def _of_the_chain() -> Any:
@@ -36,18 +48,18 @@ async def _of_the_chain() -> Any:
 class Credentials(AioCredentials):
     """What botocore takes for a provider of credentials, and for the credentials that it provides.
 
-    Args: find: the chain; None: there are no credentials.
+    Args: find: returns the credentials, or None if there are none; by default, it asks the AWS chain.
     """
 
     def __init__(self, where: str, clock: Clock, *, timeout_s: float,
-                 find: Callable[[], Awaitable[Any]] = _of_the_chain) -> None:
+                 find: Callable[[], Awaitable[Any]] | None = None) -> None:
         super().__init__("", "", method="jetblock")  # has no keys of its own
         self.version = 0
         """Raised each time that others were found."""
         self._where = where
         self._clock = clock
         self._timeout_s = timeout_s
-        self._find = find
+        self._find = find or _of_the_chain
         self._found: Any = None
         self._looked_ns: int | None = None
         self._looking: asyncio.Task[None] | None = None

@@ -117,7 +117,7 @@ class FileStore(ObjectStore):
         if sync_interval_ns is not None and not read_only:
             self.put_unsynced = self._put_unsynced
         self._syncing: asyncio.Task[None] | None = None
-        self._hidden: tuple[str, str] | None = None
+        self._hidden: list[tuple[str, str]] = []
         self._read_only = read_only
         self._nameless = nameless and hasattr(os, "O_TMPFILE")
         self._root = os.fspath(self.directory)
@@ -214,7 +214,10 @@ class FileStore(ObjectStore):
 
     def hide(self, first: str, last: str) -> None:
         """From now on show no object whose key is between these, both included: they are what a power cut left."""
-        self._hidden = (first, last)
+        self._hidden.append((first, last))
+
+    def _hides(self, key: str) -> bool:
+        return any(first <= key <= last for first, last in self._hidden)
 
     def set_aside(self, key: str) -> None:
         """Move the object to a folder ``.torn`` beside it, for people to look at; durable once the folder is synced.
@@ -392,7 +395,7 @@ class FileStore(ObjectStore):
             for key, path in _walk(os.path.join(self._root, folder), f"{folder}/" if folder else "", prefix, after):
                 if limit is not None and len(found) >= limit:
                     break
-                if self._hidden is not None and self._hidden[0] <= key <= self._hidden[1]:
+                if self._hidden and self._hides(key):
                     continue
                 try:
                     found.append(ObjectInfo(key, os.stat(path).st_size))
@@ -434,7 +437,7 @@ class FileStore(ObjectStore):
     def _path(self, key: str) -> str:
         if self._closed:
             raise Transient(f"{self.url}: the store is closed")
-        if self._hidden is not None and self._hidden[0] <= key <= self._hidden[1]:
+        if self._hidden and self._hides(key):
             raise NotFound(f"{self.url}: {key} is what a power cut left of an object that was not synced")
         return f"{self._root}/{check_key(key)}"
 

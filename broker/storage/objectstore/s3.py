@@ -4,10 +4,11 @@ Each call is one request; botocore's own retries are off, since RetryingStore ow
 request twice if a kept-alive connection turns out to be dead: one reason why a refused put proves nothing until the
 object there has been read.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
 
-Configured by the environment: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS credential chain, which is asked again when
-credentials are refused: a request refused with credentials that have been replaced since is Transient. An endpoint that is
-not AWS's is addressed by path, and its payloads are not signed: SHA-256 of 8 MiB would take a sixth of a put's time, and
-every object has its own checksums. AWS gets unsigned payloads under TLS only.
+Configured by its arguments or by the environment: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS credential
+chain, which is asked again when credentials are refused: a request refused with credentials that have been replaced
+since is Transient. An endpoint that is not AWS's is addressed by path, and its payloads are not signed: SHA-256 of 8
+MiB would take a sixth of a put's time, and every object has its own checksums. AWS gets unsigned payloads under TLS
+only.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from broker.storage.objectstore.base import (
     can_begin_key,
     check_key,
 )
-from broker.storage.objectstore.credentials import Credentials
+from broker.storage.objectstore.credentials import Credentials, S3Keys
 from broker.storage.objectstore.s3_reserve import S3Reserve
 
 __all__ = ["S3Store"]
@@ -115,9 +116,9 @@ class S3Store(ObjectStore):
     puts_cost = True
 
     def __init__(self, bucket: str, prefix: str = "", *, endpoint: str | None = None, region: str | None = None,
-                 put_timeout_ns: int = 5_000_000_000, get_timeout_ns: int = 30_000_000_000, connections_max: int = 32,
-                 clock: Clock | None = None) -> None:
-        """``endpoint`` and ``region`` take precedence over the environment. ``put_timeout_ns`` also bounds deletes,
+                 keys: S3Keys | None = None, put_timeout_ns: int = 5_000_000_000,
+                 get_timeout_ns: int = 30_000_000_000, connections_max: int = 32, clock: Clock | None = None) -> None:
+        """``endpoint``, ``region`` and ``keys`` take precedence over the environment. ``put_timeout_ns`` also bounds deletes,
         ``get_timeout_ns`` one page of a listing. Keep the put's time-out below a third of the lease."""
         self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self._bucket = bucket
@@ -130,7 +131,8 @@ class S3Store(ObjectStore):
         self._clock = clock or SystemClock()
         self._where = self.url
         self._client: Any = None
-        self._credentials = Credentials(self.url, self._clock, timeout_s=_CLIENT_TIMEOUT_S)
+        self._credentials = Credentials(self.url, self._clock, timeout_s=_CLIENT_TIMEOUT_S,
+                                        find=keys.find if keys is not None else None)
         self._client_making = asyncio.Lock()
         self._exit = AsyncExitStack()
         self._closed = False

@@ -11,13 +11,14 @@ __all__ = ["open_store"]
 
 
 def open_store(url: str, *, read_only: bool = False, endpoint: str | None = None,
-               region: str | None = None, put_timeout_ns: int = 5_000_000_000,
-               get_timeout_ns: int = 30_000_000_000, connections_max: int = 32,
+               region: str | None = None, keys: tuple[str, str, str | None] | None = None,
+               put_timeout_ns: int = 5_000_000_000, get_timeout_ns: int = 30_000_000_000, connections_max: int = 32,
                sync_interval_ns: int | None = None) -> ObjectStore:
     """The store at ``url``, without wrappers; an S3 endpoint is not contacted before the first call.
 
     Args: ``read_only`` creates nothing, for inspection. ``sync_interval_ns`` is for a directory; None: every put is synced. The
-        others are for S3; ``endpoint`` and ``region`` take precedence over AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and AWS_REGION.
+        others are for S3; ``endpoint``, ``region`` and ``keys`` (access key, secret, session token) take precedence over
+        the environment.
     Raises: ValueError for a URL of no known form; StoreRefused for a directory that cannot be used.
     """
     scheme, where, prefix = parse_store_url(url)
@@ -26,7 +27,8 @@ def open_store(url: str, *, read_only: bool = False, endpoint: str | None = None
     if scheme == "memory":
         return MemoryStore()
     # Importing it costs some 200 ms and 35 MB, which a directory store should not pay.
+    from broker.storage.objectstore.credentials import S3Keys
     from broker.storage.objectstore.s3 import S3Store
 
-    return S3Store(where, prefix, endpoint=endpoint, region=region, put_timeout_ns=put_timeout_ns,
-                   get_timeout_ns=get_timeout_ns, connections_max=connections_max)
+    return S3Store(where, prefix, endpoint=endpoint, region=region, keys=S3Keys(*keys) if keys is not None else None,
+                   put_timeout_ns=put_timeout_ns, get_timeout_ns=get_timeout_ns, connections_max=connections_max)

@@ -96,15 +96,15 @@ class StoredBlock(Protocol):
 
 
 class BlockReader:
-    """Reads blocks of one store. ``key_of`` builds the key of a block's object."""
+    """Reads the blocks of one shard, whose keys are ``paths``. ``key_of`` builds the key of a block's object."""
 
-    def __init__(self, store: ObjectStore, cache: Cache, key_of: Callable[[BlockRef], str], *,
+    def __init__(self, store: ObjectStore, cache: Cache, key_of: Callable[[BlockRef], str], paths: ShardPaths, *,
                  read_ahead_bytes: int = READ_AHEAD_BYTES, distrust: Callable[[str], None] = lambda key: None,
-                 paths: ShardPaths | None = None, executor: Executor | None = None) -> None:
+                 executor: Executor | None = None) -> None:
         """``distrust`` is called with the key of an object of which something damaged was read. ``executor`` decompresses what
         is read ahead; None: all on the loop."""
         self._store = store
-        self._paths = paths or ShardPaths()
+        self._paths = paths
         self._cache = cache
         self._key_of = key_of
         self._read_ahead_bytes = read_ahead_bytes

@@ -193,6 +193,6 @@ def _held(paths: ShardPaths, root: Root) -> list[tuple[int, list[Position]]]:
         raise Unusable(f"{paths.checkpoint(root.position)}: {error}") from None
 
 
-async def read_snapshot(store: ObjectStore, shard: int = 0) -> Snapshot:
+async def read_snapshot(store: ObjectStore, shard: int) -> Snapshot:
     """The shard's state as it stands in the store, for a reader that does not own it. Raises: as ``replay``; StoreError."""
     return await run(replay(ShardPaths(shard)), store)

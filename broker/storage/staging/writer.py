@@ -7,7 +7,7 @@
             store.put(run.key, run.data)
     for run in writer.finish():
         store.put(run.key, run.data)
-    request = writer.request(request_id_of("my job", "1"))
+    request = writer.request(request_id_of("my job", "1"), shard=0)
     store.put(request.key, request.data)       # from now on the owner may let them join
 
 Rows of several writers may join together: ``request`` takes all their entries in the order that is wanted.
@@ -147,8 +147,9 @@ class RunWriter:
             self._end_run()
         return self.take()
 
-    def request(self, request_id: int, shard: int = 0) -> ToPut:
-        """The request to let all that was taken join. Put it when all runs have been put.
+    def request(self, request_id: int, shard: int) -> ToPut:
+        """The request to let all that was taken join, for the owner of ``shard``, which has the stream. Put it when all
+        runs have been put.
 
         Each call makes another attempt: after a refusal, put a new one. Raises: ValueError.
         """
@@ -189,7 +190,7 @@ class RunWriter:
         return int.from_bytes(self._randbytes(8), "little") or 1
 
 
-def request_object(account: str, stream: str, stream_id: int, request_id: int, entries: Sequence[StagedRun], *, shard: int = 0,
+def request_object(account: str, stream: str, stream_id: int, request_id: int, entries: Sequence[StagedRun], *, shard: int,
                    nonce: bytes | None = None) -> ToPut:
     """The request to let these runs join in this order. Raises: ValueError when they are none, or too many for one record."""
     if not entries:

@@ -259,7 +259,7 @@ async def test_limits_of_the_new_configuration_hold(broker: Inside) -> None:
 async def test_messages_expire_as_they_would_have(broker: Inside) -> None:
     def with_ttl(seq: int, ttl: bytes, ago_seconds: int) -> ArchivedMsg:
         head = b"NATS/1.0\r\nNats-TTL: %b\r\n\r\n" % ttl
-        return ArchivedMsg(seq, broker.base.clock.now_ns() - ago_seconds * 10**9, b"s.1", len(head), head)
+        return ArchivedMsg(seq, broker.clock.now_ns() - ago_seconds * 10**9, b"s.1", len(head), head)
 
     backup = made([with_ttl(1, b"5", 10), with_ttl(2, b"1h", 10), with_ttl(3, b"never", 10), with_ttl(4, b"10", 9), msg(9)],
                   allow_msg_ttl=True)

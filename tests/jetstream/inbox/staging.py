@@ -34,7 +34,7 @@ async def stage(store: ObjectStore, state: ShardState, stream: str, rows: Iterab
 
 async def request(store: ObjectStore, writer: RunWriter, *name: str) -> str:
     """Put the request to let them join; returns its id as the API has it. One that is there already is left as it is."""
-    asked = writer.request(request_id_of(*name))
+    asked = writer.request(request_id_of(*name), 0)
     try:
         await store.put(asked.key, asked.data)
     except PreconditionFailed:

@@ -355,8 +355,8 @@ async def test_limits_hold_after_they_joined(broker: Inside) -> None:
         await broker.publish(subject, b"first")
     await adopt(broker, "K", [(b"k.2", b"%d" % i) for i in range(30)], block_messages=7)
     assert [(subject, payload) for _, subject, payload in await contents(broker, "K")] == [("k.1", b"first"), ("k.2", b"29")]
-    old = broker.base.clock.now_ns() - 2 * 3600 * 10**9
-    answer = await adopt(broker, "A", [(b"a", b"old"), (b"a", b"new")], times=[old, broker.base.clock.now_ns()])
+    old = broker.clock.now_ns() - 2 * 3600 * 10**9
+    answer = await adopt(broker, "A", [(b"a", b"old"), (b"a", b"new")], times=[old, broker.clock.now_ns()])
     assert answer["messages"] == 2
     await settled(broker, "A", 1)
     assert [payload for _, _, payload in await contents(broker, "A")] == [b"new"]
@@ -381,7 +381,7 @@ async def test_interest_and_work_queues_treat_them_as_published(broker: Inside) 
 async def test_times_never_fall_nor_lie_ahead(broker: Inside) -> None:
     """Shows given times kept in an empty stream, raised to the stream's last, lowered to now, and now for those without."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
-    past, now = 1_600_000_000_000_000_000, broker.base.clock.now_ns()
+    past, now = 1_600_000_000_000_000_000, broker.clock.now_ns()
     await adopt(broker, "S", [(b"S", b"")] * 3, "1", times=[past, past + 5, past + 10])
     await adopt(broker, "S", [(b"S", b"")] * 3, "2", times=[past - 9, past + 7, past + 99])
     await adopt(broker, "S", [(b"S", b"")] * 2, "3", times=[past + 100, now + 10**15])
@@ -394,7 +394,7 @@ async def test_times_never_fall_nor_lie_ahead(broker: Inside) -> None:
         times += [head.time_of(at) for at in range(head.count)]
     assert times[:7] == [past, past + 5, past + 10, past + 10, past + 10, past + 99, past + 100]
     assert times == sorted(times)
-    assert now <= times[7] <= times[8] <= broker.base.clock.now_ns()
+    assert now <= times[7] <= times[8] <= broker.clock.now_ns()
 
 
 async def test_sources_and_mirrors_get_them(broker: Inside) -> None:
@@ -489,7 +489,7 @@ async def test_a_refused_request_is_not_granted_later(broker: Inside) -> None:
     granted by now, also to whoever asks once it is gone; another attempt with the same id is granted."""
     made = await broker.ok("STREAM.CREATE.S", {"name": "S", "max_msg_size": 3})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"large")])
-    first = writer.request(request_id_of("job"))
+    first = writer.request(request_id_of("job"), 0)
     await broker.store.put(first.key, first.data)
     why = (await broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")}))["error"]
     assert why["err_code"] == 10054
@@ -499,7 +499,7 @@ async def test_a_refused_request_is_not_granted_later(broker: Inside) -> None:
         await broker.restart()
         assert (await broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")}))["error"] == why
         assert first.key not in broker.store.objects
-    second = writer.request(request_id_of("job"))
+    second = writer.request(request_id_of("job"), 0)
     await broker.store.put(second.key, second.data)
     assert (await broker.ok("JETBLOCK.ADOPT.S", {"request": text_id("job")}))["messages"] == 1
 
@@ -518,7 +518,7 @@ async def test_a_subject_that_no_message_can_have(broker: Inside, monkeypatch: p
 async def test_headers_join_as_they_are(broker: Inside) -> None:
     """Shows headers and ids of messages over several frames and blocks, some without any, as a consumer gets them."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
-    writer = RunWriter("$G", "S", broker.js.stream("$G", "S").stream_id, now_ns=broker.base.clock.now_ns(), block_messages=700)
+    writer = RunWriter("$G", "S", broker.js.stream("$G", "S").stream_id, now_ns=broker.clock.now_ns(), block_messages=700)
     expected: list[dict[str, str] | None] = []
     for n in range(1500):
         headers = {} if n % 3 == 0 else {"Trace": f"größe {n}"}
@@ -547,7 +547,7 @@ async def test_headers_that_a_reader_could_not_parse(broker: Inside, monkeypatch
     with monkeypatch.context() as careless:
         careless.setattr("broker.storage.staging.writer._with_id", lambda headers, msg_id: (block, msg_id))
         careless.setattr("broker.storage.staging.writer._HEADERS_BYTES_MAX", 1 << 20)
-        writer = RunWriter("$G", "S", broker.js.stream("$G", "S").stream_id, now_ns=broker.base.clock.now_ns())
+        writer = RunWriter("$G", "S", broker.js.stream("$G", "S").stream_id, now_ns=broker.clock.now_ns())
         for _ in range(1000):
             writer.add(b"S", b"x" * 200)
         writer.add(b"S", b"payload", b"any", msg_id=msg_id)
@@ -600,7 +600,7 @@ async def test_a_damaged_request_is_dropped(broker: Inside) -> None:
     """Shows bytes that are no request, and one whose bytes were changed."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"")])
-    asked = writer.request(request_id_of("job"))
+    asked = writer.request(request_id_of("job"), 0)
     for data in ([b"nonsense"], [asked.data[0][:-1] + b"?"]):
         await broker.store.put(asked.key, data)
         answer = await broker.api("JETBLOCK.ADOPT.S", {"request": text_id("job")})
@@ -619,7 +619,7 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
     await stage(broker.store, broker.state, "S", [(b"S", b"")], now_ns=1_000_000_000)
     await request(broker.store, await stage(broker.store, broker.state, "S", [(b"S", b"")]), "job")
     let_go: list[str] = []
-    inbox = Inbox(broker.js, broker.log, broker.base.clock, InboxSettings(poll_ns=0), let_go.extend)
+    inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), let_go.extend)
     done = {one.request_id: one for one in await inbox.carry_out_all()}
     assert done[1].stays
     assert "version 2" in done[1].why
@@ -643,7 +643,7 @@ async def test_runs_of_an_offline_stream_stay_until_it_is_deleted(broker: Inside
     broker.state.take_offline(state.stream_id, "a record of a newer release")
     await broker.restart()
     let_go: list[str] = []
-    inbox = Inbox(broker.js, broker.log, broker.base.clock, InboxSettings(poll_ns=0), let_go.extend)
+    inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), let_go.extend)
     await inbox.sweep()
     assert ["/%54/" in key for key in let_go] == [True]
     await broker.ok("STREAM.DELETE.S")
@@ -663,7 +663,7 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
     for n, writer in enumerate(writers[:4]):
         await request(broker.store, writer, str(n))
     let_go: list[str] = []
-    inbox = Inbox(broker.js, broker.log, broker.base.clock, InboxSettings(poll_ns=0), let_go.extend)
+    inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), let_go.extend)
     for _ in range(4):
         await inbox.sweep()
     assert sorted(let_go) == keys[4:]

@@ -57,7 +57,7 @@ class PagedWorld(World):
         self.shard = await Shard.open(self.used, SHARD, taken.epoch, self.identity.nonce, self.clock, self.rng, how or settings())
         assert self.shard.recovered.problems == []
         self.log = self.shard.log
-        self.reader = BlockReader(self.used, Cache(self.cache_bytes), self.shard.key_of)
+        self.reader = BlockReader(self.used, Cache(self.cache_bytes), self.shard.key_of, SHARD)
 
     async def stop(self, stream: Stream, *, kill: bool = False) -> None:
         stream.close()

@@ -460,11 +460,11 @@ async def test_an_earlier_release_refuses_by_name(monkeypatch: pytest.MonkeyPatc
     publish(world, stream, pub(b"S.a"))
     await world.settle(stream)
     assert await world.shard.checkpointer.cut()
-    await read_snapshot(world.store)
+    await read_snapshot(world.store, 0)
     await _fill(world, stream, 1)
     assert await world.shard.checkpointer.cut()
     with pytest.raises(VersionUnknown, match=r"flags .*: not this reader's"):
-        await read_snapshot(world.store)
+        await read_snapshot(world.store, 0)
     await world.stop(stream, kill=True)
 
 

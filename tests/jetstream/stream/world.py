@@ -135,7 +135,7 @@ class World:
 
     def _begin(self, state: ShardState) -> None:
         self.log: Any = Log(self.store, SHARD.log, 1, NONCE, state, self.clock, self.rng, self.settings)
-        self.reader = BlockReader(self.store, Cache(self.cache_bytes), lambda ref: object_key(SHARD, ref))
+        self.reader = BlockReader(self.store, Cache(self.cache_bytes), lambda ref: object_key(SHARD, ref), SHARD)
         self.log.listen(Listening(segment_applied=self._applied))
 
     def _applied(self, segment: Segment) -> None:

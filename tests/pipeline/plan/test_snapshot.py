@@ -53,7 +53,7 @@ async def test_is_what_the_log_says(seed: int) -> None:
         stream.append([(b"x.%d" % seed, b"", b"")] * 3)
         stream.remove(stream.last_seq - 1, stream.last_seq - 1)
     await owner.log.persisted()
-    state = (await read_snapshot(store)).state
+    state = (await read_snapshot(store, 0)).state
     objects = MemoryObjectClient(store)
     summaries = 0
     for snapshot in read_store(objects, account="*"):
@@ -106,7 +106,7 @@ async def test_reads_the_pages_of_what_is_asked_for() -> None:
         return sum((end or 0) - start for key, start, end in objects.asked if "/pages/" in key)
 
     assert pages_read("large") > pages_read("small") + 500
-    snapshot = await read_snapshot(store)
+    snapshot = await read_snapshot(store, 0)
     assert snapshot.root is not None
     for entry in snapshot.state.streams[large.stream_id].blocks.pages:
         key = PATHS.pages(entry.place.position) if entry.place is not None else None
@@ -471,7 +471,7 @@ async def test_on_s3(server: str, request: pytest.FixtureRequest, monkeypatch: p
             await owner.round()
     streams[0].purge(9)
     await owner.log.persisted()
-    state = (await read_snapshot(store)).state
+    state = (await read_snapshot(store, 0)).state
     objects = open_object_client(url)
     for snapshot in read_store(objects):
         known = state.stream("$G", snapshot.name)

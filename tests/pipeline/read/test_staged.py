@@ -81,7 +81,7 @@ async def test_rows_are_those_of_the_stream(seed: int) -> None:
         assert read(store, options.selection()) == stream.rows(lambda row: row[1] == WANTED)
         survey = await read_survey(Source(store))
         assert [*survey.problems, *(await verify(Source(store), survey)).problems] == []
-        state = (await read_snapshot(store)).state.stream("$G", "s")
+        state = (await read_snapshot(store, 0)).state.stream("$G", "s")
         assert state is not None
         assert (state.msgs, state.last_seq, state.last_time_ns) == (len(stream.live), stream.last_seq, state.last_time_ns)
 

@@ -90,7 +90,7 @@ async def test_a_limit_skips_what_filters_exclude(owner: Owner) -> None:
 
 async def test_a_new_owner_and_inspect_have_them_too(owner: Owner) -> None:
     """A checkpoint's filters equal the log's; the reader of ``inspect`` excludes by them."""
-    state = (await read_snapshot(owner.store)).state
+    state = (await read_snapshot(owner.store, 0)).state
     [stream] = state.streams.values()
     _, snapshot = snapshot_of(owner)
     assert [entry.ref for entry in stream.blocks] == [entry.ref for entry in snapshot.blocks]

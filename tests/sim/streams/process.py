@@ -186,12 +186,12 @@ class Process:
         world.opened(self, shard.state)
         shard.log.listen(Listening(log_failed=lambda _: self._over.set()))
         patient = RetryingStore(self.store, clock=self.clock, rng=self.rng, give_up_ns=15 * SECOND)
-        reader = BlockReader(patient, self.cache, shard.key_of)
+        reader = BlockReader(patient, self.cache, shard.key_of, PATHS)
         try:
             if world.staging is not None:
-                await self.js.open(shard.log, reader, inbox=world.staging.settings, let_go=shard.sweeper.let_go)
+                await self.js.open(0, shard.log, reader, inbox=world.staging.settings, let_go=shard.sweeper.let_go)
             else:
-                await self.js.open(shard.log, reader)
+                await self.js.open(0, shard.log, reader)
             self.serving = True
             if shard.log.failure is None:
                 await self._over.wait()

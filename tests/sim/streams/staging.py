@@ -80,7 +80,7 @@ class Staging:
             for row in rows:
                 row.refused = True
             return
-        asked = writer.request(request_id)
+        asked = writer.request(request_id, 0)
         _now(self._store.put(asked.key, asked.data))
         self._staged[request_id].asked = True
         for _ in range(rng.choice((0, 1, 1, 1, 2))):

@@ -92,7 +92,7 @@ def test_a_root_holds_nothing_from_after_its_position() -> None:
         assert all(Position(epoch, last) <= root.position for epoch, _, last in root.extra["segments"])
         assert all(Position(*at) <= root.position for at, _ in root.extra["letgo"])
         assert root.extra["letgo"], "the round did put a page while the record was persisted"
-        assert dump((await read_snapshot(rig.shared)).state) == dump(rig.log.state)
+        assert dump((await read_snapshot(rig.shared, 0)).state) == dump(rig.log.state)
     in_virtual_time(main)
 
 
@@ -107,7 +107,7 @@ def test_a_root_that_is_ahead_of_its_position_is_read_as_if_it_were_not() -> Non
         rig.shared.objects[PATHS.checkpoint(before)] = root._replace(position=before, replay_from=before).encode(rig.me.nonce)
         del rig.shared.objects[PATHS.checkpoint(root.position)]
         rig.shared._keys[:] = sorted(rig.shared.objects)
-        found = await read_snapshot(rig.shared)
+        found = await read_snapshot(rig.shared, 0)
         assert found.root is not None
         assert found.root.position == before
         assert dump(found.state) == dump(rig.log.state)
@@ -193,7 +193,7 @@ def test_checkpoint_and_log_agree(seed: int) -> None:
             want = dump(rig.log.state)
             kept = dict(shared.objects)
             for drop in range(5):
-                snapshot = await read_snapshot(shared)
+                snapshot = await read_snapshot(shared, 0)
                 assert dump(snapshot.state) == want, f"without the newest {drop} roots"
                 if not snapshot.roots:
                     break
@@ -253,13 +253,13 @@ def test_a_checkpoint_of_an_earlier_version() -> None:
         assert summaries(shared) == {True}
         without_summaries(shared)
         assert summaries(shared) == {False}
-        assert dump((await read_snapshot(shared)).state)["streams"] == want["streams"]
+        assert dump((await read_snapshot(shared, 0)).state)["streams"] == want["streams"]
         shard = await Rig(shared, clock, "b", settings=NEVER).open()
         now = dump(shard.state)
         assert (now["streams"], now["runs"]) == (want["streams"], want["runs"])
         assert await shard.checkpointer.cut()
         assert summaries(shared) == {True}
-        assert dump((await read_snapshot(shared)).state) == dump(shard.state)
+        assert dump((await read_snapshot(shared, 0)).state) == dump(shard.state)
         await shard.abandon()
     in_virtual_time(main)
 
@@ -288,7 +288,7 @@ def test_a_round_writes_what_changed() -> None:
         assert sum(len(shared.objects[key]) for key in new) < len(shared.objects[first])
         root = Root.decode(shared.objects[PATHS.checkpoint(roots_in(shared)[-1])], roots_in(shared)[-1])
         assert len({ref.position for ref in root.pages}) == 2, "two of three directory pages stay where they are"
-        assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
+        assert dump((await read_snapshot(shared, 0)).state) == dump(rig.log.state)
     in_virtual_time(main)
 
 
@@ -310,7 +310,7 @@ def test_no_old_object_is_pinned_by_one_page() -> None:
             await rig.log.persisted()
             await shard.checkpointer.cut()
         assert len(shard.checkpointer.roots[-1].objects) <= 7
-        assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
+        assert dump((await read_snapshot(shared, 0)).state) == dump(rig.log.state)
     in_virtual_time(main)
 
 
@@ -463,5 +463,5 @@ def test_a_round_is_retried_until_it_landed_and_lost_answers_are_recognized() ->
         rig.store.faults = Faults(unanswered=0.5, refused=0.2, latency_ns=MS)
         assert await shard.checkpointer.cut()
         assert not await shard.checkpointer.cut(), "nothing new"
-        assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
+        assert dump((await read_snapshot(shared, 0)).state) == dump(rig.log.state)
     in_virtual_time(main)

@@ -83,7 +83,7 @@ def test_dead_segments_old_pages_and_old_roots_are_deleted() -> None:
         assert len(keys(shared, "log")) <= 30
         assert keys(shared, "epochs") == [PATHS.epoch(1)]
         assert len(rig.log.state.released) <= 2, "what is deleted is forgotten"
-        assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
+        assert dump((await read_snapshot(shared, 0)).state) == dump(rig.log.state)
     in_virtual_time(main)
 
 
@@ -264,7 +264,7 @@ def test_an_owner_does_not_read_what_it_put_itself_before_it_is_deleted() -> Non
         assert {position for position in deleted if position.epoch == 1} <= read
         assert not {position for position in read if position.epoch == 2}
         assert await read_all(shared) == {}
-        assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
+        assert dump((await read_snapshot(shared, 0)).state) == dump(new.log.state)
     in_virtual_time(main)
 
 
@@ -294,7 +294,7 @@ def test_orphans_are_deleted_after_the_next_owners_first_round() -> None:
         await churn(new, 2)
         await asyncio.sleep(10)
         assert not any(key in shared.objects for key in orphans)
-        assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
+        assert dump((await read_snapshot(shared, 0)).state) == dump(new.log.state)
     in_virtual_time(main)
 
 
@@ -361,7 +361,7 @@ def test_store_errors_during_the_search_for_orphans(operation: str, error: type[
         assert len(failed) == 5
         assert not any(key in shared.objects for key in orphans)
         await churn(new, 2)
-        assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
+        assert dump((await read_snapshot(shared, 0)).state) == dump(new.log.state)
     in_virtual_time(main)
 
 

@@ -64,7 +64,7 @@ def data_objects(shared: MemoryStore) -> list[str]:
 
 async def same_everywhere(shared: MemoryStore, rig: Rig) -> None:
     """A fresh reader finds the state that the owner has."""
-    assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
+    assert dump((await read_snapshot(shared, 0)).state) == dump(rig.log.state)
 
 
 @pytest.mark.shows("store.compaction")

@@ -153,7 +153,7 @@ async def use(objects: dict[str, bytes], *, swept: bool) -> None:
         position = parse(key).position if "/log/" in key else None  # type: ignore[union-attr]
         if not (swept and position is not None and position.number and position <= sample().at):
             await store.put(key, [data])
-    state = (await read_snapshot(store)).state
+    state = (await read_snapshot(store, 0)).state
     dump(state)
     for stream in state.streams.values():
         if stream.offline is None:

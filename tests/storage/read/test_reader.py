@@ -65,7 +65,7 @@ async def make(count: int = 40, size: int = 20_000, cache_bytes: int = 1 << 24,
     sealed = seal_block(block, AT)
     await store.put(SHARD.log(AT), encode_segment(AT, bytes(16), [sealed], Codec.NONE))
     assert sealed.ref is not None
-    reader = BlockReader(store, Cache(cache_bytes), lambda ref: object_key(SHARD, ref), read_ahead_bytes=ahead)
+    reader = BlockReader(store, Cache(cache_bytes), lambda ref: object_key(SHARD, ref), SHARD, read_ahead_bytes=ahead)
     return store, reader, Stored(sealed.ref)
 
 
@@ -170,7 +170,7 @@ async def heads(count: int, messages: int) -> tuple[BlockReader, list[Stored]]:
         await store.put(SHARD.log(at), encode_segment(at, bytes(16), [sealed], Codec.NONE))
         assert sealed.ref is not None
         blocks.append(Stored(sealed.ref))
-    return BlockReader(store, Cache(0), lambda ref: object_key(SHARD, ref)), blocks
+    return BlockReader(store, Cache(0), lambda ref: object_key(SHARD, ref), SHARD), blocks
 
 
 async def test_heads_that_come_together_are_decoded_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,13 +220,13 @@ async def test_what_was_checked_once_is_not_checked_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(reader_module, "decode_index", unexpected)
     await reader.chunk(block, 39)
     await reader.chunk(block, 0)
-    again = BlockReader(store, Cache(0), lambda ref: object_key(SHARD, ref))
+    again = BlockReader(store, Cache(0), lambda ref: object_key(SHARD, ref), SHARD)
     assert list((await again.head(block)).subjects) == first
     key, at = SHARD.log(AT), block.ref.index_offset + 80
     sound = store.objects[key]
     store.objects[key] = sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1:]
     with pytest.raises(Corrupt):
-        await BlockReader(store, Cache(0), lambda ref: object_key(SHARD, ref)).head(block)
+        await BlockReader(store, Cache(0), lambda ref: object_key(SHARD, ref), SHARD).head(block)
 
 
 async def test_closing_cancels_loads() -> None:
@@ -304,7 +304,7 @@ async def side_by_side(count: int = 600, subjects: int = 1) -> tuple[RecordingSt
     data = encode_segment(AT, bytes(16), sealed, Codec.ZSTD, kind=ObjectKind.RUN, object_id=9, place=BlockPlace.RUN)
     key = SHARD.run(AT, 9)
     await store.put(key, data)
-    reader = BlockReader(store, Cache(1 << 24), lambda ref: object_key(SHARD, ref))
+    reader = BlockReader(store, Cache(1 << 24), lambda ref: object_key(SHARD, ref), SHARD)
     return store, reader, [Stored(block.ref) for block in sealed if block.ref is not None], key
 
 
@@ -312,7 +312,7 @@ async def test_heads_of_neighbours_are_got_together() -> None:
     """The heads of 600 streams' blocks in one object, asked for at the same time and one by one, cost as many GETs as their indexes
     have pieces, and one for each that lies on an edge between two."""
     store, reader, blocks, _ = await side_by_side()
-    alone = BlockReader(store, Cache(1 << 24), lambda ref: object_key(SHARD, ref))
+    alone = BlockReader(store, Cache(1 << 24), lambda ref: object_key(SHARD, ref), SHARD)
     expected = [await alone.head(Stored(block.ref)) for block in blocks]
     end = blocks[-1].ref.index_offset + blocks[-1].ref.index_bytes
     pieces = end // reader_module._NEIGHBOURS_BYTES + 1

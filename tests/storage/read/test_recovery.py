@@ -44,7 +44,7 @@ async def filled(clock: ManualClock, shared: MemoryStore, count: int = 10, setti
 def test_an_empty_store_is_an_empty_shard() -> None:
     """No claim, no log: nothing, at the beginning."""
     async def main(clock: ManualClock) -> None:
-        snapshot = await read_snapshot(MemoryStore())
+        snapshot = await read_snapshot(MemoryStore(), 0)
         assert snapshot.state.position == Position(0, 0)
         assert snapshot.state.streams == {}
     in_virtual_time(main)
@@ -63,7 +63,7 @@ def test_a_replay_arrives_at_the_applied_state() -> None:
         stream.remove(4, 7)
         await rig.log.persisted()
         want = dump(rig.log.state)
-        assert dump((await read_snapshot(shared)).state) == want
+        assert dump((await read_snapshot(shared, 0)).state) == want
 
         def get(key: str, start: int, end: int | None) -> bytes | None:
             return shared.objects[key][start:end] if key in shared.objects else None
@@ -73,7 +73,7 @@ def test_a_replay_arrives_at_the_applied_state() -> None:
 
         assert dump(run_blocking(replay(PATHS), get, list_).state) == want
         await rig.shard.checkpointer.cut()  # type: ignore[union-attr]
-        assert dump((await read_snapshot(shared)).state) == want
+        assert dump((await read_snapshot(shared, 0)).state) == want
     in_virtual_time(main)
 
 
@@ -106,7 +106,7 @@ def test_a_head_of_more_than_64_kib_is_read_whole() -> None:
             stream.create()
             stream.publish(1, urgent=False)
         await rig.log.persisted()
-        snapshot = await read_snapshot(shared)
+        snapshot = await read_snapshot(shared, 0)
         assert len(snapshot.state.streams) == 1001
         assert snapshot.head_bytes > 64 * 1024
         assert dump(snapshot.state) == dump(rig.log.state)
@@ -132,7 +132,7 @@ def test_a_corrupt_segment_is_never_the_end(damage: str) -> None:
         key = PATHS.log(Position(1, 5))
         shared.objects[key] = DAMAGE[damage](shared.objects[key])
         with pytest.raises(Corrupt) as error:
-            await read_snapshot(shared)
+            await read_snapshot(shared, 0)
         assert "00000001-000000000005" in str(error.value)
     in_virtual_time(main)
 
@@ -144,7 +144,7 @@ def test_a_segment_moved_to_another_key_is_noticed() -> None:
         await filled(clock, shared)
         shared.objects[PATHS.log(Position(1, 5))] = shared.objects[PATHS.log(Position(1, 6))]
         with pytest.raises(Corrupt, match="000000000005"):
-            await read_snapshot(shared)
+            await read_snapshot(shared, 0)
     in_virtual_time(main)
 
 
@@ -157,7 +157,7 @@ def test_a_segment_gone_from_the_middle_of_an_ended_epoch_stops() -> None:
         await b.open()
         await shared.delete(PATHS.log(Position(1, 5)))
         with pytest.raises(Corrupt, match="00000001-000000000005 is gone"):
-            await read_snapshot(shared)
+            await read_snapshot(shared, 0)
     in_virtual_time(main)
 
 
@@ -170,7 +170,7 @@ def test_the_logs_beginning_gone_stops() -> None:
         for key in [key for key in shared.objects if "/log/00000001-" in key]:
             await shared.delete(key)
         with pytest.raises(Corrupt, match="neither a checkpoint"):
-            await read_snapshot(shared)
+            await read_snapshot(shared, 0)
     in_virtual_time(main)
 
 
@@ -192,7 +192,7 @@ def test_puts_beyond_an_epochs_end_never_existed() -> None:
         with pytest.raises(Fenced):
             await a.log.persisted()
         assert len(await read_all(shared)) == 3
-        assert (await read_snapshot(shared)).state.position == Position(2, 0)
+        assert (await read_snapshot(shared, 0)).state.position == Position(2, 0)
     in_virtual_time(main)
 
 
@@ -277,11 +277,11 @@ def test_checkpoints_are_cut_while_a_stream_is_offline_and_lose_nothing_of_it(
                 await old.log.persisted()
                 assert await shard.checkpointer.cut()
             assert shard.state.streams[7].offline
-            assert (await read_snapshot(shared)).segments <= 1, "a start replays what follows the newest checkpoint alone"
+            assert (await read_snapshot(shared, 0)).segments <= 1, "a start replays what follows the newest checkpoint alone"
         assert seen[0] == seen[1]
         monkeypatch.setitem(BODIES, 200, FromTheFuture)
         whole = await run(replay_from(PATHS, None, shard.state.position), shared)
-        newest = await read_snapshot(shared)
+        newest = await read_snapshot(shared, 0)
         assert newest.root is not None
         assert newest.state.streams[7].offline is None
         assert newest.state.streams[7].last_seq == 85
@@ -294,7 +294,7 @@ def test_checkpoints_are_cut_while_a_stream_is_offline_and_lose_nothing_of_it(
             live.publish()
             await new.log.persisted()
             assert await shard.checkpointer.cut()
-        assert dump((await read_snapshot(shared)).state) == dump(shard.state)
+        assert dump((await read_snapshot(shared, 0)).state) == dump(shard.state)
     in_virtual_time(main)
 
 
@@ -338,7 +338,7 @@ def test_a_segment_of_an_offline_stream_is_needed_until_the_stream_is_deleted() 
         shard = await b.open()
         [held] = shard.state.streams[7].held
         assert await shard.checkpointer.cut()
-        [root] = (await read_snapshot(shared)).roots
+        [root] = (await read_snapshot(shared, 0)).roots
         del shared.objects[PATHS.log(held)]
         with pytest.raises(CutOff, match=str(held)):
             await run(replay_from(PATHS, root, shard.state.position), shared)
@@ -377,7 +377,7 @@ def test_deleting_an_offline_stream_takes_nothing_from_the_others(damage: str) -
             pass
         for _ in range(10):
             await asyncio.sleep(0)
-        replayed = (await read_snapshot(shared)).state
+        replayed = (await read_snapshot(shared, 0)).state
         named = {key: count for key, count in shard.state.segments.items() if count}
         assert named == {key: count for key, count in replayed.segments.items() if count}
         assert list(named.values()) == [1, 1, 1]
@@ -398,7 +398,7 @@ def test_a_newer_format_is_left_alone() -> None:
         finally:
             ownership.Opening = real  # type: ignore[misc]
         with pytest.raises(VersionUnknown, match="99"):
-            await read_snapshot(shared)
+            await read_snapshot(shared, 0)
     in_virtual_time(main)
 
 
@@ -428,7 +428,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(what: str, rounds: in
             await shared.delete(key)
         else:
             shared.objects[key] = data[:-3] + bytes(3)
-        snapshot = await read_snapshot(shared)
+        snapshot = await read_snapshot(shared, 0)
         assert dump(snapshot.state) == want
         assert len(snapshot.problems) == 1
         assert snapshot.root is None or PATHS.checkpoint(snapshot.root.position) == roots[-2]

@@ -62,7 +62,7 @@ async def make(executor: Executor, cache_bytes: int = 64 * MEBIBYTE, *,
     sealed = seal_block(block, AT)
     await store.put(SHARD.log(AT), encode_segment(AT, bytes(16), [sealed], Codec.ZSTD if text else Codec.NONE))
     assert sealed.ref is not None
-    reader = BlockReader(store, Cache(cache_bytes), lambda ref: object_key(SHARD, ref), executor=executor)
+    reader = BlockReader(store, Cache(cache_bytes), lambda ref: object_key(SHARD, ref), SHARD, executor=executor)
     return store, reader, Stored(sealed.ref)
 
 

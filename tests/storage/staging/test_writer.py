@@ -98,7 +98,7 @@ def test_every_row_is_read_back_where_the_stream_puts_it(added: list[tuple[bytes
 def test_a_request_is_what_its_key_says() -> None:
     """Shows the request's round trip, and that ids made of the same names are the same, of others not."""
     writer, _ = written([(b"a", b"x", b"", None, None)] * 5)
-    to_put = writer.request(request_id_of("job", "7"))
+    to_put = writer.request(request_id_of("job", "7"), 0)
     request = Request.decode(b"".join(to_put.data), request_id_of("job", "7"))
     assert (request.account, request.stream, request.stream_id, request.runs) == ("$G", "ORDERS", STREAM, writer.entries)
     key = parse(to_put.key)
@@ -132,4 +132,4 @@ def test_an_empty_request_is_refused() -> None:
     writer = RunWriter("$G", "S", STREAM, now_ns=NOW)
     assert writer.finish() == []
     with pytest.raises(ValueError, match="without messages"):
-        writer.request(7)
+        writer.request(7, 0)

@@ -79,8 +79,8 @@ class Broker:
             await self.js.add_account("$G", self.router, AccountLimits())
             self.js.listen()
         self.log = Log(self.store, SHARD.log, 1, bytes(16), self.state, self.clock, random.Random(1), self.log_settings)
-        self.reader = BlockReader(self.store, Cache(self.cache_bytes), lambda ref: object_key(SHARD, ref))
-        await self.js.open(self.log, self.reader)
+        self.reader = BlockReader(self.store, Cache(self.cache_bytes), lambda ref: object_key(SHARD, ref), SHARD)
+        await self.js.open(0, self.log, self.reader)
 
     async def crash(self) -> None:
         await self.js.close()
@@ -496,7 +496,7 @@ async def test_an_ack_of_all_passes_a_gap_of_any_length(batched: bool) -> None:
     await broker.open()
     if batched:
         broker.router.route([(ack, b"", 0, b"") for ack in acks[1:3]], 0, 2, broker.caller,  # type: ignore[arg-type]
-                            broker.base.clock.now_ns())
+                            broker.clock.now_ns())
     else:
         await asyncio.wait_for(broker.caller.send(acks[2].decode()), 30)
     await broker.stream.interest.finished()
