@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.fuzz.scenario import Config
 
-__all__ = ["TRACES", "configuration", "literal", "mutated", "pattern", "subjects", "users"]
+__all__ = ["TRACES", "configuration", "literal", "mutated", "pattern", "spoiled", "subjects", "users"]
 
 TOKENS = ("a", "b", "c")
 TRACES = "t"
@@ -63,6 +63,15 @@ def configuration(random: Random) -> Config:
     return config
 
 
+def spoiled(config: Config, random: Random) -> Config:
+    """``config``, in which now and then one value has another type, or a subject is invalid."""
+    if random.random() > 0.06:
+        return config
+    found: Config = _copied(config)
+    _spoil(found, random)
+    return found
+
+
 def mutated(config: Config, random: Random) -> Config:
     """``config`` with one or two parts replaced, added or removed."""
     found: Config = _copied(config)
@@ -94,6 +103,28 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _copied(inner) for name, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _spoil(config: Config, random: Random) -> None:
+    """Replace one value somewhere, or add an unknown field."""
+    at: Any = config
+    while True:
+        places = [(at, key) for key in (at if isinstance(at, dict) else range(len(at)))]
+        if not places:
+            return
+        inside = [key for _, key in places if isinstance(at[key], (dict, list)) and at[key]]
+        if inside and random.random() < 0.85:
+            at = at[random.choice(inside)]
+            continue
+        _, key = random.choice(places)
+        if isinstance(at, dict) and random.random() < 0.15:
+            at[random.choice(("unknown", "Name", "user", "subject", "to", "stream"))] = "x"
+        elif isinstance(at, dict) and random.random() < 0.15:
+            del at[key]
+        else:
+            at[key] = random.choice((0, -1, 1.5, True, "", "x", "a..b", "a.>.b", "a b", [], {}, ["x"], {"a": 1}, "$SYS.>", ">",
+                                     "a.$1", "{{partition(0,1)}}", 2**40, "1m", "101%"))
+        return
 
 
 # ---- users

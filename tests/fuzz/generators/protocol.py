@@ -12,6 +12,7 @@ from tests.fuzz.generators.configurations import (
     literal,
     mutated,
     pattern,
+    spoiled,
     subjects,
     users,
 )
@@ -26,7 +27,8 @@ _OPERATIONS = (2, 14)
 def protocol_scenarios(seed: int, count: int) -> list[Scenario]:
     """Scenarios with one configuration, so that they can share servers."""
     config = configuration(Random(f"configuration {seed}"))
-    return [Scenario("protocol", [config], dialogue(Random(f"dialogue {seed} {number}"), [config]),
+    loaded = spoiled(config, Random(f"spoiled {seed}"))
+    return [Scenario("protocol", [loaded], dialogue(Random(f"dialogue {seed} {number}"), [config]),
                      f"{seed}.{number}") for number in range(count)]
 
 
@@ -107,7 +109,7 @@ class _Speaker:
             return self._sub(name)
         if kind < 0.92:
             return [name, "unsub", random.choice(self._sids[name] or ["1"]), random.choice((0, 0, 1, 2))]
-        if kind < 0.94:
+        if kind < 0.945:
             return [name, "raw", self._raw()]
         if kind < 0.95:
             return [name, "leave"]
@@ -123,6 +125,15 @@ class _Speaker:
             del fields["no_responders"]
         if random.random() < 0.08:
             fields["echo"] = False
+        if random.random() < 0.06:
+            name, values = random.choice((
+                ("protocol", (0, 2, -1, "x", 1.5)), ("lang", ("go", 1)), ("version", ("1.0",)), ("account", ("A", "")),
+                ("new_account", (True,)), ("jwt", ("x",)), ("nkey", ("x", "UABC")), ("sig", ("x",)), ("tls_required", (True,)),
+                ("echo", ("x", None)), ("Verbose", (True,)), ("unknown", (1, {})), ("user", ("", "x", 1, None)),
+                ("auth_token", ("x", "u")), ("ssl_required", (True,)), ("pass", ("", None, 1))))
+            extra = (name, random.choice(values))
+        else:
+            extra = None
         known = users(self.config)
         authorization = self.config.get("authorization", {})
         if known and random.random() < 0.93:
@@ -134,6 +145,8 @@ class _Speaker:
             fields |= {"auth_token": authorization["token"]}
         name = f"{fields.get('user', 'x')}{len(self._names)}"
         fields["name"] = name
+        if extra is not None:
+            fields[extra[0]] = extra[1]
         self._names.append(name)
         self._sids[name] = []
         return [name, "connect", fields]
@@ -179,18 +192,26 @@ class _Speaker:
         random = self.random
         headers: list[list[str]] = []
         if random.random() < 0.8:
-            dest = random.choice((f"{TRACES}.x", f"{TRACES}.x", f"{TRACES}.y", self._subject(), "trace disabled", ""))
-            headers.append([random.choice(("Nats-Trace-Dest",) * 8 + ("nats-trace-dest",)), dest])
+            dest = random.choice((f"{TRACES}.x", f"{TRACES}.x", f"{TRACES}.x", f"{TRACES}.y", self._subject(),
+                                  self._subject(), "trace disabled", "", f" {TRACES}.x ", f"{TRACES}.*", f"{TRACES}..x",
+                                  "a b", "_R_.x", "$SYS.x", "{R}"))
+            headers.append([random.choice(("Nats-Trace-Dest",) * 12 + ("nats-trace-dest", "Nats-Trace-Dest ")), dest])
+            if random.random() < 0.06:
+                headers.append(["Nats-Trace-Dest", random.choice((f"{TRACES}.y", "trace disabled", "a.*"))])
             if random.random() < 0.35:
-                headers.append(["Nats-Trace-Only", random.choice(("true", "true", "1", "on", "false", "0", "x"))])
+                headers.append([random.choice(("Nats-Trace-Only",) * 8 + ("nats-trace-only",)), random.choice((
+                    "true", "true", "1", "on", "false", "0", "x", "TRUE", " true", "On", ""))])
         if random.random() < 0.2:
             headers.append([random.choice(("traceparent", "Traceparent")), random.choice((
                 "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-                "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00", "x"))])
+                "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00", "x", "---01", "00-a-b-1", "00-a-b-ff", "a-b-c-0x",
+                "00-a-b-01-c", ""))])
         if random.random() < 0.2:
             name = random.choice(("X", "Nats-Request-Info", "Nats-Pending", "Status", "Nats-Trace-Hop",
-                                  "Nats-Trace-Origin-Account", "uber-trace-id"))
-            headers.append([name, random.choice(("1", "{}", "A"))])
+                                  "Nats-Trace-Origin-Account", "uber-trace-id", "Uber-Trace-Id", "B3", "X-B3-Sampled",
+                                  "Nats-Expected-Stream", "X-B3-TraceId", "Nats-Msg-Id", "x y", "\u00e9"))
+            headers.append([name, random.choice(("1", "{}", "A", "0", "a:b:c:1", "a-b-1-c", "a-b-0-c", " x ", '{"acc": "Z"}',
+                                                 "a:b:0:0", "x" * 50))])
         random.shuffle(headers)
         return headers
 
@@ -208,7 +229,19 @@ class _Speaker:
             f"sub {subject} 99\r\n", "UNSUB\r\n", "FOO\r\n", "PING\r\n", "\r\n", f"PUB {subject} r.1 r.2 1\r\nx\r\n",
             f"SUB {subject} 98\r\nPUB {subject} 1\r\nx\r\n", "CONNECT {}\r\n", "+OK\r\n",
             f"PUB\t{subject}\t1\r\nx\r\n",
-            f"HPUB {subject} 14 14\r\nNATS/1.0\nA:b\r\n\r\n", f"HPUB {subject} 18 18\r\nNATS/1.0\r\nA b c\r\n\r\n"))
+            f"HPUB {subject} 14 14\r\nNATS/1.0\nA:b\r\n\r\n", f"HPUB {subject} 18 18\r\nNATS/1.0\r\nA b c\r\n\r\n",
+            f"PUB {subject} -1\r\n\r\n", f"PUB {subject} 99999999999\r\n", f"PUB {subject} 01\r\nx\r\n",
+            f"PUB {subject}  1 \r\nx\r\n", f"PUB {subject} 1\nx\r\n", f"pub {subject} r.1 1\r\nx\r\n", "PUB\r\n",
+            f"PUB {subject}\r\n", f"PUB {subject} +1\r\nx\r\n", f"PUB {subject} r.* 1\r\nx\r\n",
+            f"PUB {subject} r..1 1\r\nx\r\n", f"SUB {subject} q 97 x\r\n", f"SUB {subject} q* 97\r\n", "SUB a..b 97\r\n",
+            "SUB a.>.b q 97\r\n", "SUB  97\r\n", "SUB\r\n", f"SUB {subject} 1\r\n", f"SUB {subject} a.b\r\n", "UNSUB 1 x\r\n",
+            "UNSUB 1 -1\r\n", "UNSUB 1 1 1\r\n", "UNSUB nosuch\r\n", "UNSUB 1 0\r\n", "ping\r\n", "PING x\r\n", "PONG\r\n",
+            "PONG x\r\n", "INFO {}\r\n", "MSG a 1 1\r\nx\r\n", "-ERR 'x'\r\n", "CONNECT\r\n", "CONNECT {\r\n", "CONNECT []\r\n",
+            'CONNECT {"verbose": 1}\r\n', 'CONNECT {"echo": false, "verbose": true}\r\n', "P\r\n", "PUBX a 1\r\n", "\x00\r\n",
+            f"HPUB {subject} 0 0\r\n\r\n", f"HPUB {subject} -1 1\r\nx\r\n", f"HPUB {subject} 12 12\r\nNATS/1.1\r\n\r\n\r\n",
+            f"HPUB {subject} x 12\r\n", f"HPUB {subject} 12\r\n", f"HPUB {subject} r.1 r.2 12 12\r\nNATS/1.0\r\n\r\n\r\n",
+            f"HPUB {subject} 10 12\r\nNATS/1.0\r\n\r\n\r\n", f"SUB {'a.' * 40}a 96\r\n", f"SUB {'b' * 250} 96\r\n",
+            f"PUB {'b' * 250} 1\r\nx\r\n", "A+ x 1\r\nx\r\n", "RS+ x\r\n", "LS+ x\r\n", "AUTH x\r\n", "PUB a\tb 1\r\nx\r\n"))
 
 
 def _password(config: Config, user: str) -> str:

@@ -20,7 +20,8 @@ PATTERNS = ("s.>", "s.*", "s.a", "t.>", "u.*", "*.a", ">", "s.a.>", "x")
 
 _EDGES: tuple[Any, ...] = (0, 1, -1, 2, 3, -2, 10, 1000, 2**31, 2**63 - 1, 2**63, 2**64, -2**63, 1.5, True, False, None,
                            "", "a", "1", "s.>", [], {}, [1], ["a"], [""], {"a": 1}, "2030-01-01T00:00:00Z", "a b",
-                           "a.b", "*", "1s")
+                           "a.b", "*", "1s", "é", "a\u0000b", "$JS.API.x", ">.a", "a..b", ".", "x" * 300, [[]], [{}], [None],
+                           {"name": None}, -0.0, 1e3, 1e30, "0001-01-01T00:00:00Z", "2030-01-01T00:00:00+25:00")
 SECOND = 1_000_000_000
 
 
@@ -42,6 +43,9 @@ class _Requests:
         """The whole scenario."""
         random = self.random
         lines = [f"stream {_json(self._stream_fields(random.choice((0, 0, 1, 2)), 0.0))}"]
+        # Republished messages, and deliveries of push consumers.
+        boxes = [box for box in ("sub d", "sub e d.a", "sub f r.>") if random.random() < 0.12]
+        lines += boxes
         if random.random() < 0.3:
             lines.append(f"make T {_json({'subjects': ['t.>'], **self._stream_fields(1, 0.0)})}")
         for _ in range(random.randint(0, 5)):
@@ -50,7 +54,10 @@ class _Requests:
             lines.append(f"consumer C {_json(self._consumer_fields(random.choice((0, 0, 1, 2)), 0.0))}")
         for _ in range(random.randint(2, 10)):
             lines += self._request()
+        lines += [f"rest {box.split()[1]}" for box in boxes]
         lines.append("state")
+        if random.random() < 0.4:
+            lines.append("msgs S")
         return lines
 
     # ---- requests
@@ -60,7 +67,7 @@ class _Requests:
         kinds = {
             self._create_stream: 12, self._update_stream: 10, self._create_consumer: 20, self._simple: 8, self._get: 10,
             self._direct: 8, self._purge: 6, self._delete_message: 5, self._pull: 8, self._listing: 5,
-            self._consumer_action: 8, self._publishes: 16}
+            self._consumer_action: 8, self._publishes: 16, self._rare: 4, self._batch: 3, self._with_headers: 3}
         return random.choices(list(kinds), list(kinds.values()))[0]()
 
     def _create_stream(self) -> list[str]:
@@ -114,6 +121,53 @@ class _Requests:
             f"STREAM.RESTORE.{stream}", "STREAM.INFO", "ACCOUNT.PURGE.F0", "STREAM.TEMPLATE.NAMES"))
         bodies = ("", "", "", "{}", "[]", "x", '{"a": 1}', "null", '{"no_config": true}')
         return [f"api {subject} {random.choice(bodies)}".rstrip()]
+
+    def _rare(self) -> list[str]:
+        """Requests of clusters, backups and moves, and subjects with too few or too many tokens."""
+        random = self.random
+        stream, consumer = random.choice(STREAMS), random.choice(CONSUMERS)
+        subject, fields = random.choice((
+            (f"STREAM.SNAPSHOT.{stream}", {"deliver_subject": ("", "a b", "x.*"), "chunk_size": (1, -1), "window_size": (1,),
+                                           "no_consumers": (True,), "jsck": (True,)}),
+            (f"STREAM.RESTORE.{stream}", {"config": ({"name": "S"}, {"name": "X"}, {}), "state": ({}, {"messages": 1})}),
+            ("META.LEADER.STEPDOWN", {"placement": ({"cluster": "c"}, {"preferred": "n"}, {"tags": ["a"]})}),
+            (f"STREAM.LEADER.STEPDOWN.{stream}", {"placement": ({"cluster": "c"}, {"preferred": "n"})}),
+            (f"CONSUMER.LEADER.STEPDOWN.{stream}.{consumer}", {"placement": ({"preferred": "n"},)}),
+            ("SERVER.REMOVE", {"peer": ("n",), "peer_id": ("i",)}),
+            (f"STREAM.PEER.REMOVE.{stream}", {"peer": ("n",)}),
+            (f"ACCOUNT.STREAM.MOVE.F0.{stream}", {"server": ("n",), "cluster": ("c",), "tags": (["a"],)}),
+            ("INFO", {"a": (1,)})))
+        if random.random() < 0.2:
+            tokens = subject.split(".")
+            subject = random.choice((".".join(tokens[:-1]), f"{subject}.x", f"{subject}.x.y", subject.lower(),
+                                     f"{subject}.", f"{subject}.*"))
+        return [f"api {subject} {self._body(self._some(fields, 0.3)) if random.random() < 0.8 else ''}".rstrip()]
+
+    def _batch(self) -> list[str]:
+        """The messages of an atomic batch, now and then with a gap or without an end."""
+        random = self.random
+        name, lines = random.choice(("b1", "b2", "x" * 65)), []
+        numbers = [1, 2, 3][:random.randint(1, 3)] if random.random() < 0.8 else random.sample((0, 1, 2, 3, 4), 2)
+        for number in numbers:
+            headers = [f"Nats-Batch-Id: {name}", f"Nats-Batch-Sequence: {number}"]
+            if number == numbers[-1] and random.random() < 0.8:
+                headers.append(f"Nats-Batch-Commit: {random.choice(('1', '1', 'eob', 'x'))}")
+            if random.random() < 0.4:
+                extra = random.choice(list(_HEADERS))
+                headers.append(f"{extra}: {random.choice(_HEADERS[extra])}")
+            lines.append(f"pub[{'; '.join(headers)}] {random.choice(SUBJECTS)} {number}")
+        return lines
+
+    def _with_headers(self) -> list[str]:
+        """An API request with headers."""
+        random = self.random
+        subject = random.choice((f"STREAM.INFO.{random.choice(STREAMS)}", "INFO", "STREAM.NAMES", "NO.SUCH",
+                                 f"CONSUMER.LIST.{random.choice(STREAMS)}", f"DIRECT.GET.{random.choice(STREAMS)}.s.a",
+                                 f"STREAM.PURGE.{random.choice(STREAMS)}", "CONSUMER.MSG.NEXT.S.C"))
+        name = random.choice(("Nats-Required-Api-Level", "Nats-Required-Api-Level", "nats-required-api-level", "X"))
+        value = random.choice(("0", "1", "99", "-1", "x", "", "9" * 30, " 1 ", "1.0"))
+        box = self._box()
+        return [f"sub {box}", f"into[{name}: {value}] {box} $JS.API.{subject}", f"rest {box}"]
 
     def _get(self) -> list[str]:
         body = self._some(_GET, 0.15)
@@ -260,10 +314,15 @@ _STREAM: dict[str, tuple[Any, ...]] = {
     "duplicate_window": (0, 100_000_000, 60 * SECOND, 3600 * SECOND),
     "placement": ({"cluster": "c"}, {"tags": ["a"]}, {}, {"preferred": "n"}),
     "mirror": ({"name": "T"}, {"name": "T", "opt_start_seq": 1}, {"name": "T", "filter_subject": "t.a"},
-               {"name": "X"}),
+               {"name": "X"}, {"name": "T", "opt_start_time": "2030-01-01T00:00:00Z"},
+               {"name": "T", "subject_transforms": [{"src": "t.*", "dest": "s.$1"}]},
+               {"name": "T", "filter_subject": "t.a", "subject_transforms": [{"src": "t.>", "dest": "s.>"}]},
+               {"name": "T", "external": {"api": "$JS.X.API", "deliver": "x"}}, {"name": "a b"}),
     "sources": ([{"name": "T"}], [{"name": "T"}, {"name": "U"}], [{"name": "T", "filter_subject": "t.a"}],
                 [{"name": "T", "subject_transforms": [{"src": "t.>", "dest": "s.x.>"}]}], [{"name": "X"}],
-                [{"name": "T"}, {"name": "T"}]),
+                [{"name": "T"}, {"name": "T"}], [{"name": "T", "external": {"api": "a", "deliver": "s"}}],
+                [{"name": "T", "subject_transforms": [{"src": "t.a", "dest": "x"}, {"src": "t.>", "dest": "y"}]}],
+                [{"name": "T", "filter_subject": "t.a", "subject_transforms": [{"src": "t.a", "dest": "s.a"}]}], [{}]),
     "sealed": (True, False),
     "deny_delete": (True, False),
     "deny_purge": (True, False),
@@ -353,6 +412,11 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "Nats-Schedule": ("@at 2099-01-01T00:00:00Z", "@every 1h", "@hourly", "x"),
     "Nats-Schedule-Target": ("s.b", "s.a", "t.a", "s.*"),
     "Nats-Schedule-TTL": ("1s", "x"),
+    "Nats-Schedule-Rollup": ("sub", "all", "x"),
+    "Nats-Stream-Identity": ("x",),
+    "Nats-Expected-Last-Subject": ("s.a",),
+    "nats-msg-id": ("m1",),
+    "Status": ("100", "503"),
     "Nats-Required-Api-Level": ("0", "1", "99"),
     "Nats-Schedule-Source": ("s.b", "s.*"),
     "Nats-Schedule-Next": ("purge",),
