@@ -298,7 +298,7 @@ class LoggingSettings(Section):
     debug: bool = setting(False, kinds.boolean, "Log debugging lines.", "debug")
     trace: bool = setting(False, kinds.boolean, "Log each protocol line.", "trace", "trace_verbose")
     max_traced_msg_len: int = setting(
-        0, kinds.integer(0), "Bytes of a payload shown in a trace line; 0: all.", "max_traced_msg_len")
+        0, kinds.limit, "Bytes of a payload shown in a trace line; 0: all.", "max_traced_msg_len")
     trace_headers: bool = setting(
         False, kinds.boolean, "Show the headers of messages in trace lines, and no payloads.", "trace_headers")
     file: str = setting("", kinds.text, "File for the log; unset: standard error.", "log_file", "logfile")

@@ -56,7 +56,8 @@ def subset(a: bytes, b: bytes) -> bool:
         if token == _REST and i == len(tokens_b) - 1:
             return True
         own = tokens_a[i]
-        if own == _REST and i == count_a - 1:
+        if own == _REST:
+            # Also in the middle of a subject that is no valid pattern, as nats-server's isSubsetMatchTokenized.
             return False
         if token != own and token != _STAR:
             return False

@@ -31,7 +31,7 @@ from broker.config.access import NO_LIMIT
 from broker.config.settings import AccountSettings, AuthSettings, Settings
 from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
 from broker.server.auth.authenticator import AuthenticatorChain, authenticator, warnings
-from broker.server.auth.login import Authenticator
+from broker.server.auth.login import Authenticator, Refusal
 from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
@@ -275,10 +275,12 @@ class Server:
             clients = list(self.clients.values())
             for client in clients:
                 client.settings_changed()
-            if access_changed:
-                for client in clients:
-                    if not client.closed:
-                        client.users_changed(settings.auth.names)
+            # With configured users or accounts, nats-server checks all clients at every reload. Only one that names a public
+            # key can have become wrong without a change: the key was not looked at if no keys were configured.
+            checked = settings.auth.users or settings.accounts.configured
+            for client in clients:
+                if not client.closed and (access_changed or (checked and client.options.get("nkey"))):
+                    client.users_changed(settings.auth.names)
             self._close_surplus()
             self.accounts.drop_deleted()
 
@@ -370,10 +372,10 @@ class Server:
         if self.system is not None:
             self.system.events.connected(client)
 
-    def refused(self, client: Client, reason: str) -> None:
+    def refused(self, client: Client, refusal: Refusal) -> None:
         """``client`` was refused as a user, and is closing."""
         if self.system is not None:
-            self.system.events.refused(client, reason)
+            self.system.events.refused(client, refusal)
 
     def count_slow(self, client: Client, reason: str) -> None:
         self.slow_consumers += 1

@@ -10,7 +10,10 @@ from typing import Any
 
 from tests.fuzz.scenario import Scenario
 
-__all__ = ["Difference", "differences"]
+__all__ = ["CONFIGURATION", "Difference", "differences"]
+
+CONFIGURATION = "configuration"
+"""The only step of a scenario whose first configuration a server refuses."""
 
 _WORD = re.compile(r"[A-Za-z_-]{4,}")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.fuzz import operations, requests
 from tests.fuzz.accepted import accepting
-from tests.fuzz.compare import Difference, differences
+from tests.fuzz.compare import CONFIGURATION, Difference, differences
 from tests.fuzz.generators.protocol import protocol_scenarios, reload_scenario
 from tests.fuzz.generators.requests import request_scenario
 from tests.fuzz.scenario import Config, Scenario
@@ -37,8 +37,6 @@ RELOADS = 40
 """Scenarios of ``reload`` that share servers."""
 SHRUNK_OF_ONE = 1
 """How many scenarios are shrunk and reported of those whose first differences are alike."""
-CONFIGURATION = "configuration"
-"""The only step of a scenario whose first configuration a server refuses."""
 _SLOWNESS = (1, 2, 4)
 """How slowly a scenario with differences is replayed, alone."""
 

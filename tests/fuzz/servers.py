@@ -31,9 +31,9 @@ _RELOADED = r"\[INF\] Reloaded server configuration|\[ERR\] Failed to reload|\[E
 def rendered(config: Config) -> str:
     """A configuration file with the player's own account. The file language contains JSON."""
     config = {"server_name": "s", **config}
-    accounts = config.get("accounts")
-    if isinstance(accounts, dict) or "users" in config.get("authorization", {}):
-        config["accounts"] = {**(accounts or {}), FENCE: {"users": [{"user": FENCE, "password": FENCE}]}}
+    accounts, authorization = config.get("accounts", {}), config.get("authorization")
+    if isinstance(accounts, dict) and ("accounts" in config or (isinstance(authorization, dict) and "users" in authorization)):
+        config["accounts"] = {**accounts, FENCE: {"users": [{"user": FENCE, "password": FENCE}]}}
     lines = [f"{json.dumps(name)}: {_value(value)}" for name, value in config.items()]
     return "\n".join(lines) + "\n"
 
@@ -66,14 +66,14 @@ async def refusals(config: Config) -> tuple[str, str]:
         said, _ = await process.communicate()
         theirs = said.decode().replace(f"{path}", "x.conf").strip() if process.returncode else ""
         ours = own_refusal(json.dumps(config))
-        if ours and not theirs:
-            # `-t` reads the file, and leaves out what nats-server validates when it starts.
+        if bool(ours) != bool(theirs):
+            # `-t` leaves out what nats-server validates when it starts, and refuses a file with mere warnings.
             server = NatsServerProcess("-c", str(path), monitor=False)
             try:
                 async with server:
-                    pass
+                    theirs = ""
             except ServerFailed:
-                theirs = server.tail(1).strip()
+                theirs = theirs or server.tail(1).strip()
     return theirs, ours
 
 

@@ -140,6 +140,9 @@ class Refusal(Value):
     text: str | None = VIOLATION
     """What the client is told; None: nothing."""
 
+    after_login: bool = False
+    """Whether the credentials were accepted, so that no event of the refusal goes to the account."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "why", one_line(self.why))
 

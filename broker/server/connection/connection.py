@@ -569,10 +569,10 @@ class Client(asyncio.Protocol):
     def logged_in(self, login: Login) -> None:
         """Finish CONNECT after its credentials were accepted."""
         options = self.options
-        if options.get("account") or options.get("new_account"):
-            self._handshake.refuse()
-            return
         if not self.enter(login):
+            return
+        if options.get("account") or options.get("new_account"):
+            self._handshake.refuse(Refusal(after_login=True))
             return
         self.server.logged_in(self)
         if not self.connected:
@@ -611,10 +611,10 @@ class Client(asyncio.Protocol):
             self.send_line(encoder.info({**self.server.info(self), **fields}))
         return accepts
 
-    def refused(self, reason: str) -> None:
+    def refused(self, refusal: Refusal) -> None:
         """The login was refused: close, with an error that does not say why."""
-        self.fail("Authorization Violation", reason)
-        self.server.refused(self, reason)
+        self.fail("Authorization Violation", refusal.reason)
+        self.server.refused(self, refusal)
 
     # Keeping alive and slowing down
 

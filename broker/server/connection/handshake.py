@@ -86,7 +86,7 @@ class Applicant(ConnectionFacts, Protocol):
 
     def fail(self, text: str | None, reason: str) -> None: ...
 
-    def refused(self, reason: str) -> None:
+    def refused(self, refusal: Refusal) -> None:
         """The login was refused: close."""
 
     def hold(self) -> None: ...
@@ -247,7 +247,7 @@ class Handshake:
         elif fields.get("auth_token") and not fields.get("jwt"):
             who = ' - Token "[REDACTED]"'
         log.error("%s - authentication error%s", label, who)
-        self._client.refused(refusal.reason)
+        self._client.refused(refusal)
 
     # Waiter
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from broker.base.clock import Clock
 from broker.config.settings import Settings
 from broker.server.accounts.directory import Accounts
-from broker.server.auth.login import Authenticator
+from broker.server.auth.login import Authenticator, Refusal
 from broker.server.auth.proxies import TrustedProxies
 from broker.server.connection.outbound import Flusher, Outbound
 
@@ -90,7 +90,7 @@ class Host(Protocol[C]):
     def logged_in(self, client: C) -> None:
         """``client`` was accepted as a user."""
 
-    def refused(self, client: C, reason: str) -> None:
+    def refused(self, client: C, refusal: Refusal) -> None:
         """``client`` was refused as a user, and is closing."""
 
     def count_slow(self, client: C, reason: str) -> None: ...

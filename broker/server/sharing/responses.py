@@ -42,6 +42,9 @@ class Timer(Protocol):
 CallLater = Callable[[float, Callable[[], None]], Timer]
 """Calls a function after some seconds."""
 
+AsResponder = Callable[[Peer], Peer]
+"""Returns a client that responds, as the accounts see it that its response crosses to."""
+
 
 class Response:
     """An awaited response: where it goes, and which request it answers."""
@@ -65,8 +68,9 @@ class Responses:
     """
 
     def __init__(self, router: Router, *, single: bool, threshold_ns: int, call_later: CallLater,
-                 now_ns: Callable[[], int]) -> None:
+                 now_ns: Callable[[], int], as_responder: AsResponder) -> None:
         self._router = router
+        self._as_responder = as_responder
         self._single = single
         self._threshold_ns = threshold_ns
         self._call_later = call_later
@@ -135,6 +139,7 @@ class Responses:
         ready: list[Msg] = []
         places: list[int] = []
         router: Router | None = None
+        responder = source if source is None else self._as_responder(source)
         for at, (subject, reply, hlen, body) in enumerate(msgs):
             response = self._answered(to or subject, body, source, now_ns)
             if response is None:
@@ -144,18 +149,18 @@ class Responses:
                     Response(reply, self._router, to or subject, source, now_ns, None))
             if response.router is not router and ready:
                 assert router is not None
-                self._send(router, ready, places, taken, source, now_ns, msgs, to)
+                self._send(router, ready, places, taken, responder, now_ns, msgs, to)
                 ready, places = [], []
             router = response.router
             target = response.reply if router.mapper is None else router.mapper.map(response.reply)
             if to:
-                taken[at] = router.import_msgs([(subject, reply, hlen, body)], source, now_ns, target)[0]
+                taken[at] = router.import_msgs([(subject, reply, hlen, body)], responder, now_ns, target)[0]
                 self._check(to, taken[at])
             else:
                 ready.append((target, reply, hlen, body))
                 places.append(at)
         if router is not None and ready:
-            self._send(router, ready, places, taken, source, now_ns, msgs, to)
+            self._send(router, ready, places, taken, responder, now_ns, msgs, to)
         # A client is not told that its response came to nobody; a consumer takes its delivery back.
         return taken if source is None else [1] * len(msgs)
 
@@ -193,7 +198,7 @@ class Responses:
         if onward is None:
             onward = self._onward[router] = Responses(
                 router, single=self._single, threshold_ns=self._threshold_ns, call_later=self._call_later,
-                now_ns=self._now_ns)
+                now_ns=self._now_ns, as_responder=self._as_responder)
         return onward
 
     def interested(self, subject: bytes) -> bool:

@@ -49,8 +49,16 @@ class Service:
         self.settings = settings
         self.router = router
         self.responses = Responses(router, single=settings.response_type == "singleton", call_later=call_later,
-                                   threshold_ns=settings.response_threshold_ns or THRESHOLD_NS, now_ns=now_ns)
+                                   threshold_ns=settings.response_threshold_ns or THRESHOLD_NS, now_ns=now_ns,
+                                   as_responder=self._responder)
+        self._responders: WeakValueDictionary[int, Requester] = WeakValueDictionary()
         self.meter = Meter(settings.latency, router, rng, now_ns) if settings.latency is not None else None
+
+    def _responder(self, source: Peer) -> Peer:
+        responder = self._responders.get(id(source))
+        if responder is None:
+            responder = self._responders[id(source)] = Responder(source, self, share=True)
+        return responder
 
 
 class Requester:
@@ -124,6 +132,17 @@ class Requester:
 
     def fan_out_ended(self) -> None:
         self.source.fan_out_ended()
+
+
+class Responder(Requester):
+    """A client whose response crosses to the account that made the request. If the response is a request there, it does not
+    go to the same service again."""
+
+    __slots__ = ()
+
+    def identity(self) -> dict[str, Any]:
+        """All of it, for the next import to choose from."""
+        return self.source.identity()
 
 
 class ServiceImport:
@@ -248,7 +267,8 @@ class ServiceImport:
 
     def _block(self, block: bytes, source: Peer | None, info: bytes, traced: TracedMsg | None) -> bytes:
         """The header of a request that has one already."""
-        if isinstance(source, Requester) or (source is None and self._passing):
+        requested = isinstance(source, Requester) and not isinstance(source, Responder)
+        if requested or (source is None and self._passing):
             # An import that shares nothing shows the server only, which a broker's own message always has.
             info = with_service(block, self._router.name, source or self._own, share=self.settings.share) or info
         block = with_info(block, info)

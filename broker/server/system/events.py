@@ -26,6 +26,7 @@ from broker.base.clock import Clock
 from broker.base.gotime import format_time
 from broker.config.access import DEFAULT_ACCOUNT
 from broker.server.accounts.account import Account
+from broker.server.auth.login import Refusal
 from broker.server.connection.connection import Client
 from broker.server.connection.statistics import identity, token_fields
 from broker.server.routing.router import Router
@@ -66,14 +67,14 @@ class Events:
         if self._router.interest(subject):
             self._put(self._router, subject, self._ended(client, client.close_reason))
 
-    def refused(self, client: Client, reason: str) -> None:
+    def refused(self, client: Client, refusal: Refusal) -> None:
         """``client`` may not log in."""
         subject = f"$SYS.SERVER.{self._server_id}.CLIENT.AUTH.ERR".encode()
         own, own_subject = client.account.router, b"$SYS.ACCOUNT.CLIENT.AUTH.ERR"
-        if own.interest(own_subject):
-            self._put(own, own_subject, self._ended(client, reason))
+        if not refusal.after_login and own.interest(own_subject):
+            self._put(own, own_subject, self._ended(client, refusal.reason))
         if self._router.interest(subject):
-            self._put(self._router, subject, self._ended(client, reason))
+            self._put(self._router, subject, self._ended(client, refusal.reason))
 
     def connections_changed(self, account: Account) -> None:
         """An account has another number of connections, or this number is repeated."""
