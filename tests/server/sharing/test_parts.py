@@ -175,7 +175,7 @@ class _Timer:
 def _responses(timers: _Timers, *, single: bool) -> tuple[Responses, Router, Router]:
     exporter, importer = _router(), _router("B")
     return Responses(exporter, single=single, threshold_ns=2_000_000_000, call_later=timers.call_later,
-                     now_ns=lambda: timers.now_ns), exporter, importer
+                     now_ns=lambda: timers.now_ns, as_responder=lambda source: source), exporter, importer
 
 
 def _response(router: Router, timers: _Timers) -> Response:
