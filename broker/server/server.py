@@ -375,7 +375,7 @@ class Server:
     def refused(self, client: Client, refusal: Refusal) -> None:
         """``client`` was refused as a user, and is closing."""
         if self.system is not None:
-            self.system.events.refused(client, refusal)
+            self.system.events.refused(client, refusal.reason, in_account=not refusal.after_login)
 
     def count_slow(self, client: Client, reason: str) -> None:
         self.slow_consumers += 1

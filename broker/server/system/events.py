@@ -26,7 +26,6 @@ from broker.base.clock import Clock
 from broker.base.gotime import format_time
 from broker.config.access import DEFAULT_ACCOUNT
 from broker.server.accounts.account import Account
-from broker.server.auth.login import Refusal
 from broker.server.connection.connection import Client
 from broker.server.connection.statistics import identity, token_fields
 from broker.server.routing.router import Router
@@ -67,14 +66,14 @@ class Events:
         if self._router.interest(subject):
             self._put(self._router, subject, self._ended(client, client.close_reason))
 
-    def refused(self, client: Client, refusal: Refusal) -> None:
-        """``client`` may not log in."""
+    def refused(self, client: Client, reason: str, *, in_account: bool) -> None:
+        """``client`` may not log in; ``in_account``: its account gets an event, too."""
         subject = f"$SYS.SERVER.{self._server_id}.CLIENT.AUTH.ERR".encode()
         own, own_subject = client.account.router, b"$SYS.ACCOUNT.CLIENT.AUTH.ERR"
-        if not refusal.after_login and own.interest(own_subject):
-            self._put(own, own_subject, self._ended(client, refusal.reason))
+        if in_account and own.interest(own_subject):
+            self._put(own, own_subject, self._ended(client, reason))
         if self._router.interest(subject):
-            self._put(self._router, subject, self._ended(client, refusal.reason))
+            self._put(self._router, subject, self._ended(client, reason))
 
     def connections_changed(self, account: Account) -> None:
         """An account has another number of connections, or this number is repeated."""
