@@ -20,8 +20,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from bench.months.broker import SECOND, VirtualBroker
-from broker.base.clock import ManualClock
 from broker.storage.objectstore.memory import MemoryStore
+from tests.manual_clock import ManualClock
 from tests.sim.loop import SimLoop
 
 __all__ = ["main"]

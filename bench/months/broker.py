@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from broker.base.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import take
 from broker.jetstream.bus import Msg
@@ -21,13 +20,14 @@ from broker.server.routing.router import Router
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.log.settings import LogSettings
-from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard, ShardSettings
+from tests.manual_clock import ManualClock
+from tests.storage.objectstore.faulty import Faults, FaultyStore
 
 __all__ = ["SECOND", "VirtualBroker"]
 

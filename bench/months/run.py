@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.months.broker import SECOND, VirtualBroker
-from broker.base.clock import ManualClock
 from broker.maintenance.cost import MONTH_SECONDS, Prices
+from tests.manual_clock import ManualClock
 from tests.sim.loop import SimLoop
 
 __all__ = ["LOADS", "LongLoad", "main", "simulate"]

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-__all__ = ["Clock", "GuardedClock", "ManualClock", "SystemClock"]
+__all__ = ["Clock", "GuardedClock", "SystemClock"]
 
 _monotonic_ns: Callable[[], int] = partial(time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) \
     if hasattr(time, "clock_gettime_ns") else time.monotonic_ns
@@ -45,32 +45,6 @@ class SystemClock:
     now_ns = staticmethod(time.time_ns)
     monotonic_ns = staticmethod(_monotonic_ns)
     outside_ns = staticmethod(_monotonic_ns)
-
-
-class ManualClock:
-    """Clocks that move only by ``advance`` (both) and ``leap`` (the wall clock alone)."""
-
-    def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
-        self._now_ns = now_ns
-        self._monotonic_ns = 0
-
-    def now_ns(self) -> int:
-        return self._now_ns
-
-    def monotonic_ns(self) -> int:
-        return self._monotonic_ns
-
-    def outside_ns(self) -> int:
-        return self._monotonic_ns
-
-    def advance(self, ns: int) -> None:
-        """Let ``ns`` nanoseconds pass on both clocks."""
-        self._now_ns += ns
-        self._monotonic_ns += ns
-
-    def leap(self, ns: int) -> None:
-        """Move the wall clock alone, as an operator or NTP would."""
-        self._now_ns += ns
 
 
 class GuardedClock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -89,9 +88,3 @@ def in_order(streams: Sequence[StreamToMove]) -> list[StreamToMove]:
         free = [name for name in waiting if name not in named] or [next(iter(waiting))]
         placed += [waiting.pop(name) for name in free]
     return placed
-
-
-def copy_of(config: dict[str, Any]) -> dict[str, Any]:
-    """A copy that can be changed."""
-    copied: dict[str, Any] = json.loads(json.dumps(config))
-    return copied

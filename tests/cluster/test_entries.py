@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.cluster.entries import end_of_segments
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import Corrupt
@@ -15,6 +14,7 @@ from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Patience
+from tests.manual_clock import ManualClock
 from tests.storage.rig import PATHS, Counting, in_virtual_time
 
 NONCE = bytes(16)

@@ -8,7 +8,6 @@ import random
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.cluster.entries import BATCH, entries
 from broker.cluster.openings import known_ends
 from broker.cluster.ownership import newest_checkpoint, seal_at, take
@@ -25,6 +24,7 @@ from broker.storage.put import Fenced, Patience
 from broker.storage.read.recovery import recover
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import ShardSettings
+from tests.manual_clock import ManualClock
 from tests.storage.rig import MS, PATHS, SECOND, Counting, Publisher, Rig, in_virtual_time, read_all
 
 OFTEN = ShardSettings(log=LogSettings(), checkpoint=CheckpointSettings(segments=3, roots_kept=2), sweep_grace_ns=0)

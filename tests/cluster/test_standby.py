@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.cluster.ownership import seal_at
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
@@ -15,6 +14,7 @@ from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
+from tests.manual_clock import ManualClock
 from tests.storage.rig import PATHS, SECOND, Counting, Publisher, Rig, in_virtual_time
 
 T = 15 * SECOND

@@ -213,7 +213,7 @@ def test_spark_reads_a_stream_beside_a_package_broker(installed: Installed, tmp_
 import asyncio, sys, tempfile
 import nats
 from pyspark.sql import SparkSession
-from jetblock.spark import builder_conf
+from jetblock.spark import builder_conf, read, register, subject_token
 from jetblock.testing import BrokerThread
 
 async def publish(url):
@@ -229,9 +229,12 @@ with tempfile.TemporaryDirectory() as folder:
         asyncio.run(publish(broker.url))
     spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config(map=builder_conf()).getOrCreate()
     print(spark.read.format("jetblock").options(store=f"file://{folder}", stream="S").load().count())
+    register(spark)
+    rows = read(spark, store=f"file://{folder}", stream="S").select(subject_token("subject", 2).alias("token")).collect()
+    print(sorted(row.token for row in rows))
 assert "broker" not in sys.modules
 """, {"JAVA_HOME": str(java), "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"})
-    assert said.splitlines() == ["3"]
+    assert said.splitlines() == ["3", "['0', '1', '2']"]
     installed.run(installed.bin / "jetblock", "pipeline", "zip", tmp_path / "jetblock.zip")
     names = zipfile.ZipFile(tmp_path / "jetblock.zip").namelist()
     assert {"jetblock/__init__.py", "jetblock/spark.py", "jetblock/_broker/pipeline/spark/source.py"} <= set(names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from broker.base.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
@@ -19,6 +18,7 @@ from broker.storage.log.writer import OpenBlock, SealedBlock
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import FORMAT, ShardPaths
 from broker.storage.shard import Shard, ShardSettings
+from tests.manual_clock import ManualClock
 
 PATHS = ShardPaths(0)
 T0 = 1_700_000_000_000_000_000

@@ -9,12 +9,12 @@ from pathlib import Path
 import nats
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.config.settings import JetStreamSettings
 from broker.jetstream.api.waiting import Waiting, only_asks
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.jetstream.in_process import Inside
 from tests.jetstream.schemas import broken
+from tests.manual_clock import ManualClock
 from tests.server.raw_client import Wire
 from tests.sim.loop import SimLoop
 

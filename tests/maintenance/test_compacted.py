@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-from broker.base.clock import ManualClock
 from broker.inspect.shardview import key_of
 from broker.inspect.source import Source
 from broker.inspect.survey import Survey, read_survey
@@ -21,6 +20,7 @@ from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import FORMAT
 from broker.storage.shard import ShardSettings
 from broker.storage.state.table import BlockEntry
+from tests.manual_clock import ManualClock
 from tests.storage.rig import SECOND, Rig, Stream, in_virtual_time, read_all
 
 COUNT = 120

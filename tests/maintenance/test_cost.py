@@ -17,7 +17,6 @@ import nats
 import pytest
 
 from bench.months.broker import VirtualBroker
-from broker.base.clock import ManualClock
 from broker.inspect.survey import Survey
 from broker.maintenance.cost import MONTH_SECONDS, Load, Prices, bill
 from broker.maintenance.cost_cli import TooYoung, main, measured
@@ -25,14 +24,15 @@ from broker.runtime.embedded import Broker
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import Position
 from broker.storage.log.settings import LogSettings
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
 from broker.storage.state.stream import StreamState
 from tests.inspect.stores import filled
+from tests.manual_clock import ManualClock
 from tests.sim.loop import SimLoop
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import MS, SECOND, Rig, Stream, in_virtual_time
 
 ROOT = Path(__file__).parents[2]

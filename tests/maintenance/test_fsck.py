@@ -12,7 +12,6 @@ from zlib import crc32
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.inspect.messages import read_messages
 from broker.inspect.report import overview_text
 from broker.inspect.source import CannotInspect, Source
@@ -31,6 +30,7 @@ from broker.storage.paths import FORMAT, parse
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.staging.writer import RunWriter
 from tests.inspect.stores import PATHS, STORE_ID, T0, Owner, filled
+from tests.manual_clock import ManualClock
 from tests.real.s3 import S3Server
 
 HOUR = 3_600_000_000_000

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.cluster.ownership import seal_at
 from broker.inspect.source import Source
 from broker.maintenance.copy import Copier
@@ -29,6 +28,7 @@ from broker.storage.read.snapshot import catch_up, read_snapshot
 from broker.storage.read.steps import run
 from tests.inspect.stores import PATHS, Owner, Stream
 from tests.maintenance.test_fsck import checked, contents, copy_of, rows
+from tests.manual_clock import ManualClock
 from tests.storage.rig import SECOND, in_virtual_time
 
 Objects = dict[str, bytes]

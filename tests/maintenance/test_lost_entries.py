@@ -10,7 +10,6 @@ import random
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import take
 from broker.cluster.standby import wait_for_lease
@@ -22,6 +21,7 @@ from broker.storage.objectstore.wrapper import Wrapper
 from broker.storage.read.snapshot import read_snapshot
 from tests.inspect.stores import PATHS, Owner
 from tests.maintenance.test_fsck import checked, contents, copy_of, rows
+from tests.manual_clock import ManualClock
 from tests.storage.rig import SECOND, in_virtual_time
 
 Objects = dict[str, bytes]

@@ -10,7 +10,6 @@ import random
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.inspect.messages import read_messages
 from broker.inspect.source import Source
 from broker.inspect.survey import read_survey
@@ -21,11 +20,12 @@ from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.records.release import Release
 from broker.storage.log.settings import LogSettings
-from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
 from tests.inspect.stores import Owner, Row, Stream
 from tests.maintenance.test_copy import copied
+from tests.manual_clock import ManualClock
+from tests.storage.objectstore.faulty import Faults, FaultyStore
 from tests.storage.rig import in_virtual_time
 
 DAY = 86_400.0

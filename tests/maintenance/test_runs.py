@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.inspect.messages import read_messages
 from broker.inspect.problems import Problem
 from broker.inspect.shardview import key_of
@@ -30,6 +29,7 @@ from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
 from tests.inspect.stores import Owner
 from tests.maintenance.test_fsck import checked, contents, copy_of, opens
+from tests.manual_clock import ManualClock
 from tests.storage.rig import SECOND, in_virtual_time
 
 STREAMS = ("ORDERS", "logs", "quiet")

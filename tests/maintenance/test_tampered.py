@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.inspect.messages import Missing, read_messages
 from broker.inspect.objects import check_object
 from broker.inspect.problems import Problem
@@ -34,6 +33,7 @@ from broker.storage.paths import FORMAT, parse
 from broker.storage.shard import ShardSettings
 from tests.inspect.stores import PATHS, Owner, Stream
 from tests.maintenance.test_fsck import checked, contents, copy_of, opens
+from tests.manual_clock import ManualClock
 from tests.storage.rig import SECOND, in_virtual_time
 
 Objects = dict[str, bytes]

@@ -10,16 +10,16 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from broker.base.clock import ManualClock
 from broker.config.settings import StorageSettings
 from broker.runtime.shard_host import ShardHost
 from broker.storage.format.header import Position
 from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.base import Listing, ObjectStore
-from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import Shard
+from tests.manual_clock import ManualClock
 from tests.storage import rig
+from tests.storage.objectstore.faulty import Faults, FaultyStore
 from tests.storage.rig import MS, PATHS, SECOND
 
 __all__ = ["Broker", "TrustedClock", "grow_log", "in_virtual_time", "log_size"]

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.config.access import AccountSettings
 from broker.config.sharing import Destination, Export, Import, Latency, SubjectMapping
 from broker.runtime.account_views import account_view
 from broker.server.accounts.account import Account
 from broker.server.routing.router import Router
+from tests.manual_clock import ManualClock
 
 
 @pytest.mark.shows("monitoring.accountz")

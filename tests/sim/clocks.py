@@ -19,7 +19,8 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-from broker.base.clock import GuardedClock, ManualClock
+from broker.base.clock import GuardedClock
+from tests.manual_clock import ManualClock
 
 __all__ = ["Clocks"]
 

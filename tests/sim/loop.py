@@ -17,7 +17,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from broker.base.clock import ManualClock
+from tests.manual_clock import ManualClock
 
 __all__ = ["SimLoop", "Stuck"]
 

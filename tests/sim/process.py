@@ -13,12 +13,12 @@ from broker.cluster.ownership import seal_at, take
 from broker.cluster.standby import wait_for_lease
 from broker.storage.format.errors import CutOff
 from broker.storage.objectstore.base import StoreError
-from broker.storage.objectstore.faulty import FaultyStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard
 from tests.sim.oracle import Lost
 from tests.sim.owner import Owner
+from tests.storage.objectstore.faulty import FaultyStore
 
 if TYPE_CHECKING:
     from tests.sim.world import World

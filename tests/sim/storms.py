@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from broker.storage.objectstore.faulty import FaultyStore
+from tests.storage.objectstore.faulty import FaultyStore
 
 __all__ = ["Storms"]
 

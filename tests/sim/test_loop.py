@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.base.clock import ManualClock
+from tests.manual_clock import ManualClock
 from tests.sim.loop import SimLoop
 
 

@@ -22,19 +22,19 @@ import random
 from collections import Counter
 from typing import Any
 
-from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.log.settings import LogSettings
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
 from broker.storage.state.applied import ShardState
+from tests.manual_clock import ManualClock
 from tests.sim.clocks import Clocks
 from tests.sim.loop import SimLoop
 from tests.sim.oracle import Lost, Oracle
 from tests.sim.process import Broker
 from tests.sim.settings import eager_compaction
 from tests.sim.storms import Storms
+from tests.storage.objectstore.faulty import Faults
 
 __all__ = ["World"]
 

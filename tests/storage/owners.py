@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import Position
@@ -21,6 +20,7 @@ from broker.storage.paths import FORMAT
 from broker.storage.read.snapshot import read_snapshot, replay_from
 from broker.storage.read.steps import run
 from broker.storage.shard import Shard, ShardSettings
+from tests.manual_clock import ManualClock
 from tests.storage.rig import PATHS, SECOND, Rig, Stream, dump, in_virtual_time, read_all
 
 __all__ = ["Owners", "S", "T", "U", "owners"]

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from broker.base.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Taken, take
 from broker.storage.format.block import Outcome
@@ -21,14 +20,15 @@ from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import OpenBlock, SealedBlock
 from broker.storage.objectstore.base import Buffers, ObjectStore
-from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.wrapper import Wrapper
 from broker.storage.paths import ShardPaths, block_key
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import Shard, ShardSettings
 from broker.storage.state.applied import ShardState
+from tests.manual_clock import ManualClock
 from tests.sim.loop import SimLoop
+from tests.storage.objectstore.faulty import Faults, FaultyStore
 
 __all__ = ["PATHS", "Counting", "Publisher", "Rig", "Stream", "dump", "fast", "in_virtual_time", "read_all"]
 

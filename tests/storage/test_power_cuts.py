@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.base.clock import ManualClock, SystemClock
+from broker.base.clock import SystemClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.maintenance.fsck import fsck
@@ -40,6 +40,7 @@ from broker.storage.paths import FORMAT, ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard, ShardSettings
 from broker.storage.unsynced_tail import Tail, hide_torn, settle
+from tests.manual_clock import ManualClock
 from tests.storage.power import InlineStore, PowerDisk
 from tests.storage.rig import PATHS, Stream, in_virtual_time, read_all
 

@@ -1,6 +1,6 @@
 """Objects in a dictionary, for tests and for the simulation: no threads, no time, gone with the process.
 
-Every call finishes without giving the loop a turn; wrap it in FaultyStore for the waits that a real store has.
+Every call finishes without giving the loop a turn.
 """
 
 from __future__ import annotations

@@ -181,12 +181,6 @@ class StreamIds:
         self._parts = [*parts[:at], new, *parts[at + len(old):]]
         return True
 
-    def forget_pages(self) -> None:
-        """What was in pages is in blocks alone."""
-        parts, self._parts = self.parts(), []
-        for part in parts:
-            self._join(part if part.place is None else part.lost())
-
 
 class BlockIds(NamedTuple):
     """The ids of one block: the first and the last sequence that has one, how many there are, and all of them packed."""

@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from broker.base.clock import ManualClock
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.consumer.consumer import Consumer
@@ -19,6 +18,7 @@ from broker.storage.format.record import Record
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.state.consumer import ConsumerState
+from tests.manual_clock import ManualClock
 
 MS = 1_000_000
 SECOND = 1_000_000_000

@@ -8,12 +8,12 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
-from broker.base.clock import ManualClock
 from broker.jetstream.consumer.cursor.cursor import Cursor
 from broker.jetstream.consumer.cursor.taken import Taken
 from broker.jetstream.filters import Filters
 from broker.storage.format.frame import Chunk
 from tests.jetstream.consumer.fakes import FakeLoading, FakeStream
+from tests.manual_clock import ManualClock
 
 
 class Messages:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.jetstream.stream.publish.msg_ids import MsgIds
 from broker.storage.state.ids import IdPart, StreamIds
 from tests.jetstream.stream.paged_world import PagedWorld
 from tests.jetstream.stream.world import ask, pub
+from tests.manual_clock import ManualClock
 
 SECOND = 10**9
 HOUR = 3600 * SECOND

@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from broker.base.clock import ManualClock
 from broker.config.settings import AccountLimits, ServerLimits
 from broker.jetstream.bus import Msg
 from broker.jetstream.config.consumer import ConsumerConfig
@@ -27,6 +26,7 @@ from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.state.applied import ShardState
 from broker.storage.state.ids import StreamIds
+from tests.manual_clock import ManualClock
 from tests.storage.listening import Listening
 
 CACHE_BYTES = 64 << 20

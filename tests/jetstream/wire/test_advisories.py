@@ -16,10 +16,10 @@ import nats
 import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
 
-from broker.base.clock import ManualClock
 from broker.jetstream.wire.advisories import AccountEvents, ConsumerEvents
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.jetstream.consumer.fakes import FakeBus
+from tests.manual_clock import ManualClock
 
 NANOSECOND_TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")
 

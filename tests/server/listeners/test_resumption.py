@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.config.settings import make_settings
 from broker.server.server import Server
 from tests.certificates import Authority, Files
+from tests.manual_clock import ManualClock
 
 MINUTE_NS = 60_000_000_000
 NEXT_YEAR = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=365)

@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from broker.base.clock import ManualClock
 from broker.jetstream.bus import Bus, Deliveries, Source
 from broker.protocol.parser import Msg, Parser
 from broker.protocol.subject import matches
@@ -20,6 +19,7 @@ from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
 from broker.server.routing.routes import ROUTES_KEPT
 from broker.server.routing.statistics import routing_statistics
+from tests.manual_clock import ManualClock
 
 
 def at_once(fn: Callable[[], None]) -> None:

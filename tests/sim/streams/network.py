@@ -11,7 +11,7 @@ import random
 from collections import defaultdict
 
 from broker.storage.objectstore.base import Buffers, ObjectStore, StoreError
-from broker.storage.objectstore.faulty import Faults, FaultyStore
+from tests.storage.objectstore.faulty import Faults, FaultyStore
 
 __all__ = ["Connection", "Late"]
 

@@ -27,14 +27,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
 from broker.storage.state.applied import ShardState
+from tests.manual_clock import ManualClock
 from tests.sim.clocks import Clocks
 from tests.sim.loop import SimLoop
 from tests.sim.settings import eager_compaction
@@ -52,6 +51,7 @@ from tests.sim.streams.schedules import Schedules
 from tests.sim.streams.special import Special
 from tests.sim.streams.staging import Staging
 from tests.sim.streams.usage import CONSUMERS, STREAMS, USUAL
+from tests.storage.objectstore.faulty import Faults
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream

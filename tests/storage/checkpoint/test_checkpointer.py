@@ -13,7 +13,6 @@ import broker.storage.state.expiries as expiries
 import broker.storage.state.packed as packed
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
-from broker.base.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at
 from broker.inspect.source import Source
@@ -28,11 +27,12 @@ from broker.storage.format.page import Page, PageBody, decode_page, encode_pages
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.release import Release
 from broker.storage.log.settings import LogSettings
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import ShardSettings
+from tests.manual_clock import ManualClock
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import MS, PATHS, SECOND, Counting, Publisher, Rig, Stream, dump, in_virtual_time
 
 NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_segments=1 << 30,

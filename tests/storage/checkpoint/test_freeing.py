@@ -9,14 +9,14 @@ import asyncio
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.settings import LogSettings
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import ShardSettings
+from tests.manual_clock import ManualClock
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, dump, in_virtual_time, read_all
 
 MINUTE = 60.0

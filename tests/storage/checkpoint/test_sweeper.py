@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import ObjectKind, Position
@@ -14,12 +13,13 @@ from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.base import StoreError, StoreFull, StoreRefused, Transient
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse
 from broker.storage.put import Fenced
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import Shard, ShardSettings
+from tests.manual_clock import ManualClock
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import (
     MS,
     PATHS,

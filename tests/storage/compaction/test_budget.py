@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.config.settings import StorageSettings
 from broker.storage.compaction import compactor
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
+from tests.manual_clock import ManualClock
 from tests.storage.compaction.test_compactor import MINUTE, a_broker, compactor_of, one_by_one, same_everywhere
 from tests.storage.rig import MS, SECOND, Stream, in_virtual_time
 

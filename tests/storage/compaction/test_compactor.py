@@ -10,7 +10,6 @@ import pytest
 
 import broker.storage.checkpoint.checkpointer as checkpointer
 import broker.storage.state.table as table
-from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings
@@ -19,11 +18,12 @@ from broker.storage.format.errors import Corrupt
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Fenced
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import ShardSettings
+from tests.manual_clock import ManualClock
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, dump, in_virtual_time, read_all
 
 MINUTE = 60.0

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import Outcome
 from broker.storage.format.message_size import message_size
 from broker.storage.log.log import Log
 from broker.storage.log.open_block import OpenBlock
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
+from tests.manual_clock import ManualClock
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import MS, SECOND, Rig, Stream, in_virtual_time, read_all
 
 MINUTE = 60.0

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.storage.format.records.adoption import Adopted
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.log.listener import LogListener
 from broker.storage.objectstore.memory import MemoryStore
+from tests.manual_clock import ManualClock
 from tests.storage.compaction.test_compactor import (
     MINUTE,
     a_broker,

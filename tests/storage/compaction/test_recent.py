@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.storage.compaction.recent import RecentSegments
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
+from tests.manual_clock import ManualClock
 from tests.storage.compaction.test_compactor import (
     a_broker,
     compactor_of,
@@ -20,6 +19,7 @@ from tests.storage.compaction.test_compactor import (
     settings,
     small_blocks,
 )
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import MS, PATHS, Counting, Rig, Stream, in_virtual_time
 
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from broker.base.clock import GuardedClock, ManualClock
+from broker.base.clock import GuardedClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import Pulse
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import Transient
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Fenced
 from broker.storage.shard import ShardSettings
+from tests.manual_clock import ManualClock
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import MS, PATHS, SECOND, Publisher, Rig, Stream, in_virtual_time
 
 T = 15 * SECOND

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.cluster.ownership import seal_at
 from broker.storage.format.block import Outcome
 from broker.storage.format.errors import Corrupt
@@ -17,11 +16,12 @@ from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.log.memory_log import MemoryLog
 from broker.storage.objectstore.base import PreconditionFailed, StoreRefused, Transient
-from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard
+from tests.manual_clock import ManualClock
 from tests.storage.listening import Listening
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, fast, in_virtual_time
 
 

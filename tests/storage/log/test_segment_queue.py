@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from broker.base.clock import ManualClock
 from broker.storage.format.header import Position
 from broker.storage.log.lease import Lease
 from broker.storage.log.segment_queue import SegmentQueue
+from tests.manual_clock import ManualClock
 
 
 def _queue(count: int) -> SegmentQueue:

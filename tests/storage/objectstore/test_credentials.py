@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.storage.objectstore import StoreError, StoreRefused, Transient
 from broker.storage.objectstore.credentials import Credentials
 from broker.storage.objectstore.s3 import S3Store
+from tests.manual_clock import ManualClock
 from tests.storage.objectstore.fake_s3 import FakeS3, Request
 
 SECOND = 1_000_000_000

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.base.clock import ManualClock, SystemClock
+from broker.base.clock import SystemClock
 from broker.storage.objectstore import Listing, ObjectStore, StoreRefused, open_store
-from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.probe import probe
@@ -20,8 +19,10 @@ from broker.storage.objectstore.race import RACERS, ROUNDS, expect_one_winner
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.objectstore.s3 import S3Store
 from broker.storage.objectstore.wrapper import Wrapper
+from tests.manual_clock import ManualClock
 from tests.real.s3 import S3Server
 from tests.storage.objectstore.fake_s3 import FakeS3
+from tests.storage.objectstore.faulty import Faults, FaultyStore
 
 KEY = "v1/format"
 OURS = b"jetblock" + bytes(range(56))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.base.clock import ManualClock, SystemClock
+from broker.base.clock import SystemClock
 from broker.storage.objectstore import disk_reserve, reserving
 from broker.storage.objectstore.base import Buffers, StoreFull, Transient, size_of
 from broker.storage.objectstore.disk_reserve import RESERVE, DiskReserve
@@ -20,6 +20,7 @@ from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.reserving import ReservingStore
 from broker.storage.objectstore.s3_reserve import S3Reserve
 from broker.storage.shard import reserve_left_by
+from tests.manual_clock import ManualClock
 from tests.storage.rig import in_virtual_time
 
 LOG, ROOT, RUN = ("v1/shards/0/log/00000001-000000000001", "v1/shards/0/checkpoint/00000001-000000000001",

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.base.clock import ManualClock, SystemClock
+from broker.base.clock import SystemClock
 from broker.storage.objectstore import (
     NotFound,
     PreconditionFailed,
@@ -22,6 +22,7 @@ from broker.storage.objectstore import (
 )
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.objectstore.s3 import S3Store
+from tests.manual_clock import ManualClock
 from tests.storage.objectstore.fake_s3 import FakeS3
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.storage.objectstore import (
     NotFound,
     PreconditionFailed,
     StoreRefused,
     Transient,
 )
-from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.instrumented import SECONDS_BOUNDS, InstrumentedStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.retrying import RetryingStore
+from tests.manual_clock import ManualClock
+from tests.storage.objectstore.faulty import Faults, FaultyStore
 
 
 class Waits:

@@ -17,7 +17,6 @@ import pytest
 import broker.storage.state.expiries as expiries
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
-from broker.base.clock import ManualClock
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.document import decode_document, encode_document
 from broker.storage.format.errors import CutOff, FormatError
@@ -27,6 +26,7 @@ from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.state.pages import StreamCopy
+from tests.manual_clock import ManualClock
 from tests.storage.checkpoint.test_checkpointer import NEVER, Crowd
 from tests.storage.rig import PATHS, Rig, dump, in_virtual_time
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt, CutOff, VersionUnknown
 from broker.storage.format.header import Position
@@ -28,6 +27,7 @@ from broker.storage.read.snapshot import read_snapshot, replay, replay_from
 from broker.storage.read.steps import run, run_blocking
 from broker.storage.shard import ShardSettings
 from broker.storage.state.applied import ShardState
+from tests.manual_clock import ManualClock
 from tests.storage.rig import MS, PATHS, Counting, Publisher, Rig, Stream, dump, in_virtual_time, read_all
 
 NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_segments=1 << 30,

@@ -14,11 +14,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.base.clock import ManualClock
 from broker.jetstream.consumer.delivery.priority import Supply, order_of
 from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.consumer.delivery.request import WaitingRequest, parse_request
 from tests.jetstream.consumer.fakes import MS, SECOND, World, fresh_state, seqs, statuses
+from tests.manual_clock import ManualClock
 
 PIN = "the pin"
 GROUP = {"priority_groups": ["g"]}

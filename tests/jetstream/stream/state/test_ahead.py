@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.base.clock import ManualClock
 from broker.jetstream.stream.state.ahead import RELEASED_NS, AheadOfClock
 from broker.jetstream.stream.state.live import Live
+from tests.manual_clock import ManualClock
 
 SECOND = 1_000_000_000
 NOW = RELEASED_NS + 86_400 * SECOND

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import tests.jetstream.stream.world as worlds
-from broker.base.clock import ManualClock
 from broker.jetstream.consumer.cursor.cursor import Cursor, Taken
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state import subject_state
@@ -32,6 +31,7 @@ from tests.jetstream.stream.world import (
     read_all,
     turns,
 )
+from tests.manual_clock import ManualClock
 from tests.sim.loop import SimLoop
 
 GET_NS = 20_000_000

@@ -12,12 +12,12 @@ import pytest
 from broker.base.clock import SystemClock
 from broker.storage.objectstore import open_store
 from broker.storage.objectstore.base import ObjectStore
-from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.retrying import RetryingStore
 from tests.real.s3 import S3Server
+from tests.storage.objectstore.faulty import Faults, FaultyStore
 
 BACKENDS = ["memory", "file", "file-named", "retrying", "instrumented", "faulty", "retrying-faulty", "stack-file",
             "minio", "seaweed"]

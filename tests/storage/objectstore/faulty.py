@@ -9,7 +9,7 @@ What may happen to one call, drawn from ``Faults`` by the given random.Random:
     late         puts only: the answer is Transient, and the put lands after it, however long after
     torn         puts only, on a directory: as lost, and half the object stays behind as a temporary file
 
-None of them breaks the contract of base.py: that is the point. Listings and ranges are never altered. All waiting is by
+None of them breaks the contract of ``ObjectStore``. Listings and ranges are never altered. All waiting is by
 ``sleep`` (asyncio.sleep), so a virtual-time loop needs no real time, and one seed gives the same run every time.
 
 A script controls single calls by hooks, which every call passes before and after; see ``before`` and ``after``. A
