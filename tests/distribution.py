@@ -62,7 +62,7 @@ SECONDS = {
     "tests/adversity/test_adoption_in_buckets.py": 13,
     "tests/adversity/test_full_disk.py": 12,
     "tests/maintenance/test_cost.py": 12,
-    "tests/runtime/test_shard_host.py": 12,
+    "tests/runtime/test_shard_owner.py": 12,
     "tests/server/auth/test_callout.py": 12,
     "tests/adversity/test_full_bucket.py": 12,
     "tests/adversity/test_many_connections.py": 12,

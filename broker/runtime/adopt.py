@@ -18,7 +18,8 @@ from broker.config.settings import AccountLimits, Settings
 from broker.jetstream.engine import JetStream
 from broker.jetstream.inbox.inbox import Carried, Inbox, InboxSettings
 from broker.jetstream.wire.errors import ApiError
-from broker.runtime.shard_host import ShardHost
+from broker.runtime.shard_owner import ShardOwner
+from broker.runtime.store_host import StoreHost
 from broker.server.accounts.directory import wanted_accounts
 from broker.server.routing.router import Router
 from broker.storage.objectstore.base import StoreError
@@ -44,14 +45,15 @@ async def adopt(settings: Settings) -> list[Carried]:
         if not lost.done():
             lost.set_result(error)
 
-    host = ShardHost(settings.storage, settings.server_name, clock, tell)
+    host = StoreHost(settings.storage, settings.server_name, clock)
+    owner = ShardOwner(host, 0, tell)
     js = JetStream(clock, rng, settings.jetstream)
     accounts, most = {one.name: one for one in wanted_accounts(settings.accounts).values()}, settings.clients.max_payload
     try:
         await host.check(must_exist=True)
-        shard = await _acquire(host)
+        shard = await _acquire(owner, host.store.url)
         _add_accounts(js, clock, rng, accounts, {stream.account for stream in shard.state.streams.values()})
-        await js.open(shard.number, shard.log, host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
+        await js.open(shard.number, shard.log, owner.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
             poll_ns=None, staged_grace_ns=settings.storage.staged_grace_ns,
             max_payload=lambda name: accounts[name].payload_bytes_max(most) if name in accounts else most))
         assert js.inbox is not None
@@ -62,8 +64,8 @@ async def adopt(settings: Settings) -> list[Carried]:
             raise Owned(f"another broker took the store meanwhile: {lost.result()}")
         return await carried
     finally:
-        await js.close(tell=host.shard is not None)
-        await host.give_back()
+        await js.close(tell=owner.shard is not None)
+        await owner.give_back()
         await host.close()
 
 
@@ -77,12 +79,12 @@ async def _look(inbox: Inbox) -> list[Carried]:
     return done
 
 
-async def _acquire(host: ShardHost) -> Shard:
+async def _acquire(owner: ShardOwner, url: str) -> Shard:
     """The shard, once it is ours. Raises: Owned; StartError."""
     try:
-        return await host.acquire_unowned()
+        return await owner.acquire_unowned()
     except StoreInUse:
-        raise Owned(f"{host.store.url}: a broker owns the store. It looks at its inbox by itself, and at once when it is asked "
+        raise Owned(f"{url}: a broker owns the store. It looks at its inbox by itself, and at once when it is asked "
                     f"to by $JS.API.JETBLOCK.ADOPT") from None
 
 

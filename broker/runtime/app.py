@@ -41,12 +41,16 @@ if TYPE_CHECKING:
     from broker.monitor.views import Views
     from broker.runtime.jetstream_accounts import JetStreamAccounts
     from broker.runtime.pages import Pages
-    from broker.runtime.shard_host import ShardHost
+    from broker.runtime.shard_owner import ShardOwner
+    from broker.runtime.store_host import StoreHost
     from broker.storage.log.log import Log
 
 __all__ = ["App", "StartError"]
 
 log = logging.getLogger(__name__)
+
+_SHARD = 0
+"""The shard of a broker's streams: a broker has one."""
 
 _QUIET_START_SECONDS = 2.0
 """A start that takes longer serves its monitoring pages meanwhile."""
@@ -71,7 +75,8 @@ class App:
         self._serve_system_account()
         self.lag = LoopLag()
         self.jetstream: JetStream | None = None
-        self.shard_host: ShardHost | None = None
+        self.store_host: StoreHost | None = None
+        self.shard_owner: ShardOwner | None = None
         self._accounts: JetStreamAccounts | None = None
         self.pages: Pages | None = None
         self._serving = False
@@ -143,13 +148,13 @@ class App:
         self.server.stop_listening()
         if self.jetstream is not None:
             await self.jetstream.close(tell=True)
-        if self.shard_host is not None:
-            await self.shard_host.give_back()
+        if self.shard_owner is not None:
+            await self.shard_owner.give_back()
         if self.jetstream is not None:
             await self.jetstream.stop()
         await self.server.close()
-        if self.shard_host is not None:
-            await self.shard_host.close()
+        if self.store_host is not None:
+            await self.store_host.close()
         if self.pages is not None:
             await self.pages.close()
 
@@ -236,28 +241,28 @@ class App:
         # Imported only if JetStream is enabled.
         from broker.jetstream.engine import JetStream
         from broker.runtime.jetstream_accounts import JetStreamAccounts
-        from broker.runtime.shard_host import ShardHost
+        from broker.runtime.shard_owner import ShardOwner
+        from broker.runtime.store_host import StoreHost
 
         assert isinstance(self.clock, GuardedClock)
         settings = self.settings
         if settings.storage.url.startswith("file://"):
             prepare_directory(directory := settings.storage.url.removeprefix("file://"))
             refuse_nats_server(directory)
-        self.shard_host = ShardHost(settings.storage, settings.server_name, self.clock, self._lost)
-        url = self.shard_host.store.url
-        self.shard_host.on_standby = self._begin_to_wait
-        self.shard_host.on_turn = self._bind_for_clients
+        self.store_host = StoreHost(settings.storage, settings.server_name, self.clock)
+        self.shard_owner = ShardOwner(self.store_host, _SHARD, self._lost, waits=self._begin_to_wait,
+                                      before_claim=self._bind_for_clients, damaged=self._tell_damage)
+        url = self.store_host.store.url
         limits = settings.jetstream.server
         log.info("Starting JetStream")
         log.info("  Max Memory:      %s", _friendly_bytes(limits.max_memory))
         log.info("  Max Storage:     %s", _friendly_bytes(limits.max_storage))
         log.info('  Store Directory: "%s"', url.removeprefix("file://"))
-        await self.shard_host.check()
+        await self.store_host.check()
         self.jetstream = JetStream(self.clock, self.rng, settings.jetstream, server_name=self.server.server_name,
                                    direct_bytes_max=settings.clients.max_pending)
         self._accounts = JetStreamAccounts(self.jetstream, self.server)
         await self._accounts.start()
-        self.shard_host.on_damage = self._tell_damage
         self.jetstream.listen()
 
     def _tell_damage(self, finding: Finding) -> None:
@@ -271,7 +276,7 @@ class App:
         """Returns when clients can connect, however often the shard is lost on the way. Raises: StartError."""
         self._settling = True
         while True:
-            shard_log = await self._take_over() if self.shard_host is not None else None
+            shard_log = await self._take_over() if self.shard_owner is not None else None
             if shard_log is None or shard_log.failure is None:
                 await self._listen()
             if shard_log is None or shard_log.failure is None:
@@ -283,10 +288,10 @@ class App:
         """Acquire the shard and open its streams. Raises: StartError."""
         from broker.jetstream.inbox.inbox import InboxSettings
 
-        assert self.shard_host is not None
+        assert self.shard_owner is not None
         assert self.jetstream is not None
         assert self._accounts is not None
-        shard = await (self.shard_host.acquire() if self._standby else self.shard_host.acquire_unowned())
+        shard = await (self.shard_owner.acquire() if self._standby else self.shard_owner.acquire_unowned())
         self._standby = True  # an owner that is fenced waits for its store
         recovered = shard.recovered
         log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
@@ -297,8 +302,9 @@ class App:
                      format_duration(self.settings.storage.sync_interval_ns or 0))
         await self._accounts.look_up({state.account for state in shard.state.streams.values()})
         storage = self.settings.storage
-        await self.jetstream.open(shard.number, shard.log, self.shard_host.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
-            poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns, max_payload=self._max_payload))
+        inbox = InboxSettings(poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns,
+                              max_payload=self._max_payload)
+        await self.jetstream.open(shard.number, shard.log, self.shard_owner.reader, let_go=shard.sweeper.let_go, inbox=inbox)
         return shard.log
 
     def _max_payload(self, name: str) -> int:
@@ -337,11 +343,11 @@ class App:
         """The log failed: everything in memory that is not persisted is now worthless."""
         from broker.storage.put import Fenced
 
-        assert self.shard_host is not None
+        assert self.shard_owner is not None
         if not isinstance(error, Fenced):
             self._fail(str(error))
-        elif self.shard_host.is_our_double(error):
-            self._fail(str(self.shard_host.double(error)))
+        elif self.shard_owner.is_our_double(error):
+            self._fail(str(self.shard_owner.double(error)))
         else:
             log.warning("%s; closing all clients, and waiting as a standby", error)
             if not self._settling:
@@ -362,12 +368,12 @@ class App:
 
     async def _leave(self) -> None:
         """Close the clients and give up the shard; returns after T, so as not to race the new owner."""
-        assert self.shard_host is not None
+        assert self.shard_owner is not None
         assert self.jetstream is not None
         self._serving = False
         await self.jetstream.close()
         await self.server.close()
-        await self.shard_host.abandon()
+        await self.shard_owner.abandon()
         await asyncio.sleep(self.settings.storage.lease_ns / 1e9)
 
     # ---- what monitoring shows ---------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from broker.jetstream.account.account import Account as JetStreamAccount
 from broker.jetstream.engine import JetStream
 from broker.monitor.views import ACCOUNTS_MAX, STREAMS_MAX, Buckets, Health, JetStreamView, Sample, Views
 from broker.runtime.loop_lag import LoopLag
-from broker.runtime.shard_host import ShardHost
+from broker.runtime.shard_owner import ShardOwner
+from broker.runtime.store_host import StoreHost
 from broker.server.server import Server
 from broker.storage.objectstore.instrumented import SECONDS_BOUNDS
 from broker.storage.shard import Shard
@@ -95,10 +96,10 @@ def _streams(accounts: list[JetStreamAccount]) -> Iterator[Sample]:
     yield Sample("jetblock_streams_not_shown", sum(1 for _ in streams))
 
 
-def storage_samples(shard_host: ShardHost) -> Iterator[Sample]:
+def storage_samples(host: StoreHost, owner: ShardOwner) -> Iterator[Sample]:
     """The store, the cache and, on an owner, the log."""
-    yield Sample("jetblock_standby", shard_host.standby)
-    for name, stats in shard_host.store.operations.items():
+    yield Sample("jetblock_standby", owner.standby)
+    for name, stats in host.store.operations.items():
         labels = (name,)
         yield Sample("jetblock_store_operation_duration_seconds",
                      Buckets(SECONDS_BOUNDS, tuple(stats.buckets), stats.ns / 1e9), labels)
@@ -107,8 +108,8 @@ def storage_samples(shard_host: ShardHost) -> Iterator[Sample]:
             yield Sample("jetblock_store_transferred_bytes_total", stats.bytes, labels)
         for kind, count in list(stats.errors.items()):
             yield Sample("jetblock_store_errors_total", count, (name, kind))
-    yield Sample("jetblock_store_retries_total", shard_host.retries)
-    cache = shard_host.cache
+    yield Sample("jetblock_store_retries_total", host.retries)
+    cache = host.cache
     yield Sample("jetblock_cache_bytes", cache.bytes)
     yield Sample("jetblock_max_cache_bytes", cache.bytes_max)
     yield Sample("jetblock_cache_hits_total", cache.hits)
@@ -118,22 +119,22 @@ def storage_samples(shard_host: ShardHost) -> Iterator[Sample]:
     yield Sample("jetblock_cache_evictions_total", cache.small_evictions, ("small",))
     yield Sample("jetblock_cache_evictions_total", cache.main_evictions, ("main",))
     yield Sample("jetblock_cache_ghost_hits_total", cache.ghost_hits)
-    disk = shard_host.disk_cache
+    disk = host.disk_cache
     yield Sample("jetblock_cache_directory_bytes", disk.size if disk is not None else 0)
     yield Sample("jetblock_cache_directory_hits_total", disk.hits if disk is not None else 0)
     yield Sample("jetblock_cache_directory_misses_total", disk.misses if disk is not None else 0)
     yield Sample("jetblock_cache_directory_evictions_total", disk.evictions if disk is not None else 0)
     yield Sample("jetblock_cache_directory_damaged_total", disk.damaged if disk is not None else 0)
     yield Sample("jetblock_cache_directory_off", disk is not None and bool(disk.off))
-    scrubber = shard_host.scrubber
+    scrubber = owner.scrubber
     yield Sample("jetblock_scrub_passes_total", scrubber.passes if scrubber is not None else 0)
     yield Sample("jetblock_scrub_objects_total", scrubber.objects if scrubber is not None else 0)
     yield Sample("jetblock_scrub_bytes_total", scrubber.bytes if scrubber is not None else 0)
     yield Sample("jetblock_damaged_objects", scrubber.damaged if scrubber is not None else 0)
-    yield Sample("jetblock_commit_duration_seconds", _buckets(shard_host.commit_latency))
-    if shard_host.shard is not None:
-        yield Sample("jetblock_recovery_duration_seconds", shard_host.recovery_ns / 1e9)
-        yield from _shard(shard_host.shard)
+    yield Sample("jetblock_commit_duration_seconds", _buckets(owner.commit_latency))
+    if owner.shard is not None:
+        yield Sample("jetblock_recovery_duration_seconds", owner.recovery_ns / 1e9)
+        yield from _shard(owner.shard)
 
 
 def _shard(shard: Shard) -> Iterator[Sample]:

@@ -23,7 +23,8 @@ from broker.server.server import Server
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
-    from broker.runtime.shard_host import ShardHost
+    from broker.runtime.shard_owner import ShardOwner
+    from broker.runtime.store_host import StoreHost
 
 __all__ = ["Parts", "Sources"]
 
@@ -39,7 +40,8 @@ class Parts(Protocol):
     server: Server
     lag: LoopLag
     jetstream: JetStream | None
-    shard_host: ShardHost | None
+    store_host: StoreHost | None
+    shard_owner: ShardOwner | None
 
     @property
     def serving(self) -> bool:
@@ -69,8 +71,8 @@ class Sources:
     def _samples(self) -> Iterator[Sample]:
         parts = self._parts
         yield from samples.server_samples(parts.server, parts.lag, self.views, self._health())
-        if parts.shard_host is not None:
-            yield from samples.storage_samples(parts.shard_host)
+        if parts.store_host is not None and parts.shard_owner is not None:
+            yield from samples.storage_samples(parts.store_host, parts.shard_owner)
         if parts.jetstream is not None and (view := self._jetstream()) is not None:
             yield from samples.jetstream_samples(parts.jetstream, view)
 
@@ -112,35 +114,35 @@ class Sources:
     def _own_figures(self) -> dict[str, Any]:
         """Figures that nats-server does not have: the log, the store, the cache, the loop."""
         figures: dict[str, Any] = {"version": __version__, "loop_lag_ms": self._parts.lag.snapshot()}
-        shard_host = self._parts.shard_host
-        if shard_host is not None:
-            figures["store"] = shard_host.store.snapshot()
-            figures["cache"] = shard_host.cache.figures()
-            if shard_host.disk_cache is not None:
-                figures["cache"]["directory"] = shard_host.disk_cache.figures()
-            figures["standby"] = shard_host.standby
-            if shard_host.scrubber is not None:
-                figures["scrub"] = shard_host.scrubber.figures()
-            if shard_host.shard is not None:
-                shard_log = shard_host.shard.log
+        host, owner = self._parts.store_host, self._parts.shard_owner
+        if host is not None and owner is not None:
+            figures["store"] = host.store.snapshot()
+            figures["cache"] = host.cache.figures()
+            if host.disk_cache is not None:
+                figures["cache"]["directory"] = host.disk_cache.figures()
+            figures["standby"] = owner.standby
+            if owner.scrubber is not None:
+                figures["scrub"] = owner.scrubber.figures()
+            if owner.shard is not None:
+                shard_log = owner.shard.log
                 figures["log"] = {
                     "epoch": shard_log.epoch, "position": shard_log.position.number, "commits": shard_log.commit_count,
                     "commit_bytes": shard_log.commit_bytes, "tail_bytes": shard_log.tail_bytes,
                     "store_error": str(shard_log.store_error or "")}
-                if (compactor := shard_host.shard.compactor) is not None:
+                if (compactor := owner.shard.compactor) is not None:
                     figures["log"]["compaction"] = compactor.figures()
         return figures
 
     def _health(self) -> Health:
-        shard_host = self._parts.shard_host
-        if shard_host is not None and shard_host.standby:
+        host, owner = self._parts.store_host, self._parts.shard_owner
+        if owner is not None and owner.standby:
             return Health("standby", "another broker owns the store", serving=False)
         if not self._parts.serving:
             return Health("unavailable", "starting, or stopping", serving=False)
-        if shard_host is not None and shard_host.room.full is not None:
-            return Health("unavailable", f"no messages can be stored: {shard_host.room.full}")
-        if shard_host is not None and shard_host.shard is not None and shard_host.shard.log.lease_expired:
-            return Health("unavailable", f"the store does not answer: {shard_host.shard.log.store_error}")
+        if host is not None and host.room.full is not None:
+            return Health("unavailable", f"no messages can be stored: {host.room.full}")
+        if owner is not None and owner.shard is not None and owner.shard.log.lease_expired:
+            return Health("unavailable", f"the store does not answer: {owner.shard.log.store_error}")
         return Health()
 
     def _accounts(self) -> list[AccountView]:
@@ -153,12 +155,12 @@ class Sources:
                 for account in server.accounts]
 
     def _jetstream(self) -> JetStreamView | None:
-        js, shard_host = self._parts.jetstream, self._parts.shard_host
-        if js is None or shard_host is None:
+        js, host, owner = self._parts.jetstream, self._parts.store_host, self._parts.shard_owner
+        if js is None or host is None or owner is None:
             return None
         from broker.jetstream import overview
 
-        compactor = shard_host.shard.compactor if shard_host.shard is not None else None
+        compactor = owner.shard.compactor if owner.shard is not None else None
         stored_bytes = compactor.stored_bytes if compactor is not None else {}
         accounts = []
         for account in js.accounts.values():
@@ -172,8 +174,8 @@ class Sources:
         told = js.settings
         stored = sum(account.storage for account in accounts)
         config = {"max_memory": told.server.max_memory if told.server.max_memory >= 0 else _UNBOUNDED,
-                  "max_storage": _max_storage(told.server.max_storage, shard_host.store.url, stored),
-                  "store_dir": shard_host.store.url.removeprefix("file://"),
+                  "max_storage": _max_storage(told.server.max_storage, host.store.url, stored),
+                  "store_dir": host.store.url.removeprefix("file://"),
                   **_syncs(self._parts.settings.storage.sync_interval_ns),
                   **({"domain": told.domain} if told.domain else {}), "compress_ok": True, "strict": told.strict}
         return JetStreamView(config, _limits(told.server), JETSTREAM_API_LEVEL, accounts,

@@ -30,7 +30,7 @@ T = 4.0
 """The lease in these tests, seconds: on a busy machine an owner that is not stopped may be silent for three."""
 TAKING = 1.0
 """How long a take-over may take beyond T, on a machine with nothing else to do. The exact times are tested in
-tests/runtime/test_shard_host.py, on a virtual clock."""
+tests/runtime/test_shard_owner.py, on a virtual clock."""
 if "PYTEST_XDIST_WORKER" in os.environ or os.getloadavg()[0] > (os.cpu_count() or 1):
     TAKING = 20.0
 

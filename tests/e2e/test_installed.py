@@ -143,11 +143,11 @@ async def main(folder):
         await (await js.pull_subscribe("s", durable="d")).fetch(1)
         await client.close()
     store = open_store(f"file://{folder}")
-    stream = (await read_snapshot(store)).state.stream("$G", "S")
+    stream = (await read_snapshot(store, 0)).state.stream("$G", "S")
     writer = RunWriter("$G", "S", stream.stream_id, now_ns=time.time_ns())
     writer.add(b"s", b"staged")
     runs = writer.finish()
-    for one in (*runs, writer.request(request_id_of("import"))):
+    for one in (*runs, writer.request(request_id_of("import"), 0)):
         await store.put(one.key, one.data)
     await store.close()
     async with Broker(folder) as broker:

@@ -1,17 +1,18 @@
-"""Brokers in virtual time: the real ``ShardHost`` waits for the shard, takes it, recovers and gives it back, on a store
+"""Brokers in virtual time: the real ``ShardOwner`` waits for the shard, takes it, recovers and gives it back, on a store
 like S3."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 from unittest.mock import patch
 
 from broker.config.settings import StorageSettings
-from broker.runtime.shard_host import ShardHost
+from broker.runtime.shard_owner import ShardOwner
+from broker.runtime.store_host import StoreHost
 from broker.storage.format.header import Position
 from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.base import Listing, ObjectStore
@@ -69,13 +70,16 @@ class Broker:
     """One process: owner, standby, owner again, as ``App`` has it. ``serve(shard)`` is what it does as owner."""
 
     def __init__(self, name: str | None, shared: MemoryStore, clock: TrustedClock, *, latency_ns: int = 30 * MS,
-                 page_ns: int = 0, seed: int = 1, **settings: Any) -> None:
+                 page_ns: int = 0, seed: int = 1, before_claim: Callable[[], Awaitable[object]] | None = None,
+                 **settings: Any) -> None:
         self.clock = clock
         self.store = Costly(shared, latency_ns, page_ns, seed)
-        with patch("broker.runtime.shard_host.open_store", lambda *_, **__: self.store):
+        with patch("broker.runtime.store_host.open_store", lambda *_, **__: self.store):
             storage = StorageSettings(url="s3://x/y", scrub_interval_ns=0, **settings)
-            self.shard_host = ShardHost(storage, name or "", clock, self._lost)
-        self.shard_host._executor = Inline()  # type: ignore[assignment]
+            self.store_host = StoreHost(storage, name or "", clock)  # type: ignore[arg-type]
+        self.store_host.encoders = Inline()
+        self.shard_owner = ShardOwner(self.store_host, 0, self._lost,
+                                      **({"before_claim": before_claim} if before_claim is not None else {}))
         self.served_since_ns: list[int] = []
         """When each of its tenures began."""
         self.losses: list[BaseException] = []
@@ -85,7 +89,7 @@ class Broker:
 
     @property
     def serves(self) -> bool:
-        shard = self.shard_host.shard
+        shard = self.shard_owner.shard
         return shard is not None and shard.log.failure is None and not shard.log.lease_expired and not self._life.done()
 
     @property
@@ -108,14 +112,14 @@ class Broker:
         self.store.halt()
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
-        if self.shard_host.shard is not None:
-            await self.shard_host.shard.abandon()
+        if self.shard_owner.shard is not None:
+            await self.shard_owner.shard.abandon()
 
     async def stop(self) -> None:
         """A clean stop."""
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
-        await self.shard_host.give_back()
+        await self.shard_owner.give_back()
 
     def _lost(self, error: BaseException) -> None:
         self.losses.append(error)
@@ -123,7 +127,7 @@ class Broker:
 
     async def _live(self) -> None:
         while True:
-            shard = await self.shard_host.acquire()
+            shard = await self.shard_owner.acquire()
             self.served_since_ns.append(self.clock.monotonic_ns())
             self._gone.clear()
             work = asyncio.create_task(self.serve(shard)) if self.serve is not None else None
@@ -131,9 +135,9 @@ class Broker:
             if work is not None:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
-            if self.shard_host.is_our_double(self.losses[-1]):
+            if self.shard_owner.is_our_double(self.losses[-1]):
                 raise self.losses[-1]
-            await self.shard_host.abandon()
+            await self.shard_owner.abandon()
             await asyncio.sleep(15)
 
 

@@ -34,15 +34,15 @@ async def test_an_unforeseen_error_on_the_way_to_standby_ends_the_process(
     app = app_on(tmp_path)
     await app.start()
     assert app.jetstream is not None
-    assert app.shard_host is not None
-    assert app.shard_host.shard is not None
+    assert app.shard_owner is not None
+    assert app.shard_owner.shard is not None
 
     async def broken(*, tell: bool = False) -> None:
         raise RuntimeError("nobody foresaw this")
 
     with monkeypatch.context() as patch:
         patch.setattr(app.jetstream, "close", broken)
-        app.shard_host.shard.log.fail(Fenced("another broker has taken the shard", "other"))
+        app.shard_owner.shard.log.fail(Fenced("another broker has taken the shard", "other"))
         assert "nobody foresaw this" in await asyncio.wait_for(app.failed(), 30)
     await app.stop()
 
@@ -51,20 +51,20 @@ async def test_an_owner_that_is_fenced_comes_back_on_its_port(tmp_path: Path) ->
     """Its clients are closed and reconnect to the same address, in the next epoch."""
     app = app_on(tmp_path)
     await app.start()
-    assert app.shard_host is not None
-    shard = app.shard_host.shard
+    assert app.shard_owner is not None
+    shard = app.shard_owner.shard
     assert shard is not None
     nc = await nats.connect(f"nats://127.0.0.1:{app.server.port}", reconnect_time_wait=0.05, max_reconnect_attempts=-1)
     await nc.jetstream().add_stream(name="S", subjects=["s"])
     shard.log.fail(Fenced("another broker has taken the shard", "other"))
 
     async def back() -> bool:
-        assert app.shard_host is not None
-        return app.shard_host.shard not in (shard, None) and nc.is_connected
+        assert app.shard_owner is not None
+        return app.shard_owner.shard not in (shard, None) and nc.is_connected
 
     await until(back)
-    assert app.shard_host.shard is not None
-    assert app.shard_host.shard.log.epoch == 2
+    assert app.shard_owner.shard is not None
+    assert app.shard_owner.shard.log.epoch == 2
     assert (await nc.jetstream().publish("s", b"x", timeout=30)).seq == 1
     await nc.close()
     await app.stop()

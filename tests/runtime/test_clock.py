@@ -11,8 +11,8 @@ import pytest
 
 from broker.base.clock import GuardedClock
 from broker.config.settings import StorageSettings
-from broker.runtime import shard_host
-from broker.runtime.shard_host import ShardHost
+from broker.runtime import store_host
+from broker.runtime.store_host import StoreHost
 
 HOUR = 3600 * 1_000_000_000
 
@@ -23,10 +23,10 @@ async def test_a_wrong_clock_is_logged(tmp_path: Path, monkeypatch: pytest.Monke
                                        off: int, said: str) -> None:
     """Once for each time."""
     caplog.set_level("INFO", "broker")
-    monkeypatch.setattr(shard_host, "_CLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(store_host, "_CLOCK_SECONDS", 0.01)
     boot_ns, off_ns = time.monotonic_ns(), 0
     clock = GuardedClock(lambda: HOUR * 10**6 + boot_ns + off_ns, lambda: boot_ns)
-    host = ShardHost(StorageSettings(url=f"file://{tmp_path}"), "", clock, lambda _: None)
+    host = StoreHost(StorageSettings(url=f"file://{tmp_path}"), "", clock)
     try:
         await host.check()
         for times in (1, 2):

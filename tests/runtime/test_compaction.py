@@ -32,9 +32,9 @@ SETTINGS = {"storage.compaction_segments": 1000, "storage.compaction_quiet_ns": 
 
 def shard_of(broker: Broker) -> Shard:
     assert broker._app is not None
-    assert broker._app.shard_host is not None
-    assert broker._app.shard_host.shard is not None
-    return broker._app.shard_host.shard
+    assert broker._app.shard_owner is not None
+    assert broker._app.shard_owner.shard is not None
+    return broker._app.shard_owner.shard
 
 
 async def compact(broker: Broker) -> None:

@@ -127,7 +127,7 @@ async def test_a_bucket_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     async with fake_s3() as fake:
-        monkeypatch.setattr("broker.runtime.shard_host._UNOWNED_SECONDS", 1.0)
+        monkeypatch.setattr("broker.runtime.shard_owner._UNOWNED_SECONDS", 1.0)
         settings = {"storage.s3_endpoint": fake.endpoint, "storage.lease_ns": "2s", "storage.put_timeout_ns": "1s"}
         async with Broker("s3://bucket/x", settings=settings):
             with pytest.raises(StoreInUse, match="another broker owns the store"):

@@ -31,7 +31,7 @@ def test_a_released_object_stays_for_reader_grace(text: str, environ: dict[str, 
         shared = MemoryStore()
         owner = Broker("a", shared, clock, reader_grace_ns=settings.reader_grace_ns)
         await owner.serving(5)
-        shard = owner.shard_host.shard
+        shard = owner.shard_owner.shard
         assert shard is not None
         stream = Stream(shard.log)
         stream.create()

@@ -19,7 +19,7 @@ from broker.base.clock import SystemClock
 from broker.config.settings import ClientSettings, JetStreamSettings, Settings, StorageSettings
 from broker.inspect.source import open_source
 from broker.maintenance.fsck import fsck
-from broker.runtime import shard_host
+from broker.runtime import shard_owner
 from broker.runtime.app import App
 from broker.storage import unsynced_tail
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
@@ -168,8 +168,8 @@ async def test_a_sync_that_fails_ends_the_broker(tmp_path: Path, monkeypatch: py
     app = app_on(tmp_path)
     await app.start()
     await publish(app, 5)
-    assert app.shard_host is not None
-    directory = directory_of(app.shard_host.store)
+    assert app.store_host is not None
+    directory = directory_of(app.store_host.store)
     assert directory is not None
 
     def fails(fd: int, paths: list[str]) -> None:
@@ -287,13 +287,13 @@ async def test_damage_of_an_older_jetblocks_log_is_no_end(tmp_path: Path, monkey
     """It knows no marks, so it leaves one that says nothing about what it has put itself, synced."""
     first = await cut_copy(tmp_path, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(shard_host, "settle", lambda store, paths: None)
+        patch.setattr(shard_owner, "settle", lambda store, paths: None)
         app = app_on(first, None)
         await app.start()
         await publish(app, 2)
-        assert app.shard_host is not None
-        assert app.shard_host.shard is not None
-        await app.shard_host.shard.checkpointer.cut()
+        assert app.shard_owner is not None
+        assert app.shard_owner.shard is not None
+        await app.shard_owner.shard.checkpointer.cut()
         await publish(app, 3)
         copy = tmp_path / "older"
         shutil.copytree(first, copy)

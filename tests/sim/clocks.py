@@ -83,7 +83,7 @@ class Clocks:
         clock.witness = witness_ns
         answered()
         self._dates[machine] = answered
-        _ = clock.trusted  # is asked first of all, as by ShardHost
+        _ = clock.trusted  # is asked first of all, as by StoreHost
         return clock, answered
 
     def may_delete(self, machine: str) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster import test_ownership as ownership
 from tests.jetstream.stream import test_scheduler as scheduler
 from tests.jetstream.stream.retention import test_interest as interest
-from tests.runtime import test_shard_host as shard_host
+from tests.runtime import test_shard_owner as shard_owner
 from tests.sim import mutations
 from tests.sim.mutations import MUTATIONS, SPECIAL
 from tests.sim.planted import outdated
@@ -49,7 +49,7 @@ STEP_BY_STEP: dict[str, Callable[[], object]] = {
     "orphans-prove-the-lease": lease.test_what_lands_behind_a_put_that_did_not_proves_nothing,
     "ours-by-nonce-alone": ownership.test_a_late_segment_of_our_own_is_not_taken_for_our_seal,
     "rounds-across-adoptions": partial(compactor.test_a_round_has_all_of_an_adoption_or_nothing, 3),
-    "served-too-early": shard_host.test_the_lease_of_an_owner_that_woke_after_the_last_look_is_waited_out,
+    "served-too-early": shard_owner.test_the_lease_of_an_owner_that_woke_after_the_last_look_is_waited_out,
     "schedules-twice": lambda: asyncio.run(scheduler.test_a_schedule_that_waits_for_others_fires_once(True)),
     "serve-though-sealed": partial(ownership.test_three_takers_pause_at_each_call, 30, 3),
 }

@@ -96,7 +96,7 @@ class World:
             self.left = self.disk.crashed(self.new_tree()), self.acked, self.safe
 
     async def open(self, clock: ManualClock) -> None:
-        """As ``runtime.shard_host`` does."""
+        """As ``runtime.shard_owner`` does."""
         store = self.store = InlineStore(self.root, sync_interval_ns=self.sync_interval_ns)
         settle(store, PATHS)
         self.me = Identity("a", self.rng.randbytes(16))

@@ -34,7 +34,7 @@ from broker.storage.log.lease import Lease
 from broker.storage.log.listener import LogListener
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.open_segment import OpenSegment
-from broker.storage.log.owner import BlockOwner, ShardOwner
+from broker.storage.log.owner import BlockOwner, ShardBlockOwner
 from broker.storage.log.putter import Putter, Segment
 from broker.storage.log.segment_queue import SegmentQueue
 from broker.storage.log.settings import LogSettings
@@ -73,7 +73,7 @@ class Log:
         self.tail_bytes_max = self.settings.tail_bytes_max
         self.clock_trusted = clock_trusted
         self.failure: BaseException | None = None
-        self.shard = ShardOwner()
+        self.shard = ShardBlockOwner()
         self.store_room: StoreRoom = ROOMY
         """Whether the store has room; call ``store_room_changed`` when that changes."""
 

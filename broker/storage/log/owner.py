@@ -9,7 +9,7 @@ from broker.storage.format.block import Outcome
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock
 
-__all__ = ["BlockOwner", "ShardOwner"]
+__all__ = ["BlockOwner", "ShardBlockOwner"]
 
 
 class BlockOwner(Protocol):
@@ -32,7 +32,7 @@ class BlockOwner(Protocol):
         """The ``items`` that ``fn`` was to be called with (see ``Log.wait_batched``), without those about this stream."""
 
 
-class ShardOwner:
+class ShardBlockOwner:
     """Owner of the shard's own block, stream 0: openings and releases."""
 
     stream_id = 0

@@ -59,7 +59,7 @@ ROOMY: Final[StoreRoom] = _Roomy()
 
 class ReservingStore(Wrapper):
     """Attributes: ``full``: why the store should take nothing that can wait, None while it may; ``bytes_free``: what it can take,
-    half of the reserve among it; ``on_change`` is called on the loop when ``full`` begins and ends.
+    half of the reserve among it.
 
     The log's tail may grow to ``bytes_free``. The other half of the reserve is left for requests that make room, and for a
     start after a kill.
@@ -72,7 +72,7 @@ class ReservingStore(Wrapper):
         super().__init__(inner)
         self.full: StoreFull | None = None
         self.bytes_free = _UNKNOWN
-        self.on_change: Callable[[], object] = lambda: None
+        self._observers: list[Callable[[], object]] = []
         self._reserve: Reserve | None = inner.reserve(size) if inner.reserve is not None else None
         self._leave = leave
         self._clock = clock
@@ -92,6 +92,15 @@ class ReservingStore(Wrapper):
             self.put_sync = self._put_sync
         if inner.put_unsynced is not None:
             self.put_unsynced = self._put_unsynced
+
+    def observe(self, observer: Callable[[], object]) -> None:
+        """Call ``observer`` on the loop when ``full`` begins and ends."""
+        self._observers.append(observer)
+
+    def stop_observing(self, observer: Callable[[], object]) -> None:
+        """Remove an observer; an unknown one is ignored."""
+        if observer in self._observers:
+            self._observers.remove(observer)
 
     def start(self) -> None:
         """Make the reserve, and watch for room, until ``stop``. Only the owner of the store may."""
@@ -184,7 +193,8 @@ class ReservingStore(Wrapper):
         else:
             _log.info("%s has room again", self.url)
         self._found.set()
-        self.on_change()
+        for observer in list(self._observers):
+            observer()
 
     def _is_settled(self) -> bool:
         """Whether a full store has taken everything for long enough to be believed."""

@@ -32,8 +32,10 @@ class RetryingStore(Wrapper):
 
     def __init__(self, inner: ObjectStore, *, clock: Clock, rng: random.Random, give_up_ns: int = 30_000_000_000,
                  pause_ns: int = 50_000_000, pause_ns_max: int = 2_000_000_000,
+                 on_trouble: Callable[[], object] = lambda: None,
                  sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """``give_up_ns`` counts from a call's beginning; no pause starts that would end past it."""
+        """``give_up_ns`` counts from a call's beginning; no pause starts that would end past it. ``on_trouble`` is called
+        after each failed try, before the next one or the end."""
         super().__init__(inner)
         self._clock = clock
         self._rng = rng
@@ -43,8 +45,7 @@ class RetryingStore(Wrapper):
         self._sleep = sleep
         self.retries = 0
         """Retries so far, of all calls."""
-        self.on_trouble: Callable[[], None] | None = None
-        """Called after each failed try, before the next one or the end."""
+        self._on_trouble = on_trouble
 
     async def put(self, key: str, data: Buffers) -> None:
         await self._tried(lambda: self.inner.put(key, data))
@@ -73,8 +74,7 @@ class RetryingStore(Wrapper):
             try:
                 return await call()
             except Transient:
-                if self.on_trouble is not None:
-                    self.on_trouble()
+                self._on_trouble()
                 pause_ns = int(ceiling_ns * self._rng.uniform(0.5, 1.0))
                 if self._clock.monotonic_ns() + pause_ns - began_ns > self._give_up_ns:
                     raise

@@ -169,7 +169,7 @@ class Process:
                                               world.settings(), began_ns=taken.began_ns,
                                               serve_from_ns=taken.serve_from_ns, clock_trusted=self._clock_trusted)
                 if self.shard.log.lease_expired:
-                    # What comes to life now would find that it may not read (as ShardHost has it).
+                    # What comes to life now would find that it may not read (as ShardOwner has it).
                     await self.shard.log.persisted()
                 lost = 0
                 await self._serve(self.shard)

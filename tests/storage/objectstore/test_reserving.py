@@ -91,7 +91,7 @@ async def test_a_full_store_and_its_end() -> None:
     small = SmallStore(1000)
     changes: list[bool] = []
     store = ReservingStore(small, 100, reserve_left_by, SystemClock(), retry_seconds=0.005)
-    store.on_change = lambda: changes.append(store.full is not None)
+    store.observe(lambda: changes.append(store.full is not None))
     store.start()
     await until(lambda: small.held == 100)
     await store.put("v1/shards/0/log/00000001-00000000000a", [bytes(700)])
@@ -194,7 +194,7 @@ async def test_a_store_that_is_full_from_the_start() -> None:
     small.fails = True
     store = ReservingStore(small, 100, reserve_left_by, SystemClock(), retry_seconds=0.005)
     changes: list[bool] = []
-    store.on_change = lambda: changes.append(store.full is not None)
+    store.observe(lambda: changes.append(store.full is not None))
     store.start()
     for _ in range(20):
         await asyncio.sleep(0)
@@ -311,7 +311,7 @@ async def test_puts_in_threads_use_the_file(tmp_path: Path, monkeypatch: pytest.
     inner = FileStore(tmp_path)
     store = ReservingStore(inner, 1 << 20, reserve_left_by, SystemClock())
     told = asyncio.Event()
-    store.on_change = told.set
+    store.observe(told.set)
     store.start()
     file = tmp_path / RESERVE
     await until(lambda: file.exists() and os.stat(file).st_size == 1 << 20)

@@ -32,7 +32,7 @@ async def long_log(shared: MemoryStore, clock: TrustedClock, count: int) -> None
     """A store whose owner of epoch 1 is dead, and left ``count`` segments that no checkpoint covers."""
     dead = Broker("dead", shared, clock)
     await dead.serving(BARE)
-    shard = dead.shard_host.shard
+    shard = dead.shard_owner.shard
     assert shard is not None
     await dead.kill()
     grow_log(shared, 1, shard.log.position.number + 1, count, shard.log.nonce)
@@ -84,7 +84,7 @@ def test_a_recovery_that_outlasts_the_lease_is_left_alone() -> None:
         await taker.serving(300)
         assert not any(other.served_since_ns or other.losses for other in others)
         assert epochs(shared) == 2
-        shard = taker.shard_host.shard
+        shard = taker.shard_owner.shard
         assert shard is not None
         assert shard.recovered.objects > 4000
         await asyncio.sleep(900)
@@ -168,7 +168,7 @@ def test_two_brokers_without_names_are_owner_and_standby() -> None:
         two = Broker(None, shared, clock, seed=2)
         await asyncio.sleep(200)
         assert one.serves
-        assert two.shard_host.standby
+        assert two.shard_owner.standby
         assert not one.losses
         assert epochs(shared) == 1
     in_virtual_time(main)
@@ -182,7 +182,7 @@ def test_of_two_brokers_with_one_name_one_serves() -> None:
         await long_log(shared, clock, 6000)
         one = Broker("same", shared, clock, latency_ns=300 * MS, seed=2)
         await asyncio.sleep(40)
-        assert one.shard_host.shard is None
+        assert one.shard_owner.shard is None
         two = Broker("same", shared, clock, latency_ns=300 * MS, seed=3)
         await two.serving(600)
         assert isinstance(one.error, StartError)
@@ -192,7 +192,7 @@ def test_of_two_brokers_with_one_name_one_serves() -> None:
 
 
 def test_a_port_that_is_taken_leaves_the_shard_alone() -> None:
-    """If ``on_turn`` fails, there is no claim and no seal, and the owner continues to serve."""
+    """If ``before_claim`` fails, there is no claim and no seal, and the owner continues to serve."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         one = Broker("same", shared, clock)
@@ -201,8 +201,7 @@ def test_a_port_that_is_taken_leaves_the_shard_alone() -> None:
         async def refuse() -> None:
             raise StartError("the port is taken")
 
-        two = Broker("same", shared, clock, seed=2)
-        two.shard_host.on_turn = refuse
+        two = Broker("same", shared, clock, seed=2, before_claim=refuse)
         await asyncio.sleep(60)
         assert str(two.error) == "the port is taken"
         assert one.serves
@@ -234,7 +233,7 @@ def test_a_shard_that_was_swept_while_it_was_recovered_is_lost_not_damaged() -> 
         wakes.set()
         await asyncio.sleep(120)
         assert frozen.error is None
-        assert frozen.shard_host.standby
+        assert frozen.shard_owner.standby
         assert other.serves
     in_virtual_time(main)
 
@@ -247,8 +246,8 @@ def test_looking_for_orphans_delays_no_commit() -> None:
         await long_log(shared, clock, 0)
         first = Broker("first", shared, clock, seed=2)
         await first.serving(T + T)
-        assert first.shard_host.shard is not None
-        position = first.shard_host.shard.log.position
+        assert first.shard_owner.shard is not None
+        position = first.shard_owner.shard.log.position
         await first.stop()
         grow_log(shared, 1, 1 << 20, 100_000, bytes(16))  # beyond its end: orphans
         assert position.epoch == 2
@@ -270,8 +269,8 @@ def test_looking_for_orphans_delays_no_commit() -> None:
         await owner.serving(BARE)
         standby = Broker("c", shared, clock, latency_ns=5 * MS, seed=4)
         await asyncio.sleep(200)
-        assert owner.shard_host.shard is not None
-        assert owner.shard_host.shard.checkpointer.rounds > 5
+        assert owner.shard_owner.shard is not None
+        assert owner.shard_owner.shard.checkpointer.rounds > 5
         assert worst_ns < SECOND
         assert log_size(shared) > 100_000
         assert owner.serves
@@ -283,7 +282,7 @@ def test_looking_for_orphans_delays_no_commit() -> None:
 async def never_two(*brokers: Broker) -> None:
     """Fails once two brokers may answer from memory at the same time."""
     while True:
-        serving = [broker.shard_host._identity.name for broker in brokers if broker.serves]
+        serving = [broker.store_host.identity.name for broker in brokers if broker.serves]
         assert len(serving) < 2, f"{serving} all answer"
         await asyncio.sleep(0.05)
 
@@ -333,7 +332,7 @@ def test_an_empty_store_claimed_by_another_broker_is_waited_for(operation: str) 
         wakes.set()
         await for_a_while(100, owner, late)
         assert owner.serves
-        assert late.shard_host.standby
+        assert late.shard_owner.standby
         assert epochs(shared) == 1
     in_virtual_time(main)
 
@@ -359,7 +358,7 @@ def test_the_lease_of_an_owner_that_woke_after_the_last_look_is_waited_out() -> 
         await sealing.wait()
         assert paused.is_set()
         assert not owner.serves
-        shard = owner.shard_host.shard
+        shard = owner.shard_owner.shard
         assert shard is not None
         wakes.set()
         await shard.log.persisted()  # a put that began after it woke has landed
@@ -428,7 +427,7 @@ def test_a_stop_ends_though_deletes_are_refused_for_ever() -> None:
         shared = MemoryStore()
         owner = Broker("a", shared, clock)
         await owner.serving(BARE)
-        shard = owner.shard_host.shard
+        shard = owner.shard_owner.shard
         assert shard is not None
         stream = Stream(shard.log)
         stream.create()

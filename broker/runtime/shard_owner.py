@@ -1,0 +1,343 @@
+"""One shard of a process's store: the process waits for its turn, takes the shard, runs it, and releases it.
+
+    opened ── waiting (standby) ── take, recover ──> owner ──┬── give_back: drained, sealed, lock released
+                 ^   ^                 │                     └── lost: fenced, or the log cannot go on
+                 │   └── failed: another was faster,               │
+                 │       or the store is failing                   │
+                 └──────────── wait T ── abandon <─────────────────┘ (fenced by another's name)
+
+Owns the lock, the shard's epoch and log, its block reader and its scrubbing. Does not own the store (``store_host``), nor
+what follows a loss (``app``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from broker.base.errors import StartError, StoreInUse
+from broker.base.histogram import Histogram
+from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take
+from broker.cluster.standby import wait_for_lease, wait_for_lock
+from broker.storage.format.errors import CutOff, FormatError
+from broker.storage.format.header import Position
+from broker.storage.log.listener import LogListener
+from broker.storage.log.putter import Segment
+from broker.storage.objectstore import StoreError, StoreLock, Transient
+from broker.storage.objectstore.file import directory_of
+from broker.storage.objectstore.unsynced import SyncFailed
+from broker.storage.paths import ShardPaths
+from broker.storage.put import Backoff, Fenced, Patience
+from broker.storage.read.damage import explain
+from broker.storage.read.reader import BlockReader
+from broker.storage.shard import Shard, ShardSettings
+from broker.storage.unsynced_tail import settle, tell_tail
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from broker.maintenance.scrub import Finding, Scrubber
+    from broker.runtime.store_host import StoreHost
+
+__all__ = ["ShardOwner"]
+
+log = logging.getLogger(__name__)
+
+_COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 15.0)
+"""Seconds: fine where a put of S3 and the commit interval lie, up to the lease."""
+_SILENCE_DOUBLED_MAX = 3
+"""A standby waits for T of silence, doubled after each take-over that it lost, at most this many times: brokers too
+slow for each other's T must not take turns for ever."""
+_PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 1.0, 30.0
+"""The pause between take-overs that a failing store ended, doubled each time, since each leaves a claim behind."""
+_FIRST_SCRUB_SECONDS = 600.0
+"""A broker that is restarted over and over does not begin to scrub."""
+_UNOWNED_SECONDS = 5.0
+"""Beyond two leases, the time in which an owner that died must be replaced; otherwise the owner counts as alive."""
+_STOP_PATIENCE_SECONDS = 1.0
+"""A clean stop gives up on a store that has completed no put for one request timeout plus this."""
+
+
+async def _nothing() -> None:
+    pass
+
+
+class ShardOwner(LogListener):
+    """One shard, owned between ``acquire`` and ``give_back`` or ``abandon``.
+
+    Attributes: ``shard`` is None while it is not ours; ``standby``: whether this process waits for another owner to stop,
+        or tries to replace it; ``scrubber`` is None until the first pass begins.
+    """
+
+    def __init__(self, host: StoreHost, number: int, lost: Callable[[BaseException], object], *,
+                 waits: Callable[[], object] = lambda: None, before_claim: Callable[[], Awaitable[object]] = _nothing,
+                 damaged: Callable[[Finding], object] = lambda _: None) -> None:
+        """Args:
+        number: the shard's number in the store.
+        lost: called once each time ownership is lost; call ``abandon`` then.
+        waits: called each time the wait for another broker, or for the store, begins.
+        before_claim: awaited when our turn has come, before the shard is touched; ``acquire`` passes its StartError on.
+        damaged: called once for each damaged object that scrubbing finds.
+        """
+        self.shard: Shard | None = None
+        self.standby = False
+        self.scrubber: Scrubber | None = None
+        self.commit_latency = Histogram(_COMMIT_BOUNDS)
+        """The time that calls waited for the segments that were stored."""
+        self.recovery_ns = 0
+        """The duration of the last take-over, from our turn to serving."""
+        self._host = host
+        self._settings = host.settings
+        self._paths = ShardPaths(number)
+        self._lost = lost
+        self._waits = waits
+        self._before_claim = before_claim
+        self._damaged = damaged
+        self._in_use = asyncio.Event()
+        """Set when the wait for another broker began."""
+        self._served = False
+        self._before_scrub: asyncio.Task[None] | None = None
+        self._lock: StoreLock | None = None
+
+    @property
+    def reader(self) -> BlockReader:
+        """A reader of the shard's blocks. Raises: RuntimeError if the shard is not ours."""
+        if self.shard is None:
+            raise RuntimeError("the shard is not ours")
+        host, disk_cache = self._host, self._host.disk_cache
+        if disk_cache is None:
+            return BlockReader(host.patient, host.cache, self.shard.key_of, self._paths, executor=host.unpacking)
+        return BlockReader(disk_cache, host.cache, self.shard.key_of, self._paths, distrust=disk_cache.forget,
+                           executor=host.unpacking)
+
+    async def acquire(self) -> Shard:
+        """Wait for our turn, then take the shard, however often others are faster or the store fails meanwhile.
+
+        Raises: StartError, where waiting does not help: two copies of one configuration, a damaged store, one that
+            refuses us at the first attempt.
+        """
+        lost = 0
+        backoff = Backoff(self._host.rng, _PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
+        while True:
+            try:
+                watched = await self._turn(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))
+                await self._before_claim()
+                return await self._own(watched)
+            except Overtaken as overtaken:
+                await self.abandon()
+                log.info("%s; waiting as a standby", overtaken)
+                self._wait()
+            except Fenced as fenced:
+                await self.abandon()
+                if self.is_our_double(fenced):
+                    raise self.double(fenced) from None
+                log.warning("%s; waiting as a standby", fenced)
+                lost += 1
+            except StoreError as error:
+                await self.abandon()
+                if not (isinstance(error, Transient) or self.standby or self._served):
+                    raise StartError(str(error)) from None
+                log.warning("the store does not let us take over: %s; waiting as a standby", error)
+                self._wait()
+                await asyncio.sleep(backoff.next())
+            except (FormatError, CutOff) as error:
+                await self.abandon()
+                raise StartError(self._explanation(error)) from None
+            except BaseException:
+                if self.shard is None:
+                    self._release()
+                raise
+
+    async def acquire_unowned(self) -> Shard:
+        """As ``acquire``, for callers that do not want to wait for a live owner to stop.
+
+        On S3, the last owner may have died; that is known after a lease of silence.
+        Raises: StoreInUse; StartError.
+        """
+        acquiring = asyncio.create_task(self.acquire(), name="acquire")
+        waiting = asyncio.create_task(self._in_use.wait(), name="wait for a standby")
+        try:
+            await asyncio.wait((acquiring, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if not acquiring.done() and self._host.store.try_lock is None:
+                await asyncio.wait((acquiring,), timeout=2 * self._settings.lease_ns / 1e9 + _UNOWNED_SECONDS)
+            if not acquiring.done():
+                raise StoreInUse(f"{self._host.store.url}: another broker owns the store")
+            return await acquiring
+        finally:
+            waiting.cancel()
+            acquiring.cancel()
+            await asyncio.gather(acquiring, waiting, return_exceptions=True)
+
+    async def _turn(self, silence_ns: int) -> Watched | None:
+        """Return when we may try, with what was seen of the last owner (None: there is none). Raises: StoreError;
+        FormatError."""
+        host = self._host
+        if host.store.try_lock is not None:
+            self._lock = await wait_for_lock(host.store, self._paths, self._wait_for_owner)
+            return None
+        return await wait_for_lease(host.store, self._paths, host.identity, host.clock, host.rng,
+                                    self._settings.lease_ns, self._wait_for_owner, silence_ns=silence_ns)
+
+    async def _own(self, watched: Watched | None) -> Shard:
+        """Take the shard and recover it. Raises: Overtaken; Fenced, with ``by``; StoreError; FormatError; CutOff."""
+        host, paths = self._host, self._paths
+        store, clock, rng = host.store, host.clock, host.rng
+        settings = ShardSettings.for_store(store, self._settings)
+        began_ns = clock.monotonic_ns()
+        directory = directory_of(store)
+        try:
+            if directory is not None:
+                tell_tail(await asyncio.to_thread(settle, directory, paths), store.url)
+            taken = await take(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns)
+            if directory is not None:
+                directory.unsynced.on_failure = partial(self._sync_failed, asyncio.get_running_loop())
+                await asyncio.to_thread(directory.start_unsynced, paths.logs, paths.log(Position(taken.epoch, 1)))
+            if (held_ns := taken.serve_from_ns - clock.monotonic_ns()) > 0:
+                log.info("The last owner of %s may answer for up to %.1f s yet; serving after that", store.url,
+                         held_ns / 1e9)
+            shard = self.shard = await Shard.open(
+                store, paths, taken.epoch, host.identity.nonce, clock, rng, settings, began_ns=taken.began_ns,
+                serve_from_ns=taken.serve_from_ns, executor=host.encoders, clock_trusted=lambda: clock.trusted)
+            if shard.log.lease_expired:
+                # Streams opened with an expired lease could not serve reads.
+                await shard.log.persisted()
+        except Fenced as fenced:
+            if fenced.by or isinstance(fenced, Overtaken):
+                raise
+            raise Fenced(str(fenced), await newest_claimant(store, paths, Patience(store, clock, rng))) from None
+        for problem in shard.recovered.problems:
+            log.warning("a checkpoint cannot be used, an older one was: %s", problem)
+        self.recovery_ns = clock.monotonic_ns() - began_ns
+        shard.log.listen(self)
+        host.attach(shard.log)
+        self.standby, self._served = False, True
+        if host.scrubs:
+            self._before_scrub = asyncio.create_task(self._begin_scrub(shard), name="until the first scrub")
+        return shard
+
+    async def _begin_scrub(self, shard: Shard) -> None:
+        settings = self._settings
+        await asyncio.sleep(min(_FIRST_SCRUB_SECONDS, settings.scrub_interval_ns / 1e9))
+        if self.scrubber is None:
+            # What it needs takes a tenth of a second to import.
+            scrub = await asyncio.to_thread(_import_scrub)
+            self.scrubber = scrub.Scrubber(self._host.patient, self._paths, self._host.clock, scrub.ScrubSettings(
+                settings.scrub_interval_ns, settings.scrub_bytes_per_second), self._damaged)
+        self.scrubber.start(lambda: shard.state)
+
+    async def _stop_scrub(self) -> None:
+        """A pass goes on where it was if the shard is ours again."""
+        if self._before_scrub is not None:
+            self._before_scrub.cancel()
+            await asyncio.gather(self._before_scrub, return_exceptions=True)
+            self._before_scrub = None
+        if self.scrubber is not None:
+            await self.scrubber.stop()
+
+    def segment_persisted(self, segment: Segment) -> None:
+        """Measure the commit."""
+        if segment.urgent_ns:
+            self.commit_latency.observe((self._host.clock.monotonic_ns() - segment.urgent_ns) / 1e9)
+
+    def log_failed(self, error: BaseException) -> None:
+        """The shard is lost, unless we gave it up."""
+        if self.shard is not None:
+            self._lost(error)
+
+    def _sync_failed(self, loop: asyncio.AbstractEventLoop, failure: SyncFailed) -> None:
+        """In a thread: what was acknowledged since the last sync may not be on the disk, so nothing more is."""
+        def end() -> None:
+            if self.shard is not None:
+                self.shard.log.fail(failure)
+
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(end)
+
+    async def _sync(self, end: bool) -> None:
+        """Sync what was put unsynced; ``end``: from then on, nothing more is."""
+        directory = directory_of(self._host.store)
+        if directory is not None:
+            try:
+                await asyncio.to_thread(directory.stop_unsynced if end else directory.unsynced.sync)
+            except StoreError as error:
+                log.error("not all that was acknowledged could be synced: %s", error)
+
+    def _wait_for_owner(self) -> None:
+        self._in_use.set()
+        self._wait()
+
+    def _wait(self) -> None:
+        self.standby = True
+        self._waits()
+
+    def is_our_double(self, error: BaseException) -> bool:
+        """Whether we were fenced by a broker of our own name: two copies of one configuration must not take turns."""
+        return isinstance(error, Fenced) and error.by == self._host.identity.name
+
+    def double(self, fenced: Fenced) -> StartError:
+        """The error to end the process with."""
+        return StartError(f"{fenced}, under our own name: two copies of one configuration run on this store; give them "
+                          f"different server_names, or stop one")
+
+    async def give_back(self) -> None:
+        """Release the shard cleanly: commit everything sequenced, write a checkpoint, seal the epoch, release the lock.
+
+        A store that no longer accepts puts does not keep the process alive for ever: what is sequenced but not stored,
+        and so not acknowledged (except on ``async`` streams), is then dropped, as by a kill.
+        """
+        await self._stop_scrub()
+        shard = self.shard
+        if shard is not None:
+            # It may take longer than a put, and every put of the stop would wait for it.
+            await self._sync(end=False)
+            closing = asyncio.create_task(self._close(shard), name="close the log")
+            while not closing.done():
+                done = self._host.puts_done
+                await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + _STOP_PATIENCE_SECONDS)
+                if not closing.done() and self._host.puts_done == done:
+                    closing.cancel()
+                    log.error("the log was not closed cleanly: %s takes nothing: %s; %d bytes that were not stored are "
+                              "dropped", self._host.store.url, shard.log.store_error or "no answer", shard.log.tail_bytes)
+                    break
+            await asyncio.gather(closing, return_exceptions=True)
+        await self.abandon()
+
+    async def _close(self, shard: Shard) -> None:
+        try:
+            end = await shard.close()
+            host = self._host
+            await seal_at(host.store, self._paths, end, end.epoch, host.identity, host.clock, host.rng)
+        except (StoreError, FormatError, Fenced) as error:
+            log.error("the log was not closed cleanly: %s", error)
+
+    async def abandon(self) -> None:
+        """Stop at once; what is not persisted is dropped."""
+        await self._stop_scrub()
+        shard, self.shard = self.shard, None
+        if shard is not None:
+            await shard.abandon()
+        await self._host.detach(shard.log if shard is not None else None)
+        await self._sync(end=True)
+        self._release()
+
+    def _explanation(self, error: Exception) -> str:
+        return explain(error, self._paths, self._host.store.url) if isinstance(error, FormatError) else str(error)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            # Its mark is ours only as long as the lock is. Nothing is left to sync, unless a start was cancelled.
+            if (directory := directory_of(self._host.store)) is not None:
+                with suppress(StoreError):
+                    directory.stop_unsynced()
+            self._lock.release()
+            self._lock = None
+
+
+def _import_scrub() -> ModuleType:
+    from broker.maintenance import scrub
+
+    return scrub

@@ -1,0 +1,209 @@
+"""The store of one process, and what all its shards share: the probe at the start, the clock watch, caches and identity.
+
+A ``ShardOwner`` (``shard_owner``) takes each shard on the store. Does not own: any shard's lock, epoch or log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+
+from broker.base.clock import GuardedClock
+from broker.base.errors import StartError
+from broker.base.gotime import format_duration
+from broker.cluster.identity import Identity
+from broker.config.settings import StorageSettings, default_store_url
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import NONCE_BYTES
+from broker.storage.format.store import StoreFormat
+from broker.storage.log.log import Log
+from broker.storage.objectstore import StoreError, open_store
+from broker.storage.objectstore.instrumented import InstrumentedStore
+from broker.storage.objectstore.probe import probe
+from broker.storage.objectstore.race import expect_one_winner
+from broker.storage.objectstore.reserving import ReservingStore
+from broker.storage.objectstore.retrying import RetryingStore
+from broker.storage.paths import COPYING, FORMAT, PROBE, ROOT, ShardPaths
+from broker.storage.read.cache import Cache
+from broker.storage.read.damage import explain
+from broker.storage.read.disk_cache import DiskCache
+from broker.storage.shard import reserve_left_by
+
+__all__ = ["StoreHost"]
+
+log = logging.getLogger(__name__)
+
+_TRIES = 6
+"""A read, or the start, waits this many request timeouts (5 s) for a failing store: half a minute."""
+_SILENCE_SECONDS = 2.0
+"""A start that waits longer than this for its store logs it, even if no request has failed."""
+_CLOCK_SECONDS = 60.0
+"""The interval at which the clock is compared with the store's for the log. Code that expires or deletes anything
+compares them itself."""
+_UNPACKING_THREADS = 2
+"""Threads that decompress blocks read ahead."""
+
+
+class StoreHost:
+    """The store with its wrappers. Call ``check`` once before any shard is taken, and ``close`` at the end.
+
+    Attributes: ``store`` counts and times requests; ``patient`` is the same store with retries; ``room`` says whether
+        the store is full; ``disk_cache`` is None if none is configured; ``scrubs``: whether stored objects are checked
+        in the background.
+    """
+
+    def __init__(self, settings: StorageSettings, server_name: str, clock: GuardedClock) -> None:
+        """Args: ``server_name`` is the broker's name as owner of shards; "": a name is generated. Raises: StartError."""
+        self.settings = settings
+        self.clock = clock
+        # Nonces and epochs must differ between runs, whatever the seed of the rest of the broker.
+        self.rng = random.Random(os.urandom(32))
+        url = settings.url or default_store_url()
+        try:
+            bare = open_store(url, endpoint=settings.s3_endpoint, region=settings.s3_region, keys=_s3_keys(settings),
+                              put_timeout_ns=settings.put_timeout_ns, get_timeout_ns=2 * settings.put_timeout_ns,
+                              sync_interval_ns=settings.sync_interval_ns)
+        except (ValueError, StoreError) as error:
+            raise StartError(str(error)) from None
+        self.room = ReservingStore(bare, settings.reserve_bytes, reserve_left_by, clock)
+        self.store = InstrumentedStore(self.room, clock=clock)
+        self.cache = Cache(settings.cache_bytes)
+        self.patient = RetryingStore(self.store, clock=clock, rng=self.rng, give_up_ns=_TRIES * settings.put_timeout_ns,
+                                     on_trouble=self._log_waiting)
+        self.disk_cache = self._make_disk_cache(url)
+        self.identity = Identity.make(server_name or None, self.rng)
+        self.scrubs = bool(settings.scrub_interval_ns) and not url.startswith("memory:")
+        self.encoders: Executor = ThreadPoolExecutor(settings.puts_in_flight, thread_name_prefix="encode")
+        self.unpacking = ThreadPoolExecutor(_UNPACKING_THREADS, thread_name_prefix="unpack")
+        self._logs: set[Log] = set()
+        """The logs of the shards that this process owns."""
+        self._watching: asyncio.Task[None] | None = None
+        self._clock_believed = True
+        self._logs_waiting = False
+        """Whether a request that fails, or takes long, is logged: during ``check``, until it was logged once."""
+
+    def _make_disk_cache(self, url: str) -> DiskCache | None:
+        """Raises: StartError."""
+        folder = self.settings.cache_directory
+        if not folder:
+            return None
+        if not url.startswith("s3:"):
+            raise StartError(f"jetblock.cache_directory keeps what is read from a bucket, and the store is {url}: "
+                             f"leave it out")
+        try:
+            return DiskCache(self.patient, folder, self.settings.cache_directory_bytes)
+        except OSError as error:
+            raise StartError(f"jetblock.cache_directory: no file can be made in {folder}: {error}") from None
+
+    async def check(self, *, must_exist: bool = False) -> None:
+        """Probe the store, and make it if there is none, unless it ``must_exist``. Raises: StartError."""
+        fresh = StoreFormat.make(self.rng.randbytes(NONCE_BYTES), self.clock.now_ns())
+        # A request that fails earlier is logged at once: the last attempt may end before the timer does.
+        self._logs_waiting = True
+        waiting = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._log_waiting)
+        try:
+            if must_exist and not await self.patient.list(ROOT, limit=1):
+                raise StartError(f"{self.store.url}: there is no jetblock store: check the path or prefix")
+            StoreFormat.decode(await probe(
+                self.patient, FORMAT, [fresh.encode()], unfinished=COPYING,
+                race=partial(expect_one_winner, self.patient, PROBE, random.Random(fresh.store_id), self.clock)
+                if self.store.puts_cost else None))
+        except FormatError as error:
+            # The error is about the store's format object, whose key no shard's number is in.
+            raise StartError(explain(error, ShardPaths(0), self.store.url)) from None
+        except StoreError as error:
+            raise StartError(str(error)) from None
+        finally:
+            waiting.cancel()
+            self._logs_waiting = False
+        self.clock.witness = self.store.now_ns
+        self._compare_clocks()
+        self._watching = asyncio.create_task(self._watch_clock(), name="watch the clock")
+
+    async def _watch_clock(self) -> None:
+        while True:
+            await asyncio.sleep(_CLOCK_SECONDS)
+            self._compare_clocks()
+
+    def _compare_clocks(self) -> None:
+        """Log when the clock is no longer believed, and when it is again."""
+        believed, self._clock_believed = self._clock_believed, self.clock.trusted
+        if believed and not self._clock_believed:
+            log.warning("This machine's clock is %s: no message expires and nothing is deleted until it is right",
+                        self._disagreement())
+        elif self._clock_believed and not believed:
+            log.info("This machine's clock is right again: messages expire, and what is not needed is deleted")
+
+    def _disagreement(self) -> str:
+        apart_ns = self.clock.apart_ns
+        other = "what it was plus the time since then" if self.store.now_ns() is None else "the store's"
+        whole_s = abs(apart_ns) // 1_000_000_000
+        return f"{format_duration(whole_s * 1_000_000_000)} {'ahead of' if apart_ns > 0 else 'behind'} {other}"
+
+    def _log_waiting(self) -> None:
+        if not self._logs_waiting:
+            return
+        self._logs_waiting = False
+        log.warning("%s has not answered yet, trying for %g s in all (%d failed requests so far)", self.store.url,
+                    _TRIES * self.settings.put_timeout_ns / 1e9, self.store.errors)
+
+    # --- for the owners of shards -------------------------------------------------------------------------------------
+
+    def attach(self, log: Log) -> None:
+        """Report to the log of a shard that this process has taken whether the store has room, until ``detach``."""
+        log.store_room = self.room
+        self.room.observe(log.store_room_changed)
+        log.store_room_changed()
+        self._logs.add(log)
+        self.room.start()
+
+    async def detach(self, log: Log | None) -> None:
+        """Forget a shard's log (None: the shard was not recovered). After the last one, nothing cached may be used:
+        the shards may change their owners."""
+        if log is not None:
+            self.room.stop_observing(log.store_room_changed)
+            self._logs.discard(log)
+        if not self._logs:
+            await self.room.stop()
+            self.cache.clear()
+            if self.disk_cache is not None:
+                self.disk_cache.clear()
+
+    @property
+    def retries(self) -> int:
+        """Reads that were tried again."""
+        return self.patient.retries
+
+    @property
+    def puts_done(self) -> int:
+        """The number of successful puts. Reads do not count: they still work on a store that turned read-only."""
+        puts = self.store.operations["put"]
+        return puts.count - sum(puts.errors.values())
+
+    async def close(self) -> None:
+        """Close the store."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        self.encoders.shutdown(wait=False)
+        self.unpacking.shutdown(wait=False, cancel_futures=True)
+        if self.disk_cache is not None:
+            await self.disk_cache.close()
+        await self.store.close()
+
+
+def _s3_keys(settings: StorageSettings) -> tuple[str, str, str | None] | None:
+    """The configured S3 keys: access key, secret and session token; None: the AWS chain finds them.
+
+    The environment completes what is not configured; its session token belongs to the access key that it names.
+    """
+    if not (settings.s3_access_key_id or settings.s3_secret_access_key):
+        return None
+    named = os.environ.get("AWS_ACCESS_KEY_ID", "")
+    access_key_id = settings.s3_access_key_id or named
+    return (access_key_id, settings.s3_secret_access_key or os.environ.get("AWS_SECRET_ACCESS_KEY", ""),
+            os.environ.get("AWS_SESSION_TOKEN") if named in ("", access_key_id) else None)
