@@ -76,8 +76,8 @@ async def test_a_shard_lost_before_clients_could_connect_is_taken_again(
     real = JetStream.open
     opened: list[int] = []
 
-    async def lose_the_first(self: JetStream, log: Log, reader: BlockReader, **how: Any) -> None:
-        await real(self, log, reader, **how)
+    async def lose_the_first(self: JetStream, shard: int, log: Log, reader: BlockReader, **how: Any) -> None:
+        await real(self, shard, log, reader, **how)
         opened.append(log.epoch)
         if len(opened) == 1:
             log.fail(Fenced("another broker has taken the shard", "other"))
