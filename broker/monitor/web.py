@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from aiohttp import web
 
+from broker.base.gojson.encoding import escaped, marshal
 from broker.monitor.clusters import NO_RAFT
 from broker.monitor.endpoints import ENDPOINTS, Endpoint
 from broker.monitor.options import BadOption, from_query
@@ -183,7 +184,7 @@ def _response_in_steps(endpoint: Endpoint, views: Views, options: Any, callback:
     parts: list[bytes] = []
     texts = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(page)
     while some := list(islice(texts, _TEXTS_ENCODED)):
-        parts.append("".join(some).encode(errors="replace"))
+        parts.append(escaped("".join(some).encode(errors="replace")))
         yield
     yield from _emptied(page)
     return _response(b"".join(parts), callback)
@@ -193,8 +194,7 @@ def _probe_response(page: dict[str, Any], callback: str) -> web.Response:
     """The response with /healthz. Raises: BadOption."""
     status = page.pop("status_code")
     # Without spaces, as nats-server writes this page: probes compare it as text.
-    text = json.dumps(page, separators=(",", ":"), ensure_ascii=False)
-    return _response(text.encode(errors="replace"), callback, status)
+    return _response(marshal(page), callback, status)
 
 
 def _response(body: bytes, callback: str, status: int = 200) -> web.Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fuzz.scenario import Scenario
@@ -27,6 +27,8 @@ class Difference:
     step: str
     theirs: Any
     ours: Any
+    earlier: tuple[Difference, ...] = field(default=(), repr=False)
+    """Those of the same run at earlier steps."""
 
     @property
     def signature(self) -> tuple[str, ...]:
@@ -44,5 +46,8 @@ def differences(scenario: Scenario, theirs: Sequence[tuple[str, Any]],
                 ours: Sequence[tuple[str, Any]]) -> list[Difference]:
     """All steps whose results differ, in order."""
     assert [step for step, _ in theirs] == [step for step, _ in ours], "the servers played different steps"
-    return [Difference(scenario, index, step, expected, got)
-            for index, ((step, expected), (_, got)) in enumerate(zip(theirs, ours, strict=True)) if expected != got]
+    found: list[Difference] = []
+    for index, ((step, expected), (_, got)) in enumerate(zip(theirs, ours, strict=True)):
+        if expected != got:
+            found.append(Difference(scenario, index, step, expected, got, tuple(found)))
+    return found

@@ -75,6 +75,13 @@ class Connection:
                 return self._pongs != before or self.closed
         return True
 
+    async def received(self, seconds: float) -> list[Message]:
+        """The messages that come next; none: the server closed, or sent none within ``seconds``."""
+        while not self.messages and not self.closed:
+            if not await self._wait(seconds):
+                break
+        return self.taken()[1]
+
     def taken(self) -> tuple[list[str], list[Message]]:
         """Lines and messages that have come since the last call."""
         taken = self.lines, self.messages

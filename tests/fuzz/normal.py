@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Collection
 from typing import Any
 
@@ -13,8 +14,10 @@ __all__ = ["message", "payload"]
 
 _REPLY = re.compile(r"_R_\.[A-Za-z0-9.]+")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_NANOS = re.compile(r"\b\d{19}\b")
 _VARIES = {"rtt", "start", "id", "server_id", "host", "timestamp", "service", "system", "total", "time", "seq", "ts",
-           "cid", "ver", "cluster", "jetstream", "tags", "flags", "client_id", "now", "uptime"}
+           "cid", "ver", "cluster", "jetstream", "tags", "flags", "client_id", "now", "uptime", "created", "last_active",
+           "first_ts", "last_ts", "api", "_nats.ver"}
 """Fields that show their type only."""
 _LEFT_OUT = {"feature_flags"}
 """Fields of the server's identity that depend on its version."""
@@ -53,12 +56,14 @@ def _header(line: str) -> Any:
 
 
 def _plain(text: str) -> str:
-    return _TIME.sub("TIME", _REPLY.sub("_R_", text))
+    return _NANOS.sub("NANOS", _TIME.sub("TIME", _REPLY.sub("_R_", text)))
 
 
 def _masked(value: Any, key: str = "") -> Any:
     if key in _VARIES:
         return f"<{type(value).__name__}>"
+    if key in ("data", "hdrs") and isinstance(value, str):
+        return payload(b64decode(value).decode("latin-1"))
     if isinstance(value, dict):
         return {name: _masked(inner, name) for name, inner in value.items() if name not in _LEFT_OUT}
     if isinstance(value, list):

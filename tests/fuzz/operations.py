@@ -7,6 +7,7 @@ until the answer to a PING.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import Counter
@@ -26,6 +27,8 @@ Played = list[tuple[str, Any]]
 STUCK_SECONDS = 0.4
 """A connection whose PING has no answer by then is in the middle of an operation."""
 PATIENT_SECONDS = 30.0
+QUIET_SECONDS = 0.02
+"""How long nothing comes after the last answer of JetStream."""
 _FENCED = ("_FENCE.", "$SYS.REQ.USER.INFO")
 
 
@@ -41,6 +44,7 @@ class _Player:
         self._shown_closed: set[str] = set()
         self._stuck: set[str] = set()
         self._fences = 0
+        self._stores = bool(scenario.configs and _storing(scenario.configs[0]))
         self._replies: dict[str, str] = {}
         members = Counter(step[3] for step in scenario.steps if step[1:2] == ["sub"] and step[3])
         self._shared = {queue for queue, count in members.items() if count > 1}
@@ -57,8 +61,20 @@ class _Player:
                     connection.send(b"".join(b"UNSUB %b\r\n" % sid.encode("latin-1") for sid in connection.sids))
                     await connection.settled(PATIENT_SECONDS)
                 await connection.leave()
+            await self._remove_streams(config)
             await self._fence.leave()
         return played
+
+    async def _remove_streams(self, config: Config) -> None:
+        for name in _storing(config):
+            cleaner = await self._stack.enter_async_context(Connection(self._server.port))
+            fields = {"verbose": False, "user": f"{FENCE}.{name}", "pass": FENCE}
+            cleaner.send(b"CONNECT " + json.dumps(fields).encode() + b"\r\nSUB _CLEAN.* 1\r\n")
+            for subject in ("STREAM.NAMES", "STREAM.DELETE.S", "STREAM.NAMES"):
+                cleaner.send(f"PUB $JS.API.{subject} _CLEAN.1 0\r\n\r\n".encode())
+                if not await cleaner.received(PATIENT_SECONDS):
+                    return
+            await cleaner.leave()
 
     async def _step(self, step: Step) -> Any:
         name, verb, *arguments = step
@@ -97,6 +113,9 @@ class _Player:
             for name in self._connections:
                 if name not in self._stuck:
                     await self._settle(name)
+        if self._stores:
+            # JetStream has queues of its own for requests, acks and deliveries.
+            await self._quiet()
         received: dict[str, Any] = {}
         pool: list[Any] = []
         for name, connection in self._connections.items():
@@ -127,6 +146,16 @@ class _Player:
             received["queue groups"] = sorted(pool, key=json.dumps)
         return received
 
+    async def _quiet(self) -> None:
+        """Wait until no connection receives more."""
+        def count() -> int:
+            return sum(len(one.lines) + len(one.messages) for one in self._connections.values())
+
+        before = -1
+        while before != count():
+            before = count()
+            await asyncio.sleep(QUIET_SECONDS * self._slowness)
+
     async def _settle(self, name: str) -> bool:
         return await self._connections[name].settled(STUCK_SECONDS * self._slowness)
 
@@ -150,6 +179,13 @@ class _Player:
                 return
             if any(message.subject == f"_FENCE.{self._fences}" for message in self._fence.taken()[1]):
                 return
+
+
+def _storing(config: Config) -> list[str]:
+    """The accounts that may have streams."""
+    accounts = config.get("accounts")
+    return [name for name, account in accounts.items() if isinstance(account, dict) and "jetstream" in account] if isinstance(
+        accounts, dict) and "jetstream" in config else []
 
 
 def _encoded(verb: str, arguments: list[Any], last_reply: str) -> bytes:

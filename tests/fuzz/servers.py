@@ -33,9 +33,17 @@ def rendered(config: Config) -> str:
     config = {"server_name": "s", **config}
     accounts, authorization = config.get("accounts", {}), config.get("authorization")
     if isinstance(accounts, dict) and ("accounts" in config or (isinstance(authorization, dict) and "users" in authorization)):
+        accounts = {name: _with_cleaner(name, account) for name, account in accounts.items()}
         config["accounts"] = {**accounts, FENCE: {"users": [{"user": FENCE, "password": FENCE}]}}
     lines = [f"{json.dumps(name)}: {_value(value)}" for name, value in config.items()]
     return "\n".join(lines) + "\n"
+
+
+def _with_cleaner(name: str, account: Any) -> Any:
+    """``account`` with a user of the player's own, if it has JetStream: it removes the streams of earlier scenarios."""
+    if not isinstance(account, dict) or "jetstream" not in account or name.startswith("F"):
+        return account
+    return {**account, "users": [*account.get("users", []), {"user": f"{FENCE}.{name}", "password": FENCE}]}
 
 
 def _value(value: Any) -> str:
@@ -108,7 +116,7 @@ class Pair:
 
     def __init__(self, config: Config, *flags: str) -> None:
         self.config = config
-        self.flags = flags
+        self.flags = flags or (("-sd", "{store}") if "jetstream" in config else ())
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

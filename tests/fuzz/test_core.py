@@ -18,7 +18,7 @@ from tests.fuzz.shrink import shrink
 from tests.harness import BrokerProcess
 
 
-@pytest.mark.parametrize("make", [lambda seed: protocol_scenarios(seed, 3)[2], reload_scenario, request_scenario],
+@pytest.mark.parametrize("make", [lambda seed: protocol_scenarios(seed, 3)[-1], reload_scenario, request_scenario],
                          ids=["protocol", "reload", "requests"])
 def test_a_seed_makes_the_same_scenario_again(make: object) -> None:
     """Equal seeds give equal scenarios, other seeds others; as text they lose nothing."""

@@ -26,6 +26,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from broker.base.gojson.decoding import JsonError, Number, combined, decode_all, folded, kind_of, members, unmarshal
+from broker.base.gojson.encoding import marshal
 from broker.base.gojson.raw import text_of
 from broker.base.gotime import format_time, parse_time
 from broker.jetstream.wire.error_table import ApiErrors
@@ -38,9 +39,6 @@ __all__ = ["boolean", "choice", "dump", "duration", "durations", "int32", "int64
 T = TypeVar("T")
 
 # --- text to values ---------------------------------------------------------------------------------------------------
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-
 
 def load(data: bytes) -> object:
     """Decode JSON as Go's Decoder does: empty or blank gives None, as it leaves its target untouched at end of input.
@@ -84,8 +82,8 @@ def load_one(data: bytes) -> object:
 
 
 def dump(value: object) -> bytes:
-    """Compact JSON as UTF-8."""
-    return _ENCODER.encode(value).encode("utf-8", "replace")
+    """JSON as Go writes it."""
+    return marshal(value)
 
 
 # --- field kinds ------------------------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ Source: nats-server 2.15, server/msgtrace.go.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from broker.base.gojson.encoding import marshal
 from broker.base.gotime import format_time
 from broker.protocol import headers
 from broker.protocol.content_encoding import encoded
@@ -117,7 +117,7 @@ class MessageTrace:
         shown = {text(name): list(map(text, values)) for name, values in self._headers.items()}
         event = {"server": self._client.server_identity(self._at), "request": {"header": shown, "msgsize": self.size},
                  "events": self._events}
-        told = json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+        told = marshal(event)
         self._router.publish(self._dest, b"", *encoded(told, block))
 
 

@@ -15,12 +15,12 @@ Source: nats-server, server/accounts.go (ServiceLatency, shouldSample, sendTrack
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from broker.base.gojson.encoding import marshal
 from broker.base.gotime import format_time
 from broker.config.sharing import Latency
 from broker.protocol import headers
@@ -66,7 +66,7 @@ class Meter:
     def publish(self, members: dict[str, Any]) -> None:
         metric = {"type": _TYPE, "id": f"{self._rng.getrandbits(112):022x}"[:22], "timestamp": format_time(self._now_ns()),
                   **members}
-        data = json.dumps(metric, separators=(",", ":"), ensure_ascii=False).encode()
+        data = marshal(metric)
         self._router.publish(self._settings.subject.encode(), b"", 0, data)
 
 

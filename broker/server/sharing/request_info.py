@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Final
 
+from broker.base.gojson.encoding import marshal
 from broker.protocol import headers
 from broker.server.routing.route import Peer
 
@@ -84,4 +85,4 @@ def _place(name: str) -> int:
 
 def _json(info: dict[str, Any]) -> bytes:
     # Go's encoder writes no newline, so the value stays one line whatever a client calls itself.
-    return json.dumps(info, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    return marshal(info)

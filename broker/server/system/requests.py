@@ -11,12 +11,12 @@ Source: nats-server, server/events.go (zReq, internalSendLoop, getAcceptEncoding
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, Protocol
 
+from broker.base.gojson.encoding import marshal
 from broker.protocol.content_encoding import encoded
 from broker.protocol.parser import Msg
 from broker.server.routing.router import Router
@@ -193,8 +193,8 @@ class Requests:
 
 
 def compact(value: object) -> bytes:
-    """JSON without blanks."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    """JSON as Go writes it."""
+    return marshal(value)
 
 
 def _compact_in_steps(value: object, parts: list[bytes]) -> Generator[None, None, None]:

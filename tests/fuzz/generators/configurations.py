@@ -11,11 +11,13 @@ from typing import Any
 
 from tests.fuzz.scenario import Config
 
-__all__ = ["TRACES", "configuration", "literal", "mutated", "pattern", "spoiled", "subjects", "users"]
+__all__ = ["STREAM", "TRACES", "configuration", "literal", "mutated", "pattern", "spoiled", "subjects", "users", "with_jetstream"]
 
 TOKENS = ("a", "b", "c")
 TRACES = "t"
 """The first token of subjects for trace events."""
+STREAM = "S"
+"""The stream of scenarios with JetStream, and the first token of subjects that it always has."""
 _LETTERS = "ABC"
 
 RELOADABLE = ("max_payload", "max_connections", "max_control_line", "max_traced_msg_len")
@@ -69,6 +71,38 @@ def spoiled(config: Config, random: Random) -> Config:
         return config
     found: Config = _copied(config)
     _spoil(found, random)
+    return found
+
+
+def with_jetstream(config: Config, random: Random) -> Config:
+    """``config``, in which now and then one account has JetStream, and others import its API and its deliveries."""
+    names = list(config.get("accounts", {}))
+    if not names or random.random() > 0.12:
+        return config
+    found: Config = _copied(config)
+    name = random.choice(names)
+    account = found["accounts"][name]
+    found["jetstream"] = {"sync_interval": "2m"}
+    account["jetstream"] = "enabled"
+    if random.random() < 0.3:
+        account.setdefault("mappings", {})["i.*"] = random.choice((f"{STREAM}.$1", "$JS.API.STREAM.INFO.$1"))
+    exports = account.setdefault("exports", [])
+    exports += [{"service": "$JS.API.>", "response_type": random.choice(("stream", "singleton"))}, {"stream": "d.>"}]
+    if random.random() < 0.5:
+        exports[-2]["allow_trace"] = True
+    if random.random() < 0.5:
+        exports.append({"service": f"{STREAM}.*"})
+    for other, inner in found["accounts"].items():
+        imports = inner.setdefault("imports", [])
+        if other == name or random.random() < 0.3:
+            continue
+        imports.append({"service": {"account": name, "subject": "$JS.API.>"}, "to": "J.>"})
+        if random.random() < 0.4:
+            imports[-1]["share"] = True
+        if random.random() < 0.5:
+            imports.append({"stream": {"account": name, "subject": "d.>"}})
+        if len(exports[-1]) == 1 and random.random() < 0.6 and "service" in exports[-1]:
+            imports.append({"service": {"account": name, "subject": f"{STREAM}.*"}})
     return found
 
 

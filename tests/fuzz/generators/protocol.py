@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 from typing import Any
 
 from tests.fuzz.generators.configurations import (
+    STREAM,
     TOKENS,
     TRACES,
     configuration,
@@ -15,6 +17,7 @@ from tests.fuzz.generators.configurations import (
     spoiled,
     subjects,
     users,
+    with_jetstream,
 )
 from tests.fuzz.scenario import Config, Scenario, Step
 
@@ -25,8 +28,10 @@ _OPERATIONS = (2, 14)
 
 
 def protocol_scenarios(seed: int, count: int) -> list[Scenario]:
-    """Scenarios with one configuration, so that they can share servers."""
-    config = configuration(Random(f"configuration {seed}"))
+    """Scenarios with one configuration, so that they can share servers; fewer with JetStream, which take longer."""
+    config = with_jetstream(configuration(Random(f"configuration {seed}")), Random(f"jetstream {seed}"))
+    if "jetstream" in config:
+        count = -(-count // 4)
     loaded = spoiled(config, Random(f"spoiled {seed}"))
     return [Scenario("protocol", [loaded], dialogue(Random(f"dialogue {seed} {number}"), [config]),
                      f"{seed}.{number}") for number in range(count)]
@@ -90,12 +95,16 @@ class _Speaker:
             if self.random.random() < 0.6:
                 steps.append(self._sub(name, f"{_REPLIES}.*"))
             steps += [self._sub(name) for _ in range(self.random.choice((0, 1, 1, 2)))]
+        if "jetstream" in self.config:
+            steps += self._stream()
         return steps
 
     def operation(self) -> Step:
         """One more step."""
         random = self.random
         name = random.choice(self._names)
+        if "jetstream" in self.config and random.random() < 0.4:
+            return self._request(name)
         kind = random.random()
         if kind < 0.24:
             return [name, "pub", self._subject(), self._reply(), self._payload()]
@@ -115,6 +124,60 @@ class _Speaker:
             return [name, "leave"]
         return self._connect() if len(self._names) < 5 else self._sub(name)
 
+    # ---- JetStream
+
+    def _stream(self) -> list[Step]:
+        """A stream in the account with JetStream, perhaps a consumer, and a few messages."""
+        random = self.random
+        owner = next(account for account in self.config["accounts"].values() if "jetstream" in account)
+        fields = {"verbose": False, "pedantic": False, "headers": True, "user": owner["users"][0].get("user", ""),
+                  "pass": owner["users"][0].get("password", ""), "name": "owner"}
+        self._names.append("owner")
+        self._sids["owner"] = []
+        space = random.choice(([f"{STREAM}.*"], [f"{STREAM}.*"], [f"{STREAM}.*", f"{TRACES}.>"], [f"{STREAM}.*", self._subject()]))
+        stream: dict[str, Any] = {"name": STREAM, "subjects": space}
+        for name, value in (("allow_direct", True), ("no_ack", True), ("max_msgs_per_subject", 1),
+                            ("republish", {"src": ">", "dest": "d.>"}), ("max_msg_size", 20),
+                            ("subject_transform", {"src": f"{STREAM}.*", "dest": "m.$1"})):
+            if random.random() < 0.15:
+                stream[name] = value
+        steps: list[Step] = [["owner", "connect", fields], self._sub("owner", f"{_REPLIES}.*"),
+                             self._asked("owner", f"STREAM.CREATE.{STREAM}", stream)]
+        if random.random() < 0.6:
+            consumer: dict[str, Any] = {"name": "C", "durable_name": "C", "ack_policy": random.choice(("none", "explicit"))}
+            if random.random() < 0.6:
+                consumer["deliver_subject"] = random.choice(("d.c", "r.1", "i.x", f"{TRACES}.d", self._subject()))
+            steps.append(self._asked("owner", f"CONSUMER.CREATE.{STREAM}.C", {"stream_name": STREAM, "config": consumer}))
+        return steps
+
+    def _request(self, name: str) -> Step:
+        """A publish into the stream, or a request to its API under one of its names."""
+        random = self.random
+        if random.random() < 0.4:
+            subject, reply = f"{STREAM}.{random.choice(TOKENS)}", random.choice(("", f"{_REPLIES}.{random.randint(1, 3)}"))
+            if random.random() < 0.6:
+                return [name, "pub", subject, reply, self._payload()]
+            headers = self._headers()
+            if random.random() < 0.4:
+                headers.append([random.choice(("Nats-Msg-Id", "Nats-Expected-Last-Sequence", "Nats-Rollup")),
+                                random.choice(("1", "0", "sub"))])
+            return [name, "hpub", subject, reply, headers, self._payload()]
+        request, body = random.choice((
+            (f"STREAM.INFO.{STREAM}", ""), ("STREAM.NAMES", ""), ("INFO", ""), (f"CONSUMER.NAMES.{STREAM}", ""),
+            (f"STREAM.MSG.GET.{STREAM}", {"seq": 1}), (f"STREAM.MSG.GET.{STREAM}", {"last_by_subj": f"{STREAM}.a"}),
+            (f"DIRECT.GET.{STREAM}", {"seq": 1}), (f"DIRECT.GET.{STREAM}.{STREAM}.a", ""), (f"STREAM.PURGE.{STREAM}", ""),
+            (f"STREAM.MSG.DELETE.{STREAM}", {"seq": 1}), (f"CONSUMER.MSG.NEXT.{STREAM}.C", {"batch": 1, "no_wait": True}),
+            (f"CONSUMER.MSG.NEXT.{STREAM}.C", ""), (f"CONSUMER.INFO.{STREAM}.C", ""), (f"CONSUMER.DELETE.{STREAM}.C", ""),
+            ("STREAM.INFO.X", ""), ("NO.SUCH", "")))
+        return self._asked(name, request, body, random.choice(("$JS.API.", "$JS.API.", "J.", "J.")))
+
+    def _asked(self, name: str, request: str, body: Any, prefix: str = "$JS.API.") -> Step:
+        text = json.dumps(body) if body else ""
+        reply = f"{_REPLIES}.{self.random.randint(1, 3)}"
+        if prefix != "$JS.API." and self.random.random() < 0.3:
+            return [name, "hpub", prefix + request, reply, self._headers(), text]
+        return [name, "pub", prefix + request, reply, text]
+
     def _connect(self) -> Step:
         random = self.random
         fields: dict[str, Any] = {"verbose": random.random() < 0.06, "pedantic": random.random() < 0.06,
@@ -125,6 +188,7 @@ class _Speaker:
             del fields["no_responders"]
         if random.random() < 0.08:
             fields["echo"] = False
+        extra: tuple[str, Any] | None = None
         if random.random() < 0.06:
             name, values = random.choice((
                 ("protocol", (0, 2, -1, "x", 1.5)), ("lang", ("go", 1)), ("version", ("1.0",)), ("account", ("A", "")),
@@ -132,8 +196,6 @@ class _Speaker:
                 ("echo", ("x", None)), ("Verbose", (True,)), ("unknown", (1, {})), ("user", ("", "x", 1, None)),
                 ("auth_token", ("x", "u")), ("ssl_required", (True,)), ("pass", ("", None, 1))))
             extra = (name, random.choice(values))
-        else:
-            extra = None
         known = users(self.config)
         authorization = self.config.get("authorization", {})
         if known and random.random() < 0.93:

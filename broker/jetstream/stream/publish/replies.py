@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from broker.base.gojson.encoding import marshal
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
@@ -44,7 +45,7 @@ class Replies:
         name = json.dumps(config.name, ensure_ascii=False)
         domain = f'"domain":{json.dumps(self._domain, ensure_ascii=False)},' if self._domain else ""
         self.prefix = f'{{"stream":{name},{domain}"seq":'.encode()
-        self._refusal_tail = f',"stream":{name},"seq":0}}'.encode()
+        self._refusal_tail = b',"stream":%b,"seq":0}' % marshal(config.name)
 
     # --- when persisted -----------------------------------------------------------------------------------------------
 
@@ -133,5 +134,5 @@ class Replies:
                 self._bus.publish(reply, b"", 0, body)
 
     def _refusal(self, error: ApiError) -> bytes:
-        told = json.dumps(error.to_json(), separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+        told = marshal(error.to_json())
         return b'{"error":%b%b' % (told, self._refusal_tail)
