@@ -20,15 +20,16 @@ HEAD = """# Command line
 
 Made by `docs/generators/commands.py` from what each command prints for `--help`; change the command instead.
 
-`jetblock` alone is the broker. Its flags are nats-server's, and a few of its own. [Settings](CONFIGURATION.md) lists the
-settings with their names in the environment and in files. The other commands work on a store. The exit status of each command
-says how it ended.
+`jetblock` alone is the broker. Its flags are nats-server's, and a few of its own. [Settings](CONFIGURATION.md) lists
+the settings with their names in the environment and in files. The other commands work on a store. The exit status of
+each command says how it ended.
 """
 
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "".join(f"\n## {' '.join(['jetblock', *words])}\n\n```text\n{printed(words)}\n```\n" for words in commands())
+    return HEAD + "".join(f"\n## {' '.join(['jetblock', *words])}\n\n```text\n{printed(words)}\n```\n"
+                          for words in commands())
 
 
 def commands() -> list[list[str]]:

@@ -1,7 +1,8 @@
 """The hook of mkdocs.yml: brings files outside docs/ into the site, and lists the decisions in its navigation.
 
-The Markdown files link to one another as files of the repository, so that the links work in a checkout and on a code host.
-The site has the same files: docs/X is the page X, and any other file F that the navigation or a page names is repository/F.
+The Markdown files link to one another as files of the repository, so that the links work in a checkout and on a code
+host. The site has the same files: docs/X is the page X, and any other file F that the navigation or a page names is
+repository/F.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def turned(link: re.Match[str]) -> str:
         target = _page(_target(uri, link[2]))
-        if target not in files.src_uris:  # A folder: a code host lists its files, the site shows the first of its pages.
+        if target not in files.src_uris:  # A folder. A code host lists its files; the site shows its first page.
             inside = sorted(name for name in files.src_uris if name.startswith(f"{target.rstrip('/')}/"))
             target = inside[0] if inside else target
         return f"{link[1]}{posixpath.relpath(target, posixpath.dirname(uri) or '.')}{link[3]}"

@@ -105,11 +105,11 @@ def test_compose_needs_no_variable_and_opens_no_port(compose: dict[str, Any]) ->
     text = "\n".join(line.partition("#")[0] for line in (ROOT / "docker-compose.yml").read_text().splitlines())
     assert re.sub(r"\$\{\w+:-[^}$]*\}|\$\$", "", text).count("$") == 0
     ports = [_interpolated(port) for service in compose["services"].values() for port in service.get("ports", ())]
-    assert sorted(ports) == ["127.0.0.1:4222:4222", "127.0.0.1:8222:8222", "127.0.0.1:9001:9001"]
-    moved = {"NATS_BIND": "0.0.0.0", "NATS_PORT": "4333", "HTTP_PORT": "8333", "CONSOLE_PORT": "9333"}
+    assert sorted(ports) == ["127.0.0.1:4222:4222", "127.0.0.1:8222:8222", "127.0.0.1:9000:9000", "127.0.0.1:9001:9001"]
+    moved = {"NATS_BIND": "0.0.0.0", "NATS_PORT": "4333", "HTTP_PORT": "8333", "S3_PORT": "9332", "CONSOLE_PORT": "9333"}
     ports = [_interpolated(port, moved) for service in compose["services"].values()
              for port in service.get("ports", ())]
-    assert sorted(ports) == ["0.0.0.0:4333:4222", "127.0.0.1:8333:8222", "127.0.0.1:9333:9001"]
+    assert sorted(ports) == ["0.0.0.0:4333:4222", "127.0.0.1:8333:8222", "127.0.0.1:9332:9000", "127.0.0.1:9333:9001"]
 
 
 def test_compose_keeps_the_root_key_from_the_broker(compose: dict[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import re
 import shlex
@@ -16,6 +14,7 @@ import nats
 import pytest
 import pytest_asyncio
 
+from tests.docs.snippets import run_python, snippets
 from tests.harness import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -27,16 +26,8 @@ NATS_CLI = {"retention": "limits", "max_consumers": -1, "max_msgs_per_subject": 
 """What `nats stream add --defaults` asks for, besides name and subjects."""
 
 
-def snippets(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-async def python(snippet: str, names: dict[str, Any]) -> None:
-    """Run a snippet as ``python -m asyncio`` does."""
-    code = compile(snippet, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    coroutine = eval(code, names)
-    if inspect.iscoroutine(coroutine):
-        await coroutine
+def in_readme(language: str) -> list[str]:
+    return [snippet.text for snippet in snippets(README) if snippet.language == language]
 
 
 @pytest_asyncio.fixture
@@ -47,13 +38,13 @@ async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
 
 async def test_both_first_clients_on_one_broker(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     """In either order: the streams of the two do not collide."""
-    [first] = [snippet for snippet in snippets("python") if "get_last_msg" in snippet]
-    [commands] = [snippet for snippet in snippets("sh") if "nats stream add" in snippet]
+    [first] = [snippet for snippet in in_readme("python") if "get_last_msg" in snippet]
+    [commands] = [snippet for snippet in in_readme("sh") if "nats stream add" in snippet]
     _, _, _, stream, *rest = shlex.split(commands.splitlines()[0])
     subjects = rest[rest.index("--subjects") + 1].split(",")
     names: dict[str, Any] = {}
     for _ in range(2):
-        await python(first.replace("nats://127.0.0.1:4222", broker.url), names)
+        await run_python(first.replace("nats://127.0.0.1:4222", broker.url), names)
         assert "b'hello'" in capsys.readouterr().out
         client = names["js"]._nc
         answer = await client.request(f"$JS.API.STREAM.CREATE.{stream}",
@@ -67,9 +58,9 @@ async def test_both_first_clients_on_one_broker(broker: BrokerProcess, capsys: p
 async def test_the_embedded_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's broker within a program serves a client."""
     monkeypatch.chdir(tmp_path)
-    [snippet] = [snippet for snippet in snippets("python") if "async with Broker(" in snippet]
+    [snippet] = [snippet for snippet in in_readme("python") if "async with Broker(" in snippet]
     names: dict[str, Any] = {"nats": nats}
-    await python(f"{snippet}    await nc.flush()\n    await nc.close()\n", names)
+    await run_python(f"{snippet}    await nc.flush()\n    await nc.close()\n", names)
     assert (tmp_path / "data" / "streams").is_dir()
 
 

@@ -1,4 +1,4 @@
-"""The site that ``make docs`` builds: it has no warnings, each link leads somewhere, and the generated page is current."""
+"""The site that ``make docs`` builds: it has no warnings, links lead somewhere, and the generated page is current."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Html]:
     """The built site: each page by its path."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
-                           timeout=100, check=False)
+    environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100, check=False)
     assert (built.returncode, built.stdout + built.stderr) == (0, "")
     return {path: Html(path.read_text()) for path in folder.rglob("*.html") if path.name != "404.html"}
 
@@ -82,8 +82,8 @@ def test_lists_and_tables_are_rendered(site: dict[Path, Html]) -> None:
 
 def test_every_document_and_decision_has_its_page(site: dict[Path, Html]) -> None:
     """Each Markdown file below docs/ is a page, and so are the design and the changelog."""
-    names = {path.stem for path in site}
-    assert {path.stem for path in (ROOT / "docs").rglob("*.md")} | {"ARCHITECTURE", "CHANGELOG", "CONTRIBUTING"} <= names
+    documents = {path.stem for path in (ROOT / "docs").rglob("*.md")} | {"ARCHITECTURE", "CHANGELOG", "CONTRIBUTING"}
+    assert documents <= {path.stem for path in site}
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse of Python 3.13 words its help differently")

@@ -1,0 +1,32 @@
+"""The texts that the program can print: every string of its source, with ``…`` for what it fills in."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+__all__ = ["texts_of"]
+
+_FILLED_IN = re.compile(r"%(?:\(\w+\))?[-#0-9.]*[sdrgxif]|\{\w+\}")
+"""What logging's ``%s`` and the error table's ``{err}`` leave open."""
+
+
+def texts_of(package: Path) -> set[str]:
+    """All strings of the package's modules, but docstrings."""
+    found = set()
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if id(node) in docstrings:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                found.add("".join(_text(part) for part in node.values))
+            elif isinstance(node, ast.Constant):
+                found.add(_text(node))
+    return found
+
+
+def _text(node: ast.expr) -> str:
+    return _FILLED_IN.sub("…", node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str) else "…"
