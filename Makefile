@@ -37,6 +37,7 @@ test: $(VENV)/.dev compiled  ## all tests; ARGS='-k pattern' for fewer
 check: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy -p tests -p bench
 
 docs: $(VENV)/.dev  ## the documentation site, into ./site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -19,6 +19,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 __all__ = ["Connection", "main"]
 
@@ -59,7 +60,7 @@ class Connection:
             got += data
         return got
 
-    def request(self, subject: str, body: object = None, seconds: float = 60) -> dict:
+    def request(self, subject: str, body: object = None, seconds: float = 60) -> dict[str, Any]:
         """One JetStream API request, answered as JSON."""
         payload = json.dumps(body).encode() if body is not None else b""
         inbox = b"_INBOX.req.%d" % time.monotonic_ns()
@@ -89,7 +90,7 @@ class Count:
             raise AssertionError(self.mark)
 
 
-def publish(args: argparse.Namespace) -> dict:
+def publish(args: argparse.Namespace) -> dict[str, Any]:
     """JetStream publish with a window of unanswered messages, round robin over --streams or --subjects."""
     payload = _payloads(args.size, args.incompressible)
     if args.streams > 1:
@@ -101,7 +102,7 @@ def publish(args: argparse.Namespace) -> dict:
     return _publish(args, [b"PUB %b _INBOX.b.%d %d\r\n%b\r\n" % (s, i, args.size, payload()) for i, s in enumerate(names)])
 
 
-def events(args: argparse.Namespace) -> dict:
+def events(args: argparse.Namespace) -> dict[str, Any]:
     """JetStream publish of the data for the Spark measurements: nearly 500 subjects. ``bench.orders.eu.*`` has a quarter of
     the messages, ``bench.alarm.*`` a thousandth; a tenth of all have headers."""
     payload, rng = _payloads(args.size), random.Random(2)
@@ -129,7 +130,7 @@ def _payloads(size: int, incompressible: bool = False) -> Callable[[], bytes]:
     return payload
 
 
-def _publish(args: argparse.Namespace, msgs: list[bytes]) -> dict:
+def _publish(args: argparse.Namespace, msgs: list[bytes]) -> dict[str, Any]:
     """Send ``msgs`` repeatedly until --messages are acknowledged, with at most --in-flight unanswered."""
     con = Connection(args.port)
     con.send(b"SUB _INBOX.b.* 1\r\n")
@@ -163,7 +164,7 @@ def _publish(args: argparse.Namespace, msgs: list[bytes]) -> dict:
     return {"rate": acks.n / seconds, "seconds": seconds, "messages": acks.n}
 
 
-def one_by_one(args: argparse.Namespace) -> dict:
+def one_by_one(args: argparse.Namespace) -> dict[str, Any]:
     """JetStream publish, each waiting for its PubAck."""
     con = Connection(args.port)
     con.send(b"SUB _INBOX.b.* 1\r\n")
@@ -182,7 +183,7 @@ def one_by_one(args: argparse.Namespace) -> dict:
             "p99_ms": times[len(times) * 99 // 100] * 1e3}
 
 
-def pull(args: argparse.Namespace) -> dict:
+def pull(args: argparse.Namespace) -> dict[str, Any]:
     """Consume --messages by pulls of --batch, two outstanding, with or without explicit acks."""
     con = Connection(args.port)
     name = args.consumer.encode()
@@ -232,7 +233,7 @@ def pull(args: argparse.Namespace) -> dict:
     return {"rate": got / seconds, "seconds": seconds, "messages": got, "cpu_s": time.process_time() - cpu}
 
 
-def drain(args: argparse.Namespace) -> dict:
+def drain(args: argparse.Namespace) -> dict[str, Any]:
     """``pull`` with acks, until the stream is empty."""
     began = time.perf_counter()
     pulled = pull(args)
@@ -247,7 +248,7 @@ def drain(args: argparse.Namespace) -> dict:
     return {"rate": args.messages / seconds, "seconds": seconds, "messages": args.messages}
 
 
-def core(args: argparse.Namespace) -> dict:
+def core(args: argparse.Namespace) -> dict[str, Any]:
     """Core publish to --subscribers subscriptions, each on its own connection, all read here."""
     subs = [Connection(args.port, tls=args.tls) for _ in range(args.subscribers)]
     for c in subs:
@@ -310,7 +311,7 @@ def receive(sock: socket.socket, buffer: bytearray) -> int:
         return size
 
 
-def setup(args: argparse.Namespace) -> dict:
+def setup(args: argparse.Namespace) -> dict[str, Any]:
     """Create the streams that the other cases use."""
     con = Connection(args.port)
     extra = json.loads(args.config)
@@ -320,7 +321,7 @@ def setup(args: argparse.Namespace) -> dict:
     return {}
 
 
-def consumer(args: argparse.Namespace) -> dict:
+def consumer(args: argparse.Namespace) -> dict[str, Any]:
     """Create the consumer for ``pull``."""
     con = Connection(args.port)
     config = {"durable_name": args.consumer, "ack_policy": "explicit" if args.ack else "none", "deliver_policy": "all",
@@ -329,12 +330,12 @@ def consumer(args: argparse.Namespace) -> dict:
     return {}
 
 
-def info(args: argparse.Namespace) -> dict:
+def info(args: argparse.Namespace) -> dict[str, Any]:
     """STREAM.INFO of BENCH."""
     return Connection(args.port).request("$JS.API.STREAM.INFO.BENCH")["state"]
 
 
-CASES: dict[str, Callable[[argparse.Namespace], dict]] = {
+CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "setup": setup, "consumer": consumer, "publish": publish, "events": events, "one": one_by_one, "pull": pull, "drain": drain,
     "core": core,
     "info": info,

@@ -78,7 +78,7 @@ def _measured(messages: int, streams: int, minio: bool, turns: int) -> dict[str,
             brokers[0].stop(signal.SIGKILL)
             took |= {"after kill -9": brokers[0].start(), "CPU of that": brokers[0].cpu_s()}
             _check(brokers[0], wanted)
-            took["take-over"], took["CPU of the take-over"], wanted = _take_over(*brokers, wanted)
+            took["take-over"], took["CPU of the take-over"], wanted = _take_over(brokers[0], brokers[1], wanted)
             found.append(took)
             brokers.reverse()
         return {"messages": streams * blocks * each, "streams": streams, "blocks": streams * blocks,

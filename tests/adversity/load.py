@@ -111,7 +111,7 @@ class Load:
                 try:
                     if double:
                         await message.ack_sync(timeout=1)
-                        queued = [*messages[at + 1:], *sub._sub._pending_queue._queue]
+                        queued = [*messages[at + 1:], *sub._sub._pending_queue._queue]  # type: ignore[attr-defined]
                         history.double_ack(seq, [m.metadata.sequence.stream for m in queued if m.reply])
                     else:
                         await message.ack()

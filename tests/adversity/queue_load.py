@@ -104,6 +104,6 @@ class QueueLoad:
             answered = {message.data for message, answer in zip(messages, answers, strict=True)
                         if not isinstance(answer, BaseException)}
             acked |= answered
-            queued = Counter(message.data for message in sub._sub._pending_queue._queue if message.data in answered)
+            queued = Counter(message.data for message in sub._sub._pending_queue._queue if message.data in answered)  # type: ignore[attr-defined]
             under_way.update(queued)
         await disconnect(nc)

@@ -64,7 +64,7 @@ def segments_of(store: Path) -> list[tuple[Path, SegmentHead]]:
             continue  # a seal
         head = decode_head(data, Position(int(epoch, 16), int(number, 16)))
         assert isinstance(head, SegmentHead)
-        if any(row.count for row in head.rows):
+        if any(row.messages for row in head.rows):
             found.append((path, head))
     return found
 
@@ -87,7 +87,7 @@ def cut(data: bytearray) -> None:
 
 
 def where(part: str, head: SegmentHead) -> Callable[[bytearray], None]:
-    row = next(row for row in head.rows if row.count)
+    row = next(row for row in head.rows if row.messages)
     match part:
         case "header":
             return flip(20)
@@ -140,8 +140,8 @@ async def test_a_damaged_block_costs_its_own_reads_alone(killed: Path, tmp_path:
     store = Path(shutil.copytree(killed, tmp_path / "store"))
     lost = 11
     path, head = next((path, head) for path, head in segments_of(store)
-                      if any(row.count and row.first_seq == lost for row in head.rows) and b"of A" in path.read_bytes())
-    row = next(row for row in head.rows if row.count)
+                      if any(row.messages and row.first_seq == lost for row in head.rows) and b"of A" in path.read_bytes())
+    row = next(row for row in head.rows if row.messages)
     change(path, flip((row.index_offset if part == "index" else row.frames_offset) + 40))
     async with BrokerProcess("--store", f"file://{store}") as broker:
         nc = await connect(broker.url)
@@ -198,11 +198,11 @@ async def test_a_stream_with_a_damaged_block_can_be_seen(tmp_path: Path, how: st
         await nc.close()
         await broker.stop()
     path, head = next((path, head) for path, head in segments_of(store)
-                      if any(row.count and row.first_seq <= 12 <= row.last_seq for row in head.rows))
+                      if any(row.messages and row.first_seq <= 12 <= row.last_seq for row in head.rows))
     if how == "gone":
         path.unlink()
     else:
-        change(path, flip(next(row.index_offset for row in head.rows if row.count) + 40))
+        change(path, flip(next(row.index_offset for row in head.rows if row.messages) + 40))
     async with BrokerProcess("--store", f"file://{store}") as broker:
         nc = await connect(broker.url)
         state = json.loads((await nc.request("$JS.API.STREAM.INFO.S")).data)["state"]

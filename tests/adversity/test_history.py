@@ -13,7 +13,7 @@ def test_an_ack_may_be_forgotten_before_it_was_to_be_stored(monkeypatch: pytest.
                                                             allowed: bool) -> None:
     """A broker that worked for two seconds between an ack and its kill must know it; one that stood still for them need not."""
     now = 100.0
-    monkeypatch.setattr(history.time, "monotonic", lambda: now)
+    monkeypatch.setattr(history.time, "monotonic", lambda: now)  # type: ignore[attr-defined]
     record = History()
     record.begin(b"a", b"body")
     record.deliver(1, b"a", b"body")

@@ -15,13 +15,12 @@ import pytest
 from nats.js.api import StreamConfig
 
 from tests.adversity.clients import connect, raise_ended, running
-from tests.adversity.history import History
 from tests.adversity.load import STREAM, Load
 from tests.harness import BrokerProcess
 from tests.stores import Store, make_store
 
 
-async def kill_rounds(store: Store, rounds: int, **environ: str) -> History:
+async def kill_rounds(store: Store, rounds: int, **environ: str) -> None:
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")
     rng = random.Random(seed)

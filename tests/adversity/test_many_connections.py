@@ -123,7 +123,7 @@ async def test_a_subscriber_that_does_not_read_beside_one_that_does(stall: bool)
         for wire in (deaf, reader):
             wire.send(b"SUB a 1\r\n")
             await wire.settled()
-        deaf.writer.transport.pause_reading()
+        deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
         got = 0
         for _ in range(count // 40):
             publisher.send((b"PUB a %d\r\n%b\r\n" % (len(body), body)) * 40)

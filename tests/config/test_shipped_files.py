@@ -172,7 +172,7 @@ def _session(server: S3Server, policy: str) -> dict[str, str]:
     session = Session()
     session.set_credentials(server.env["AWS_ACCESS_KEY_ID"], server.env["AWS_SECRET_ACCESS_KEY"])
     sts = session.create_client("sts", region_name=server.env["AWS_REGION"], endpoint_url=server.endpoint)
-    key = sts.assume_role(RoleArn="arn:xxx:xxx:xxx:xxxx", RoleSessionName="broker", Policy=policy)["Credentials"]
+    key = sts.assume_role(RoleArn="arn:xxx:xxx:xxx:xxxx", RoleSessionName="broker", Policy=policy)["Credentials"]  # type: ignore[attr-defined]
     return {**server.env, "AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
             "AWS_SESSION_TOKEN": key["SessionToken"]}
 

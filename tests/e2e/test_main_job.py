@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import nats.js.api
 
@@ -37,7 +38,7 @@ async def test_library_through_two_kills(store: Store) -> None:
         first: dict[str, int] = {}
         third = asyncio.Event()
 
-        def acked(file: library.File, seq: int, duplicate: bool) -> None:
+        def acked(file: library.File, seq: int, duplicate: bool) -> None:  # type: ignore[name-defined]
             assert first.setdefault(file.subject, seq) == seq
             if len(first) >= len(files) // 3:
                 third.set()
@@ -91,7 +92,7 @@ async def test_library_through_two_kills(store: Store) -> None:
     assert streams[library.STREAM]["messages"] == len(files)
 
 
-async def inspect(store: Store) -> dict:
+async def inspect(store: Store) -> dict[str, Any]:
     """`jetblock inspect --json` over the whole store, every checksum read."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "broker", "inspect", store.url, "--verify", "--json", cwd=ROOT, env={**os.environ, **store.environ},

@@ -20,7 +20,7 @@ library = tour("library")
 SCRIPT = Path(str(library.__file__))
 
 
-def some_files(root: Path) -> list[library.File]:
+def some_files(root: Path) -> list[library.File]:  # type: ignore[name-defined]
     """A small library: two packages, one in the other."""
     for name in ("a", "b", "asyncio/one", "asyncio/two", "asyncio/inner/three"):
         path = root / f"{name}.py"

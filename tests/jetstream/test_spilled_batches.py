@@ -15,7 +15,6 @@ from broker.jetstream import inflight
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.stream.publish import atomic
 from broker.storage.format.block import BlockPlace
-from broker.storage.format.errors import FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.segment import decode_head
 from broker.storage.objectstore.base import Buffers, StoreFull, StoreRefused
@@ -474,7 +473,7 @@ def _state(store: MemoryStore, keys: Sequence[str]) -> ShardState:
             break
         head = decode_head(store.objects[key], position, complete=True)
         if isinstance(head, int):
-            raise FormatError(key)
+            raise AssertionError(key)
         state.apply_segment(position)
         for at, row in enumerate(head.rows):
             core = head.core(at)

@@ -49,7 +49,7 @@ class Held(Inside):
             await self.client.publish(subject, b"x")
         await self.client.flush()
 
-    async def pull(self, names: str, *, prefix: str = "$JS.API.", **request: Any) -> asyncio.Queue[Msg]:
+    async def pull(self, names: str, *, prefix: str = "$JS.API.", **request: Any) -> asyncio.Queue[Msg]:  # type: ignore[override]
         """The answers to a pull request, as they come."""
         inbox, answers = self.client.new_inbox(), asyncio.Queue[Msg]()
 

@@ -65,8 +65,8 @@ class S3Server:
             config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, connect_timeout=2,
                           read_timeout=10))
         with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
-            client.create_bucket(Bucket=name)
-        client.put_object(Bucket=name, Key="ready", Body=bytes(1 << 20))
+            client.create_bucket(Bucket=name)  # type: ignore[attr-defined]
+        client.put_object(Bucket=name, Key="ready", Body=bytes(1 << 20))  # type: ignore[attr-defined]
 
     def end(self) -> None:
         """End the server that was started here, at once: SeaweedFS takes more than 10 s over SIGTERM."""

@@ -12,6 +12,7 @@ from typing import Any
 import nats
 import pytest
 import uvloop
+from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
 from broker.base.gotime import format_duration, format_time
@@ -40,7 +41,7 @@ def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLo
 
 
 @asynccontextmanager
-async def client(server: Server, **options: Any) -> AsyncIterator[nats.aio.client.Client]:
+async def client(server: Server, **options: Any) -> AsyncIterator[Client]:
     connection = await nats.connect(f"nats://127.0.0.1:{server.port}", **options)
     try:
         yield connection

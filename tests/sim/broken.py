@@ -49,7 +49,7 @@ def ack_in_order(patch: pytest.MonkeyPatch) -> None:
 
 def read_the_header(patch: pytest.MonkeyPatch) -> None:
     """A refused put is taken for one that landed earlier."""
-    holder_of = ownership.put_ours.__globals__["holder_of"]
+    holder_of = ownership.put_ours.__globals__["holder_of"]  # type: ignore[attr-defined]
 
     async def broken(store: ObjectStore, key: str) -> ObjectHeader:
         header: ObjectHeader = await holder_of(store, key)
@@ -135,7 +135,7 @@ def released(patch: pytest.MonkeyPatch) -> None:
         unnamed = [key for key in state.unnamed if key <= position_key(kept[-1].position)]
         segments = [Position(key >> 48, key & ((1 << 48) - 1)) for key in unnamed]
         for key in unnamed:
-            state.segments.pop(key)
+            state.segments.pop(key)  # type: ignore[call-overload]
             state.unnamed.discard(key)
         self._queue.append((0, Released(kept[-1].position, segments, pages, [r for r in roots if r is not None])))
         self._wake.set()

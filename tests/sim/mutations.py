@@ -138,13 +138,13 @@ def sweep_to_newest_root(patch: pytest.MonkeyPatch) -> None:
         await after_round(self, checkpointer)
 
     patch.setattr(Sweeper, "after_round", after)
-    patch.setattr(Sweeper, "_unneeded", lambda self, oldest: unneeded(self, newest[self] if oldest.epoch else oldest))
+    patch.setattr(Sweeper, "_unneeded", lambda self, oldest: unneeded(self, newest[self] if oldest.epoch else oldest))  # type: ignore[call-arg]
 
 
 def serve_though_sealed(patch: pytest.MonkeyPatch) -> None:
     """Recovery does not look whether our own epoch was sealed meanwhile."""
     async def broken(store: ObjectStore, paths: Any, epoch: int, patience: Any = None) -> Any:
-        return await recovery.run(recovery.replay(paths), store, patience)
+        return await recovery.run(recovery.replay(paths), store, patience)  # type: ignore[attr-defined]
 
     patch.setattr(shard, "recover", broken)
 

@@ -238,7 +238,7 @@ def run(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch, plan: list[str
     with monkeypatch.context() as patch:
         disk.patched(patch)
         world = World(folder, disk, seed)
-        patch.setattr(unsynced, "sync_files", world.noting(unsynced.sync_files))
+        patch.setattr(unsynced, "sync_files", world.noting(unsynced.sync_files))  # type: ignore[attr-defined]
         for life in range(2):
             if plan is not None and life == 0:
                 world.play(plan)

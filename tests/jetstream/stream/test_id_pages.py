@@ -281,7 +281,7 @@ async def test_an_id_is_written_a_few_times(monkeypatch: pytest.MonkeyPatch) -> 
     """Two hundred rounds with a window of all that time: a page is joined with those of up to twice its size, so ids are written
     about once for each doubling; the last round writes little."""
     written: list[int] = []
-    pack = state_pages.pack_body
+    pack = state_pages.pack_body  # type: ignore[attr-defined]
     monkeypatch.setattr(state_pages, "pack_body",
                         lambda first, last, count, chunks: (written.append(count), pack(first, last, count, chunks))[1])
     world, stream = await _paged(1)
@@ -391,7 +391,7 @@ async def test_a_store_of_an_earlier_release(monkeypatch: pytest.MonkeyPatch) ->
     world, stream = await _paged(8)
     await ask(world, stream, pub(b"S.b"))
     world.log.state.streams[stream.stream_id].ids.clear()
-    extra = checkpointer.shard_extra
+    extra = checkpointer.shard_extra  # type: ignore[attr-defined]
 
     def earlier(shard: Any) -> Any:
         made = yield from extra(shard)
@@ -471,7 +471,7 @@ async def test_an_earlier_release_refuses_by_name(monkeypatch: pytest.MonkeyPatc
 async def test_pages_are_joined_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are threads, decoding a page is the work of one."""
     threads: set[int] = set()
-    decode = id_pages.decode_ids
+    decode = id_pages.decode_ids  # type: ignore[attr-defined]
     monkeypatch.setattr(id_pages, "decode_ids", lambda *args: (threads.add(threading.get_ident()), decode(*args))[1])
     world, stream = await _paged(2)
     world.shard.checkpointer._id_pager._threads = True

@@ -209,7 +209,7 @@ class StreamMachine(RuleBasedStateMachine):
 
         async def compare() -> None:
             state = await stream.info_state(True, b">")
-            held = {subject.decode(): count for subject, count in model.counts().items()}
+            held = {subject.decode(): count for subject, count in model.counts().items()}  # type: ignore[attr-defined]
             assert state["subjects"] == held
             assert state.get("num_subjects", 0) == len(held)
             assert (state["messages"], state["bytes"]) == (len(model.msgs), model.bytes)

@@ -38,9 +38,9 @@ def _plant(where: str, patch: pytest.MonkeyPatch, ids: set[int]) -> None:
     if where == "sealing":
         patch.setattr(Stream, "sealing", failing(Stream.sealing, lambda stream, block: stream.stream_id))
     elif where == "seal_block":
-        patch.setattr(putter, "seal_block", failing(putter.seal_block, lambda block, position: block.stream_id))
+        patch.setattr(putter, "seal_block", failing(putter.seal_block, lambda block, position: block.stream_id))  # type: ignore[attr-defined]
     elif where == "encode_core":
-        patch.setattr(writer, "encode_core", failing(writer.encode_core, lambda core: core.stream_id))
+        patch.setattr(writer, "encode_core", failing(writer.encode_core, lambda core: core.stream_id))  # type: ignore[attr-defined]
     elif where == "encode_small":
         patch.setattr(writer, "_encode_small", failing(writer._encode_small, lambda block, *_: block.stream_id))
     else:

@@ -10,7 +10,7 @@ import pytest
 
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.stream import Stream
-from broker.storage.log.log import LogSettings
+from broker.storage.log.log import LogSettings  # type: ignore[attr-defined]
 from tests.jetstream.stream.world import World, pub, publish, turns
 
 BLOCKS, MESSAGES, SIZE = 40, 16, 25_000

@@ -116,7 +116,7 @@ async def test_reads_the_pages_of_what_is_asked_for() -> None:
             store.objects[key] = data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
             break
     [snapshot] = read_store(MemoryObjectClient(store), stream="small")
-    assert (snapshot.last_seq, snapshot.blocks and len(snapshot.blocks)) == (2, 2)
+    assert (snapshot.last_seq, snapshot.blocks and len(snapshot.blocks)) == (2, 2)  # type: ignore[attr-defined]
     await owner.kill()
 
 

@@ -65,7 +65,7 @@ def test_closing_closes_what_is_below() -> None:
 def test_other_errors_are_left_alone() -> None:
     """An internal error keeps its frames, and a missing module that is no dependency gives no advice to install it."""
     def wrong() -> None:
-        import no_such_module  # noqa: F401
+        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
 
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         plainly(wrong)()

@@ -237,7 +237,7 @@ def test_tries_again_what_passes(endpoint: type[_Script]) -> None:
 
 def test_gives_up_in_the_end(endpoint: type[_Script], monkeypatch: pytest.MonkeyPatch) -> None:
     """If it persists: the error has address and status, and no secret."""
-    monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))
+    monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))  # type: ignore[attr-defined]
     endpoint.answers += [(503, b"<Error><Code>SlowDown</Code></Error>")] * 100
     with pytest.raises(Unreachable, match=r"s3://bucket at http://127.0.0.1:\d+: v1/x: SlowDown \(503\): check") as raised:
         S3ObjectClient("bucket").get("v1/x")
@@ -284,7 +284,7 @@ def test_refusals_name_the_remedy(endpoint: type[_Script], status: int, body: by
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))
+    monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))  # type: ignore[attr-defined]
     _environ(monkeypatch, AWS_ENDPOINT_URL=f"http://127.0.0.1:{free_port()}", AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")
     for call in (lambda: S3ObjectClient("bucket").get("v1/x"), lambda: S3ObjectClient("bucket").list("v1/")):
         with pytest.raises(Unreachable, match=r"s3://bucket at http://127.*HTTP error: error sending request: check that it "
@@ -294,7 +294,7 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_credentials_anywhere(endpoint: type[_Script], monkeypatch: pytest.MonkeyPatch) -> None:
     """Instance credentials are tried last; if that fails too, the text says what to set."""
-    monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))
+    monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))  # type: ignore[attr-defined]
     _environ(monkeypatch, AWS_ENDPOINT_URL=os.environ["AWS_ENDPOINT_URL"], AWS_METADATA_ENDPOINT=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(Unreachable, match=r"no credentials were found.*AWS_ACCESS_KEY_ID.*executors"):
         S3ObjectClient("bucket").get("v1/x")

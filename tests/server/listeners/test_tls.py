@@ -505,7 +505,7 @@ async def test_a_client_that_does_not_read_is_cut_off_as_without_tls(authority: 
         slow.writer.write(b'CONNECT {"verbose":false}\r\nSUB x 1\r\nPING\r\n')
         while await asyncio.wait_for(slow.reader.readline(), 30) != b"PONG\r\n":
             pass
-        slow.writer.transport.pause_reading()
+        slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client = await nats.connect(f"tls://localhost:{server.port}", tls=authority.trust())
         async with asyncio.timeout(30):
             while not server.slow_consumers:

@@ -454,7 +454,7 @@ def test_pub_acks_of_many_streams_are_exact(also: bytes | None, odd: bytes) -> N
             made.pub_acks_each(acks)
         else:
             for reply, prefix, seq in zip(acks[::3], acks[1::3], acks[2::3], strict=True):
-                made.publish(reply, b"", 0, b"%b%d}" % (prefix, seq))
+                made.publish(reply, b"", 0, b"%b%d}" % (prefix, seq))  # type: ignore[str-format]
         outcomes.append((peer.taken(), other.taken(), peer.counted))
     assert outcomes[0] == outcomes[1]
 

@@ -63,7 +63,7 @@ def test_bytes_read_and_written() -> None:
 def test_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a core, where each merge takes a fifth of a second."""
     async def main(clock: ManualClock) -> None:
-        whole = compactor.merge
+        whole = compactor.merge  # type: ignore[attr-defined]
 
         def slow(*args: Any) -> Any:
             clock.advance(200 * MS)

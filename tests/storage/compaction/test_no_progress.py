@@ -14,7 +14,7 @@ from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.log.listener import LogListener
 from broker.storage.objectstore.memory import MemoryStore
 from tests.manual_clock import ManualClock
-from tests.storage.compaction.test_compactor import (
+from tests.storage.compaction.test_compactor import (  # type: ignore[attr-defined]
     MINUTE,
     a_broker,
     compactor_of,

@@ -9,7 +9,7 @@ import pytest
 from broker.storage.compaction.recent import RecentSegments
 from broker.storage.objectstore.memory import MemoryStore
 from tests.manual_clock import ManualClock
-from tests.storage.compaction.test_compactor import (
+from tests.storage.compaction.test_compactor import (  # type: ignore[attr-defined]
     a_broker,
     compactor_of,
     expected,

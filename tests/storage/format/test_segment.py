@@ -217,10 +217,10 @@ def test_every_block_of_an_object_lies_where_its_reference_says() -> None:
     sealed = [seal_block(block, AT, object_id=77) for block in blocks]
     data = b"".join(encode_segment(AT, NONCE, sealed, kind=ObjectKind.RUN, object_id=77, place=BlockPlace.RUN))
     head = head_of(data, kind=ObjectKind.RUN, object_id=77)
-    for i, block in enumerate(sealed):
+    for i, one in enumerate(sealed):
         core, rows = block_rows(data, head, i)
-        assert core == block.core
-        assert head.ref(i, core, BlockPlace.RUN) == block.ref
+        assert core == one.core
+        assert head.ref(i, core, BlockPlace.RUN) == one.ref
         assert [row.body for row in rows] == [bytes([i + 1]) * 100 * (i + 1)] * len(rows)
         assert len(rows) == core.count
 

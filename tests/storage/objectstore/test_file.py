@@ -467,7 +467,7 @@ async def test_other_files_in_the_directory(tmp_path: Path) -> None:
 async def test_many_reads_in_one_turn_leave_the_loop_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first few are copied from the page cache on the loop, the others in threads; the next turn begins anew."""
     inline: list[str] = []
-    read_cached = file_module.read_cached
+    read_cached = file_module.read_cached  # type: ignore[attr-defined]
 
     def counted(path: str, start: int, end: int | None) -> bytes | None:
         data = read_cached(path, start, end)

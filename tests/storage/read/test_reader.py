@@ -263,12 +263,12 @@ async def test_a_cached_segment_is_read_without_a_get() -> None:
         block.append_run(1, [b"S"] * 2, None, [b"a" * 300, b"b%d" % block.stream_id], 5)
     sealed = [SealedBlock.folded(block, Position(1, 8)) for block in opened]
     reader.admit_segment(Position(1, 8), b"".join(encode_segment(Position(1, 8), bytes(16), sealed)))
-    for block in sealed:
-        assert block.ref is not None
-        chunk = reader.cached_chunk(Stored(block.ref), 1)
+    for stored in sealed:
+        assert stored.ref is not None
+        chunk = reader.cached_chunk(Stored(stored.ref), 1)
         assert chunk is not None
-        assert list(chunk.bodies) == [b"a" * 300, b"b%d" % block.stream_id]
-        assert (await reader.head(Stored(block.ref))).frames[0].raw_bytes == 302
+        assert list(chunk.bodies) == [b"a" * 300, b"b%d" % stored.stream_id]
+        assert (await reader.head(Stored(stored.ref))).frames[0].raw_bytes == 302
     assert store.ranges == []
 
 

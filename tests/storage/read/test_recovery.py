@@ -391,12 +391,12 @@ def test_a_newer_format_is_left_alone() -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, "a", 1)
         import broker.cluster.ownership as ownership
-        real = ownership.Opening
+        real = ownership.Opening  # type: ignore[attr-defined]
         try:
-            ownership.Opening = lambda *args: real(*args, reader_version=99)  # type: ignore[assignment,misc]
+            ownership.Opening = lambda *args: real(*args, reader_version=99)  # type: ignore[assignment, attr-defined, misc]
             await rig.take()
         finally:
-            ownership.Opening = real  # type: ignore[misc]
+            ownership.Opening = real  # type: ignore[attr-defined, misc]
         with pytest.raises(VersionUnknown, match="99"):
             await read_snapshot(shared, 0)
     in_virtual_time(main)

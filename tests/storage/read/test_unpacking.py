@@ -79,7 +79,7 @@ def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from broker.storage.read import reader as reader_module
 
     frames: list[int] = []
-    original = reader_module.frame_body
+    original = reader_module.frame_body  # type: ignore[attr-defined]
 
     def noted(head: Head, number: int, *rest: Any) -> Any:
         frames.append(number)
@@ -140,7 +140,7 @@ async def test_a_thread_that_is_done_while_the_loop_decodes(monkeypatch: pytest.
     from broker.storage.read import reader as reader_module
 
     executor = Later()
-    original = reader_module.frame_body
+    original = reader_module.frame_body  # type: ignore[attr-defined]
 
     def meanwhile(*args: Any) -> Any:
         executor.run()

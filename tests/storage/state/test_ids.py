@@ -40,7 +40,7 @@ def _ids(part: IdPart) -> list[tuple[int, int, bytes]]:
 async def test_the_loop_packs_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands in a segment would stall it for milliseconds."""
     threads: set[int] = set()
-    pack = state_ids.pack_ids
+    pack = state_ids.pack_ids  # type: ignore[attr-defined]
     monkeypatch.setattr(state_ids, "pack_ids", lambda *args: (threads.add(threading.get_ident()), pack(*args))[1])
     with ThreadPoolExecutor(1) as executor:
         world = Threaded(executor)

@@ -20,7 +20,7 @@ class Looks:
 
     def __init__(self, monkeypatch: Any) -> None:
         self.most = self.all = self._now = 0
-        matching_rows = rollup.matching_rows
+        matching_rows = rollup.matching_rows  # type: ignore[attr-defined]
 
         def counted(*args: Any) -> Any:
             if not self._now:

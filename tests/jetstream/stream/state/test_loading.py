@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tests.jetstream.stream.world as worlds
-from broker.jetstream.consumer.cursor.cursor import Cursor, Taken
+from broker.jetstream.consumer.cursor.cursor import Cursor, Taken  # type: ignore[attr-defined]
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state import subject_state
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck, decide
