@@ -187,9 +187,9 @@ async def test_answer_to_a_request_without_end(pages: Pages) -> None:
 async def test_time_begins_when_pages_can_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading the pages takes longer than an exchange may on a busy machine: who asks meanwhile gets an answer."""
     for seconds in (0.3, 1.2, 3.6):  # again, where the machine took longer for the answer
-        def slow(name: str, seconds: float = 2 * seconds) -> ModuleType:
+        def slow(name: str, package: str, seconds: float = 2 * seconds) -> ModuleType:
             time.sleep(seconds)
-            return import_module(name)
+            return import_module(name, package)
 
         monkeypatch.setattr(listener, "import_module", slow)
         async with Pages(seconds=seconds) as found:
@@ -200,7 +200,7 @@ async def test_time_begins_when_pages_can_be_served(monkeypatch: pytest.MonkeyPa
 
 async def test_pages_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The log says why, and clients are not kept waiting."""
-    def broken(name: str) -> ModuleType:
+    def broken(name: str, package: str) -> ModuleType:
         raise ImportError(name)
 
     monkeypatch.setattr(listener, "import_module", broken)
