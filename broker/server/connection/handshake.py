@@ -160,7 +160,7 @@ class Handshake:
         else:
             presumed = client.login if client.login.presumed_password is not None else None
             name = fields.get("nkey") or fields.get("user")
-            if name and names and not fields.get("jwt") and name not in names:
+            if name and names and name not in names:
                 client.close("Client Closed")
                 return
         decision = EVERYBODY if authenticator is None else authenticator.decide(Credentials(fields, client, presumed))
