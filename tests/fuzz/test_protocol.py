@@ -6,8 +6,8 @@ import pytest
 
 from tests.fuzz.runs import SOAK_SECONDS, play_fresh_seeds, play_seeds
 
-CHUNK = 6
-SEEDS = 36
+CHUNK = 5
+SEEDS = 35
 """Configurations, each with ``DIALOGUES`` dialogues."""
 
 

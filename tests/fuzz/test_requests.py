@@ -6,8 +6,8 @@ import pytest
 
 from tests.fuzz.runs import SOAK_SECONDS, play_fresh_seeds, play_seeds
 
-CHUNK = 40
-SEEDS = 120
+CHUNK = 56
+SEEDS = 112
 
 
 @pytest.mark.timeout(300)
