@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from broker.jetstream.api.disabled import DisabledApi
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.stream.listeners import Listener
+    from broker.jetstream.stream.shared.listeners import Listener
     from broker.jetstream.stream.stream import Stream
     from broker.storage.format.records.adoption import Adopted
     from broker.storage.log.log import Log

@@ -49,12 +49,13 @@ from broker.storage.format.records.stream_delete import StreamDelete
 from broker.storage.state.consumer import ConsumerState
 
 if TYPE_CHECKING:
-    from broker.jetstream.account.host import Host, StreamLog
+    from broker.jetstream.account.host import Host
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig, StreamSource
     from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream
+    from broker.storage.log.stream_log import StreamLog
     from broker.storage.staging.answers import Answer
     from broker.storage.state.stream import StreamState
 

@@ -1,42 +1,23 @@
-"""What an account needs from its JetStream, and from a log."""
+"""What an account needs from its JetStream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.account.external import ExternalFollowers
-from broker.jetstream.stream.listeners import Listener
+from broker.jetstream.stream.shared.listeners import Listener
 from broker.jetstream.stream.stream import Stream
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.usage import ServerUsage, Usage
-    from broker.storage.log.owner import BlockOwner
-    from broker.storage.log.writer import OpenBlock
+    from broker.storage.log.stream_log import StreamLog
     from broker.storage.staging.answers import Answer
-    from broker.storage.state.applied import ShardState
     from broker.storage.state.stream import StreamState
 
-__all__ = ["Host", "StreamLog"]
-
-
-class StreamLog(Protocol):
-    """What an account needs from a log: storage.log.Log or storage.memory_log.MemoryLog."""
-
-    @property
-    def state(self) -> ShardState: ...
-    @property
-    def waiting_bytes(self) -> int: ...
-    @property
-    def stuck(self) -> bool: ...
-    @property
-    def tail_bytes_max(self) -> int: ...
-    def block(self, owner: BlockOwner) -> OpenBlock[Any]: ...
-    def urgent(self) -> None: ...
-    def barrier(self, owner: BlockOwner | None = None) -> None: ...
-    def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None: ...
+__all__ = ["Host"]
 
 
 class Host(Protocol):

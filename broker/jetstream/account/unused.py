@@ -13,7 +13,7 @@ from broker.storage.format.block import Outcome
 from broker.storage.format.records.stream_delete import StreamDelete
 
 if TYPE_CHECKING:
-    from broker.jetstream.account.host import StreamLog
+    from broker.storage.log.stream_log import StreamLog
     from broker.storage.log.writer import OpenBlock, SealedBlock
     from broker.storage.state.stream import StreamState
 

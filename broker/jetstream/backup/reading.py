@@ -17,7 +17,7 @@ from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.consumer.consumer import Consumer
-    from broker.jetstream.stream.chunks import Loading
+    from broker.jetstream.stream.shared.chunks import Loading
     from broker.jetstream.stream.state.live import LiveBlock
     from broker.jetstream.stream.stream import Stream
     from broker.storage.format.frame import Chunk

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.consumer.cursor.cursor import Readable
 from broker.jetstream.filters import Filters
@@ -13,17 +13,9 @@ from broker.storage.log.owner import BlockOwner
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.storage.format.records.consumer_state import ConsumerDelta
+    from broker.storage.log.stream_log import StreamLog
 
 __all__ = ["StreamView"]
-
-
-class StreamLog(Protocol):
-    """The log in which the stream is stored."""
-
-    def lease_held(self) -> bool: ...
-    def barrier(self, owner: BlockOwner | None = None) -> None: ...
-    async def persisted(self) -> None: ...
-    def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None: ...
 
 
 class Changed(Protocol):

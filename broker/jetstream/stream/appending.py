@@ -17,7 +17,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX
@@ -34,7 +34,6 @@ from broker.storage.format.records.append import Append
 from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.format.staged import placed
-from broker.storage.log.owner import BlockOwner
 from broker.storage.objectstore.base import StoreError
 from broker.storage.staging.answers import GRANTED, Answer
 from broker.storage.staging.check import Ids, Staged
@@ -42,25 +41,12 @@ from broker.storage.state.expiries import expires_at
 from broker.storage.state.table import BlockEntry
 
 if TYPE_CHECKING:
-    from broker.base.clock import Clock
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.publish.dedupe import Dedupe
-    from broker.jetstream.stream.publish.msg_ids import MsgIds
-    from broker.jetstream.stream.publish.sequencer import Sequencer
     from broker.jetstream.stream.publish.spilled import Arrival
-    from broker.jetstream.stream.queue import PublishQueue
-    from broker.jetstream.stream.retention.enforcement import Enforcement
-    from broker.jetstream.stream.retention.interest import Interest
-    from broker.jetstream.stream.retention.retention import Retention
-    from broker.jetstream.stream.retention.rollup import Rollups
-    from broker.jetstream.stream.retention.ttl import MessageTtls
-    from broker.jetstream.stream.state.heads import Heads
-    from broker.jetstream.stream.state.live import Live
-    from broker.jetstream.stream.state.subject_state import SubjectState
-    from broker.jetstream.stream.state.tasks import Tasks
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
     from broker.storage.format.block import BlockRef
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
     from broker.storage.log.writer import SealedBlock
     from broker.storage.state.dead import DeadSet
 
@@ -73,58 +59,20 @@ _ONE_TIME_NS: Final = 100_000_000
 """Ids of so short a time stay in the window together, as long as the last one of them."""
 
 
-class Owner(BlockOwner, Protocol):
-    """What this module needs of the stream: the parts that a publish goes through."""
-
-    @property
-    def config(self) -> StreamConfig: ...
-    @property
-    def clock(self) -> Clock: ...
-    @property
-    def log(self) -> Log | MemoryLog: ...
-    @property
-    def live(self) -> Live: ...
-    @property
-    def queue(self) -> PublishQueue: ...
-    @property
-    def dedupe(self) -> Dedupe: ...
-    @property
-    def msg_ids(self) -> MsgIds: ...
-    @property
-    def subjects(self) -> SubjectState: ...
-    @property
-    def rollups(self) -> Rollups: ...
-    @property
-    def retention(self) -> Retention: ...
-    @property
-    def enforcement(self) -> Enforcement: ...
-    @property
-    def interest(self) -> Interest: ...
-    @property
-    def offline(self) -> str | None: ...
-    @property
-    def heads(self) -> Heads: ...
-    @property
-    def ttls(self) -> MessageTtls: ...
-    @property
-    def sequencer(self) -> Sequencer: ...
-
-
 class Appending:
     """The staged messages of one stream."""
 
-    def __init__(self, stream: Owner, tasks: Tasks, stored: Mapping[str, Any]) -> None:
+    def __init__(self, parts: StreamParts, context: CheckContext, stored: Mapping[str, Any]) -> None:
         """Args: ``stored`` are the stream's extra members."""
         self.requests = Requests(stored)
-        self._stream = stream
-        self._tasks = tasks
+        self._parts, self._context = parts, context
         self._leaving: asyncio.Task[None] | None = None
         """Removes those of the last ones that joined which no consumer waits for."""
 
     def append(self, request_id: int, staged: Staged, may: Callable[[], object] = lambda: None) -> asyncio.Task[Answer]:
         """Let them join, as a task of the stream; its result is what ``_append`` returns. ``may`` raises ApiError if they may
         not, as of the moment when that is decided."""
-        return self._tasks.start(self._append(request_id, staged, may), "staged messages", awaited=True)
+        return self._parts.tasks.start(self._append(request_id, staged, may), "staged messages", awaited=True)
 
     async def _append(self, request_id: int, staged: Staged, may: Callable[[], object]) -> Answer:
         """Returns once that is persisted, or the answer that the request got before.
@@ -132,36 +80,36 @@ class Appending:
         Raises: ApiError when they are refused, and nothing has changed; StoreError, FormatError, Stuck: what a decision needs
             cannot be read; whatever stopped the log.
         """
-        stream = self._stream
-        await self._check_subjects(stream.config, staged)
-        ids = StagedIds(staged, stream.dedupe, stream.clock)
+        parts, context = self._parts, self._context
+        await self._check_subjects(parts.stream.config, staged)
+        ids = StagedIds(staged, context.dedupe, parts.clock)
         if staged.ids_bytes:
             await self._load_ids()
             await ids.compare()
-        async with stream.queue.turn():
+        async with parts.queue.turn():
             while True:
                 if (answer := self.requests.of(request_id)) is not None:
                     return answer
-                config = stream.config
+                config = parts.stream.config
                 await self._check_subjects(config, staged)
-                await stream.live.look()
+                await parts.live.look()
                 await self._duplicates(staged, ids)
                 await self._check(config, staged, ids)
                 # No block of the stream has messages that are not persisted, so those that join come after all of them.
-                await self._log.persisted()
-                if stream.config is config and stream.live.open is None:
+                await parts.log.persisted()
+                if parts.stream.config is config and parts.live.open is None:
                     break
             may()
             self._check_usage(staged, ids)
             answer = self._record(request_id, staged, ids)
-            joining = stream.live.joining
+            joining = parts.live.joining
             assert joining is not None
             await self._joined()
             if joining.msgs:
                 try:
                     await self._remember(joining, staged, ids.dropped)
                 except asyncio.CancelledError:
-                    stream.queue.shut()
+                    parts.queue.shut()
                     raise
                 await self._enforce()
         return answer
@@ -174,15 +122,15 @@ class Appending:
             record is on its way.
         Returns once that is persisted. Raises: as ``_append``.
         """
-        stream = self._stream
-        await stream.live.look()
+        parts, context = self._parts, self._context
+        await parts.live.look()
         while True:
             # No block of the stream has messages that are not persisted, so those that join come after all of them.
-            await self._log.persisted()
-            arrival = await decide(stream.live, stream.heads, check)
-            if stream.live.open is None:
+            await parts.log.persisted()
+            arrival = await decide(parts.live, parts.heads, check)
+            if parts.live.open is None:
                 break
-        live, first_seq, time_ns = stream.live, stream.live.last_seq + 1, arrival.time_ns
+        live, first_seq, time_ns = parts.live, parts.live.last_seq + 1, arrival.time_ns
         joining = Joining(first_seq)
         for number, block in enumerate(blocks):
             joining.add(number, LiveBlock.of_entry(BlockEntry(placed(block, joining.last_seq + 1, time_ns, time_ns))))
@@ -192,57 +140,52 @@ class Appending:
         at_ns = live.ahead.decision_ns(time_ns)
         expiry = Expiry([seq for seq, _ in arrival.ttls], [expires_at(at_ns, ttl) for _, ttl in arrival.ttls])
         recorded()
-        open_block = self._log.block(stream)
+        open_block = parts.log.block(parts.stream)
         open_block.add(record)
         if arrival.ttls:
             open_block.add(expiry)
         live.expect(joining)
         for after in arrival.afters:
-            stream.sequencer.appender.follow_up(after)
+            after()
         await self._joined()
-        stream.dedupe.add(arrival.ids, arrival.last_id, at_ns, stored=False)
-        stream.msg_ids.expire_later()
+        context.dedupe.add(arrival.ids, arrival.last_id, at_ns, stored=False)
+        context.msg_ids.expire_later()
         await self._enforce()  # nobody is to see more than the limits allow, who waits for the commit
 
     async def refuse(self, request_id: int, nonce: bytes, error: ApiError) -> None:
         """Record the refusal, and return once that is persisted."""
-        stream = self._stream
-        changes = self.requests.answer(refusal(request_id, nonce, error, stream.clock.now_ns()))
-        self._log.block(stream).add(StreamUpdate(stream.config.to_json(), changes))
-        self._log.urgent()
-        await self._log.persisted()
+        parts = self._parts
+        changes = self.requests.answer(refusal(request_id, nonce, error, parts.clock.now_ns()))
+        parts.log.block(parts.stream).add(StreamUpdate(parts.stream.config.to_json(), changes))
+        parts.log.urgent()
+        await parts.log.persisted()
 
     async def _joined(self) -> None:
         """Return once the record is persisted, and the messages have joined. Raises: ApiError; whatever stopped the log."""
-        stream = self._stream
-        self._log.urgent()
+        parts = self._parts
+        parts.log.urgent()
         try:
-            await self._log.persisted()
+            await parts.log.persisted()
         except asyncio.CancelledError:
             # The broker stops, or the stream is closed. A publish that waits would get the sequences of those that join.
-            stream.queue.shut()
+            parts.queue.shut()
             raise
-        if stream.live.joining is not None:
-            raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=stream.offline or "its record could not be stored")
+        if parts.live.joining is not None:
+            raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=parts.stream.offline or "its record could not be stored")
 
     async def _enforce(self) -> None:
         """Bring the stream within its limits, now that they have joined. As after a publish, what no consumer waits for and what
         subjects may not keep is gone before max_msgs and max_bytes take out other messages."""
-        stream = self._stream
+        context = self._context
         leaving, self._leaving = self._leaving, None
-        if stream.retention.over:
-            first = [task for task in (leaving, stream.enforcement.sweep()) if task is not None]
+        if context.retention.over:
+            first = [task for task in (leaving, context.enforcement.sweep()) if task is not None]
             if first:
                 await asyncio.wait(first, timeout=WAIT_SECONDS)  # publishes wait
         try:
-            await stream.enforcement.trim()
+            await context.enforcement.trim()
         except (StoreError, FormatError, Stuck, TimeoutError):
-            stream.enforcement.soon()
-
-    @property
-    def _log(self) -> Log:
-        """Of streams in the store: no others are in a shard's state, and so found by an inbox."""
-        return cast("Log", self._stream.log)
+            context.enforcement.soon()
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
@@ -263,7 +206,7 @@ class Appending:
 
     async def _check(self, config: StreamConfig, staged: Staged, ids: StagedIds) -> None:
         """What a publish would be refused for, by the limits as they are now. Raises: ApiError."""
-        live = self._stream.live
+        live = self._parts.live
         if config.sealed:
             raise ApiError(ApiErrors.STREAM_SEALED)
         for refused, what in ((config.mirror, "a mirror"),
@@ -286,12 +229,12 @@ class Appending:
 
     def _check_usage(self, staged: Staged, ids: StagedIds) -> None:
         """The limits that other streams have a part in. Raises: ApiError."""
-        usage, size = self._stream.live.usage, staged.size_bytes - ids.size_bytes
-        if usage.size_bytes + size > usage.bytes_max and (code := usage.refusal(size, self._stream.clock.now_ns())):
+        usage, size = self._parts.live.usage, staged.size_bytes - ids.size_bytes
+        if usage.size_bytes + size > usage.bytes_max and (code := usage.refusal(size, self._parts.clock.now_ns())):
             raise ApiError(code)
 
     async def _check_room(self, config: StreamConfig, staged: Staged, ids: StagedIds) -> None:
-        live, subjects = self._stream.live, self._stream.subjects
+        live, subjects = self._parts.live, self._parts.subjects
         msgs, size = staged.messages - ids.msgs, staged.size_bytes - ids.size_bytes
         if 0 < config.max_msgs < live.msgs + msgs:
             raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages exceeded")
@@ -314,20 +257,20 @@ class Appending:
 
     async def _load_ids(self) -> None:
         """Load the ids of the duplicate window, while publishes wait."""
-        if self._stream.dedupe.window_ns > 0 and not self._stream.dedupe.known:
-            async with self._stream.queue.turn():
-                if not self._stream.dedupe.known:
-                    await self._stream.msg_ids.load()
+        if self._context.dedupe.window_ns > 0 and not self._context.dedupe.known:
+            async with self._parts.queue.turn():
+                if not self._context.dedupe.known:
+                    await self._context.msg_ids.load()
 
     async def _duplicates(self, staged: Staged, ids: StagedIds) -> None:
         """Bring ``ids`` up to date with what was published by now. Raises: ApiError 10167."""
-        stream = self._stream
-        dedupe = stream.dedupe
+        context = self._context
+        dedupe = context.dedupe
         if not staged.ids_bytes or dedupe.window_ns <= 0:
             ids.dropped = {}
             return
         if not dedupe.known:
-            await stream.msg_ids.load()
+            await context.msg_ids.load()
         if dedupe.full or dedupe.bytes + staged.ids_bytes > dedupe.bytes_max:
             raise ApiError(ApiErrors.STREAM_TOO_MANY_REQUESTS)
         await ids.catch_up()
@@ -336,8 +279,9 @@ class Appending:
 
     def _record(self, request_id: int, staged: Staged, ids: StagedIds) -> Answer:
         """Give the messages their sequences and times, and record that they join."""
-        stream, live = self._stream, self._stream.live
-        now_ns = stream.clock.now_ns()
+        parts = self._parts
+        live = parts.live
+        now_ns = parts.clock.now_ns()
         seq, low_ns = live.last_seq + 1, live.last_time_ns
         joining = Joining(seq)
         packed: list[Sequence[Any]] = []
@@ -363,36 +307,37 @@ class Appending:
         extra = self.requests.answer(answer)
         if joining.msgs:
             extra |= self._joining_extra(joining)
-        self._log.block(stream).add(Append(packed, dead, extra))
+        parts.log.block(parts.stream).add(Append(packed, dead, extra))
         live.expect(joining)
         return answer
 
     def _joining_extra(self, joining: Joining) -> dict[str, Any]:
         """What the record says of the work that is left when they have joined."""
-        return self._stream.enforcement.doubt_record() | self._stream.interest.joining_record(joining.first_seq)
+        return self._context.enforcement.doubt_record() | self._context.interest.joining_record(joining.first_seq)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         """A block of the stream is persisted: if it has the record, the messages are the stream's. The consumers are told
         after this."""
-        stream, live = self._stream, self._stream.live
+        context = self._context
+        live = self._parts.live
         joining = live.joining
         if joining is None or not any(record.kind == Append.KIND for record in block.core.records):
             return
         live.join()
         if not joining.msgs:
             return
-        stream.rollups.forget()
+        context.rollups.forget()
         if joining.ttls:
-            stream.ttls.added(joining.ttls, live.ahead.decision_ns(joining.blocks[-1].last_time_ns))
-        if stream.enforcement.doubted:
-            stream.enforcement.begin()
-        stream.retention.arm()
-        self._leaving = stream.interest.joined(joining.first_seq)
+            context.ttls.added(joining.ttls, live.ahead.decision_ns(joining.blocks[-1].last_time_ns))
+        if context.enforcement.doubted:
+            context.enforcement.begin()
+        context.retention.arm()
+        self._leaving = context.interest.joined(joining.first_seq)
 
     async def _remember(self, joining: Joining, staged: Staged, dropped: Mapping[int, Dropped]) -> None:
         """Take the ids into the duplicate window. Publishes wait until all are there."""
-        stream = self._stream
-        dedupe = stream.dedupe
+        parts, context = self._parts, self._context
+        dedupe = context.dedupe
         for number, block in zip(joining.numbers, joining.blocks, strict=True):
             ids = staged.blocks[number].ids
             lost = set(dropped[number].places) if number in dropped else ()
@@ -401,11 +346,11 @@ class Appending:
                 places: Sequence[int] = range(start, end)
                 if lost:
                     places = [at for at in places if at not in lost]
-                _add(dedupe, block, ids, places, stream.clock.now_ns() - dedupe.window_ns)
+                _add(dedupe, block, ids, places, parts.clock.now_ns() - dedupe.window_ns)
                 await asyncio.sleep(0)
         number, block = joining.numbers[-1], joining.blocks[-1]
         dedupe.last_id = _last_id(block, staged.blocks[number].ids)
-        stream.msg_ids.expire_later()
+        context.msg_ids.expire_later()
 
 
 def _dead_row(entry: BlockEntry, dead: DeadSet) -> Sequence[Any]:

@@ -8,21 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker.base.gotime import ZERO_TIME, format_time
 from broker.jetstream.filters import Filters
 from broker.jetstream.settings import SUBJECTS_PAGE
 from broker.jetstream.stream.state.decision import decide
-from broker.jetstream.stream.state.heads import Heads, blocks_from
-from broker.jetstream.stream.state.live import Live
+from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.rows import NotLoaded
-from broker.jetstream.stream.state.subject_search import SubjectSearch
-from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import NotFound
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
 
 __all__ = ["StreamInfo", "SubjectCounts"]
 
@@ -48,12 +48,9 @@ class SubjectCounts(dict[str, int]):
 class StreamInfo:
     """Reads the live state, whose blocks the caller has loaded, and loads what an answer needs from the store."""
 
-    def __init__(self, name: str, live: Live, heads: Heads, subjects: SubjectState, search: SubjectSearch) -> None:
-        self._name = name
-        self._live = live
-        self._heads = heads
-        self._subjects = subjects
-        self._search = search
+    def __init__(self, parts: StreamParts) -> None:
+        self._name, self._live, self._heads = parts.name, parts.live, parts.heads
+        self._subjects, self._search = parts.subjects, parts.search
 
     async def state(self, deleted_details: bool, subjects_filter: bytes, subjects_offset: int) -> dict[str, Any]:
         """StreamState as JSON values, less ``consumer_count``. Raises: StoreError; FormatError.

@@ -18,9 +18,9 @@ Source: nats-server, server/scheduler.go.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from broker.base.gotime import format_time
@@ -34,14 +34,9 @@ from broker.storage.format.records.schedule import Schedule
 from broker.storage.state.expiries import NEVER, Expiries
 
 if TYPE_CHECKING:
-    from broker.base.clock import Clock
-    from broker.jetstream.bus import Msg, Source
-    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.bus import Source
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
     from broker.jetstream.stream.state.stored import StoredMsg
-    from broker.jetstream.stream.state.subject_state import SubjectState
-    from broker.jetstream.stream.state.tasks import Tasks
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
 
 __all__ = ["Scheduler"]
 
@@ -53,29 +48,16 @@ _AT_ONCE = 64
 """Schedules fired in one turn of the loop."""
 
 
-class Queries(Protocol):
-    """Single messages."""
-
-    async def get(self, seq: int) -> StoredMsg | None: ...
-    async def get_last(self, wanted: bytes) -> StoredMsg | None: ...
-    async def get_next(self, wanted: bytes, seq: int, start_time_ns: int | None = None) -> StoredMsg | None: ...
-
-
 class Scheduler:
-    """The schedules of one stream. ``publish`` takes messages of ``source``, like any publish."""
+    """The schedules of one stream, which publishes for them as ``source``."""
 
-    def __init__(self, live: Live, subjects: SubjectState, queries: Queries, log: Log | MemoryLog, tasks: Tasks, clock: Clock,
-                 publish: Callable[[Sequence[Msg], Source], None]) -> None:
+    def __init__(self, parts: StreamParts) -> None:
         self.schedules = Expiries()
         self.source: Source = OwnSource()
-        self._live = live
-        self._subjects = subjects
-        self._queries = queries
-        self._log = log
-        self._tasks = tasks
-        self._clock = clock
-        self._publish = publish
-        self.passes = DuePasses(log, tasks, clock, "schedules", self._fire, untrusted_ns=_RETRY_NS)
+        self._live, self._subjects, self._queries = parts.live, parts.subjects, parts.queries
+        self._log, self._tasks, self._clock = parts.log, parts.tasks, parts.clock
+        self._publish = parts.stream.publish_own
+        self.passes = DuePasses(parts.log, parts.tasks, parts.clock, "schedules", self._fire, untrusted_ns=_RETRY_NS)
         self._changed: dict[int, int] = {}
         """Changes not yet recorded: sequence → due time."""
         self._fired: dict[bytes, tuple[int, int, int, int]] = {}

@@ -24,16 +24,13 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.base.clock import Clock
 from broker.base.garbage import discarded
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.appending import Appending
-from broker.jetstream.stream.chunks import Chunks, Loading
 from broker.jetstream.stream.info import StreamInfo
-from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.appender import Appender
 from broker.jetstream.stream.publish.batching import Batching
 from broker.jetstream.stream.publish.blocked import BlockedPublish
@@ -41,20 +38,21 @@ from broker.jetstream.stream.publish.ceiling import SequenceCeiling
 from broker.jetstream.stream.publish.context import CheckContext
 from broker.jetstream.stream.publish.copies import Copies
 from broker.jetstream.stream.publish.dedupe import Dedupe
-from broker.jetstream.stream.publish.last_seqs import LastSeqs
 from broker.jetstream.stream.publish.msg_ids import MsgIds
 from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
-from broker.jetstream.stream.publish.totals import Totals
 from broker.jetstream.stream.publish.ttl import delete_marker
-from broker.jetstream.stream.queries import Queries
-from broker.jetstream.stream.queue import PublishQueue
 from broker.jetstream.stream.retention.enforcement import Enforcement
 from broker.jetstream.stream.retention.interest import Interest
 from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.retention.ttl import MessageTtls
 from broker.jetstream.stream.scheduler import Scheduler
+from broker.jetstream.stream.shared.chunks import Chunks, Loading
+from broker.jetstream.stream.shared.listeners import Changed, Listener, Listeners
+from broker.jetstream.stream.shared.queries import Queries
+from broker.jetstream.stream.shared.queue import PublishQueue
+from broker.jetstream.stream.shared.stream_parts import StreamParts
 from broker.jetstream.stream.state.decision import WAIT_SECONDS
 from broker.jetstream.stream.state.heads import Heads
 from broker.jetstream.stream.state.live import Live, LiveBlock
@@ -68,7 +66,6 @@ from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.state.tasks import Tasks
 from broker.jetstream.stream.upstream.positions import Positions
 from broker.jetstream.usage import Usage
-from broker.jetstream.wire.advisories import StreamEvents
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
@@ -80,9 +77,8 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.inflight import Inflight
     from broker.storage.format.frame import Chunk
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
     from broker.storage.log.open_block import OpenBlock
+    from broker.storage.log.stream_log import StreamLog
     from broker.storage.log.writer import SealedBlock
     from broker.storage.read.reader import BlockReader
     from broker.storage.state.stream import StreamState
@@ -107,7 +103,7 @@ class Stream:
     offline: str | None = None
 
     def __init__(self, config: StreamConfig, state: StreamState | None, *, account: str, stream_id: int,
-                 created_ns: int, log: Log | MemoryLog, reader: BlockReader, bus: Bus, clock: Clock, rng: random.Random,
+                 created_ns: int, log: StreamLog, reader: BlockReader, bus: Bus, clock: Clock, rng: random.Random,
                  domain: str = "", usage: Usage | None = None, inflight: Inflight | None = None,
                  listeners: Mapping[str, Listener] | None = None, bytes_max: int = 16 << 20,
                  dedupe_bytes_max: int = 256 << 20) -> None:
@@ -128,46 +124,39 @@ class Stream:
         self.on_loaded: Callable[[], object] = lambda: None
         """Called when blocks have been loaded into memory."""
         self.stored = config.storage != "memory"
-        self.ceiling = SequenceCeiling(self, log, state.ceiling if state is not None else 0)
-        self.live = Live(self._cached_head, self.applied if self.stored else None, self._looked, usage, clock,
-                         state.extra if state is not None else {})
-        self.heads = Heads(self.live, self)
-        self.positions = Positions(state.extra if state is not None else {})
+        extra: Mapping[str, Any] = {} if state is None else state.extra
+        self.live = live = Live(self._cached_head, self.applied if self.stored else None, self._looked, usage, clock, extra)
+        self.heads = Heads(live, reader)
+        self.positions = Positions(extra)
         self.tasks = Tasks(self.name)
-        self.appending = Appending(self, self.tasks, state.extra if state is not None else {})
-        self.memory_blocks = MemoryBlocks(self.live, self._blocks_held) if not self.stored else None
-        self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
-        self.msg_ids = MsgIds(self.dedupe, self.live, reader, clock, self.applied, state.last_seq if state is not None else 0)
-        self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0,
+        self.memory_blocks = MemoryBlocks(live, self._blocks_held) if not self.stored else None
+        self.subjects = SubjectState(live, self.heads, config.max_msgs_per_subject > 0,
                                      SubjectPages(self.applied, reader) if self.stored else None)
-        self.chunks = Chunks(self.live, self.subjects, reader, self.tasks)
-        self.subject_search = SubjectSearch(self.live, self.subjects)
-        self.queries = Queries(self.live, self.heads, self.subjects, self.subject_search, reader, self.chunks)
-        self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
-                                   self.tasks, clock)
-        self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self.tasks)
-        self._info = StreamInfo(self.name, self.live, self.heads, self.subjects, self.subject_search)
-        self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
-                                       self.tasks, empty=state is None)
-        self.ttls = MessageTtls(self.live, self.heads, self.subjects, self.queries, self.retention, log, self.tasks, clock,
-                                self._publish_own)
-        self.retention.one_by_one = self.ttls
-        self.scheduler = Scheduler(self.live, self.subjects, self.queries, log, self.tasks, clock, self._publish_own)
-        replies = Replies(self, log, bus, domain)
-        self.rollups = Rollups(self.live, self.heads, self.subjects, self.retention)
-        context = CheckContext(
-            self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
-            self.retention, self.rollups,
-            Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim,
-            self._publish_when_stored, self.interest, self.ttls)
-        self._batching = Batching(self, log, context, replies, inflight,
-                                  partial(StreamEvents, bus, clock, rng, domain, self.name), clock)
-        self.sequencer = Sequencer(self, log, context, self.retention,
-                                   Appender(self, log, context, self.retention, self.ttls, self._batching, replies, clock),
-                                   BlockedPublish(self, self.live, self.heads, self.tasks, replies, clock), self._batching,
-                                   replies, bus)
-        self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
-        self.copies = Copies(self.queue, self.sequencer, self.live, self.heads, log)
+        self.chunks = Chunks(live, self.subjects, reader, self.tasks)
+        search = SubjectSearch(live, self.subjects)
+        self.queries = Queries(live, self.heads, self.subjects, search, reader, self.chunks)
+        self.queue = PublishQueue(log, bytes_max=bytes_max)
+        parts = StreamParts(self, account, self.name, stream_id, created_ns, domain, self.stored, log, reader, bus, clock, rng,
+                            self.tasks, self.listeners, live, self.heads, self.subjects, search, self.queries, self.queue)
+        self._info = StreamInfo(parts)
+        self.ceiling = SequenceCeiling(parts, state.ceiling if state is not None else 0)
+        self.retention = Retention(parts)
+        self.rollups = Rollups(parts, self.retention)
+        self.enforcement = Enforcement(parts, self.retention, config, empty=state is None)
+        self.interest = Interest(parts, self.retention)
+        self.ttls = self.retention.one_by_one = MessageTtls(parts, self.retention)
+        self.scheduler = Scheduler(parts)
+        self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
+        self.msg_ids = MsgIds(self.dedupe, live, reader, clock, self.applied, state.last_seq if state is not None else 0)
+        context = CheckContext(parts, self.dedupe, self.msg_ids, self.retention, self.rollups, self.enforcement,
+                               self.interest, self.ttls, self.scheduler)
+        self.appending = Appending(parts, context, extra)
+        replies = Replies(parts)
+        self._batching = Batching(parts, context, replies, self.appending, inflight)
+        self.sequencer = Sequencer(parts, context, self.ceiling, Appender(parts, context, replies, self._batching.lost),
+                                   BlockedPublish(parts, replies), self._batching, replies)
+        self.queue.connect(self.sequencer.run, replies.turn_away)
+        self.copies = Copies(parts, self.sequencer)
         self._configure(config)
         if state is None:
             if config.first_seq:
@@ -264,12 +253,9 @@ class Stream:
         elif end - start > 1 or not self.sequencer.one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
 
-    def _publish_own(self, msgs: Sequence[Msg], source: Source | None = None) -> None:
+    def publish_own(self, msgs: Sequence[Msg], source: Source | None = None) -> None:
         """Publish messages of the stream itself."""
         self.publish(msgs, 0, len(msgs), source, self.clock.now_ns())
-
-    def _publish_when_stored(self, subject: bytes, hlen: int, body: bytes) -> None:
-        self.log.wait(self.bus.publish, subject, b"", hlen, body, of=self)
 
     # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
 
@@ -497,18 +483,18 @@ class Stream:
         self.dedupe.window_ns = config.duplicate_window
         return self.enforcement.updated()
 
-    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, told: bool = True) -> None:
-        """Messages were removed, all of ``subject`` when it is given: notify the consumers if ``told``."""
+    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, notify: bool = True) -> None:
+        """Messages were removed, all of ``subject`` if it is given: notify the consumers if ``notify``."""
         if self.memory_blocks is not None:
             self.memory_blocks.removed(gone)
-        if told and (self.listeners.by_name or self.ttls.expiries or self.scheduler.schedules):
-            self.tell_removed(joined(gone), subject, purged)
+        if notify and (self.listeners.by_name or self.ttls.expiries or self.scheduler.schedules):
+            self.notify_removed(joined(gone), subject, purged)
         else:
             for removal in gone:
                 self._forget_times(removal.first, removal.last)
 
-    def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
-        """As ``removed``, (first, last, messages) of all that was live in between; for all but memory streams' blocks."""
+    def notify_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
+        """``removed`` for blocks that left as a whole, as (first, last, messages); not for those of memory streams."""
         for first, last, _ in ranges:
             self._forget_times(first, last)
         self.listeners.removed(ranges, subject, purged)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.chunks import Loading
+from broker.jetstream.stream.shared.chunks import Loading
 from broker.jetstream.stream.state import subject_search, subject_state
 from broker.jetstream.stream.stream import Stream
 from broker.storage.log.settings import LogSettings

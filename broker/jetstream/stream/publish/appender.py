@@ -10,21 +10,18 @@ others; if even that cannot be ensured, the log stops.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
-from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
-    from broker.base.clock import Clock
     from broker.jetstream.stream.publish.candidate import Candidate
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.publish.pending import Pending
     from broker.jetstream.stream.publish.replies import Replies
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
 
 __all__ = ["Appender"]
 
@@ -34,43 +31,18 @@ _TELL_NS = 1_000_000_000
 """Unexpected errors are logged at most this often: every message may cause one."""
 
 
-class Owner(BlockOwner, Protocol):
-    """What this module needs of the stream."""
-
-    @property
-    def name(self) -> str: ...
-
-
-class Retention(Protocol):
-    """What removes messages that others replace."""
-
-    def take_out(self, found: Iterable[tuple[int, int]]) -> None: ...
-
-
-class Ttls(Protocol):
-    """When messages with a TTL expire."""
-
-    def added(self, rows: Sequence[tuple[int, int]], time_ns: int) -> None: ...
-
-
-class Batching(Protocol):
-    """The open batches."""
-
-    def lost(self) -> None: ...
-
-
 class Appender:
-    """The end of one stream, where messages are added."""
+    """The end of one stream, where messages are added.
 
-    def __init__(self, owner: Owner, log: Log | MemoryLog, context: CheckContext, retention: Retention, ttls: Ttls,
-                 batching: Batching, replies: Replies, clock: Clock) -> None:
-        self._owner = owner
-        self._log = log
+    Args: ``lost`` is called if an unexpected error kept accepted messages out of the stream.
+    """
+
+    def __init__(self, parts: StreamParts, context: CheckContext, replies: Replies, lost: Callable[[], None]) -> None:
         self._context = context
-        self._live, self._dedupe, self._subjects = context.live, context.dedupe, context.subjects
-        self._retention, self._ttls, self._batching = retention, ttls, batching
-        self._replies = replies
-        self._clock = clock
+        self._stream, self._name, self._log, self._clock = parts.stream, parts.name, parts.log, parts.clock
+        self._live, self._subjects = parts.live, parts.subjects
+        self._dedupe, self._retention, self._ttls = context.dedupe, context.retention, context.ttls
+        self._replies, self._lost = replies, lost
         self._told_ns = -_TELL_NS
 
     def append(self, pending: Pending) -> bool:
@@ -83,7 +55,7 @@ class Appender:
                 appended = self._live.last_seq >= pending.first_seq
                 self.unforeseen(error, index=True)
                 if not appended:
-                    self._batching.lost()
+                    self._lost()
                     for _, reply, _, _ in pending.msgs:
                         self._replies.refused(reply, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         # Roll-ups and trims may remove messages and skip sequences.
@@ -97,7 +69,7 @@ class Appender:
         if first_seq != live.last_seq + 1:
             raise RuntimeError(f"accepted as {first_seq}, but the stream is at {live.last_seq}")
         subjects, replies, hlens, bodies = zip(*pending.msgs, strict=True)
-        block = self._log.block(self._owner)
+        block = self._log.block(self._stream)
         block.append_run(first_seq, subjects, hlens if any(hlens) else None, bodies, time_ns,
                          sum(map(len, subjects)) + sum(map(len, replies)))
         live.appended(block, len(bodies), pending.bytes, first_seq, time_ns)
@@ -125,7 +97,7 @@ class Appender:
     def pass_over(self, pending: Pending, candidate: Candidate) -> None:
         """Use a sequence for a message that is not stored, and acknowledge it. Nothing else is pending."""
         live, seq, msg_id = self._live, self._live.last_seq + 1, candidate.msg_id
-        block = self._log.block(self._owner)
+        block = self._log.block(self._stream)
         if block.empty:
             # The sequence has no message; without this record the outcome would not be stored.
             block.remove(seq, seq, 0, 0)
@@ -154,9 +126,9 @@ class Appender:
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._told_ns >= _TELL_NS:
             self._told_ns = now_ns
-            _log.error("stream %s: a publish failed", self._owner.name, exc_info=error)
-        if not self._live.counts(self._log.block(self._owner)):
-            _log.critical("stream %s: its numbers are not those of its messages, so nothing more is stored", self._owner.name)
+            _log.error("stream %s: a publish failed", self._name, exc_info=error)
+        if not self._live.counts(self._log.block(self._stream)):
+            _log.critical("stream %s: its numbers are not those of its messages, so nothing more is stored", self._name)
             self._log.fail(error)
 
     def skip_to(self, last_seq: int) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.inflight import Inflight
 from broker.jetstream.settings import level_refused
@@ -23,23 +23,21 @@ from broker.jetstream.stream.publish.fast import FastBatches, FastMessage, FastR
 from broker.jetstream.stream.publish.limits import RECORD_BYTES_MAX
 from broker.jetstream.stream.publish.spill import Spill, may_spill
 from broker.jetstream.stream.publish.spilled import SpilledCommits
+from broker.jetstream.wire.advisories import StreamEvents
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers as header_block
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 
 if TYPE_CHECKING:
-    from broker.base.clock import Clock
     from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.appender import Appender
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.publish.pending import Pending
     from broker.jetstream.stream.publish.replies import Replies
-    from broker.jetstream.stream.publish.spilled import Owner
-    from broker.jetstream.wire.advisories import StreamEvents
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
+    from broker.jetstream.stream.publish.spilled import Joins
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
 
 __all__ = ["Batching", "Committing"]
 
@@ -62,21 +60,16 @@ class Sequencer(Protocol):
 class Batching:
     """The batches of one stream. ``configure`` follows each change of its configuration.
 
-    Args: ``owner`` is the stream; ``inflight`` counts the batches of all streams; ``events`` makes the reporter of dropped
-        batches when needed: there may be thousands of streams, most of which allow no batches.
+    Args: ``joins`` lets batches in the store join the stream; ``inflight`` counts the batches of all streams.
     """
 
-    def __init__(self, owner: Owner, log: Log | MemoryLog, context: CheckContext, replies: Replies, inflight: Inflight | None,
-                 events: Callable[[], StreamEvents], clock: Clock) -> None:
-        self._owner = owner
-        self._log = log
-        self._context = context
-        self._live = context.live
-        self._replies = replies
-        self._inflight, self._events, self._clock = inflight, events, clock
+    def __init__(self, parts: StreamParts, context: CheckContext, replies: Replies, joins: Joins,
+                 inflight: Inflight | None) -> None:
+        self._parts, self._context, self._replies, self._inflight = parts, context, replies, inflight
+        self._live = parts.live
         self._atomic: AtomicBatches | None = None
         self._fast: FastBatches | None = None
-        self._spilled = SpilledCommits(owner, replies, self._check)
+        self._spilled = SpilledCommits(parts, replies, joins, self._check)
 
     def configure(self, config: StreamConfig) -> None:
         """Apply the batch settings of ``config``; batches that it does not allow are dropped."""
@@ -88,12 +81,14 @@ class Batching:
             self._fast.clear()
         if config.allow_atomic or config.allow_batched:
             inflight = self._inflight = self._inflight or Inflight()
-            self._atomic = self._atomic or AtomicBatches(inflight, self._clock, self._events().batch_abandoned)
-            self._fast = self._fast or FastBatches(inflight, self._clock, self._replies.batch_ack)
+            parts = self._parts
+            self._atomic = self._atomic or AtomicBatches(inflight, parts.clock, StreamEvents(
+                parts.bus, parts.clock, parts.rng, parts.domain, parts.name).batch_abandoned)
+            self._fast = self._fast or FastBatches(inflight, parts.clock, self._replies.batch_ack)
             self._atomic.spill = partial(self._spill, inflight) if may_spill(config) else None
 
     def _spill(self, inflight: Inflight) -> Spill:
-        return Spill(self._owner, cast("Log", self._log), inflight, self._live.usage)
+        return Spill(self._parts, inflight)
 
     def renumbered(self) -> None:
         """See ``Sequencer``."""
@@ -125,7 +120,7 @@ class Batching:
             self._replies.staged(msg[1])
             return
         if batch.spill is not None:
-            self._spilled.begin(atomic, batch, batch.spill, msg[1], pending.source)
+            self._spilled.begin(atomic, batch, batch.spill, msg[1], pending.source, sequencer.appender)
             raise Committing
         first_seq = pending.first_seq
         staged: list[Candidate] | None = None
@@ -186,7 +181,7 @@ class Batching:
                     # A partial batch must not reach the store; a restart finds the stream as before the batch.
                     error = RuntimeError(f"stream {self._config.name}: a batch was sequenced in part")
                     _log.critical("%s, so nothing more is stored", error)
-                    self._log.fail(error)
+                    self._parts.log.fail(error)
         if not stored:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
 

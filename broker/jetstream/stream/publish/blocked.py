@@ -13,7 +13,7 @@ Owns: how long that may take, and what happens to the publish afterwards. Does n
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck
 from broker.jetstream.wire.error_table import ApiErrors
@@ -22,13 +22,10 @@ from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
-    from broker.base.clock import Clock
     from broker.jetstream.bus import Msg
     from broker.jetstream.stream.publish.replies import Replies
-    from broker.jetstream.stream.state.heads import Heads
-    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
     from broker.jetstream.stream.state.rows import NotLoaded
-    from broker.jetstream.stream.state.tasks import Tasks
 
 __all__ = ["BlockedPublish"]
 
@@ -36,31 +33,13 @@ _PAUSE_NS = 250_000_000
 _PAUSE_NS_MAX = 16_000_000_000
 
 
-class Queue(Protocol):
-    """The queue whose head waits."""
-
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-    def drop_first(self, msg: Msg) -> bool: ...
-
-
-class Owner(Protocol):
-    """What this module needs of the stream."""
-
-    @property
-    def queue(self) -> Queue: ...
-
-
 class BlockedPublish:
     """The publish at the head of one stream's queue, while its decision needs data that is not loaded."""
 
-    def __init__(self, owner: Owner, live: Live, heads: Heads, tasks: Tasks, replies: Replies, clock: Clock) -> None:
-        self._owner = owner
-        self._live = live
-        self._heads = heads
-        self._tasks = tasks
+    def __init__(self, parts: StreamParts, replies: Replies) -> None:
+        self._queue, self._live, self._heads = parts.queue, parts.live, parts.heads
+        self._tasks, self._clock = parts.tasks, parts.clock
         self._replies = replies
-        self._clock = clock
         self._msg: Msg | None = None
         """The publish that ``_decision`` is about."""
         self._decision: Decision | None = None
@@ -79,7 +58,7 @@ class BlockedPublish:
             self._msg = msg
             self._decision = Decision(self._live, self._heads)
             self._until_ns = now_ns + int(WAIT_SECONDS * 1e9)
-        self._owner.queue.begin()
+        self._queue.begin()
         self._tasks.start(self._wait(msg, self._decision, not_loaded), "wait")
         return True
 
@@ -103,11 +82,11 @@ class BlockedPublish:
             else:
                 self._pause_ns = 0
         finally:
-            self._owner.queue.end()
+            self._queue.end()
 
     def _refuse(self, msg: Msg) -> None:
         self.decided()
-        if self._owner.queue.drop_first(msg):
+        if self._queue.drop_first(msg):
             self._replies.fail((msg,), ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
 
     def _came_late(self, loading: asyncio.Task[None]) -> None:

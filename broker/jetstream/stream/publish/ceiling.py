@@ -6,42 +6,32 @@ its sequence is not assigned again: a restart continues at the last persisted ce
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from broker.storage.format.records.ceiling import Ceiling
-from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
 
 __all__ = ["SequenceCeiling"]
 
 _STEP = 65_536
 
 
-class Queue(Protocol):
-    """The stream's publish queue."""
-
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-
-
 class SequenceCeiling:
-    """The ceiling of ``owner``, a stream. ``value``: the persisted one; 0: none."""
+    """The ceiling of one stream. ``value``: the persisted one; 0: none."""
 
-    __slots__ = ("_asked", "_log", "_owner", "value")
+    __slots__ = ("_asked", "_log", "_queue", "_stream", "value")
 
-    def __init__(self, owner: BlockOwner, log: Log | MemoryLog, value: int = 0) -> None:
-        self._owner = owner
-        self._log = log
+    def __init__(self, parts: StreamParts, value: int = 0) -> None:
+        self._stream, self._log, self._queue = parts.stream, parts.log, parts.queue
         self.value = self._asked = value
 
     def ask(self, last_seq: int) -> None:
         """Persist a ceiling well above ``last_seq``."""
         ceiling = self._asked = (last_seq // _STEP + 2) * _STEP
-        self._log.block(self._owner).add(Ceiling(ceiling))
-        self._log.wait(self._persisted, ceiling, of=self._owner)
+        self._log.block(self._stream).add(Ceiling(ceiling))
+        self._log.wait(self._persisted, ceiling, of=self._stream)
 
     def near(self, last_seq: int) -> None:
         """``last_seq`` is near the ceiling, or beyond it: ask for a higher one, unless one is already on its way."""
@@ -49,16 +39,16 @@ class SequenceCeiling:
             self.ask(last_seq)
             self._log.urgent()
 
-    def wait(self, queue: Queue) -> None:
+    def wait(self) -> None:
         """Queue publishes until the requested ceiling is persisted."""
-        queue.begin()
-        self._log.wait(queue.end, of=self._owner)
+        self._queue.begin()
+        self._log.wait(self._queue.end, of=self._stream)
 
     def lower(self, next_seq: int) -> None:
         """After the last publish: the next start continues at ``next_seq``."""
         if self._asked > next_seq:
             self._asked = self.value = next_seq
-            self._log.block(self._owner).add(Ceiling(next_seq))
+            self._log.block(self._stream).add(Ceiling(next_seq))
             self._log.urgent()
 
     def _persisted(self, ceiling: int) -> None:

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from broker.jetstream.stream.publish.last_seqs import LastSeqs
+from broker.jetstream.stream.publish.totals import Totals
 from broker.jetstream.stream.state.rows import NotLoaded
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Source
     from broker.jetstream.stream.publish.dedupe import Dedupe
-    from broker.jetstream.stream.publish.last_seqs import LastSeqs
+    from broker.jetstream.stream.publish.msg_ids import MsgIds
     from broker.jetstream.stream.publish.pending import Pending
-    from broker.jetstream.stream.publish.totals import Totals
-    from broker.jetstream.stream.state.live import Live
-    from broker.jetstream.stream.state.subject_state import SubjectState
+    from broker.jetstream.stream.retention.enforcement import Enforcement
+    from broker.jetstream.stream.retention.interest import Interest
+    from broker.jetstream.stream.retention.retention import Retention
+    from broker.jetstream.stream.retention.rollup import Rollups
+    from broker.jetstream.stream.retention.ttl import MessageTtls
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
 
 __all__ = ["CheckContext"]
-
-
-class Retention(Protocol):
-    """The limits, for checks that depend on what they remove."""
-
-    @property
-    def over(self) -> bool: ...
-    def trim(self) -> None: ...
-
-
-class Rollups(Protocol):
-    """What roll-ups remove."""
-
-    def plan(self, subject: bytes | None, staged: tuple[int, int] | None = None) -> Callable[[], None]: ...
-    def plan_all(self, subjects: Sequence[bytes], plans: dict[bytes, Callable[[], None]]) -> None: ...
 
 
 class Scheduler(Protocol):
@@ -45,57 +35,34 @@ class Scheduler(Protocol):
     def set(self, rows: Sequence[tuple[int, int]]) -> None: ...
 
 
-class Markers(Protocol):
-    """The delete markers that the stream publishes."""
-
-    @property
-    def source(self) -> Source: ...
-    def replaced_by_marker(self, subject: bytes) -> int: ...
-
-
-class Interest(Protocol):
-    """What consumers wait for, in a stream that stores only that."""
-
-    def wants(self, subject: bytes) -> bool: ...
-    def wants_all(self, subjects: Iterable[bytes]) -> bool: ...
-    def drop_unwanted(self, first_seq: int) -> None: ...
-
-
 class CheckContext:
-    """The parts of one stream that its checks read, and change only through ``commit_pending``.
+    """The collaborators of one stream that its checks read, and change only through ``commit_pending``.
 
-    Attributes: ``publish_when_stored``: publish a message (subject, header length, headers and payload) to subscribers
-        when everything that the stream has sequenced so far is in the store; ``shares``: whether a subject is also
-        stored by the stream of that name (``overlapping_streams``).
+    Attributes: ``shares``: whether a subject is also stored by the stream of that name (``overlapping_streams``).
     """
 
-    __slots__ = ("_retention", "dedupe", "interest", "last_seqs", "live", "load_ids", "markers", "publish_when_stored", "rollups",
-                 "scheduler", "shares", "subjects", "totals", "trim_all")
+    __slots__ = ("_log", "_publish", "_stream", "dedupe", "enforcement", "interest", "last_seqs", "live", "msg_ids",
+                 "retention", "rollups", "scheduler", "shares", "subjects", "totals", "ttls")
 
-    def __init__(self, live: Live, dedupe: Dedupe, subjects: SubjectState, last_seqs: LastSeqs, retention: Retention,
-                 rollups: Rollups, totals: Totals, scheduler: Scheduler, load_ids: Callable[[], Awaitable[None]],
-                 trim_all: Callable[[], Awaitable[None]],
-                 publish_when_stored: Callable[[bytes, int, bytes], None], interest: Interest,
-                 markers: Markers) -> None:
-        self.live = live
-        self.dedupe = dedupe
-        self.subjects = subjects
-        self.last_seqs = last_seqs
-        self.rollups = rollups
-        self.totals = totals
-        self.scheduler = scheduler
-        self.load_ids = load_ids
-        self.trim_all = trim_all
-        self.publish_when_stored = publish_when_stored
-        self.interest = interest
-        self.markers = markers
+    def __init__(self, parts: StreamParts, dedupe: Dedupe, msg_ids: MsgIds, retention: Retention, rollups: Rollups,
+                 enforcement: Enforcement, interest: Interest, ttls: MessageTtls, scheduler: Scheduler) -> None:
+        self._stream, self._log, self._publish = parts.stream, parts.log, parts.bus.publish
+        self.live, self.subjects = parts.live, parts.subjects
+        self.dedupe, self.msg_ids = dedupe, msg_ids
+        self.retention, self.rollups, self.enforcement = retention, rollups, enforcement
+        self.interest, self.ttls, self.scheduler = interest, ttls, scheduler
+        self.last_seqs = LastSeqs(parts)
+        self.totals = Totals(parts)
         self.shares: Callable[[bytes, bytes], bool] = lambda subject, name: False
-        self._retention = retention
+
+    def publish_when_stored(self, subject: bytes, hlen: int, body: bytes) -> None:
+        """Publish a message to subscribers once everything that the stream has sequenced so far is in the store."""
+        self._log.wait(self._publish, subject, b"", hlen, body, of=self._stream)
 
     def commit_pending(self, pending: Pending) -> None:
         """Append the messages accepted so far, and apply the stream's limits. Raises: NotLoaded."""
         pending.append()
-        self._retention.trim()
-        if self._retention.over:
+        self.retention.trim()
+        if self.retention.over:
             # Only one slice of very many blocks was removed; the check needs the others removed, too.
-            raise NotLoaded("room within the limits", work=self.trim_all)
+            raise NotLoaded("room within the limits", work=self.enforcement.trim)

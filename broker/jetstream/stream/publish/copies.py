@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision
 from broker.jetstream.stream.state.rows import NotLoaded
@@ -24,8 +23,7 @@ from broker.jetstream.wire.errors import ApiError
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg
     from broker.jetstream.stream.publish.sequencer import Sequencer
-    from broker.jetstream.stream.state.heads import Heads
-    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
 
 __all__ = ["Copies", "Run"]
 
@@ -38,30 +36,14 @@ class Run(NamedTuple):
     msgs: Sequence[Msg]
 
 
-class Queue(Protocol):
-    """The stream's publish queue."""
-
-    def turn(self) -> AbstractAsyncContextManager[None]: ...
-
-
-class Room(Protocol):
-    """The log's back-pressure."""
-
-    def room(self) -> bool: ...
-    def wait(self, fn: Callable[..., object]) -> None: ...
-    def when_room(self, fn: Callable[[], object]) -> None: ...
-    def urgent(self) -> None: ...
-
-
 class Copies:
     """The copying side of one stream."""
 
     __slots__ = ("_heads", "_live", "_log", "_queue", "_sequencer")
 
-    def __init__(self, queue: Queue, sequencer: Sequencer, live: Live, heads: Heads, log: Room) -> None:
-        self._queue, self._sequencer = queue, sequencer
-        self._live, self._heads = live, heads
-        self._log = log
+    def __init__(self, parts: StreamParts, sequencer: Sequencer) -> None:
+        self._sequencer = sequencer
+        self._queue, self._live, self._heads, self._log = parts.queue, parts.live, parts.heads, parts.log
 
     async def room(self) -> None:
         """Return when the log has room: back-pressure, however long it lasts."""

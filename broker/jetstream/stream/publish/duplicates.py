@@ -24,7 +24,7 @@ IDS = "the ids of the duplicate window"
 def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
     """Answers with the first message's sequence; 10167 if no more ids can be remembered. A mirror stores all that its
     origin stores."""
-    dedupe, load_ids, ahead = context.dedupe, context.load_ids, context.live.ahead
+    dedupe, load_ids, ahead = context.dedupe, context.msg_ids.load, context.live.ahead
 
     def check(candidate: Candidate) -> None:
         msg_id = candidate.msg_id = candidate.headers[MSG_ID]

@@ -78,7 +78,7 @@ def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
 
 def last_msg_id(context: CheckContext, config: StreamConfig) -> Check:
     """10070, with the id of the stream's last message."""
-    dedupe, load_ids = context.dedupe, context.load_ids
+    dedupe, load_ids = context.dedupe, context.msg_ids.load
 
     def check(candidate: Candidate) -> None:
         if not (expected := candidate.headers[LAST_MSG_ID]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,7 @@ from broker.jetstream.stream.state.rows import NotLoaded
 from broker.protocol.subject import is_literal
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream.state.live import Live
-    from broker.jetstream.stream.state.subject_state import SubjectState
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
 
 __all__ = ["LastSeqs"]
 
@@ -20,10 +18,8 @@ __all__ = ["LastSeqs"]
 class LastSeqs:
     """The last sequences of one stream."""
 
-    def __init__(self, live: Live, subjects: SubjectState, last_seq_of: Callable[[Filters], Awaitable[int]]) -> None:
-        self._live = live
-        self._subjects = subjects
-        self._last_seq_of = last_seq_of
+    def __init__(self, parts: StreamParts) -> None:
+        self._live, self._subjects, self._queries = parts.live, parts.subjects, parts.queries
         self._looked_up: dict[bytes, int] = {}
         """Lookups for the publish at the head of the queue: filter → last sequence. A batch may need many."""
         self._looked_up_at = 0
@@ -41,7 +37,7 @@ class LastSeqs:
         raise NotLoaded(f"the last message of {subject!r}", work=partial(self._look_up, subject))
 
     async def _look_up(self, subject: bytes) -> None:
-        last = await self._last_seq_of(Filters((subject,)))
+        last = await self._queries.last_seq_of(Filters((subject,)))
         if self._looked_up_at != self._live.last_seq:
             self._looked_up, self._looked_up_at = {}, self._live.last_seq
         self._looked_up[subject] = last

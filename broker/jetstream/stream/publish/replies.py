@@ -14,11 +14,9 @@ from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Bus, Msg, Source
+    from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
-    from broker.storage.log.owner import BlockOwner
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
 
 __all__ = ["Replies"]
 
@@ -32,10 +30,8 @@ class Replies:
         subject for which there was no room.
     """
 
-    def __init__(self, owner: BlockOwner, log: Log | MemoryLog, bus: Bus, domain: str) -> None:
-        self._owner = owner
-        self._log, self._bus = log, bus
-        self._domain = domain
+    def __init__(self, parts: StreamParts) -> None:
+        self._stream, self._log, self._bus, self._domain = parts.stream, parts.log, parts.bus, parts.domain
         self.dropped = 0
 
     def configure(self, config: StreamConfig) -> None:
@@ -91,7 +87,7 @@ class Replies:
         if self._async and not log.lease_expired:
             fn(*args)  # type: ignore[operator]
         else:
-            log.wait(fn, *args, of=self._owner)  # type: ignore[arg-type]
+            log.wait(fn, *args, of=self._stream)  # type: ignore[arg-type]
 
     def withdrawn(self, fn: object, items: list[Any]) -> list[Any]:
         """``items`` collected for ``pub_acks_each`` without those of this stream, whose messages are not stored."""

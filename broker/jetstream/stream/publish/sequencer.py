@@ -17,8 +17,8 @@ Nothing enters the stream during a decision (see bus). What an unexpected error 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.publish import traces
 from broker.jetstream.stream.publish.appender import Appender
@@ -37,18 +37,16 @@ from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.traced import TracedMsg
 from broker.storage.format.message_size import ROW_BYTES, message_size, messages_size
 from broker.storage.log.open_block import NAMES_BYTES
-from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Bus, Msg, Source
+    from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.batching import Batching
     from broker.jetstream.stream.publish.blocked import BlockedPublish
     from broker.jetstream.stream.publish.ceiling import SequenceCeiling
     from broker.jetstream.stream.publish.context import CheckContext
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
     from broker.jetstream.stream.state.subject_index import SubjectIndex
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
 
 __all__ = ["Sequencer"]
 
@@ -59,44 +57,18 @@ _DECISION_WORK = 16
 """What a message that is decided by itself costs, in messages of a run that is sequenced as a whole: 15 to 25 µs."""
 
 
-class Queue(Protocol):
-    """The queue that supplies the runs."""
-
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-    def requeue(self, run: tuple[Sequence[Msg], int, int, Source | None, int]) -> None: ...
-
-
-class Owner(BlockOwner, Protocol):
-    """What this module needs of the stream."""
-
-    @property
-    def queue(self) -> Queue: ...
-    @property
-    def ceiling(self) -> SequenceCeiling: ...
-
-
-class Retention(Protocol):
-    """The limits, enforced after publishes, and before decisions that depend on them."""
-
-    def enforce(self) -> None: ...
-    def arm(self) -> None: ...
-    def take_out(self, found: Iterable[tuple[int, int]]) -> None: ...
-
-
 class Sequencer:
     """The publishing side of one stream. ``configure`` follows each change of its configuration."""
 
-    def __init__(self, owner: Owner, log: Log | MemoryLog, context: CheckContext, retention: Retention, appender: Appender,
-                 blocked: BlockedPublish, batching: Batching, replies: Replies, bus: Bus) -> None:
-        self._owner = owner
-        self._log = log
+    def __init__(self, parts: StreamParts, context: CheckContext, ceiling: SequenceCeiling, appender: Appender,
+                 blocked: BlockedPublish, batching: Batching, replies: Replies) -> None:
+        self._stream, self._log, self._queue = parts.stream, parts.log, parts.queue
+        self._live, self._subjects = parts.live, parts.subjects
+        self._pub_acks_each, self._count_work = parts.bus.pub_acks_each, parts.bus.count_work
         self.context = context
-        self._live, self._dedupe, self._subjects = context.live, context.dedupe, context.subjects
-        self._retention, self._blocked, self._batching = retention, blocked, batching
+        self._dedupe, self._retention = context.dedupe, context.retention
+        self._ceiling, self._blocked, self._batching = ceiling, blocked, batching
         self.appender = appender
-        self._pub_acks_each = bus.pub_acks_each
-        self._count_work = bus.count_work
         self.replies = replies
 
     def configure(self, config: StreamConfig) -> None:
@@ -139,12 +111,12 @@ class Sequencer:
             if (told := self._tell(traced, source, now_ns, time_ns)) is None:
                 return work
             ops, start, end = (told,), 0, 1
-        if (self._async and (last_seq := live.last_seq + end - start) >= self._owner.ceiling.value - _CEILING_MARGIN
+        if (self._async and (last_seq := live.last_seq + end - start) >= self._ceiling.value - _CEILING_MARGIN
                 and live.last_seq < SEQ_MAX):
-            self._owner.ceiling.near(last_seq)
-            if last_seq >= self._owner.ceiling.value:
-                self._owner.queue.requeue((ops, start, end, source, now_ns))
-                self._owner.ceiling.wait(self._owner.queue)
+            self._ceiling.near(last_seq)
+            if last_seq >= self._ceiling.value:
+                self._queue.requeue((ops, start, end, source, now_ns))
+                self._ceiling.wait()
                 return work
         if not (self._bulky and self._all_at_once(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
             done = self._one_by_one(ops, start, end, source, time_ns)
@@ -152,7 +124,7 @@ class Sequencer:
             self._count_work(work)
             if done < end:
                 # The queue is busy with the publish before, or with this one, so the rest of the run comes next.
-                self._owner.queue.requeue((ops, done, end, source, now_ns))
+                self._queue.requeue((ops, done, end, source, now_ns))
         try:
             if self._limited:
                 self._retention.enforce()
@@ -173,7 +145,7 @@ class Sequencer:
             return told
         except NotLoaded as not_loaded:
             if self._blocked.begin(msg, not_loaded):
-                self._owner.queue.requeue(((msg,), 0, 1, source, now_ns))
+                self._queue.requeue(((msg,), 0, 1, source, now_ns))
                 return None
         except Exception as error:
             self.appender.unforeseen(error, index=False)
@@ -198,7 +170,7 @@ class Sequencer:
         if time_ns != now_ns:
             live.ahead.notice(now_ns, time_ns)
         try:
-            block = live.open or log.block(self._owner)
+            block = live.open or log.block(self._stream)
             block.append_one(seq, subject, body, time_ns)
             live.appended(block, 1, size, seq, time_ns)
             self._dedupe.last_id = b""
@@ -278,7 +250,7 @@ class Sequencer:
                 return False
             removed = index.add_run(subjects, map(message_size, subjects, hlens, bodies), first_seq, self._per_subject,
                                     live.first_seq)
-        block = self._log.block(self._owner)
+        block = self._log.block(self._stream)
         block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns,
                          subjects_bytes + len(joined))
         live.appended(block, count, size, first_seq, time_ns)

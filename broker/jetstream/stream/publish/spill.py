@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, cast
 
 from broker.jetstream.stream.publish.headers import MSG_ID, as_stored, find
 from broker.storage.format.staged import staged_position
@@ -28,16 +27,15 @@ from broker.storage.put import describe, put_ours, until_answered
 from broker.storage.staging.run import Row, encode_run, in_blocks
 
 if TYPE_CHECKING:
-    from broker.base.clock import Clock
     from broker.jetstream.bus import Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.inflight import Inflight
-    from broker.jetstream.usage import Usage
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
     from broker.storage.format.block import BlockRef
     from broker.storage.format.header import Position
     from broker.storage.log.log import Log
 
-__all__ = ["BLOCKS_MAX", "SPILL_BYTES", "Owner", "Spill", "may_spill"]
+__all__ = ["BLOCKS_MAX", "SPILL_BYTES", "Spill", "may_spill"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,33 +55,20 @@ def may_spill(config: StreamConfig) -> bool:
         config.allow_msg_counter or config.allow_msg_schedules or config.subject_transform or config.republish)
 
 
-class Owner(Protocol):
-    """What this module needs of the stream."""
-
-    @property
-    def account(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def stream_id(self) -> int: ...
-    @property
-    def clock(self) -> Clock: ...
-    @property
-    def rng(self) -> random.Random: ...
-
-
 class Spill:
     """What of one batch is in the store, or on its way there.
 
     Attributes: ``payloads``: the bytes of payload of each message, in the batch's order; ``blocks``: how many they are in.
     """
 
-    __slots__ = ("_ended", "_inflight", "_log", "_named", "_owner", "_runs", "_staged_bytes", "_usage", "blocks", "payloads")
+    __slots__ = ("_ended", "_inflight", "_log", "_named", "_parts", "_runs", "_staged_bytes", "_usage", "blocks", "payloads")
 
-    def __init__(self, owner: Owner, log: Log, inflight: Inflight, usage: Usage) -> None:
+    def __init__(self, parts: StreamParts, inflight: Inflight) -> None:
         self.payloads: list[int] = []
         self.blocks = 0
-        self._owner, self._log, self._inflight, self._usage = owner, log, inflight, usage
+        self._parts, self._inflight, self._usage = parts, inflight, parts.live.usage
+        # Batches are written for stored streams only.
+        self._log = cast("Log", parts.log)
         self._staged_bytes = 0
         self._runs: list[tuple[str, asyncio.Task[list[BlockRef]]]] = []
         self._named = self._ended = False
@@ -95,12 +80,12 @@ class Spill:
 
     def refusal(self, size: int) -> int:
         """The error code that refuses ``size`` bytes more, or 0."""
-        return self._usage.staging_refusal(size, self._owner.clock.now_ns())
+        return self._usage.staging_refusal(size, self._parts.clock.now_ns())
 
     def write(self, msgs: Sequence[Msg], source: Source | None) -> tuple[list[Msg], int]:
         """Write the next messages of the batch, in the background; returns what has to be kept of them, which is their headers,
         and how many bytes less that is."""
-        owner, writing = self._owner, self._inflight.writing
+        parts, writing = self._parts, self._inflight.writing
         rows, left, freed, copied, staged = [], [], 0, 0, 0
         for subject, _, hlen, body in msgs:
             freed += len(body)
@@ -118,13 +103,13 @@ class Spill:
         self._usage.staged_bytes += staged
         blocks = in_blocks(rows)
         self.blocks += len(blocks)
-        position, run_id = staged_position(owner.clock.now_ns()), owner.rng.getrandbits(64) or 1
-        key = StreamPaths(owner.account, owner.name, owner.stream_id).run(position, run_id)
+        position, run_id = staged_position(parts.clock.now_ns()), parts.rng.getrandbits(64) or 1
+        key = StreamPaths(parts.account, parts.name, parts.stream_id).run(position, run_id)
         writing.keys.add(key)
         # Until they are written, headers are in memory twice.
         self._inflight.staged_bytes += copied
         writing.began(freed + copied, source)
-        task = asyncio.get_running_loop().create_task(self._put(key, position, run_id, blocks), name=f"batch {owner.name}")
+        task = asyncio.get_running_loop().create_task(self._put(key, position, run_id, blocks), name=f"batch {parts.name}")
         task.add_done_callback(partial(self._done, freed + copied))
         self._runs.append((key, task))
         return left, freed
@@ -158,9 +143,9 @@ class Spill:
             writing.let_go(keys)
 
     async def _put(self, key: str, position: Position, run_id: int, blocks: list[Sequence[Row]]) -> list[BlockRef]:
-        owner, log, writing = self._owner, self._log, self._inflight.writing
+        parts, log, writing = self._parts, self._log, self._inflight.writing
         async with writing.encoding:
-            data, refs = await writing.aside(encode_run, owner.stream_id, position, run_id, log.nonce, blocks, log.settings.codec)
+            data, refs = await writing.aside(encode_run, parts.stream_id, position, run_id, log.nonce, blocks, log.settings.codec)
         blocks.clear()
 
         async def put() -> None:
@@ -169,7 +154,7 @@ class Spill:
                 raise describe(holder, key)
 
         # A refusal ends the wait: until its batch is decided, all requests to the stream may wait, also the purge that makes room.
-        await until_answered(put, owner.rng, lambda error: isinstance(error, StoreRefused) or log.failure is not None,
+        await until_answered(put, parts.rng, lambda error: isinstance(error, StoreRefused) or log.failure is not None,
                              lambda error: _log.warning("a batch waits for the store: cannot put %s: %s", key, error))
         return list(refs)
 

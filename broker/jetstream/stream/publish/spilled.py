@@ -12,11 +12,11 @@ Owns: these steps. Does not own: the record, and how the messages become the str
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.jetstream.inflight import BATCH_BYTES_MAX
 from broker.jetstream.stream.publish.pending import Pending
-from broker.jetstream.stream.publish.spill import Owner as Spills
 from broker.jetstream.stream.publish.spill import Spill, may_spill
 from broker.jetstream.stream.state.decision import Stuck
 from broker.jetstream.wire.error_table import ApiErrors
@@ -26,15 +26,12 @@ from broker.storage.objectstore.base import StoreError, StoreFull
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Source
-    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.appender import Appender
     from broker.jetstream.stream.publish.atomic import AtomicBatches, Batch
     from broker.jetstream.stream.publish.candidate import Candidate
     from broker.jetstream.stream.publish.replies import Replies
-    from broker.jetstream.stream.state.live import Live
-    from broker.jetstream.stream.state.tasks import Tasks
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
     from broker.storage.format.block import BlockRef
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
 
 __all__ = ["Arrival", "Joins", "SpilledCommits"]
 
@@ -57,72 +54,48 @@ class Joins(Protocol):
         """``check`` raises ApiError or NotLoaded; ``recorded`` is called when a record is on its way that names the blocks."""
 
 
-class Queue(Protocol):
-    """The queue of the stream's publishes."""
-
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-
-
-class Owner(Spills, Protocol):
-    """What this module needs of the stream."""
-
-    @property
-    def config(self) -> StreamConfig: ...
-    @property
-    def log(self) -> Log | MemoryLog: ...
-    @property
-    def live(self) -> Live: ...
-    @property
-    def queue(self) -> Queue: ...
-    @property
-    def appending(self) -> Joins: ...
-    @property
-    def tasks(self) -> Tasks: ...
-
-
 class SpilledCommits:
     """Those of one stream. Args: ``check`` checks the messages of a batch, which it is given with room for what it accepts."""
 
-    def __init__(self, owner: Owner, replies: Replies, check: Callable[[Batch, Pending], list[Candidate]]) -> None:
-        self._owner = owner
-        self._replies = replies
-        self._check = check
+    def __init__(self, parts: StreamParts, replies: Replies, joins: Joins,
+                 check: Callable[[Batch, Pending], list[Candidate]]) -> None:
+        self._parts, self._replies, self._joins, self._check = parts, replies, joins, check
 
-    def begin(self, atomic: AtomicBatches, batch: Batch, spill: Spill, reply: bytes, source: Source | None) -> None:
+    def begin(self, atomic: AtomicBatches, batch: Batch, spill: Spill, reply: bytes, source: Source | None,
+              appender: Appender) -> None:
         """Commit ``batch``; publishes and requests to the stream wait for that."""
         atomic.detach(batch)
         atomic.write(batch, source)
-        self._owner.queue.begin()
-        work = self._owner.tasks.start(self._commit(batch, spill, reply, source), "batch")
+        self._parts.queue.begin()
+        work = self._parts.tasks.start(self._commit(batch, spill, reply, source, appender), "batch")
         work.add_done_callback(lambda task: self._end(atomic, batch))
 
     def _end(self, atomic: AtomicBatches, batch: Batch) -> None:
         atomic.end(batch)
-        self._owner.queue.end()
+        self._parts.queue.end()
 
-    async def _commit(self, batch: Batch, spill: Spill, reply: bytes, source: Source | None) -> None:
+    async def _commit(self, batch: Batch, spill: Spill, reply: bytes, source: Source | None, appender: Appender) -> None:
         error = ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         try:
             blocks = await spill.written()
-            await self._owner.appending.join(blocks, lambda: self._arrival(batch, spill, source), spill.joined)
+            await self._joins.join(blocks, lambda: self._arrival(batch, spill, source, appender), spill.joined)
         except ApiError as refused:
             error = refused
         except Exception as failed:
-            if self._owner.log.failure is not None:
+            if self._parts.log.failure is not None:
                 return
             if isinstance(failed, StoreFull):
                 error = ApiError(ApiErrors.INSUFFICIENT_RESOURCES)
-            self._owner.tasks.warn("a batch is refused, since it or what it depends on cannot be stored or read: %s", failed,
+            self._parts.tasks.warn("a batch is refused, since it or what it depends on cannot be stored or read: %s", failed,
                                    unforeseen=not isinstance(failed, (StoreError, FormatError, Stuck)))
         else:
-            self._replies.committed(reply, batch.batch_id, len(batch.msgs), self._owner.live.last_seq)
+            self._replies.committed(reply, batch.batch_id, len(batch.msgs), self._parts.live.last_seq)
             return
         self._replies.refused(reply, error)
 
-    def _arrival(self, batch: Batch, spill: Spill, source: Source | None) -> Arrival:
+    def _arrival(self, batch: Batch, spill: Spill, source: Source | None, appender: Appender) -> Arrival:
         """The messages as they would join now. Raises: ApiError; NotLoaded."""
-        live, config = self._owner.live, self._owner.config
+        live, config = self._parts.live, self._parts.stream.config
         # The stream may have been changed since the commit came.
         if config.sealed:
             raise ApiError(ApiErrors.STREAM_SEALED)
@@ -130,7 +103,7 @@ class SpilledCommits:
             raise ApiError(ApiErrors.ATOMIC_PUBLISH_DISABLED)
         if not may_spill(config):
             raise ApiError(ApiErrors.ATOMIC_PUBLISH_TOO_LARGE_BATCH, size=f"{BATCH_BYTES_MAX >> 20} MiB")
-        time_ns = max(self._owner.clock.now_ns(), live.last_time_ns)
+        time_ns = max(self._parts.clock.now_ns(), live.last_time_ns)
         first_seq = live.last_seq + 1
         pending = Pending(first_seq, source, time_ns, lambda pending: True)
         found = self._check(batch, pending)
@@ -139,4 +112,4 @@ class SpilledCommits:
                 raise RuntimeError("a message changed after it was written")
         return Arrival(time_ns, {one.msg_id: first_seq + at for at, one in enumerate(found) if one.msg_id}, found[-1].msg_id,
                        [(first_seq + at, one.ttl) for at, one in enumerate(found) if one.ttl],
-                       [one.after for one in found if one.after is not None])
+                       [partial(appender.follow_up, one.after) for one in found if one.after is not None])

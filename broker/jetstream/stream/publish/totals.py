@@ -8,7 +8,6 @@ Source: nats-server, server/stream.go, CounterValue, CounterSources.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,8 +16,7 @@ from broker.jetstream.stream.state.rows import NotLoaded
 from broker.protocol import headers as header_block
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream.state.stored import StoredMsg
-    from broker.jetstream.stream.state.subject_state import SubjectState
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
 
 __all__ = ["DIGITS_MAX", "SOURCES", "TOTAL_DIGITS_MAX", "Sources", "Total", "Totals", "integer"]
 
@@ -88,11 +86,10 @@ class Totals:
     Args: ``get`` reads a message.
     """
 
-    __slots__ = ("_get", "_latest", "_sources", "_subjects")
+    __slots__ = ("_latest", "_queries", "_sources", "_subjects")
 
-    def __init__(self, subjects: SubjectState, get: Callable[[int], Awaitable[StoredMsg | None]]) -> None:
-        self._subjects = subjects
-        self._get = get
+    def __init__(self, parts: StreamParts) -> None:
+        self._subjects, self._queries = parts.subjects, parts.queries
         self._latest: dict[bytes, tuple[int, Total]] = {}
         """Subject → sequence of its last message, and the total; the latest last."""
         self._sources = 0
@@ -122,7 +119,7 @@ class Totals:
         self._sources -= self._latest.pop(subject)[1].sources_count
 
     async def _load(self, subject: bytes, seq: int) -> None:
-        msg = await self._get(seq)
+        msg = await self._queries.get(seq)
         if msg is not None:  # otherwise it was just removed, and another one is the last
             self.remember(subject, seq, Total.of(msg.headers, msg.payload))
 

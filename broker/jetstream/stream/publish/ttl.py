@@ -64,7 +64,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
 def marker(context: CheckContext, config: StreamConfig) -> Check | None:
     """Refuses a delete marker of the stream's own if the message that it is for is not the last of its subject any more: the
     marker waited behind a later one, which it would remove."""
-    markers, subjects = context.markers, context.subjects
+    markers, subjects = context.ttls, context.subjects
 
     def check(candidate: Candidate) -> None:
         if candidate.pending.source is markers.source:

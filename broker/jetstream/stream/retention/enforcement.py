@@ -21,14 +21,12 @@ An update that cannot be enforced now is answered with the error; enforcing it i
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Stuck, decide
 from broker.storage.format.errors import FormatError
 from broker.storage.format.records.stream_create import PER_SUBJECT, StreamCreate
 from broker.storage.format.records.stream_update import StreamUpdate
-from broker.storage.log.owner import BlockOwner
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
@@ -36,12 +34,7 @@ if TYPE_CHECKING:
 
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.retention.retention import Retention
-    from broker.jetstream.stream.state.heads import Heads
-    from broker.jetstream.stream.state.live import Live
-    from broker.jetstream.stream.state.subject_state import SubjectState
-    from broker.jetstream.stream.state.tasks import Tasks
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
 
 __all__ = ["Enforcement"]
 
@@ -56,45 +49,16 @@ def _limit(config: StreamConfig) -> int:
     return max(config.max_msgs_per_subject, 0)
 
 
-class Turns(Protocol):
-    """The stream's queue, in which each operation has its turn."""
-
-    def ticket(self) -> asyncio.Future[None]: ...
-    def turn(self, ticket: asyncio.Future[None] | None = None) -> AbstractAsyncContextManager[None]: ...
-
-
-class Owner(BlockOwner, Protocol):
-    """What this module asks of the stream."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def account(self) -> str: ...
-    @property
-    def config(self) -> StreamConfig: ...
-    @property
-    def created_ns(self) -> int: ...
-    @property
-    def stored(self) -> bool: ...
-    @property
-    def queue(self) -> Turns: ...
-
-
 class Enforcement:
     """The limits of one stream. ``begin`` is for a new configuration, ``resume`` for a start, ``soon`` for a failed trim.
 
     Args: ``config``: what the stream is made with, ``empty``: it holds no message yet.
     """
 
-    def __init__(self, owner: Owner, config: StreamConfig, live: Live, heads: Heads, subjects: SubjectState,
-                 retention: Retention, log: Log | MemoryLog, tasks: Tasks, *, empty: bool) -> None:
-        self._owner = owner
-        self._live = live
-        self._heads = heads
-        self._subjects = subjects
+    def __init__(self, parts: StreamParts, retention: Retention, config: StreamConfig, *, empty: bool) -> None:
+        self._parts = parts
         self._retention = retention
-        self._log = log
-        self._tasks = tasks
+        self._stream, self._log, self._queue, self._tasks = parts.stream, parts.log, parts.queue, parts.tasks
         self._most = _limit(config) if empty else 0
         """The most messages that any subject can have; 0: not known."""
         self._round = 0
@@ -103,8 +67,8 @@ class Enforcement:
 
     def create_record(self) -> StreamCreate:
         """The record of the stream's creation."""
-        owner = self._owner
-        return StreamCreate(owner.account, owner.name, owner.config.to_json(), owner.created_ns,
+        parts = self._parts
+        return StreamCreate(parts.account, parts.name, self._stream.config.to_json(), parts.created_ns,
                             extra={PER_SUBJECT: self._most} if self._most else {})
 
     def doubt(self) -> None:
@@ -118,7 +82,7 @@ class Enforcement:
 
     def doubt_record(self) -> dict[str, Any]:
         """``doubt``, and what is to be recorded with the messages that come."""
-        if not _limit(self._owner.config):
+        if not _limit(self._stream.config):
             return {}
         self._most = 0
         return {PER_SUBJECT: None}
@@ -132,7 +96,7 @@ class Enforcement:
 
     def updated(self) -> asyncio.Future[None]:
         """The stream has a new configuration: ``begin`` to enforce it."""
-        limit = _limit(self._owner.config)
+        limit = _limit(self._stream.config)
         if self._most and (not limit or self._most < limit):
             self._most = limit
         return self.begin()
@@ -143,12 +107,12 @@ class Enforcement:
         most = extra.get(PER_SUBJECT)
         if isinstance(most, int):
             self._most = most
-        if self._retention.over or (self._to_sweep and msgs > _limit(self._owner.config)):
+        if self._retention.over or (self._to_sweep and msgs > _limit(self._stream.config)):
             self._begin(() if first is None else (first,))
 
     @property
     def _to_sweep(self) -> bool:
-        limit = _limit(self._owner.config)
+        limit = _limit(self._stream.config)
         return limit > 0 and not 0 < self._most <= limit
 
     def begin(self) -> asyncio.Future[None]:
@@ -163,20 +127,20 @@ class Enforcement:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_heard)
         self._round += 1
-        self._tasks.start(self._carry_out(self._round, self._owner.queue.ticket(), done, first), "limits")
+        self._tasks.start(self._carry_out(self._round, self._queue.ticket(), done, first), "limits")
         return done
 
     def soon(self) -> None:
         """A trim lacked a head: load it at the next turn, then trim."""
         if not self._soon:
             self._soon = True
-            self._tasks.start(self._trim_soon(self._owner.queue.ticket()), "trim")
+            self._tasks.start(self._trim_soon(self._queue.ticket()), "trim")
 
     async def _trim_soon(self, ticket: asyncio.Future[None] | None) -> None:
         delay = _RETRY_SECONDS
         while True:
             try:
-                async with self._owner.queue.turn(ticket):
+                async with self._queue.turn(ticket):
                     await self.trim()
                     # Within the turn: its end drains the queue, and those publishes may need another trim.
                     self._soon = False
@@ -195,7 +159,7 @@ class Enforcement:
             # Until it succeeds, or a newer configuration takes over.
             while True:
                 try:
-                    async with self._owner.queue.turn(ticket):
+                    async with self._queue.turn(ticket):
                         if first is None:
                             await self.trim()
                         sweep = self._tasks.start(self._sweep(), "sweep")
@@ -204,7 +168,7 @@ class Enforcement:
                             await self.trim()
                     await sweep
                     if late:
-                        async with self._owner.queue.turn():
+                        async with self._queue.turn():
                             await self.trim()
                 except Exception as error:
                     if number == self._round:
@@ -239,7 +203,7 @@ class Enforcement:
         """Remove what exceeds max_msgs and max_bytes."""
         while self._retention.over:
             async with asyncio.timeout(WAIT_SECONDS):
-                await decide(self._live, self._heads, self._retention.trim)
+                await decide(self._parts.live, self._parts.heads, self._retention.trim)
             self._log.urgent()
             # There are very many blocks, and only a slice was removed.
             await asyncio.sleep(0)
@@ -248,22 +212,22 @@ class Enforcement:
         """Remove what exceeds max_msgs_per_subject, and record it."""
         async with self._sweeping:
             while self._to_sweep:
-                limit = _limit(self._owner.config)
+                limit = _limit(self._stream.config)
                 if not await self._swept(limit):
                     continue
                 self._most = limit
-                if self._owner.stored:
-                    self._log.block(self._owner).add(StreamUpdate(self._owner.config.to_json(), {PER_SUBJECT: limit}))
+                if self._parts.stored:
+                    self._log.block(self._stream).add(StreamUpdate(self._stream.config.to_json(), {PER_SUBJECT: limit}))
                     self._log.urgent()
 
     async def _swept(self, limit: int) -> bool:
         """Go over all subjects; False when the limit or the index was changed meanwhile."""
-        index = await self._subjects.build()
-        if _limit(self._owner.config) != limit:
+        index = await self._parts.subjects.build()
+        if _limit(self._stream.config) != limit:
             return False
         removed = list[tuple[int, int]]()
         for looked_at, subject in enumerate(list(index), 1):
-            first_seq = self._live.first_seq
+            first_seq = self._parts.live.first_seq
             if index.count(subject, first_seq) > limit:
                 for seq, size in index.messages(subject, first_seq)[:-limit]:
                     index.remove(subject, seq)
@@ -272,7 +236,7 @@ class Enforcement:
                 self._retention.take_out(removed)
                 removed = []
                 await self._retention.breathe()
-                if self._subjects.index is not index or _limit(self._owner.config) != limit:
+                if self._parts.subjects.index is not index or _limit(self._stream.config) != limit:
                     return False
         self._retention.take_out(removed)
         return True

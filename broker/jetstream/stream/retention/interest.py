@@ -31,27 +31,24 @@ from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from itertools import islice
 from operator import lt
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.filters import Filters, filters_of
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.storage.format.errors import FormatError
-from broker.storage.log.owner import BlockOwner
 from broker.storage.objectstore.base import NotFound, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.retention.retention import Retention
+    from broker.jetstream.stream.shared.listeners import Listener
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
     from broker.jetstream.stream.state.block import LiveBlock
-    from broker.jetstream.stream.state.heads import Heads
-    from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.rows import Rows
-    from broker.jetstream.stream.state.tasks import Tasks
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
 
 __all__ = ["Interest"]
 
@@ -71,38 +68,6 @@ _RETRY_SECONDS = 1.0
 _RETRY_SECONDS_MAX = 30.0
 
 
-class Owner(BlockOwner, Protocol):
-    """What this module asks of the stream."""
-
-    @property
-    def config(self) -> StreamConfig: ...
-    @property
-    def stored(self) -> bool: ...
-
-
-class Retention(Protocol):
-    """How messages leave."""
-
-    def remove_slice(self, end_seq: int) -> int: ...
-    def remove_unneeded(self, block: LiveBlock, seqs: Sequence[int], rows: Rows) -> None: ...
-
-
-class Listener(Protocol):
-    """A consumer, as its stream sees it."""
-
-    @property
-    def filters(self) -> Sequence[str]: ...
-    def waits_for(self, seqs: Sequence[int]) -> Sequence[int]: ...
-    def waits_from(self, seq: int) -> bool: ...
-
-
-class Listeners(Protocol):
-    """The consumers of the stream."""
-
-    @property
-    def by_name(self) -> Mapping[str, Listener]: ...
-
-
 class Interest:
     """The interest of one stream's consumers. ``configure`` follows each change of its configuration, ``changed`` each change
     of its consumers.
@@ -111,15 +76,11 @@ class Interest:
         ``take_changes`` may have something to return.
     """
 
-    def __init__(self, owner: Owner, live: Live, heads: Heads, retention: Retention, listeners: Listeners,
-                 log: Log | MemoryLog, tasks: Tasks) -> None:
-        self._owner = owner
-        self._live = live
-        self._heads = heads
+    def __init__(self, parts: StreamParts, retention: Retention) -> None:
+        self._parts = parts
         self._retention = retention
-        self._listeners = listeners
-        self._log = log
-        self._tasks = tasks
+        self._live, self._heads, self._log, self._tasks = parts.live, parts.heads, parts.log, parts.tasks
+        self._listeners = parts.listeners
         self.active = False
         self.selective = False
         self._unknown = False
@@ -356,7 +317,7 @@ class Interest:
         if rows is not None and live.holds(block) and (
                 part := self._unwaited(block, rows, self._alive(block, rows, seqs[:here]))):
             self._retention.remove_unneeded(block, part, rows)
-            self._log.lazy(self._owner)
+            self._log.lazy(self._parts.stream)
         return seqs[here:]
 
     # --- sweeps -------------------------------------------------------------------------------------------------------
@@ -429,9 +390,9 @@ class Interest:
 
     def _move(self) -> None:
         """What is unfinished has changed."""
-        if self._owner.stored:
+        if self._parts.stored:
             self.moved = True
-            self._log.lazy(self._owner)
+            self._log.lazy(self._parts.stream)
 
     async def _sweep(self, sweep: tuple[int, bool]) -> None:
         delay = _RETRY_SECONDS

@@ -36,19 +36,11 @@ from broker.jetstream.stream.state.heads import blocks_back, blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import candidates, matching_rows
 from broker.jetstream.stream.state.rows import NotLoaded, size_between
-from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
-    from broker.base.clock import Clock
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.stream.state.heads import Heads
-    from broker.jetstream.stream.state.live import Live
-    from broker.jetstream.stream.state.removal import Removal
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
     from broker.jetstream.stream.state.rows import Rows
-    from broker.jetstream.stream.state.subject_state import SubjectState
-    from broker.jetstream.stream.state.tasks import Tasks
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
 
 __all__ = ["Retention"]
 
@@ -70,43 +62,6 @@ _ROWS_AT_ONCE = 2000
 """Removed in one turn of the loop: about 2 ms."""
 
 
-class Owner(BlockOwner, Protocol):
-    """The stream, which is notified of removals."""
-
-    @property
-    def stored(self) -> bool: ...
-
-    @property
-    def first_time_ns(self) -> int: ...
-
-    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, told: bool = True) -> None:
-        """These were removed, all of ``subject`` if it is given; not ``told``: that concerns no consumer."""
-
-    def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
-        """As ``removed``, as (first, last, messages) of blocks that are gone as a whole."""
-
-    def renumbered(self) -> None:
-        """The last sequence was set, not counted up."""
-
-    def trim_soon(self) -> None:
-        """A trim is not complete: go on with it in the stream's next turn."""
-
-
-class Queries(Protocol):
-    """Counts and positions in the stream."""
-
-    async def count(self, filters: Filters) -> int: ...
-    async def first_seq_of(self, filters: Filters) -> int: ...
-
-
-class Listeners(Protocol):
-    """The consumers, which are notified where to continue after a purge."""
-
-    def any_within(self, filters: Filters) -> bool: ...
-    def purged(self, filters: Filters, next_seq: int, front_seq: int) -> None: ...
-    async def told(self) -> None: ...
-
-
 class OneByOne(Protocol):
     """Takes over max_age where each message has to be looked at."""
 
@@ -118,17 +73,10 @@ class OneByOne(Protocol):
 class Retention:
     """The removals of one stream. ``configure`` follows each change of its configuration."""
 
-    def __init__(self, owner: Owner, live: Live, heads: Heads, subjects: SubjectState, queries: Queries,
-                 listeners: Listeners, log: Log | MemoryLog, tasks: Tasks, clock: Clock) -> None:
-        self._owner = owner
-        self._live = live
-        self._heads = heads
-        self._subjects = subjects
-        self._queries = queries
-        self._listeners = listeners
-        self._log = log
-        self._tasks = tasks
-        self._clock = clock
+    def __init__(self, parts: StreamParts) -> None:
+        self._stream, self._stored = parts.stream, parts.stored
+        self._live, self._heads, self._subjects, self._queries = parts.live, parts.heads, parts.subjects, parts.queries
+        self._listeners, self._log, self._tasks, self._clock = parts.listeners, parts.log, parts.tasks, parts.clock
         self.one_by_one: OneByOne | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._expiring: asyncio.Task[None] | None = None
@@ -164,10 +112,10 @@ class Retention:
         try:
             self.trim()
         except NotLoaded:
-            self._owner.trim_soon()
+            self._stream.trim_soon()
         else:
             if self.over:  # only a slice was removed
-                self._owner.trim_soon()
+                self._stream.trim_soon()
 
     def trim(self) -> None:
         """Remove the oldest messages until max_msgs and max_bytes hold, or a slice: see ``over``. Raises: NotLoaded."""
@@ -187,7 +135,7 @@ class Retention:
             if self.one_by_one is not None and self.one_by_one.ages_one_by_one:
                 self.one_by_one.arm()
                 return
-            stored_ns = self._live.ahead.stored_at(self._live.first_seq, self._owner.first_time_ns)
+            stored_ns = self._live.ahead.stored_at(self._live.first_seq, self._stream.first_time_ns)
             self._arm(min(max(stored_ns + self._max_age_ns - self._clock.now_ns(), 0), _TIMER_NS_MAX))
 
     def arm_at(self, first_time_ns: int) -> None:
@@ -294,15 +242,15 @@ class Retention:
         if record:
             # The last block's alone: those before it are below the outcome's first_seq, like all of this one's.
             _, first, last, msgs, size = gone[-1]
-            self._log.block(self._owner).remove(first, last, msgs, size)
-        self._owner.removed(gone, None, purged)
+            self._log.block(self._stream).remove(first, last, msgs, size)
+        self._stream.removed(gone, None, purged)
         return sum(removal.msgs for removal in gone)
 
     @property
     def _listed(self) -> bool:
         """Whether what leaves at the front is listed by blocks: a memory stream's chunks are freed, and an index of subjects
         subtracts it, unless most leaves."""
-        return not self._owner.stored or self._subjects.subtracts
+        return not self._stored or self._subjects.subtracts
 
     def _slice_below(self, end_seq: int) -> int:
         return slice_below(self._live, end_seq, listed=self._listed)
@@ -319,8 +267,8 @@ class Retention:
             self._subjects.forget()
         live.remove_whole_front(front)
         if record:
-            self._log.block(self._owner).remove(last.first, last.last, last.msgs, last.size)
-        self._owner.tell_removed(((first_seq, front.end_seq - 1, front.msgs),), None, purged)
+            self._log.block(self._stream).remove(last.first, last.last, last.msgs, last.size)
+        self._stream.notify_removed(((first_seq, front.end_seq - 1, front.msgs),), None, purged)
         return front.msgs
 
     async def breathe(self) -> None:
@@ -351,10 +299,10 @@ class Retention:
         """Remove live messages of one block, ``size`` user bytes in all, of ``subject`` if they are all of one; the
         subjects have already forgotten them."""
         ranges = self._live.remove_seqs(block, seqs, size)
-        record = self._log.block(self._owner).remove
+        record = self._log.block(self._stream).remove
         for removal in ranges:
             record(removal.first, removal.last, removal.msgs, removal.size)
-        self._owner.removed(ranges, subject, purged)
+        self._stream.removed(ranges, subject, purged)
 
     def remove_unneeded(self, block: LiveBlock, seqs: Sequence[int], rows: Rows) -> None:
         """Remove live messages of one block, rising, whose ``rows`` are at hand, and which no consumer counts or waits for:
@@ -366,10 +314,10 @@ class Retention:
             for seq, at in zip(seqs, ordinals, strict=True):
                 self._subjects.removed(rows.subject_of(at), seq)
         ranges = self._live.remove_seqs(block, seqs, size)
-        record = self._log.block(self._owner).remove
+        record = self._log.block(self._stream).remove
         for removal in ranges:
             record(removal.first, removal.last, removal.msgs, removal.size)
-        self._owner.removed(ranges, None, False, told=False)
+        self._stream.removed(ranges, None, False, notify=False)
 
     def remove_slice(self, end_seq: int) -> int:
         """Remove what is below ``end_seq``, or a slice of it where that is very many blocks. Raises: NotLoaded."""
@@ -414,10 +362,10 @@ class Retention:
             # Up to a future sequence: the stream continues there. This also gives a new stream its first_seq.
             if not purged and end_seq - 1 > live.last_seq:
                 # Sequences that no message will have; without this range the outcome would not be stored.
-                self._log.block(self._owner).remove(live.last_seq + 1, end_seq - 1, 0, 0)
+                self._log.block(self._stream).remove(live.last_seq + 1, end_seq - 1, 0, 0)
                 self._log.urgent()
             live.skip_to(end_seq - 1)
-            self._owner.renumbered()
+            self._stream.renumbered()
         self.tell_purged(Filters(()), 0)
         return purged, end_seq, False
 

@@ -31,11 +31,10 @@ from broker.jetstream.stream.state.rows import NotLoaded
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.retention.retention import Retention
-    from broker.jetstream.stream.state.heads import Heads
-    from broker.jetstream.stream.state.live import Live, LiveBlock
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
+    from broker.jetstream.stream.state.live import LiveBlock
     from broker.jetstream.stream.state.rows import Rows
     from broker.jetstream.stream.state.subject_index import SubjectIndex
-    from broker.jetstream.stream.state.subject_state import SubjectState
 
 __all__ = ["Rollups"]
 
@@ -77,10 +76,8 @@ class _Search(NamedTuple):
 class Rollups:
     """The roll-ups of one stream."""
 
-    def __init__(self, live: Live, heads: Heads, subjects: SubjectState, retention: Retention) -> None:
-        self._live = live
-        self._heads = heads
-        self._subjects = subjects
+    def __init__(self, parts: StreamParts, retention: Retention) -> None:
+        self._live, self._heads, self._subjects = parts.live, parts.heads, parts.subjects
         self._retention = retention
         self._searched: dict[bytes, _Search] = {}
         """By subject of the roll-up, until one is carried out: the roll-ups of a batch are carried out together."""

@@ -24,8 +24,8 @@ Source: nats-server, server/filestore.go, expireMsgs, handleRemovalOrSdm; server
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from broker.jetstream.bus import OwnSource
 from broker.jetstream.stream.state.due_passes import DuePasses
@@ -36,17 +36,11 @@ from broker.storage.format.records.expiry import Expiry
 from broker.storage.state.expiries import NEVER, Expiries, expires_at
 
 if TYPE_CHECKING:
-    from broker.base.clock import Clock
-    from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.bus import Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.retention.retention import Retention
-    from broker.jetstream.stream.state.heads import Heads
-    from broker.jetstream.stream.state.live import Live, LiveBlock
-    from broker.jetstream.stream.state.stored import StoredMsg
-    from broker.jetstream.stream.state.subject_state import SubjectState
-    from broker.jetstream.stream.state.tasks import Tasks
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
+    from broker.jetstream.stream.shared.stream_parts import StreamParts
+    from broker.jetstream.stream.state.live import LiveBlock
     from broker.storage.log.open_block import OpenBlock
 
 __all__ = ["MessageTtls"]
@@ -72,32 +66,17 @@ _MARKERS_AT_ONCE = 64
 """Published in one turn of the loop: each of them is a roll-up."""
 
 
-class Queries(Protocol):
-    """Single messages."""
-
-    async def get(self, seq: int) -> StoredMsg | None: ...
-
-
 class MessageTtls:
-    """The expiring messages of one stream. ``configure`` follows each change of its configuration.
+    """The expiring messages of one stream. ``configure`` follows each change of its configuration."""
 
-    Args: ``publish`` takes the markers, as the stream takes every publish.
-    """
-
-    def __init__(self, live: Live, heads: Heads, subjects: SubjectState, queries: Queries, retention: Retention,
-                 log: Log | MemoryLog, tasks: Tasks, clock: Clock, publish: Callable[[Sequence[Msg], Source], None]) -> None:
+    def __init__(self, parts: StreamParts, retention: Retention) -> None:
         self.expiries = Expiries()
         self.source: Source = OwnSource()
-        self._live = live
-        self._heads = heads
-        self._subjects = subjects
-        self._queries = queries
+        self._live, self._heads, self._subjects, self._queries = parts.live, parts.heads, parts.subjects, parts.queries
+        self._log, self._tasks, self._clock = parts.log, parts.tasks, parts.clock
         self._retention = retention
-        self._log = log
-        self._tasks = tasks
-        self._clock = clock
-        self._publish = publish
-        self.passes = DuePasses(log, tasks, clock, "expiry", self._carry_out, untrusted_ns=_RETRY_NS)
+        self._publish = parts.stream.publish_own
+        self.passes = DuePasses(parts.log, parts.tasks, parts.clock, "expiry", self._carry_out, untrusted_ns=_RETRY_NS)
         self._aged_seq = 0
         """max_age has nothing to remove below it: only messages that never expire are left there."""
         self._age_due_ns = NEVER

@@ -16,8 +16,7 @@ from broker.storage.state.expiries import NEVER
 if TYPE_CHECKING:
     from broker.base.clock import Clock
     from broker.jetstream.stream.state.tasks import Tasks
-    from broker.storage.log.log import Log
-    from broker.storage.log.memory_log import MemoryLog
+    from broker.storage.log.stream_log import StreamLog
 
 __all__ = ["DuePasses"]
 
@@ -29,7 +28,7 @@ class DuePasses:
     """Args: ``carry_out`` is one pass; it returns when the next one is due, or NEVER, and how long that waits at least.
     ``untrusted_ns``: how long to wait before the clock is asked again whether it is trusted."""
 
-    def __init__(self, log: Log | MemoryLog, tasks: Tasks, clock: Clock, what: str,
+    def __init__(self, log: StreamLog, tasks: Tasks, clock: Clock, what: str,
                  carry_out: Callable[[], Awaitable[tuple[int, int]]], *, untrusted_ns: int) -> None:
         self._log = log
         self._tasks = tasks

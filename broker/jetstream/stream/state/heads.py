@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from broker.storage.objectstore.base import NotFound
 
@@ -39,18 +39,12 @@ _BYTES_OF_ROW = 40
 """A message in a head has five columns at most."""
 
 
-class Owner(Protocol):
-    """What is asked of the stream here."""
-
-    reader: BlockReader
-
-
 class Heads:
     """The heads of one stream."""
 
-    def __init__(self, live: Live, owner: Owner) -> None:
+    def __init__(self, live: Live, reader: BlockReader) -> None:
         self._live = live
-        self._owner = owner
+        self._reader = reader
         self.walks = 0
         """Loads and walks under way of blocks as they were: none of them may be replaced meanwhile."""
 
@@ -64,7 +58,7 @@ class Heads:
         if rows is None:
             self.walks += 1
             try:
-                rows = await self._owner.reader.head(block, neighbours=neighbours)
+                rows = await self._reader.head(block, neighbours=neighbours)
             except NotFound:
                 if self._live.holds(block):
                     raise

@@ -10,8 +10,8 @@ nothing. A stream of another server would be another ``Origin``; nothing else he
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from broker.base.gotime import format_time
 from broker.jetstream.config.stream import StreamSource
@@ -19,7 +19,12 @@ from broker.jetstream.filters import Filters
 from broker.jetstream.wire.ids import short_hash
 from broker.storage.format.frame import Chunk
 
-__all__ = ["Batch", "Find", "Loading", "Origin", "OriginReader", "identity_of"]
+if TYPE_CHECKING:
+    from broker.jetstream.stream.shared.chunks import Loading
+    from broker.jetstream.stream.shared.listeners import Listeners
+    from broker.jetstream.stream.state.block import LiveBlock
+
+__all__ = ["Batch", "Find", "Origin", "OriginReader", "identity_of"]
 
 MSGS_AT_ONCE = 256
 BYTES_AT_ONCE = 1 << 20
@@ -29,29 +34,6 @@ _EXPECTATIONS = re.compile(rb"\r\nNats-(?:Expected|Batch)-[^\r\n]*")
 """Headers that were meant only for the origin."""
 
 _EMPTY_BLOCK = b"NATS/1.0\r\n\r\n"
-
-
-class Loading(Protocol):
-    """Messages being loaded from the store; there is nothing to read below ``seq``."""
-
-    @property
-    def seq(self) -> int: ...
-    @property
-    def ready(self) -> Awaitable[object]: ...
-
-
-class _Seqs(Protocol):
-    def __contains__(self, seq: int, /) -> bool: ...
-
-
-class _Block(Protocol):
-    @property
-    def dead(self) -> _Seqs | None: ...
-
-
-class _Listeners(Protocol):
-    @property
-    def followers(self) -> dict[Callable[[], None], None]: ...
 
 
 class Origin(Protocol):
@@ -67,11 +49,10 @@ class Origin(Protocol):
     @property
     def persisted_seq(self) -> int: ...
     @property
-    def listeners(self) -> _Listeners: ...
+    def listeners(self) -> Listeners: ...
     async def look(self) -> None: ...
     async def seq_at(self, time_ns: int) -> int: ...
-    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, _Block, int] | Loading | None: ...
-
+    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None: ...
 
 
 def identity_of(origin: Origin) -> str:
@@ -141,7 +122,7 @@ class OriginReader:
                 return batch
             self.next_seq = batch.end_seq
 
-    def _batch(self, chunk: Chunk, block: _Block, place: int) -> Batch:
+    def _batch(self, chunk: Chunk, block: LiveBlock, place: int) -> Batch:
         batch, size = Batch(), 0
         first_seq, last_seq = self.origin.first_seq, self.origin.persisted_seq
         dead, filters, hlens = block.dead, self._filters, chunk.hlens

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.jetstream.bus import Msg
-from broker.jetstream.stream import queue
+from broker.jetstream.stream.shared import queue
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.jetstream.filters import ALL, Filters
-from broker.jetstream.stream.chunks import Chunks
+from broker.jetstream.stream.shared.chunks import Chunks
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_back, blocks_from
 from broker.jetstream.stream.state.in_turns import sorted_in_turns

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.read_ahead import ReadAhead
+from broker.jetstream.stream.shared.read_ahead import ReadAhead
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, listed_match, matching_ordinals, may_match
 from broker.jetstream.wire.error_table import ApiErrors

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from broker.jetstream.stream import listeners
-from broker.jetstream.stream.listeners import Listeners
+from broker.jetstream.stream.shared import listeners
+from broker.jetstream.stream.shared.listeners import Listeners
 from tests.jetstream.in_process import Inside
 
 FILTERS = [[], ["s.0"], ["s.1", "s.2"], ["s.*"], ["s.3"], ["s.1"]]

@@ -22,12 +22,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg, Source
+    from broker.storage.log.stream_log import StreamLog
 
-__all__ = ["HOLD_SECONDS", "PublishQueue", "Room", "Run"]
+__all__ = ["HOLD_SECONDS", "PublishQueue", "Run"]
 
 HOLD_SECONDS = 1.0
 
@@ -44,35 +45,19 @@ Run = tuple["Sequence[Msg]", int, int, "Source | None", int]
 """ops, start, end, source, now_ns: as the bus passes them."""
 
 
-class Room(Protocol):
-    """What the queue needs of the log."""
-
-    @property
-    def full(self) -> bool: ...
-
-    def room(self) -> bool: ...
-
-    def when_room(self, fn: Callable[[], object]) -> None: ...
-
-
 class PublishQueue:
     """One stream's queue.
 
-    Args: ``sequence`` takes a run when its turn comes, and returns how much work that was; ``refuse`` answers a run that is not
-        accepted.
     Attributes: ``closed``: publishes must come here first; ``refused``: messages refused since the start.
     """
 
-    def __init__(self, log: Room, sequence: Callable[[Sequence[Msg], int, int, Source | None, int], int],
-                 refuse: Callable[[Sequence[Msg]], None], *, bytes_max: int = 16 << 20) -> None:
+    def __init__(self, log: StreamLog, *, bytes_max: int = 16 << 20) -> None:
         self.closed = False
         self.busy = False
         self.bytes = 0
         self.bytes_max = bytes_max
         self.refused = 0
         self._log = log
-        self._sequence = sequence
-        self._refuse = refuse
         self._queue: deque[tuple[Run, int] | asyncio.Future[None]] = deque()
         self._held: dict[int, Source] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -81,6 +66,12 @@ class PublishQueue:
         self._scheduled = False
         """Whether ``_drain`` goes on in a later turn of the loop."""
         self._shut = False
+
+    def connect(self, sequence: Callable[[Sequence[Msg], int, int, Source | None, int], int],
+                refuse: Callable[[Sequence[Msg]], None]) -> None:
+        """Pass runs on from now on: ``sequence`` decides a run when its turn comes, and returns how much work that was;
+        ``refuse`` answers a run that is not accepted."""
+        self._sequence, self._refuse = sequence, refuse
 
     # --- publishes ----------------------------------------------------------------------------------------------------
 
