@@ -122,7 +122,7 @@ class Incoming:
         stream = self.streams[name] = self._parts.make(config)
         if created_ns is not None:
             stream.created_ns = created_ns
-        stream.enforcement.doubt()
+        stream.enforcement.suspend()
         record = stream.enforcement.create_record()
         record.extra[RESTORING] = True
         stream.log.block(stream).add(record)

@@ -11,9 +11,10 @@ Owns the consumer's configuration and lifecycle, and the order in which its part
     DeadlineTimer: its one timer
 
 All of it runs on the event loop in plain calls over whole runs of messages. Nothing awaits in the middle; a read from
-the store is a ``Loading``, after which the delivery runs again. Very large acks take several turns (acks.large), and a
-stream with very many consumers leaves word (``news``) that each hears before it does or says anything else. Time comes
-from the clock, timers from ``loop`` (call_soon, call_later), so a test can control both.
+the store is a ``Loading``, after which the delivery runs again. Very large acks take several turns (acks.large). A
+stream with very many consumers queues its notifications; methods marked ``in_order`` deliver those of this consumer
+first, so it sees all events in order. Time comes from the clock, timers from ``loop`` (call_soon, call_later), so a test
+can control both.
 
 It does not validate configurations (consumer_rules), decide where a new consumer starts (start), store anything itself
 (the stream calls ``take_delta`` when it seals a block), or remove messages on acks: the stream is notified of acks, and
@@ -27,7 +28,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from zlib import crc32
 
 from broker.base.clock import Clock
@@ -70,11 +72,25 @@ _COUNT_LAG = 16_384
 so that a thousand of them do not count at once."""
 
 
+Ts = TypeVarTuple("Ts")
+T = TypeVar("T")
+
+
+def in_order(method: Callable[[Consumer, *Ts], T]) -> Callable[[Consumer, *Ts], T]:
+    """Deliver the queued notifications before each call of ``method``, so that events and actions stay in order."""
+    @wraps(method)
+    def call(self: Consumer, *args: *Ts) -> T:
+        if self.notifications:
+            self.deliver_notifications()
+        return method(self, *args)
+    return call
+
+
 class Consumer:
     """One consumer. ``await open()`` makes it live; ``stop`` or ``delete`` end it.
 
     Attributes:
-        news: what its stream has to tell, which ``hear`` takes in.
+        notifications: queued calls of its stream, which ``deliver_notifications`` makes.
         on_inactive: called after it was unused for ``inactive_threshold``; the owner deletes it.
     """
 
@@ -93,12 +109,13 @@ class Consumer:
         self.reply_subjects = ReplySubjects(stream.domain, stream.account, stream.name, self.name, long=long_reply_subjects)
         mono_ns = clock.monotonic_ns()
         self.events = ConsumerEvents(bus, clock, rng, stream.domain, stream.account, stream.name, self.name)
-        self.news: list[Callable[[Consumer], None]] = []
+        self.notifications: list[Callable[[Consumer], None]] = []
         self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), mono_ns)
         self._resume = int(state.extra.get(RESUME, 0))
         filters = filters_of(config.filters)
-        self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead, self.hear)
+        self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead,
+                              self.deliver_notifications)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
         self._double_acks = DoubleAcks(stream, bus, self._changed, stored=config.stored)
@@ -171,7 +188,7 @@ class Consumer:
         if text and self._admission is not None and not self._closed:
             self._admission.dismiss(text, pending=pending)
         self._closed = self._ended = True
-        self.news = []
+        self.notifications = []
         self._large_acks.drop()
         self._double_acks.close()
         if self._push is not None:
@@ -189,10 +206,9 @@ class Consumer:
         """Stop because the consumer (or its stream) is deleted; waiting pulls are notified."""
         self.stop(status.CONSUMER_DELETED)
 
+    @in_order
     def update(self, config: ConsumerConfig) -> None:
         """Apply an updated configuration, already validated against the current one."""
-        if self.news:
-            self.hear()
         old, self.config = self.config, config
         mono_ns = self._clock.monotonic_ns()
         self._adopt(config)
@@ -211,10 +227,9 @@ class Consumer:
         self._kick()
 
     @property
+    @in_order
     def waits_above_seq(self) -> int:
         """Nothing at or below it is unacked or yet to be delivered."""
-        if self.news:
-            self.hear()
         return min([self._acks.floor_sseq, *(seq - 1 for seq in self._acks.redelivered)])
 
     async def reset(self, seq: int) -> int:
@@ -230,8 +245,7 @@ class Consumer:
 
     def rewind(self, seq: int = 0) -> int:
         """Like ``reset``, without checking whether it is allowed, and without waiting for the pending count."""
-        if self.news:
-            self.hear()
+        self.deliver_notifications()
         self._large_acks.finish()
         seq = seq or self._acks.floor_sseq + 1
         self._acks.restart(seq)
@@ -249,10 +263,9 @@ class Consumer:
         self._kick()
 
     @property
+    @in_order
     def acks(self) -> AckState:
         """What it has delivered and what became of it, to read."""
-        if self.news:
-            self.hear()
         return self._acks
 
     @property
@@ -274,10 +287,9 @@ class Consumer:
             await self.stream.log.persisted()
         await self._prefetcher.counted()
 
+    @in_order
     def info(self) -> dict[str, Any]:
         """ConsumerInfo as JSON members, without ``type``."""
-        if self.news:
-            self.hear()
         self._cursor.count()
         if not self._closed:
             self._sweep(self._clock.monotonic_ns(), at_end=False)
@@ -286,32 +298,31 @@ class Consumer:
                              self._delivery.waiting, push_bound=push is not None and push.active,
                              now_ns=self._clock.now_ns())
 
+    @in_order
     def backlog(self) -> tuple[int, int]:
         """How many messages are yet to be delivered for the first time, and how many are delivered and unanswered."""
-        if self.news:
-            self.hear()
         self._cursor.count()
         return max(0, self._cursor.pending), len(self._acks.pending)
 
     # ---- called by the stream
 
-    def hear(self) -> None:
-        """Take in what the stream has told and this consumer has not looked at: nothing is decided before."""
-        if self.news:
-            news, self.news = self.news, []
-            for tell in news:
-                tell(self)
+    def deliver_notifications(self) -> None:
+        """Make the calls of ``notifications``, in order."""
+        if self.notifications:
+            notifications, self.notifications = self.notifications, []
+            for notify in notifications:
+                notify(self)
 
     def waits_for(self, seqs: Sequence[int]) -> Sequence[int]:
         """Those of ``seqs``, ascending, that are not delivered yet, or not acked; ignores filters."""
-        if self.news:
-            self.hear()
+        if self.notifications:  # not in_order, whose call costs more: it is asked about each ack of the other consumers
+            self.deliver_notifications()
         return self._acks.waits_for(seqs, self._cursor.next_seq)
 
     def waits_from(self, seq: int) -> bool:
         """Whether all from ``seq`` on are still to be delivered; ignores filters."""
-        if self.news:
-            self.hear()
+        if self.notifications:
+            self.deliver_notifications()
         return seq >= self._cursor.next_seq and not self._acks.ahead
 
     def wake(self) -> None:
@@ -330,8 +341,6 @@ class Consumer:
 
         They are no longer pending; unless it was a purge, each is reported as TERMINATED.
         """
-        if self.news:
-            self.hear()
         self._cursor.removed(first_seq, last_seq, msgs, subject)
         if self._answers.removed(first_seq, last_seq, self._clock.now_ns(), purged=purged):
             self._changed()
@@ -344,8 +353,6 @@ class Consumer:
 
         Source: nats-server consumer.go purge.
         """
-        if self.news:
-            self.hear()
         self._cursor.pass_over(next_seq)
         self._acks.purge(next_seq)
         # What could not be read may have been purged.
@@ -355,9 +362,9 @@ class Consumer:
         self._prefetcher.count()
         self._kick()
 
-    def doubt(self) -> None:
-        """Something went wrong while the stream reported a change: recount what is pending."""
-        self._cursor.doubt()
+    def notification_failed(self) -> None:
+        """Recount what is pending, since a change that the stream reported was not applied."""
+        self._cursor.forget_count()
         self._prefetcher.count()
 
     def take_delta(self) -> ConsumerDelta | None:
@@ -369,23 +376,21 @@ class Consumer:
 
     # ---- handlers of the bus
 
+    @in_order
     def on_next(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Pull requests: CONSUMER.MSG.NEXT.<stream>.<consumer>."""
         if self._closed:
             return
-        if self.news:
-            self.hear()
         mono_ns = self._clock.monotonic_ns()
         self._inactivity.used_ns = mono_ns
         for reply, body in pulls(self._bus, ops, start, end):
             self._request(reply, body, mono_ns)
 
+    @in_order
     def on_ack(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Acks and all other answers to deliveries: by the subjects of ``reply_subjects``."""
         if self._closed:
             return
-        if self.news:
-            self.hear()
         if not self._large_acks.put_off(ops, start, end, now_ns):
             self._take_acks(ops, start, end, now_ns)
 
@@ -434,12 +439,11 @@ class Consumer:
             self._scheduled = True
             self._loop.call_soon(self._run)
 
+    @in_order
     def _run(self) -> None:
         self._scheduled = False
         if self._closed or self._prefetcher.loading or self._large_acks.under_way:
             return
-        if self.news:
-            self.hear()
         mono_ns = self._clock.monotonic_ns()
         self._blocked = False
         if self._resume_at_ns > mono_ns:
@@ -485,10 +489,9 @@ class Consumer:
         if not self._closed:
             self._timer.set(at_ns)
 
+    @in_order
     def _flowed(self, acked: Sequence[tuple[int, int]]) -> None:
         """A flow control request was answered: there is room, and the answer may ack messages."""
-        if self.news:
-            self.hear()
         if acked:
             self._answers.take_flow(acked, self._clock.now_ns())
             self._changed()
@@ -530,12 +533,11 @@ class Consumer:
             if left_ns > 0:
                 timer.set(mono_ns + left_ns)
 
+    @in_order
     def _tick(self) -> None:
         """The timer fired: handle everything that is due."""
         if self._closed or self._large_acks.under_way:
             return
-        if self.news:
-            self.hear()
         mono_ns = self._clock.monotonic_ns()
         acks, delivery, push = self._acks, self._delivery, self._push
         due = acks.next_due_ns

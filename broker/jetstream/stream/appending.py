@@ -313,7 +313,7 @@ class Appending:
 
     def _joining_extra(self, joining: Joining) -> dict[str, Any]:
         """What the record says of the work that is left when they have joined."""
-        return self._context.enforcement.doubt_record() | self._context.interest.joining_record(joining.first_seq)
+        return self._context.enforcement.suspend_record() | self._context.interest.joining_record(joining.first_seq)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         """A block of the stream is persisted: if it has the record, the messages are the stream's. The consumers are told
@@ -329,7 +329,7 @@ class Appending:
         context.rollups.forget()
         if joining.ttls:
             context.ttls.added(joining.ttls, live.ahead.decision_ns(joining.blocks[-1].last_time_ns))
-        if context.enforcement.doubted:
+        if context.enforcement.sweep_due:
             context.enforcement.begin()
         context.retention.arm()
         self._leaving = context.interest.joined(joining.first_seq)

@@ -434,7 +434,7 @@ class Stream:
         await self.queue.quiet()
         await self.look()
         deleted = await self.retention.delete(seq)
-        await self._told()
+        await self._notified()
         return deleted
 
     async def purge(self, wanted: bytes | None, seq: int = 0, keep: int = 0) -> int:
@@ -461,13 +461,13 @@ class Stream:
         else:
             await self.queue.quiet()
             purged = await self.retention.purge_matching(filters, seq, keep)
-        await self._told()
+        await self._notified()
         return purged
 
-    async def _told(self) -> None:
-        """Return once all consumers know what was removed, so that the answer to a request waits for what they have to store."""
-        if self.listeners.behind:
-            await self.listeners.told()
+    async def _notified(self) -> None:
+        """Return once all consumers are notified of removals, so that a reply waits for what the consumers have to store."""
+        if self.listeners.queued:
+            await self.listeners.delivered()
             self.log.barrier(self)
 
     def update(self, config: StreamConfig) -> asyncio.Future[None]:

@@ -104,10 +104,10 @@ class Cursor:
     """
 
     def __init__(self, stream: Readable, filters: Filters, next_seq: int, ahead: set[int],
-                 hear: Callable[[], None] = lambda: None) -> None:
-        """``hear`` calls ``removed`` for what has been removed by now."""
+                 deliver_notifications: Callable[[], None] = lambda: None) -> None:
+        """``deliver_notifications`` calls ``removed`` for what has been removed by now."""
         self.stream = stream
-        self._hear = hear
+        self._deliver_notifications = deliver_notifications
         self.filters = filters
         self.next_seq = next_seq
         self.ahead = ahead
@@ -357,7 +357,7 @@ class Cursor:
 
     def count(self) -> Loading | None:
         """Bring ``pending`` up to ``persisted_seq``; returns a Loading when that needs a read from the store."""
-        self._hear()
+        self._deliver_notifications()
         stream = self.stream
         if self.known and self._off and not self.skip and stream.persisted_seq - self.next_seq < _LOOK_MAX:
             # So few that they are counted again at once: the next delivery shows the number.
@@ -414,7 +414,7 @@ class Cursor:
     async def recount(self) -> None:
         """Recount, through the stream's indexes, until ``exact``. Deliveries and removals may continue meanwhile."""
         stream = self.stream
-        self._hear()
+        self._deliver_notifications()
         tries = 0
         while not self.exact:
             if self.skip:
@@ -424,7 +424,7 @@ class Cursor:
             self._void = False
             start, jumps, passed, ahead = self.next_seq, self._jumps, self._passed, set(self.ahead)
             n, end = await stream.count_from(start, self.narrow)
-            self._hear()
+            self._deliver_notifications()
             tries += 1
             delivered = self._passed - passed
             # What was delivered meanwhile may have left the stream, as by its ack, before it was counted.
@@ -459,7 +459,7 @@ class Cursor:
         self.pending -= msgs if whole else high - low + 1
         self.pending += self.count_ahead(low, high)
 
-    def doubt(self) -> None:
+    def forget_count(self) -> None:
         """``pending`` may be wrong: it is no longer ``exact``, and a running count starts over."""
         self._off = self._void = True
 

@@ -71,17 +71,18 @@ class Enforcement:
         return StreamCreate(parts.account, parts.name, self._stream.config.to_json(), parts.created_ns,
                             extra={PER_SUBJECT: self._most} if self._most else {})
 
-    def doubt(self) -> None:
-        """Messages come to which no limit is applied: ``begin`` when all are there."""
+    def suspend(self) -> None:
+        """Messages come to which no limit is applied: call ``begin`` when all are there."""
         self._most = 0
 
     @property
-    def doubted(self) -> bool:
+    def sweep_due(self) -> bool:
         """Whether subjects may have more messages than their limit allows."""
-        return self._to_sweep
+        limit = _limit(self._stream.config)
+        return limit > 0 and not 0 < self._most <= limit
 
-    def doubt_record(self) -> dict[str, Any]:
-        """``doubt``, and what is to be recorded with the messages that come."""
+    def suspend_record(self) -> dict[str, Any]:
+        """``suspend``, and the members to be recorded with the messages that come."""
         if not _limit(self._stream.config):
             return {}
         self._most = 0
@@ -107,13 +108,8 @@ class Enforcement:
         most = extra.get(PER_SUBJECT)
         if isinstance(most, int):
             self._most = most
-        if self._retention.over or (self._to_sweep and msgs > _limit(self._stream.config)):
+        if self._retention.over or (self.sweep_due and msgs > _limit(self._stream.config)):
             self._begin(() if first is None else (first,))
-
-    @property
-    def _to_sweep(self) -> bool:
-        limit = _limit(self._stream.config)
-        return limit > 0 and not 0 < self._most <= limit
 
     def begin(self) -> asyncio.Future[None]:
         """Enforce the limits as they are now, at this place among publishes and requests.
@@ -125,7 +121,7 @@ class Enforcement:
     def _begin(self, first: Sequence[asyncio.Task[None]] | None) -> asyncio.Future[None]:
         """``first``, and the sweep, come before max_msgs and max_bytes; None: they come before the sweep."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(_heard)
+        done.add_done_callback(_retrieve_error)
         self._round += 1
         self._tasks.start(self._carry_out(self._round, self._queue.ticket(), done, first), "limits")
         return done
@@ -197,7 +193,7 @@ class Enforcement:
 
     def sweep(self) -> asyncio.Task[None] | None:
         """Remove what exceeds max_msgs_per_subject. Returns: the task that does it; None: nothing can exceed it."""
-        return self._tasks.start(self._sweep(), "sweep") if self._to_sweep else None
+        return self._tasks.start(self._sweep(), "sweep") if self.sweep_due else None
 
     async def trim(self) -> None:
         """Remove what exceeds max_msgs and max_bytes."""
@@ -211,7 +207,7 @@ class Enforcement:
     async def _sweep(self) -> None:
         """Remove what exceeds max_msgs_per_subject, and record it."""
         async with self._sweeping:
-            while self._to_sweep:
+            while self.sweep_due:
                 limit = _limit(self._stream.config)
                 if not await self._swept(limit):
                     continue
@@ -242,7 +238,7 @@ class Enforcement:
         return True
 
 
-def _heard(done: asyncio.Future[None]) -> None:
+def _retrieve_error(done: asyncio.Future[None]) -> None:
     """Retrieve the error, so that asyncio does not report it: waiting for ``done`` is optional."""
     if not done.cancelled():
         done.exception()

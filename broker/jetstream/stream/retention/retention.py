@@ -272,9 +272,9 @@ class Retention:
         return front.msgs
 
     async def breathe(self) -> None:
-        """Let the loop turn, and very many consumers hear what was removed, before more is."""
+        """Let the loop turn, and wait until all consumers are notified of what was removed."""
         await asyncio.sleep(0)
-        await self._listeners.told()
+        await self._listeners.delivered()
 
     def take_out(self, found: Iterable[tuple[int, int]]) -> None:
         """Remove these live (sequence, size) messages, which the subjects have already forgotten."""
@@ -351,7 +351,7 @@ class Retention:
         """
         live = self._live
         if keep and keep >= live.msgs:
-            self.tell_purged(Filters(()), 0)
+            self.notify_purged(Filters(()), 0)
             return 0, seq, False
         purged, end_seq, more = await decide(live, self._heads, lambda: self._cut_front(seq, keep))
         if purged:
@@ -366,7 +366,7 @@ class Retention:
                 self._log.urgent()
             live.skip_to(end_seq - 1)
             self._stream.renumbered()
-        self.tell_purged(Filters(()), 0)
+        self.notify_purged(Filters(()), 0)
         return purged, end_seq, False
 
     def _cut_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
@@ -416,7 +416,7 @@ class Retention:
             # What is published while the store is asked may match, too.
             next_seq = live.last_seq + 1
             first_seq = await self._queries.first_seq_of(filters) or next_seq
-        self.tell_purged(filters, first_seq)
+        self.notify_purged(filters, first_seq)
         return purged
 
     async def _kept_from(self, filters: Filters, keep: int, end: int) -> int:
@@ -433,7 +433,7 @@ class Retention:
                     return seqs[found - keep]
         return live.first_seq
 
-    def tell_purged(self, filters: Filters, first_seq: int) -> None:
+    def notify_purged(self, filters: Filters, first_seq: int) -> None:
         """Notify consumers where they continue after a purge; ``first_seq``: the first match left, or 0."""
         live = self._live
         self._listeners.purged(filters, first_seq or live.last_seq + 1, max(live.first_seq, 1))

@@ -152,7 +152,7 @@ class Rollups:
                 self._subjects.removed(subject, seq)
             if seqs:
                 retention.remove(block, seqs, sum(sizes), shared, purged=True)
-        retention.tell_purged(plan.filters, first_left)
+        retention.notify_purged(plan.filters, first_left)
 
     # --- finding ------------------------------------------------------------------------------------------------------
 

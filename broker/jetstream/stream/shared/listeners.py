@@ -1,7 +1,7 @@
 """Notifies a stream's consumers of its events, and collects what they have to store.
 
-Where there are very many, they are left word (``news``), and hear it some in each turn of the loop; one that does or says anything
-before its turn hears it first. So each is told everything in order, as if it had been told at once.
+If a stream has very many consumers, notifications are queued, and delivered to some of the consumers in each turn of the
+loop. A consumer that acts before its turn first handles its own queue, so every consumer sees all events in order.
 
 Owns: which consumer is notified of what; one consumer's failure stops neither the others nor the stream. Does not own:
 which consumers exist (account), what leaves the stream (retention), when a block is sealed (log).
@@ -27,13 +27,13 @@ __all__ = ["Listener", "Listeners"]
 _log = logging.getLogger(__name__)
 
 _CALLS_AT_ONCE = 128
-"""To consumers, in one turn of the loop: about 2 ms."""
+"""Calls to consumers in one turn of the loop: about 2 ms."""
 
 _FOLLOWERS_AT_ONCE = 16
-"""Woken in one turn, each of which then copies a batch for two or three: some 0.3 ms."""
+"""Followers woken in one turn. Each copies a batch, which takes 2 or 3 turns of some 0.3 ms."""
 
 _TURNS = 32
-"""In which all hear what they were told, if that is more: the more is told, the more hear it in each turn."""
+"""All consumers are notified within this many turns; the longer the queue, the more are notified in each turn."""
 
 
 class Changed(Protocol):
@@ -47,13 +47,12 @@ class Changed(Protocol):
 
 
 class Listener(Changed, Protocol):
-    """A consumer, as its stream sees it. ``news``: calls with itself that ``hear`` makes, in order, as does each of the others
-    first."""
+    """A consumer, as its stream sees it. ``notifications`` are queued calls, each with the listener as its argument."""
 
-    news: list[Callable[[Any], None]]
+    notifications: list[Callable[[Any], None]]
 
-    def hear(self) -> None:
-        """Make the calls of ``news``."""
+    def deliver_notifications(self) -> None:
+        """Make the calls of ``notifications``, in order. The listener does this before it acts."""
 
     @property
     def filters(self) -> Sequence[str]:
@@ -75,8 +74,8 @@ class Listener(Changed, Protocol):
     def purged(self, next_seq: int) -> None:
         """Everything it could receive below ``next_seq`` was purged."""
 
-    def doubt(self) -> None:
-        """One of the calls above failed: recount the pending messages."""
+    def notification_failed(self) -> None:
+        """Recount the pending messages, since one of the calls above failed."""
 
 
 class Listeners:
@@ -92,10 +91,10 @@ class Listeners:
         self._to_wake: dict[Callable[[], None], None] = {}
         self._stream = stream
         self._dirty: dict[str, Changed] = {}
-        self._behind: dict[Listener, int] = {}
-        """Those that were left word, and by how many calls."""
+        self._queued: dict[Listener, int] = {}
+        """Listeners with queued notifications, and how many calls these are."""
         self._calls = 0
-        """Of all of them."""
+        """The queued calls of all listeners."""
 
     def dirty(self, listener: Changed) -> None:
         """The listener's state changed: ``take_deltas`` collects it."""
@@ -112,7 +111,7 @@ class Listeners:
 
     def wake(self) -> None:
         """``persisted_seq`` moved."""
-        self._tell(lambda listener: listener.wake())
+        self._notify_all(lambda listener: listener.wake())
         if len(self.followers) <= _FOLLOWERS_AT_ONCE:
             for follower in self.followers:
                 follower()
@@ -136,57 +135,58 @@ class Listeners:
 
     def removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
         """These ranges left, as (first, last, messages), all of ``subject`` when it is given."""
-        def tell(listener: Listener) -> None:
+        def notify(listener: Listener) -> None:
             for first, last, msgs in ranges:
                 listener.removed(first, last, msgs, subject, purged=purged)
 
-        self._leave_word(tell, len(ranges))
+        self._notify_in_turns(notify, len(ranges))
 
-    def _tell(self, tell: Callable[[Listener], None]) -> None:
+    def _notify_all(self, notify: Callable[[Listener], None]) -> None:
         for listener in list(self.by_name.values()):
-            self._tell_one(tell, listener)
+            self._notify_one(notify, listener)
 
-    def _tell_one(self, tell: Callable[[Listener], None], listener: Listener) -> None:
+    def _notify_one(self, notify: Callable[[Listener], None], listener: Listener) -> None:
         try:
-            tell(listener)
+            notify(listener)
         except Exception as error:
             _log.error("consumer %s > %s failed to follow its stream", self._stream, listener.name, exc_info=error)
-            listener.doubt()
+            listener.notification_failed()
 
-    def _leave_word(self, tell: Callable[[Listener], None], calls: int) -> None:
-        """As ``_tell``, in as many turns as ``calls`` to each listener take."""
-        if len(self.by_name) * calls <= _CALLS_AT_ONCE and not self._behind:
-            self._tell(tell)
+    def _notify_in_turns(self, notify: Callable[[Listener], None], calls: int) -> None:
+        """``_notify_all`` for a notification that makes ``calls`` calls to each listener: queue it if these are very many,
+        or if earlier ones are queued."""
+        if len(self.by_name) * calls <= _CALLS_AT_ONCE and not self._queued:
+            self._notify_all(notify)
             return
-        told, behind = partial(self._tell_one, tell), self._behind
-        if not behind and self.by_name:
-            asyncio.get_running_loop().call_soon(self._go_on)
+        notification, queued = partial(self._notify_one, notify), self._queued
+        if not queued and self.by_name:
+            asyncio.get_running_loop().call_soon(self._deliver_some)
         for listener in self.by_name.values():
-            listener.news.append(told)
-            behind[listener] = behind.get(listener, 0) + calls
+            listener.notifications.append(notification)
+            queued[listener] = queued.get(listener, 0) + calls
         self._calls += calls * len(self.by_name)
 
-    def _go_on(self) -> None:
-        most, behind = max(_CALLS_AT_ONCE, self._calls // _TURNS), self._behind
+    def _deliver_some(self) -> None:
+        most, queued = max(_CALLS_AT_ONCE, self._calls // _TURNS), self._queued
         calls = 0
         try:
-            while behind and calls < most:
-                listener = next(iter(behind))
-                calls += behind.pop(listener)
-                listener.hear()
+            while queued and calls < most:
+                listener = next(iter(queued))
+                calls += queued.pop(listener)
+                listener.deliver_notifications()
         finally:
             self._calls -= calls
-            if behind:
-                asyncio.get_running_loop().call_soon(self._go_on)
+            if queued:
+                asyncio.get_running_loop().call_soon(self._deliver_some)
 
     @property
-    def behind(self) -> bool:
-        """Whether some have not heard yet what they were told."""
-        return bool(self._behind)
+    def queued(self) -> bool:
+        """Whether notifications are queued for some listeners."""
+        return bool(self._queued)
 
-    async def told(self) -> None:
-        """Return once all have heard what they were told."""
-        while self._behind:  # noqa: ASYNC110 (some hear it in each turn)
+    async def delivered(self) -> None:
+        """Return once all queued notifications are delivered."""
+        while self._queued:  # noqa: ASYNC110 (some are delivered in each turn)
             await asyncio.sleep(0)
 
     # --- purges -------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Listeners:
         nats-server skips everything before ``next_seq`` even if only one of several filters was purged; that is not
         done here, since messages of the other filters would be lost.
         """
-        def tell(listener: Listener) -> None:
+        def notify(listener: Listener) -> None:
             if filters.all:
                 listener.purged(front_seq)
             elif _within(listener, filters):
@@ -213,7 +213,7 @@ class Listeners:
             elif not listener.filters or any(subset(filters.subjects[0], one.encode()) for one in listener.filters):
                 listener.purged(front_seq)
 
-        self._leave_word(tell, 4)  # takes as long as so many others
+        self._notify_in_turns(notify, 4)  # takes as long as so many other calls
 
 
 def _within(listener: Listener, filters: Filters) -> bool:

@@ -105,7 +105,7 @@ class Doubting(Listener):
 
     doubts = 0
 
-    def doubt(self) -> None:
+    def notification_failed(self) -> None:
         self.doubts += 1
 
 

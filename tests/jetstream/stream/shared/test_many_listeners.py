@@ -32,21 +32,21 @@ class Told:
     def __init__(self, name: str) -> None:
         self.name = name
         self.filters: list[str] = []
-        self.news: list[Callable[[Any], None]] = []
+        self.notifications: list[Callable[[Any], None]] = []
         self.heard: list[object] = []
 
-    def hear(self) -> None:
-        news, self.news = self.news, []
-        for tell in news:
-            tell(self)
+    def deliver_notifications(self) -> None:
+        notifications, self.notifications = self.notifications, []
+        for notify in notifications:
+            notify(self)
 
     def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *, purged: bool = False) -> None:
-        self.hear()
+        self.deliver_notifications()
         if (self.name, first_seq) == ("broken", 3):
             raise RuntimeError("as if by mistake")
         self.heard.append((first_seq, last_seq))
 
-    def doubt(self) -> None:
+    def notification_failed(self) -> None:
         self.heard.append("doubt")
 
     def __getattr__(self, name: str) -> Any:
@@ -61,12 +61,12 @@ async def test_all_hear_all_in_order(one_at_a_time: None, caplog: pytest.LogCapt
     late = there["late"] = Told("late")
     told.removed([(3, 3, 1), (5, 6, 2)], None, False)
     gone = there.pop("gone")
-    gone.news = []
+    gone.notifications = []
     assert not any(one.heard for one in there.values())
-    there["z"].hear()
+    there["z"].deliver_notifications()
     assert there["z"].heard == [(1, 2), (3, 3), (5, 6)]
     turns = 0
-    while told.behind:
+    while told.queued:
         turns += 1
         await asyncio.sleep(0)
     assert turns >= 3
@@ -75,7 +75,7 @@ async def test_all_hear_all_in_order(one_at_a_time: None, caplog: pytest.LogCapt
     assert there["broken"].heard == [(1, 2), "doubt"]
     assert not gone.heard
     told.removed([(7, 7, 1)], None, False)
-    await told.told()
+    await told.delivered()
     assert [one.heard[-1] for one in there.values()] == [(7, 7)] * 4
 
 
@@ -88,9 +88,9 @@ async def test_more_is_heard_in_a_turn_the_more_there_is(monkeypatch: pytest.Mon
     for seq in range(1, 500):
         told.removed([(seq, seq, 1)], None, False)
         await asyncio.sleep(0)
-        most = max(most, *(len(one.news) for one in there.values()))
+        most = max(most, *(len(one.notifications) for one in there.values()))
     assert most <= 2 * listeners._TURNS
-    await told.told()
+    await told.delivered()
     assert all(one.heard == [(seq, seq) for seq in range(1, 500)] for one in there.values())
     assert told._calls == 0
 
@@ -175,8 +175,9 @@ async def test_clients_see_the_same(seed: int, retention: str, monkeypatch: pyte
     monkeypatch.setattr(listeners, "_CALLS_AT_ONCE", 1)
     monkeypatch.setattr(listeners, "_TURNS", 1 << 30)
     told: list[int] = []
-    go_on = Listeners._go_on
-    monkeypatch.setattr(Listeners, "_go_on", lambda self: (told.append(len(self._behind)), go_on(self)))
+    deliver_some = Listeners._deliver_some
+    monkeypatch.setattr(Listeners, "_deliver_some",
+                        lambda self: (told.append(len(self._queued)), deliver_some(self)))
     assert await _script(seed, retention) == at_once
     assert told
 
@@ -191,6 +192,6 @@ async def test_a_purge_is_answered_once_all_have_heard(one_at_a_time: None) -> N
             await broker.publish("s")
         await broker.ok("STREAM.PURGE.S")
         stream = broker.js.accounts["$G"].streams["S"]
-        assert not stream.listeners.behind
+        assert not stream.listeners.queued
         [state] = broker.state.streams.values()
         assert {one.floor_sseq for one in state.consumers.values()} == {5}
