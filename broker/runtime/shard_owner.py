@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from broker.base.backoff import Backoff
 from broker.base.errors import StartError, StoreInUse
 from broker.base.histogram import Histogram
 from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take
@@ -31,7 +32,7 @@ from broker.storage.objectstore import StoreError, StoreLock, Transient
 from broker.storage.objectstore.file import directory_of
 from broker.storage.objectstore.unsynced import SyncFailed
 from broker.storage.paths import ShardPaths
-from broker.storage.put import Backoff, Fenced, Patience
+from broker.storage.put import Fenced, Patience
 from broker.storage.read.damage import explain
 from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard, ShardSettings
@@ -121,7 +122,7 @@ class ShardOwner(LogListener):
             refuses us at the first attempt.
         """
         lost = 0
-        backoff = Backoff(self._host.rng, _PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
+        backoff = Backoff(_PAUSE_SECONDS, _PAUSE_SECONDS_MAX, self._host.rng)
         while True:
             try:
                 watched = await self._turn(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))

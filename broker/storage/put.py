@@ -15,12 +15,13 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from broker.base.backoff import Backoff
 from broker.base.clock import Clock
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader
 from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, PreconditionFailed, StoreError, Transient
 
-__all__ = ["Backoff", "Fenced", "Patience", "describe", "holder_of", "put_ours", "until_answered"]
+__all__ = ["Fenced", "Patience", "describe", "holder_of", "put_ours", "until_answered"]
 
 _PATIENCE_NS = 15_000_000_000
 _SILENCE_SECONDS = 2.0
@@ -78,22 +79,6 @@ def describe(header: ObjectHeader, key: str) -> Corrupt:
                    f"a key that only we may write")
 
 
-class Backoff:
-    """How long to wait before a call is retried, in seconds: doubled each time, with jitter."""
-
-    def __init__(self, rng: random.Random, first: float = 0.05, most: float = 2.0) -> None:
-        self._rng = rng
-        self._first = first
-        self._most = most
-        self.tries = 0
-
-    def next(self) -> float:
-        """Seconds to wait now."""
-        delay = min(self._most, self._first * 2.0 ** min(self.tries, 16))
-        self.tries += 1
-        return delay * (0.5 + self._rng.random() / 2)
-
-
 async def until_answered(ask: Callable[[], Awaitable[T]], rng: random.Random, over: Callable[[StoreError], bool],
                          warn: Callable[[StoreError], object]) -> T:
     """The store's answer, however long that takes. If a client may wait for it, ``over`` has to end that.
@@ -101,7 +86,7 @@ async def until_answered(ask: Callable[[], Awaitable[T]], rng: random.Random, ov
     Args: ``over`` is given the error of a try, and tells whether to give up; ``warn`` is called once, after a few tries.
     Raises: NotFound; StoreError when it is over.
     """
-    backoff = Backoff(rng)
+    backoff = Backoff(rng=rng)
     while True:
         try:
             return await ask()
@@ -134,7 +119,7 @@ class Patience:
         Raises: the last Transient, once patience has run out; any other error of ``call``, at once.
         """
         began_ns = self.clock.monotonic_ns()
-        backoff = Backoff(self._rng)
+        backoff = Backoff(rng=self._rng)
         why: list[Transient] = []
         silence = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._warn, what, why)
         try:

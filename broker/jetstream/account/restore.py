@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from broker.base.backoff import Backoff
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
@@ -88,7 +89,7 @@ class Openings:
 
 async def _open(consumer: Consumer) -> None:
     """Open a restored consumer, retrying while the store fails or the proof of owning the shard is too old."""
-    delay = _DELAY_SECONDS
+    backoff = Backoff(_DELAY_SECONDS, _DELAY_MAX_SECONDS)
     while True:
         try:
             await consumer.open()
@@ -99,5 +100,4 @@ async def _open(consumer: Consumer) -> None:
             _log.exception("consumer %s > %s could not be opened", consumer.stream.name, consumer.name)
         else:
             return
-        await asyncio.sleep(delay)
-        delay = min(2 * delay, _DELAY_MAX_SECONDS)
+        await asyncio.sleep(backoff.next())

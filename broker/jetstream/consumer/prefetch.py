@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from broker.base.backoff import Backoff
 from broker.base.clock import Clock
 from broker.jetstream.consumer.cursor.cursor import Cursor, Loading
 from broker.jetstream.consumer.timer import Scheduler
@@ -18,9 +19,8 @@ __all__ = ["Prefetcher"]
 
 _log = logging.getLogger(__name__)
 
-_RETRY_NS = 1_000_000_000
-_RETRY_NS_MAX = 30 * _RETRY_NS
-_FAILURES_MAX = 16
+_RETRY_SECONDS = 1.0
+_RETRY_SECONDS_MAX = 30.0
 _RECOUNT_NS = 200_000_000
 """The interval between recounts, while limits remove messages of which it is unknown whether they match."""
 
@@ -44,7 +44,7 @@ class Prefetcher:
         self._closed = True
         self._counting = False
         self._count_timer: Any = None
-        self._failures = 0
+        self._backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX)
 
     def open(self) -> None:
         self._closed = False
@@ -58,7 +58,7 @@ class Prefetcher:
 
     def forgive(self) -> None:
         """Reset the backoff: what could not be read may have been purged."""
-        self._failures = 0
+        self._backoff.reset()
 
     def load(self, loading: Loading | None) -> None:
         """Load what the cursor needs, if anything, unless a read is running."""
@@ -91,7 +91,7 @@ class Prefetcher:
         except Exception as error:
             self._failed("reading", error)
         else:
-            self._failures = 0
+            self._backoff.reset()
         finally:
             self.loading = False
             self._came()
@@ -113,7 +113,6 @@ class Prefetcher:
             self._came()
 
     def _failed(self, what: str, error: Exception) -> None:
-        delay_ns = min(_RETRY_NS << self._failures, _RETRY_NS_MAX)
-        self._failures = min(self._failures + 1, _FAILURES_MAX)
-        _log.warning("consumer %s: %s failed, trying again in %g s: %s", self._names, what, delay_ns / 1e9, error)
-        self._try_at(self._clock.monotonic_ns() + delay_ns)
+        delay = self._backoff.next()
+        _log.warning("consumer %s: %s failed, trying again in %g s: %s", self._names, what, delay, error)
+        self._try_at(self._clock.monotonic_ns() + int(delay * 1e9))

@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Executor
 from typing import NamedTuple, TypeVar
 
+from broker.base.backoff import Backoff
 from broker.storage.checkpoint.id_pages import IdPager
 from broker.storage.checkpoint.subject_pages import SubjectPager, SubjectSettings
 from broker.storage.format.checkpoint import Root
@@ -37,7 +38,7 @@ from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import Buffers, StoreRefused, Transient
 from broker.storage.paths import ShardPaths
-from broker.storage.put import Backoff, Fenced, describe, put_ours
+from broker.storage.put import Fenced, describe, put_ours
 from broker.storage.read.snapshot import Snapshot
 from broker.storage.state.applied import ShardState
 from broker.storage.state.pages import (
@@ -467,7 +468,7 @@ class Checkpointer(LogListener):
 
     async def _put(self, key: str, data: Buffers) -> None:
         """Put until it landed. Raises: Corrupt if the key, which carries our epoch, belongs to another writer."""
-        backoff = Backoff(self._rng)
+        backoff = Backoff(rng=self._rng)
         while True:
             if isinstance(self._log.failure, Fenced):
                 raise self._log.failure

@@ -35,6 +35,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import TypeVar
 
+from broker.base.backoff import Backoff
 from broker.base.clock import Clock
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.orphans import orphan_pages, orphan_runs, orphan_segments
@@ -46,7 +47,7 @@ from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import ShardPaths, parse, run_key
-from broker.storage.put import Backoff, until_answered
+from broker.storage.put import until_answered
 from broker.storage.state.released import Released
 from broker.storage.state.table import RunKey
 
@@ -315,7 +316,7 @@ class Sweeper(LogListener):
             await asyncio.gather(*[self._delete_one(key, spare_seals) for key in keys[at:at + _AT_ONCE]])
 
     async def _delete_one(self, key: str, spare_seals: bool) -> None:
-        backoff = Backoff(self._rng)
+        backoff = Backoff(rng=self._rng)
         while True:
             try:
                 if spare_seals and await self._is_seal(key):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 
+from broker.base.backoff import Backoff
 from broker.base.clock import Clock
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
@@ -107,10 +108,9 @@ class Adopter:
 
     async def _tell(self, adopted: Sequence[Adopted]) -> None:
         """Have the live streams read from the new blocks. Those in the middle of something are told again."""
-        delay = _TELL_SECONDS
-        while adopted := self._log.tell_adopted(adopted):
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _TELL_SECONDS_MAX)
+        backoff = Backoff(_TELL_SECONDS, _TELL_SECONDS_MAX)
+        while adopted := self._log.tell_adopted(adopted):  # noqa: ASYNC110 (no event says when all can follow)
+            await asyncio.sleep(backoff.next())
 
 
 def runs_of(run: Run) -> Iterator[RunKey]:

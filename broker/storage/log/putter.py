@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
+from broker.base.backoff import Backoff
 from broker.base.clock import Clock
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import FormatError
@@ -24,7 +25,7 @@ from broker.storage.log.settings import LogSettings
 from broker.storage.log.waiters import Waiter
 from broker.storage.log.writer import Failure, SealedBlock, encode_segment, is_small, seal_block
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
-from broker.storage.put import Backoff, Fenced, describe, holder_of
+from broker.storage.put import Fenced, describe, holder_of
 from broker.storage.state.applied import ShardState
 
 __all__ = ["Putter", "Segment"]
@@ -164,7 +165,7 @@ class Putter:
             segment.data = await self._loop.run_in_executor(self._executor, self._encode, segment)
         if segment.data is not None:
             self._encoded()
-        backoff = Backoff(self._rng)
+        backoff = Backoff(rng=self._rng)
         taken = False
         began_ns = self._clock.outside_ns()
         while True:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from broker.base.backoff import Backoff
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Stuck, decide
 from broker.storage.format.errors import FormatError
 from broker.storage.format.records.stream_create import PER_SUBJECT, StreamCreate
@@ -133,7 +134,7 @@ class Enforcement:
             self._tasks.start(self._trim_soon(self._queue.ticket()), "trim")
 
     async def _trim_soon(self, ticket: asyncio.Future[None] | None) -> None:
-        delay = _RETRY_SECONDS
+        backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX)
         while True:
             try:
                 async with self._queue.turn(ticket):
@@ -141,16 +142,15 @@ class Enforcement:
                     # Within the turn: its end drains the queue, and those publishes may need another trim.
                     self._soon = False
             except Exception as error:
-                self._failed("what is past max_msgs or max_bytes", error, delay)
+                delay = self._failed("what is past max_msgs or max_bytes", error, backoff)
                 ticket = None
                 await asyncio.sleep(delay)
-                delay = min(2 * delay, _RETRY_SECONDS_MAX)
             else:
                 return
 
     async def _carry_out(self, number: int, ticket: asyncio.Future[None] | None, done: asyncio.Future[None],
                          first: Sequence[asyncio.Task[None]] | None) -> None:
-        delay = _RETRY_SECONDS
+        backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX)
         try:
             # Until it succeeds, or a newer configuration takes over.
             while True:
@@ -167,17 +167,15 @@ class Enforcement:
                         async with self._queue.turn():
                             await self.trim()
                 except Exception as error:
-                    if number == self._round:
-                        self._failed("what its limits remove", error, delay)
                     if not done.done():
                         done.set_exception(error)
                     if number != self._round:
                         return
+                    delay = self._failed("what its limits remove", error, backoff)
                     ticket = None
                     await asyncio.sleep(delay)
                     if number != self._round:
                         return
-                    delay = min(2 * delay, _RETRY_SECONDS_MAX)
                 else:
                     break
             self._retention.arm()
@@ -187,9 +185,12 @@ class Enforcement:
         finally:
             done.cancel()
 
-    def _failed(self, what: str, error: Exception, delay: float) -> None:
+    def _failed(self, what: str, error: Exception, backoff: Backoff) -> float:
+        """Log that a try failed. Returns: the seconds until the next one."""
+        delay = backoff.next()
         self._tasks.warn("%s stays for now, trying again in %g s: %s", what, delay, error,
                           unforeseen=not isinstance(error, (StoreError, FormatError, Stuck, TimeoutError)))
+        return delay
 
     def sweep(self) -> asyncio.Task[None] | None:
         """Remove what exceeds max_msgs_per_subject. Returns: the task that does it; None: nothing can exceed it."""

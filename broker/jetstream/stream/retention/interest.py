@@ -33,6 +33,7 @@ from itertools import islice
 from operator import lt
 from typing import TYPE_CHECKING, Any
 
+from broker.base.backoff import Backoff
 from broker.jetstream.filters import Filters, filters_of
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_from
@@ -282,23 +283,23 @@ class Interest:
 
     async def _load(self) -> None:
         """Load the heads of the messages in ``_waiting``, and remove them."""
-        delay = _RETRY_SECONDS
+        backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX)
         while self._waiting:
             seqs: Sequence[int] = sorted(self._waiting)
             settled, self._settled, self._waiting = self._settled, None, None
             while seqs:
                 try:
                     seqs = await self._load_first(seqs)
-                    delay = _RETRY_SECONDS
+                    backoff.reset()
                 except (StoreError, FormatError) as error:
                     if isinstance(error, (NotFound, FormatError)):
                         # What cannot be read cannot be removed either; the ack holds all the same.
                         self._tasks.warn("acked messages stay: %s", error)
                         seqs = seqs[1:]
                         continue
+                    delay = backoff.next()
                     self._tasks.warn("acked messages stay for now, trying again in %g s: %s", delay, error)
                     await asyncio.sleep(delay)
-                    delay = min(2 * delay, _RETRY_SECONDS_MAX)
             if settled is not None and not settled.done():
                 settled.set_result(None)
         self._loading = False
@@ -395,14 +396,14 @@ class Interest:
             self._log.lazy(self._parts.stream)
 
     async def _sweep(self, sweep: tuple[int, bool]) -> None:
-        delay = _RETRY_SECONDS
+        backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX)
         while True:
             try:
                 await self._swept(*sweep)
             except (StoreError, FormatError) as error:
+                delay = backoff.next()
                 self._tasks.warn("messages without interest stay for now, trying again in %g s: %s", delay, error)
                 await asyncio.sleep(delay)
-                delay = min(2 * delay, _RETRY_SECONDS_MAX)
             else:
                 break
         if self._sweeps is not None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from broker.base.backoff import Backoff
 from broker.jetstream.stream.state.decision import Stuck
 from broker.jetstream.stream.upstream.around import Around
 from broker.jetstream.stream.upstream.deliveries import Deliveries, Lost
@@ -163,7 +164,7 @@ class Follower(ABC):
             await asyncio.to_thread(self._compile)
         else:
             self._compile()
-        pause = _PAUSE_SECONDS
+        backoff = Backoff(_PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
         while True:
             self._woken.clear()
             try:
@@ -175,21 +176,22 @@ class Follower(ABC):
                     await self._news()
                     continue
                 if await self._copy(reader):
-                    pause, self._told = _PAUSE_SECONDS, ""
+                    backoff.reset()
+                    self._told = ""
                 continue
             except ApiError as error:
                 # A full stream may have room again at any time.
-                pause = _PAUSE_SECONDS
+                backoff.reset()
                 self._tell(error)
             except (StoreError, FormatError, Stuck, Lost) as error:
                 if self._received:
-                    pause, self._received = _PAUSE_SECONDS, False
+                    backoff.reset()
+                    self._received = False
                 self._tell(error)
             except Exception:
                 _log.exception("stream %s does not follow %s", self._target.name, self.given.name)
             self._detach()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+            await asyncio.sleep(backoff.next())
 
     def _compile(self) -> None:
         self._transforms = [made for one in self.given.subject_transforms if (
