@@ -20,13 +20,13 @@ from broker.protocol import headers
 from broker.storage.format.block import BlockCore, BlockPlace
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.claim import Claim, Seal
-from broker.storage.format.document import decode_document
+from broker.storage.format.document import body_offset, decode_document, document_size
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import (
     FORMAT_VERSION,
     HEADER_BYTES,
-    SEGMENT_VERSION,
+    UNFLAGGED_VERSION,
     ObjectHeader,
     ObjectKind,
     Position,
@@ -43,7 +43,6 @@ from broker.storage.paths import ROOT, Key, parse
 __all__ = ["dump", "read_object"]
 
 _HEADER = struct.Struct("<8sBBHIQ16sQQII")
-_BODY_AT = 72
 
 
 async def read_object(source: Source, wanted: str) -> tuple[str, bytes]:
@@ -91,7 +90,7 @@ class _Dump:
         elif kind == ObjectKind.PAGES:
             said["pages"] = self._pages(position)
         else:
-            said["body"] = self._document(kind, position, object_id)
+            said["body"] = self._document(kind, position, object_id, header.version)
         return said
 
     def _note(self, error: FormatError) -> None:
@@ -127,26 +126,25 @@ class _Dump:
         if parsed is None or len(data) < HEADER_BYTES:
             return None
         kind = parsed.kind
-        if kind == ObjectKind.SEGMENT and (fields[1] == ObjectKind.SEAL or self._is_document()):
+        old = document_size(data, UNFLAGGED_VERSION) == len(data)
+        if kind == ObjectKind.SEGMENT and (
+                fields[1] == ObjectKind.SEAL or old or document_size(data, FORMAT_VERSION) == len(data)):
             kind = ObjectKind.SEAL
-        made = ObjectHeader(kind, parsed.position or Position(0, 0), fields[6], len(data), parsed.object_id,
-                            SEGMENT_VERSION if kind == ObjectKind.SEGMENT else FORMAT_VERSION)
+        version = UNFLAGGED_VERSION if old else FORMAT_VERSION
+        made = ObjectHeader(kind, parsed.position or Position(0, 0), fields[6], len(data), parsed.object_id, version)
         self.data = made.pack() + data[HEADER_BYTES:]
         said["header_taken_from"] = "the key"
         return made
 
-    def _is_document(self) -> bool:
-        return int.from_bytes(self.data[HEADER_BYTES:HEADER_BYTES + 4], "little") == len(self.data) - _BODY_AT
-
     # Small objects.
 
-    def _document(self, kind: ObjectKind, position: Position, object_id: int) -> Any:
+    def _document(self, kind: ObjectKind, position: Position, object_id: int, version: int) -> Any:
         bare = kind in (ObjectKind.FORMAT, ObjectKind.INBOX)
         try:
             body = decode_document(self.data, kind, None if bare else position, object_id)[1]
         except FormatError as error:
             self._note(error)
-            return plain(_partial_map(self.data[_BODY_AT:]))
+            return plain(_partial_map(self.data[body_offset(version):]))
         try:
             if kind == ObjectKind.FORMAT:
                 StoreFormat.decode(self.data)

@@ -11,21 +11,19 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from broker.storage.format.block import CORE_BYTES_MIN, BlockCore, decode_core
-from broker.storage.format.codec import Undecodable, decompress
+from broker.storage.format.block import CORE_BYTES_MIN, BlockCore, core_size, decode_core
+from broker.storage.format.codec import Undecodable
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, Position
-from broker.storage.format.index import INDEX_BYTES_MIN
+from broker.storage.format.index import INDEX_BYTES_MIN, find_frames
 from broker.storage.format.segment import DirectoryRow
 
 __all__ = ["Found", "find_blocks"]
 
 _CORE = struct.Struct("<4s12xQIQQ")
 """Magic, incarnation, epoch, number, id; as in docs/FORMAT.md's diagram of a core."""
-_CORE_STORED_AT = 148
-_INDEX = struct.Struct("<4s4xQIQQQIIIIII")
-"""Magic, incarnation, epoch, number, id, first_seq, messages, frames, subjects, names, body and stored bytes."""
-_FRAME = struct.Struct("<IIII")
+_INDEX = struct.Struct("<4s4xQIQQQI")
+"""Magic, incarnation, epoch, number, id, first_seq, messages."""
 
 
 class Found(NamedTuple):
@@ -74,7 +72,7 @@ def find_blocks(data: bytes, position: Position, object_id: int = 0) -> list[Fou
 def _found(data: bytes, at: int, core: BlockCore | None, index: _Index | None, starts: dict[int, int]) -> Found:
     size = 0
     if core is not None:
-        size = CORE_BYTES_MIN + int.from_bytes(data[at + _CORE_STORED_AT:at + _CORE_STORED_AT + 4], "little")
+        size = core_size(data, at)
     stream_id = core.stream_id if core is not None else index.stream_id if index is not None else 0
     first_seq = index.first_seq if index is not None else core.first_seq if core is not None else 0
     messages = index.messages if index is not None else core.count if core is not None else 0
@@ -91,7 +89,7 @@ def _cores(data: bytes, position: Position, object_id: int) -> list[tuple[int, B
     at = data.find(b"JBLK", HEADER_BYTES)
     while 0 <= at <= len(data) - CORE_BYTES_MIN:
         _, stream_id, epoch, number, its_id = _CORE.unpack_from(data, at)
-        end = at + CORE_BYTES_MIN + int.from_bytes(data[at + _CORE_STORED_AT:at + _CORE_STORED_AT + 4], "little")
+        end = at + core_size(data, at)
         step = at + 4
         if (epoch, number, its_id) == (*position, object_id) and end <= len(data):
             try:
@@ -108,17 +106,13 @@ def _indexes(data: bytes, position: Position, object_id: int) -> list[_Index]:
     found: list[_Index] = []
     at = data.find(b"JIDX", HEADER_BYTES)
     while 0 <= at <= len(data) - INDEX_BYTES_MIN:
-        (_, stream_id, epoch, number, its_id, first_seq, messages, frames, _, _, body_bytes,
-         stored_bytes) = _INDEX.unpack_from(data, at)
-        end = at + INDEX_BYTES_MIN + stored_bytes
+        _, stream_id, epoch, number, its_id, first_seq, messages = _INDEX.unpack_from(data, at)
         step = at + 4
-        if (epoch, number, its_id) == (*position, object_id) and end <= len(data):
+        if (epoch, number, its_id) == (*position, object_id):
             try:
-                table = decompress(data[at + INDEX_BYTES_MIN:end], body_bytes)[:frames * _FRAME.size]
-                frames_bytes = sum(row[1] for row in _FRAME.iter_unpack(table))
-                found.append(_Index(stream_id, first_seq, messages, at, end - at, frames_bytes))
-                step = end
-            except (Undecodable, struct.error, MemoryError):
+                step, frames_bytes = find_frames(data, at, stream_id, position, object_id)
+                found.append(_Index(stream_id, first_seq, messages, at, step - at, frames_bytes))
+            except (Undecodable, MemoryError):
                 pass
         at = data.find(b"JIDX", step)
     return found

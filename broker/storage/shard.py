@@ -20,8 +20,9 @@ from broker.storage.checkpoint.sweeper import READER_GRACE_NS, Sweeper
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockRef
-from broker.storage.format.codec import Codec
+from broker.storage.format.codec import Compression
 from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.section import SectionCodec
 from broker.storage.log.heartbeat import Pulse
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
@@ -70,7 +71,7 @@ class ShardSettings:
                 commit_interval_ns=interval_ns, tail_bytes_max=settings.tail_bytes_max,
                 lease_ns=settings.lease_ns if costly else None,
                 put_timeout_ns=settings.put_timeout_ns if costly else None,
-                codec=Codec[settings.compression.upper()]),
+                codec=SectionCodec(Compression[settings.compression.upper()])),
             checkpoint=None if costly else CheckpointSettings(segments=4096), sweep_grace_ns=settings.reader_grace_ns,
             compaction=CompactionSettings(
                 segments=settings.compaction_segments, quiet_ns=settings.compaction_quiet_ns,

@@ -3,6 +3,9 @@
 Each is ``blocks/<what it is, or what is wrong with it>.bin``; a ``.json`` beside it has the key's parts, and either all
 that a reader gets from it or the error it must end in. They are kept for ever: a later version of the format adds its
 own, and still reads these.
+
+Objects whose name ends in ``-format-4`` were made by this generator. Those of versions 1 and 2 were made by the generators
+of earlier releases: they cannot be made again, and some of them exist in these versions only.
 """
 
 from __future__ import annotations
@@ -19,14 +22,15 @@ from zlib import crc32
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.claim import Claim, Seal
-from broker.storage.format.codec import Codec, pack_value
+from broker.storage.format.codec import pack_value
 from broker.storage.format.document import encode_document
 from broker.storage.format.errors import FormatError
-from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position
+from broker.storage.format.header import FORMAT_VERSION, HEADER_BYTES, ObjectKind, Position
 from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
 from broker.storage.format.record import Record
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.opening import Opening
+from broker.storage.format.section import UNCOMPRESSED
 from broker.storage.format.staged import placed
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.open_block import OpenBlock
@@ -191,9 +195,22 @@ def _sealed_anew(data: bytes, start: int, end: int) -> bytes:
 
 def sound() -> Iterator[Golden]:
     """Objects that must be read."""
+    yield from map(_of_this_version, _sound())
+
+
+def damaged() -> Iterator[Golden]:
+    """Objects that must be refused."""
+    yield from map(_of_this_version, _damaged())
+
+
+def _of_this_version(golden: Golden) -> Golden:
+    return golden._replace(name=f"{golden.name}-format-{FORMAT_VERSION}")
+
+
+def _sound() -> Iterator[Golden]:
     yield Golden("segment-without-blocks", encode())
     yield Golden("segment-of-one-message", encode(_one_message()))
-    yield Golden("segment-of-one-message-uncompressed", encode(_one_message(), codec=Codec.NONE))
+    yield Golden("segment-of-one-message-uncompressed", encode(_one_message(), codec=UNCOMPRESSED))
     yield Golden("segment-with-everything", encode(*_everything()))
     yield Golden("segment-of-every-record", encode(*_every_record()))
     yield Golden("segment-of-expiring-messages", encode(*_expiring()))
@@ -216,13 +233,10 @@ def sound() -> Iterator[Golden]:
     sealed = [seal_block(block, AT, object_id=77) for block in (_one_message(), _many_subjects())]
     yield Golden("run", b"".join(encode_segment(AT, NONCE, sealed, kind=ObjectKind.RUN, object_id=77,
                                                 place=BlockPlace.RUN)), ObjectKind.RUN, object_id=77)
-    # Version 2 of a segment says what had landed before it.
     for landed in (AT.number - 1, AT.number - 16):
         yield Golden(f"segment-that-says-{landed}-had-landed", b"".join(encode_segment(
-            AT, NONCE, [seal_block(_one_message(), AT)], Codec.NONE, landed=landed)))
+            AT, NONCE, [seal_block(_one_message(), AT)], UNCOMPRESSED, landed=landed)))
     yield Golden("heartbeat", b"".join(encode_segment(AT, NONCE, [], landed=AT.number - 1)))
-    yield Golden("segment-of-version-2-that-says-nothing-landed", _sealed_anew(_changed(
-        encode(_one_message()), 10, b"\x02"), 0, HEADER_BYTES))
     yield Golden("seal-that-says-what-had-landed", Seal(AT, "broker-b", 4, NONCE, T0, AT.number - 1).encode(), ObjectKind.SEAL)
     yield Golden("seal", Seal(AT, "broker-b", 4, NONCE, T0).encode(), ObjectKind.SEAL)
     yield Golden("claim", Claim(3, "broker-a", NONCE, T0).encode(), ObjectKind.CLAIM, Position(3, 0))
@@ -276,17 +290,15 @@ def _landed(position: Position, before: int) -> bytes:
     return _sealed_anew(_changed(front, 68, bytes((before,))), 64, 104)
 
 
-def damaged() -> Iterator[Golden]:
-    """Objects that must be refused."""
+def _damaged() -> Iterator[Golden]:
     good = encode(*_everything())
     row = head_of(good).rows[1]
     yield Golden("empty-object", b"")
     yield Golden("not-an-object-of-ours", b"PAR1" + bytes(200))
     yield Golden("header-flipped", _changed(good, 16, b"\xff"))
-    yield Golden("segment-header-of-a-newer-version", _sealed_anew(_changed(good, 10, b"\x03"), 0, HEADER_BYTES))
+    yield Golden("segment-header-of-a-newer-version", _sealed_anew(_changed(good, 10, b"\x05"), 0, HEADER_BYTES))
     yield Golden("seal-header-of-a-newer-version", _sealed_anew(_changed(
-        Seal(AT, "broker-b", 4, NONCE, T0).encode(), 10, b"\x02"), 0, HEADER_BYTES), ObjectKind.SEAL)
-    yield Golden("landed-in-a-segment-of-version-1", _sealed_anew(_changed(good, 68, b"\x01"), 64, 104))
+        Seal(AT, "broker-b", 4, NONCE, T0).encode(), 10, b"\x05"), 0, HEADER_BYTES), ObjectKind.SEAL)
     yield Golden("landed-before-the-epoch", _landed(Position(3, 4), 5), position=Position(3, 4))
     yield Golden("landed-longer-ago-than-can-be", _landed(AT, 17))
     yield Golden("seal-of-what-had-landed-beyond-it", Seal(AT, "broker-b", 4, NONCE, T0, AT.number).encode(), ObjectKind.SEAL)
@@ -302,30 +314,36 @@ def damaged() -> Iterator[Golden]:
     yield Golden("index-flipped", _changed(good, row.index_offset + 20, b"\xff"))
     yield Golden("index-body-flipped", _changed(good, row.index_offset + row.index_bytes - 1, b"\xff"))
     yield Golden("frame-flipped", _changed(good, row.frames_offset + row.frames_bytes - 1, b"\xfe"))
-    core_end = row.core_offset + 160
+    core_end = row.core_offset + 164
     yield Golden("core-of-a-newer-version", _sealed_anew(
-        _changed(good, row.core_offset + 4, b"\x02"), row.core_offset, core_end))
-    yield Golden("core-of-an-unknown-codec", _sealed_anew(
-        _changed(good, row.core_offset + 7, b"\x09"), row.core_offset, core_end))
+        _changed(good, row.core_offset + 4, b"\x05"), row.core_offset, core_end))
+    yield Golden("core-of-an-unknown-compression", _sealed_anew(
+        _changed(good, row.core_offset + 156, b"\x09"), row.core_offset, core_end))
     yield Golden("core-with-cipher", _sealed_anew(
-        _changed(good, row.core_offset + 8, b"\x01"), row.core_offset, core_end))
+        _changed(good, row.core_offset + 157, b"\x01"), row.core_offset, core_end))
+    yield Golden("index-with-cipher", _sealed_anew(
+        _changed(good, row.index_offset + 73, b"\x01"), row.index_offset, row.index_offset + 80))
     yield Golden("core-of-another-stream", _sealed_anew(
         _changed(good, row.core_offset + 16, struct.pack("<Q", 5)), row.core_offset, core_end))
     yield Golden("core-with-too-many-removed-ranges", _sealed_anew(
         _changed(good, row.core_offset + 132, b"\xff" * 4), row.core_offset, core_end))
     yield Golden("index-with-too-many-subjects", _sealed_anew(
-        _changed(good, row.index_offset + 52, b"\xff" * 4), row.index_offset, row.index_offset + 76))
+        _changed(good, row.index_offset + 52, b"\xff" * 4), row.index_offset, row.index_offset + 80))
     yield Golden("unknown-record-that-must-be-understood", _with_record(Record(250, 1, pack_value({"from": "later"}))))
     yield Golden("record-of-a-newer-version", _with_record(
         Record(RecordKind.CEILING, 1, pack_value({"seq": 9}), version=2)))
     yield Golden("record-body-is-not-msgpack", _with_record(Record(RecordKind.CEILING, 1, b"\xc1")))
     seal = Seal(AT, "broker-b", 4, NONCE, T0).encode()
     yield Golden("seal-flipped", _changed(seal, len(seal) - 3, b"\xff"), ObjectKind.SEAL)
+    yield Golden("seal-with-cipher", _sealed_anew(_changed(seal, 77, b"\x01"), 64, 84), ObjectKind.SEAL)
     yield Golden("seal-without-sealer", encode_document(ObjectKind.SEAL, AT, NONCE, {"at_ns": 1}), ObjectKind.SEAL)
     root = encode_document(ObjectKind.ROOT, AT, NONCE, {"replay_from": [9, 9], "pages": [], "extra": {}})
     yield Golden("root-that-replays-from-beyond-itself", root, ObjectKind.ROOT)
     buffers, (ref,) = encode_pages(AT, NONCE, [Page(PageKind.BLOCKS, AT, 1, ["page"])])
-    yield Golden("page-flipped", _changed(b"".join(buffers), ref.offset + 60, b"\xff"), ObjectKind.PAGES)
+    data = b"".join(buffers)
+    yield Golden("page-flipped", _changed(data, ref.offset + 60, b"\xff"), ObjectKind.PAGES)
+    yield Golden("page-with-cipher", _sealed_anew(_changed(data, ref.offset + 53, b"\x01"), ref.offset, ref.offset + 60),
+                 ObjectKind.PAGES)
 
 
 def expectation(golden: Golden) -> dict[str, Any]:

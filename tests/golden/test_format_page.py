@@ -23,6 +23,10 @@ SOUND = {path.stem: json.loads(path.read_text()) for path in sorted(HERE.glob("*
          if '"values"' in path.read_text()}
 
 
+VERSIONS = ["", "-format-4"]
+"""What the names of objects end in: nothing in those of version 1."""
+
+
 @cache
 def layout(name: str) -> dict[str, tuple[int, int]]:
     """The fields of a layout: offset and size by name. They must follow one another without a gap."""
@@ -48,6 +52,32 @@ def end_of(name: str) -> int:
     """The offset behind a layout's last field."""
     offset, size = list(layout(name).values())[-1]
     return offset + size
+
+
+def section_of(name: str, data: bytes, at: int = 0) -> tuple[bytes, bytes]:
+    """The section whose header stands in the fixed part ``name``, which begins ``at``; and what follows the section. In version 1,
+    the fixed part says the lengths itself."""
+    if data[at + 4] == 1:
+        said, end = fields(f"{name}, version 1", data, at), at + end_of(f"{name}, version 1")
+        compressed = bool(data[at + 6] & 1)
+        assert compressed == (said["raw_bytes"] != said["stored_bytes"])
+    else:
+        end = at + end_of(name)
+        said = header_of(data, at + layout(name)["header"][0])
+        compressed = said["compression"] == 1
+        said["body_crc"] = said.pop("crc")
+        assert not data[at + 6] & 1
+    check(data, at, end - 4, int.from_bytes(data[end - 4:end], "little"))
+    stop = end + said["stored_bytes"]
+    check(data, end, stop, said["body_crc"])
+    return unpacked(data[end:stop], said["raw_bytes"], compressed), data[stop:]
+
+
+def header_of(data: bytes, at: int) -> dict[str, Any]:
+    """A section header of a section that this page describes."""
+    header = fields("section header", data, at)
+    assert (header["cipher"], header["key"]) == (0, 0)
+    return header
 
 
 def check(data: bytes, start: int, end: int, crc: int) -> None:
@@ -77,10 +107,8 @@ def core_of(data: bytes) -> dict[str, Any]:
     """A core with its sections."""
     core = fields("core", data)
     assert core["magic"] == b"JBLK"
-    end = end_of("core")
-    check(data, 0, end - 4, core["crc"])
-    check(data, end, end + core["stored_bytes"], core["sections_crc"])
-    sections = unpacked(data[end:], core["sections_bytes"], bool(core["flags"] & 1))
+    sections, rest = section_of("core", data)
+    assert not rest
     at, core["removed"] = 0, []
     if core["removed_rows"]:
         (first, more, messages, size), at = columns(sections, 0, [core["removed_rows"]] * 4)
@@ -102,12 +130,16 @@ def messages_of(data: bytes, frames: bytes) -> list[tuple[int, int, bytes, int, 
     """The messages of an index and its frames: sequence, time, subject, header bytes, body."""
     index = fields("index", data)
     assert index["magic"] == b"JIDX"
-    end = end_of("index")
-    check(data, 0, end - 4, index["crc"])
-    check(data, end, end + index["stored_bytes"], index["body_crc"])
-    body = unpacked(data[end:], index["body_bytes"], bool(index["flags"] & 1))
-    size = end_of("frame row")
-    table = [fields("frame row", body, size * i) for i in range(index["frames"])]
+    body, rest = section_of("index", data)
+    assert not rest
+    if index["version"] == 1:
+        size = end_of("frame row, version 1")
+        table = [fields("frame row, version 1", body, size * i) for i in range(index["frames"])]
+        for row in table:
+            row["compression"] = int(row["stored_bytes"] != row["raw_bytes"])
+    else:
+        size = end_of("frame row")
+        table = [header_of(body, size * i + layout("frame row")["header"][0]) for i in range(index["frames"])]
     at, count, subjects = size * len(table), index["messages"], index["subjects"]
     runs_on = body[at + 8] == 0
     (seqs, times, ids, headers, sizes, name_sizes, *_), at = columns(body, at, [count] * 5 + [subjects] * 4)
@@ -120,7 +152,7 @@ def messages_of(data: bytes, frames: bytes) -> list[tuple[int, int, bytes, int, 
     for row in table:
         stored = frames[at:at + row["stored_bytes"]]
         check(stored, 0, len(stored), row["crc"])
-        raw += unpacked(stored, row["raw_bytes"], row["stored_bytes"] != row["raw_bytes"])
+        raw += unpacked(stored, row["raw_bytes"], bool(row["compression"]))
         at += row["stored_bytes"]
     assert at == len(frames)
     ends = list(accumulate(sizes, initial=0))
@@ -161,7 +193,7 @@ def test_segments_and_runs(name: str) -> None:
     check(data, 64, first - 4, fixed["crc"])
     header, values = fields("header", data), SOUND[name]["values"]
     assert (header["number"] - fixed["landed"] if fixed["landed"] else None) == values.get("landed")
-    assert header["version"] == 2 if fixed["landed"] else header["version"] in (1, 2)
+    assert header["version"] in ((2, 4) if fixed["landed"] else (1, 2, 4))
     check(data, first, core_at, fixed["directory_crc"])
     index_at = core_at + fixed["cores_bytes"]
     frames_at = index_at + fixed["indexes_bytes"]
@@ -206,27 +238,37 @@ def test_segments_and_runs(name: str) -> None:
 def test_small_objects(name: str) -> None:
     """One map each, behind its length and checksum."""
     data = (HERE / f"{name}.bin").read_bytes()
-    document = fields("document", data)
-    end = end_of("document")
-    assert end + document["body_bytes"] == len(data)
-    assert crc32(data[end:], crc32(data[64:68])) == document["crc"]
+    if fields("header", data)["version"] == 1:
+        document = fields("document, version 1", data)
+        end = end_of("document, version 1")
+        assert end + document["body_bytes"] == len(data)
+        assert crc32(data[end:], crc32(data[64:68])) == document["crc"]
+    else:
+        document = fields("document", data)
+        end = end_of("document")
+        check(data, 64, end - 4, document["crc"])
+        header = header_of(data, 64)
+        assert end + header["stored_bytes"] == end + header["raw_bytes"] == len(data)
+        assert header["compression"] == 0
+        check(data, end, len(data), header["crc"])
     assert isinstance(msgpack.unpackb(data[end:], strict_map_key=False), dict)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["pages", "pages-with-a-subject-filter", "pages-with-staged-blocks"])
-def test_pages(name: str) -> None:
+def test_pages(name: str, version: str) -> None:
     """Each page at its place, whole; one with subject filters says so."""
-    data = (HERE / f"{name}.bin").read_bytes()
+    data = (HERE / f"{name}{version}.bin").read_bytes()
     fixed, first, size = fields("pages", data), end_of("pages"), end_of("page row")
     check(data, first, first + size * fixed["pages"], fixed["directory_crc"])
     for i in range(fixed["pages"]):
         row = fields("page row", data, first + size * i)
         page = data[row["offset"]:row["offset"] + row["bytes"]]
-        head, end = fields("page", page), end_of("page")
+        head = fields("page", page)
         assert (head["magic"], head["kind"], head["key"]) == (b"JPAG", row["kind"], row["key"])
-        check(page, 0, end - 4, head["crc"])
-        check(page, end, len(page), head["body_crc"])
-        body = msgpack.unpackb(unpacked(page[end:], head["body_bytes"], bool(head["flags"] & 1)))
+        section, rest = section_of("page", page)
+        assert not rest
+        body = msgpack.unpackb(section)
         assert body is not None
         if head["flags"] & 16:
             assert [reference[0] for [reference] in body[1]] == [4, 4]
@@ -236,17 +278,25 @@ def test_pages(name: str) -> None:
             assert in_filter(reference[-1], {b"sensor", b"sensor.7", b"sensor.7.temp"}) == 1
 
 
-def test_summaries() -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_summaries(version: str) -> None:
     """A table's summary says what its blocks say: inline, and of a page elsewhere."""
-    data = (HERE / "pages-with-summaries.bin").read_bytes()
+    data = (HERE / f"pages-with-summaries{version}.bin").read_bytes()
     row = fields("page row", data, end_of("pages"))
     page = data[row["offset"]:row["offset"] + row["bytes"]]
     head = fields("page", page)
     assert head["flags"] & 8
-    body = msgpack.unpackb(unpacked(page[end_of("page"):], head["body_bytes"], bool(head["flags"] & 1)))
-    [[[room, [size, stored], place, summary]]], [[[_, nothing, elsewhere, other]]] = [stream[14:15] for stream in body]
+    body = msgpack.unpackb(section_of("page", page)[0])
+    [[[room, inline, place, summary]]], [[[_, nothing, elsewhere, other]]] = [stream[14:15] for stream in body]
     assert (place, nothing, elsewhere[4]) == (None, None, 3)
-    inside, entries = msgpack.unpackb(unpacked(stored, size, size != len(stored)))
+    if head["version"] == 1:
+        size, stored = inline
+        raw = unpacked(stored, size, size != len(stored))
+    else:
+        said, stored = header_of(inline, 0), inline[end_of("section header"):]
+        check(stored, 0, said["stored_bytes"], said["crc"])
+        raw = unpacked(stored, said["raw_bytes"], said["compression"] == 1)
+    inside, entries = msgpack.unpackb(raw)
     refs = [entry[0] for entry in entries]
     assert (inside, room) == (room, 1024 - len(refs))
     for first, front, last, count, msgs, size, first_time, last_time, segments, runs in (summary, other):

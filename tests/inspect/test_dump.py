@@ -55,12 +55,13 @@ def test_golden_objects(path: Path) -> None:
            "RUN": PATHS.run(Position(epoch, number), said["object_id"])}.get(
                said["kind"], PATHS.log(Position(epoch, number)))
     found = dump(key, path.read_bytes())
+    name = path.stem.removesuffix("-format-4")
     json.dumps(found)
     if "error" not in said:
         assert found["wrong"] == []
-    elif path.stem in ("unknown-record-that-must-be-understood", "record-of-a-newer-version"):
+    elif name in ("unknown-record-that-must-be-understood", "record-of-a-newer-version"):
         assert not found["blocks"][0]["records"][-1]["understood"]
-    elif path.stem != "seal-instead-of-segment":  # which may be at a log's key
+    elif name != "seal-instead-of-segment":  # which may be at a log's key
         assert said["error"]["section"] in [row["section"] for row in found["wrong"]]
 
 

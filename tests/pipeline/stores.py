@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from broker.storage.format.block import BlockPlace, Outcome
-from broker.storage.format.codec import Codec
 from broker.storage.format.header import ObjectKind
 from broker.storage.format.message_size import message_size
 from broker.storage.format.records.append import Append
 from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.section import SECTIONS, UNCOMPRESSED, SectionCodec
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.format.staged import placed
 from broker.storage.log.open_block import OpenBlock
@@ -175,7 +175,7 @@ class MemoryObjectClient:
 
 
 async def varied(store: ObjectStore, seed: int = 1, *, steps: int = 40, shard: int = 0, large: bool = True,
-                 codec: Codec | None = None) -> Owner:
+                 codec: SectionCodec | None = None) -> Owner:
     """A store with random content of all kinds, the same for a seed.
 
     Streams: ``one`` (one subject, few sizes), ``few`` and ``many`` (subjects; sequences with gaps in ``few``), ``mixed``
@@ -186,7 +186,7 @@ async def varied(store: ObjectStore, seed: int = 1, *, steps: int = 40, shard: i
     Returns: the owner, whose last process run is still there: ``stop`` or ``kill`` it.
     """
     rng = random.Random(seed)
-    owner = Owner(store, seed=seed, shard=shard, codec=codec or rng.choice(list(Codec)))
+    owner = Owner(store, seed=seed, shard=shard, codec=codec or rng.choice([SECTIONS, UNCOMPRESSED]))
     await owner.start()
     for name in ("one", "few", "many", "again", "empty"):
         await owner.make(name)

@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockPlace, BlockRef, decode_core
-from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.records.adoption import Adopted
 from broker.storage.format.records.message_ids import MessageIds
+from broker.storage.format.section import SectionCodec
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
@@ -79,7 +79,7 @@ class _Output:
         self.ids: list[tuple[int, bytes]] = []
 
 
-def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes, codec: Codec,
+def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes, codec: SectionCodec,
           settings: CompactionSettings, place: BlockPlace, pause: Callable[[], object] = lambda: None) -> Run | None:
     """The run of what lives in ``pieces``; None where nothing does. ``pause`` is called between two frames. Raises: Damaged."""
     outputs = [output for piece in pieces for output in _outputs(piece, settings, pause) if output.block.count]

@@ -15,6 +15,7 @@ is written (``storage.log``), nor what a record does to a stream's state (``stor
     record     how records are framed;  records/: the bodies of each kind
     page       the opaque pages of a checkpoint, several to an object
     columns    fixed-width integers at their minimum width
+    section    the parts that carry users' data: SectionCodec seals and opens them
     codec      zstd, CRC and msgpack, with their bounds
 
 Nothing here does I/O, reads a clock or imports other packages of the broker: it also runs in a Spark executor.

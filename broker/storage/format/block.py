@@ -4,12 +4,11 @@
 
     fixed part
          0     4  magic "JBLK"
-         4     2  version
-         6     1  flags: 1 the sections are compressed, 2 the subject summary is there, 4 a subject filter is there,
-              8 staged: sequences count from 1
-         7     1  codec of the frames
-         8     1  cipher, 0: none
-         9     3  0
+         4     2  version, 4; of earlier releases 1
+         6     1  flags: 2 the subject summary is there, 4 a subject filter is there, 8 staged: sequences count from 1;
+              version 1: 1 the sections are compressed
+         7     1  compression that was tried with the frames
+         8     4  0
         12     4  message count
         16     8  stream incarnation, 0 for the shard's own block
         24     4  epoch  \\  of the object
@@ -21,9 +20,8 @@
         92    32  outcome: first_seq, last_seq, msgs, bytes of the stream after this block
        124     8  outcome: first_time_ns
        132    12  rows of removed ranges, bytes of records, bytes of the subject summary or filter
-       144     8  bytes of the sections, before compression and stored
-       152     4  crc32 of the stored sections
-       156     4  crc32 of bytes 0 to 156
+       144    16  header of the sections (``section``); version 1: 12 bytes, without the form
+       160     4  crc32 of bytes 0 to 160; version 1: 156, of bytes 0 to 156
     sections
                removed    four columns' descriptions (9 bytes each), then their cells: first, last - first, msgs, bytes
                records    see ``record``
@@ -43,26 +41,32 @@ from zlib import crc32
 
 from broker.storage.format.codec import (
     SECTION_BYTES_MAX,
-    Codec,
+    Compression,
     Undecodable,
     Unpackable,
-    compress,
-    decompress,
     pack_value,
     unpack_value,
 )
 from broker.storage.format.columns import COLUMN, Column, Misfit, read_column
 from broker.storage.format.errors import Corrupt, VersionUnknown
-from broker.storage.format.header import NUMBER_MAX, Position
+from broker.storage.format.header import FORMAT_VERSION, NUMBER_MAX, UNFLAGGED_VERSION, Position
 from broker.storage.format.record import Record, decode_records, encode_records
+from broker.storage.format.section import (
+    SECTIONS,
+    SectionKind,
+    SectionPosition,
+    fixed_layout,
+    header_of_version_1,
+    is_known,
+    unpack_header,
+)
 from broker.storage.format.subject_filter import check_filter
 
-__all__ = ["BYTES", "CORE_BYTES", "CORE_BYTES_MIN", "COUNT", "FIRST_SEQ", "FIRST_TIME_NS", "FRAMES_BYTES", "INDEX_BYTES",
-           "LAST_SEQ", "LAST_TIME_NS", "STREAM_ID", "SUMMARY_BYTES_MAX", "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace",
-           "BlockRef", "Outcome", "PackedRef", "Removed", "SubjectSummary", "core_prefix", "decode_core", "encode_core",
-           "unpack_summary"]
+__all__ = ["BYTES", "CORE_BYTES", "CORE_BYTES_MIN", "CORE_FIXED_BYTES", "COUNT", "FIRST_SEQ", "FIRST_TIME_NS",
+           "FRAMES_BYTES", "INDEX_BYTES", "LAST_SEQ", "LAST_TIME_NS", "STREAM_ID", "SUMMARY_BYTES_MAX",
+           "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef", "Outcome", "PackedRef", "Removed",
+           "SubjectSummary", "core_prefix", "core_size", "decode_core", "encode_core", "unpack_summary"]
 
-BLOCK_VERSION: Final = 1
 SUMMARY_SUBJECTS_MAX: Final = 16
 SUMMARY_BYTES_MAX: Final = 1024
 
@@ -71,10 +75,15 @@ _COMPRESSED: Final = 1
 _SUMMARY: Final = 2
 _FILTER: Final = 4
 _STAGED: Final = 8
-_LAYOUT: Final = struct.Struct("<4sHBBB3sIQIQQ QQ QQ qq QQQQ q III II II".replace(" ", ""))
+_LAYOUT_V1: Final = struct.Struct("<4sHBBB3sIQIQQ QQ QQ qq QQQQ q III III I".replace(" ", ""))
+_LAYOUT: Final = struct.Struct("<4sHBBB3sIQIQQ QQ QQ qq QQQQ q III IIII I".replace(" ", ""))
 _LAYOUT_CHECKED: Final = struct.Struct(_LAYOUT.format[:-1])  # what the last checksum covers
-CORE_BYTES_MIN: Final = _LAYOUT.size
-assert CORE_BYTES_MIN == 160
+CORE_FIXED_BYTES: Final = _LAYOUT.size
+"""The fixed part of a core."""
+CORE_BYTES_MIN: Final = _LAYOUT_V1.size
+"""No core is shorter, whatever its version."""
+_HEADER_AT: Final = 144
+assert (CORE_BYTES_MIN, CORE_FIXED_BYTES) == (160, 164)
 
 SubjectSummary = tuple[tuple[bytes, int, int, int], ...]
 """(subject, count, first_seq, last_seq) of each subject in a block, in subject order."""
@@ -108,7 +117,7 @@ class BlockCore:
     def __init__(self, stream_id: int, position: Position, *, count: int = 0, first_seq: int = 0, last_seq: int = 0,
                  bytes: int = 0, raw_bytes: int = 0, first_time_ns: int = 0, last_time_ns: int = 0,
                  outcome: Outcome | None = None, removed: Sequence[Removed] = (), records: Sequence[Record] = (),
-                 subjects: SubjectSummary | None = (), codec: Codec = Codec.ZSTD, object_id: int = 0,
+                 subjects: SubjectSummary | None = (), codec: Compression = Compression.ZSTD, object_id: int = 0,
                  subject_filter: bytes | None = None, staged: bool = False) -> None:
         self.stream_id = stream_id
         self.position = position
@@ -273,20 +282,29 @@ def encode_core(core: BlockCore) -> bytes:
     records = encode_records(core.records) if core.records else b""
     summary = core.subject_filter or b"" if core.subjects is None else pack_value(core.subjects)
     sections = b"".join((_encode_removed(core.removed), records, summary))
-    stored = compress(sections)
-    flags = (_COMPRESSED if len(stored) != len(sections) else 0) | (
-        _SUMMARY if core.subjects is not None else _FILTER if core.subject_filter is not None else 0) | (
+    at = _position(core.position, core.object_id, core.stream_id)
+    header, stored = SECTIONS.seal(SECTIONS.compress(sections), at)
+    flags = (_SUMMARY if core.subjects is not None else _FILTER if core.subject_filter is not None else 0) | (
         _STAGED if core.staged else 0)
     fixed = _LAYOUT_CHECKED.pack(
-        _MAGIC, BLOCK_VERSION, flags, core.codec, 0, b"", core.count, core.stream_id, *core.position, core.object_id,
+        _MAGIC, FORMAT_VERSION, flags, core.codec, 0, b"", core.count, core.stream_id, *core.position, core.object_id,
         core.first_seq, core.last_seq, core.bytes, core.raw_bytes, core.first_time_ns, core.last_time_ns, *core.outcome,
-        len(core.removed), len(records), len(summary), len(sections), len(stored), crc32(stored))
+        len(core.removed), len(records), len(summary), *header)
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
-def core_prefix(codec: Codec) -> bytes:
-    """The first 12 bytes of every core with a summary whose sections are not compressed."""
-    return struct.pack("<4sHBBB3s", _MAGIC, BLOCK_VERSION, _SUMMARY, codec, 0, b"")
+def core_prefix(codec: Compression) -> bytes:
+    """The first 12 bytes of every core with a summary."""
+    return struct.pack("<4sHBBB3s", _MAGIC, FORMAT_VERSION, _SUMMARY, codec, 0, b"")
+
+
+def core_size(data: bytes, at: int = 0) -> int:
+    """The bytes of the core that begins ``at``, if there is one. ``data`` has at least ``CORE_BYTES_MIN`` of it."""
+    return fixed_layout(data, _LAYOUT_V1, _LAYOUT, at).size + unpack_header(data, at + _HEADER_AT)[1]
+
+
+def _position(position: Position, object_id: int, stream_id: int) -> SectionPosition:
+    return position, object_id, stream_id, SectionKind.CORE, 0
 
 
 def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: int = 0, name: str | None = None,
@@ -299,33 +317,34 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
         concern this block's stream alone.
     """
     name = name or f"block {position}"
-    if len(data) < CORE_BYTES_MIN:
+    layout = fixed_layout(data, _LAYOUT_V1, _LAYOUT)
+    if len(data) < layout.size:
         raise Corrupt(name, "block core", offset + len(data), "cut short")
     (magic, version, flags, codec, cipher, spare, count, core_stream_id, epoch, number, core_object_id, first_seq,
      last_seq, size, raw_bytes, first_time_ns, last_time_ns, out_first, out_last, out_msgs, out_bytes, out_time,
-     removed_rows, records_bytes, summary_bytes, sections_bytes, stored_bytes, sections_crc, crc) = _LAYOUT.unpack_from(
-        data)
-    if magic != _MAGIC or crc32(data[:CORE_BYTES_MIN - 4]) != crc:
+     removed_rows, records_bytes, summary_bytes, *lengths, crc) = fields = layout.unpack_from(data)
+    if magic != _MAGIC or crc32(data[:layout.size - 4]) != crc:
         raise Corrupt(name, "block core", offset, "the checksum of its fixed part does not match")
-    if version != BLOCK_VERSION or cipher or codec > max(Codec) or flags & ~(_COMPRESSED | _SUMMARY | _FILTER | _STAGED):
+    old = version == UNFLAGGED_VERSION
+    header = header_of_version_1(*lengths) if old else fields[-5:-1]
+    if not (old or version == FORMAT_VERSION) or cipher or codec > max(Compression) or not is_known(header[-1]) or (
+            flags & ~(_SUMMARY | _FILTER | _STAGED | (_COMPRESSED if old else 0))):
         raise VersionUnknown(name, "block core", offset + 4,
-                             f"version {version}, codec {codec}, cipher {cipher}, flags {flags}: not this reader's")
+                             f"version {version}, codec {codec}, cipher {cipher}, flags {flags}, form {header[-1]}: "
+                             "not this reader's")
     if (epoch, number, core_object_id, core_stream_id) != (*position, object_id, stream_id):
         raise Corrupt(name, "block core", offset + 16, "it belongs to another object or stream")
-    if any(spare) or number > NUMBER_MAX or sections_bytes > SECTION_BYTES_MAX or (
+    if any(spare) or number > NUMBER_MAX or header[0] > SECTION_BYTES_MAX or (
             count and not (first_seq >= 1 and last_seq - first_seq >= count - 1)) or (
             flags & _STAGED and (first_seq, last_seq) != (1, count)):
         raise Corrupt(name, "block core", offset, "a field is out of its range")
-    at = offset + CORE_BYTES_MIN
-    stored = data[CORE_BYTES_MIN:]
-    if len(stored) != stored_bytes or crc32(stored) != sections_crc:
-        raise Corrupt(name, "block core", at, "the checksum or length of its sections does not match")
+    at = offset + layout.size
     try:
-        if (stored_bytes != sections_bytes) != bool(flags & _COMPRESSED):
+        if old and bool(header[-1]) != bool(flags & _COMPRESSED):
             raise Undecodable("the flag and the lengths disagree")
-        sections = decompress(stored, sections_bytes)
+        sections = SECTIONS.open(header, data[layout.size:], _position(position, object_id, stream_id))
         removed, end = _decode_removed(sections, removed_rows)
-        if end + records_bytes + summary_bytes != sections_bytes:
+        if end + records_bytes + summary_bytes != len(sections):
             raise Misfit("the sections do not add up")
         known = sections[end + records_bytes:]
         summary = unpack_value(known) if flags & _SUMMARY else None
@@ -340,7 +359,8 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
     return BlockCore(
         stream_id, position, count=count, first_seq=first_seq, last_seq=last_seq, bytes=size, raw_bytes=raw_bytes,
         first_time_ns=first_time_ns, last_time_ns=last_time_ns, removed=removed, records=records, subjects=subjects,
-        outcome=Outcome(out_first, out_last, out_msgs, out_bytes, out_time), codec=Codec(codec), object_id=object_id,
+        outcome=Outcome(out_first, out_last, out_msgs, out_bytes, out_time), codec=Compression(codec),
+        object_id=object_id,
         subject_filter=subject_filter, staged=bool(flags & _STAGED))
 
 

@@ -1,4 +1,5 @@
-"""Compression, checksums and msgpack, with the bounds that keep hostile bytes from costing memory.
+"""Compression, checksums and msgpack, with the bounds that keep hostile bytes from costing memory. ``section`` uses them
+for stored bytes.
 
 Compressors and packers are kept, one for each thread: making a compressor costs as much as compressing 10 KiB, making a
 packer as much as packing a record.
@@ -15,7 +16,7 @@ from zlib import crc32
 import msgpack
 import zstandard
 
-__all__ = ["SECTION_BYTES_MAX", "Codec", "Stored", "Undecodable", "Unpackable", "checksum", "compress",
+__all__ = ["SECTION_BYTES_MAX", "Compression", "Stored", "Undecodable", "Unpackable", "checksum", "compress",
            "compress_all", "decompress", "join_rows", "pack_value", "says_size", "unpack_tuples", "unpack_value"]
 
 SECTION_BYTES_MAX: Final = 1 << 28
@@ -44,8 +45,8 @@ _GIL_RELEASE: Final = 5 * 1024
 Stored = TypeVar("Stored", bytes, memoryview)
 
 
-class Codec(IntEnum):
-    """How a block's frames are compressed. Each frame that does not shrink is kept as it is, whatever the codec."""
+class Compression(IntEnum):
+    """How bytes are compressed. Those that do not shrink are stored as they are."""
 
     NONE = 0
     ZSTD = 1
@@ -70,13 +71,12 @@ class _PerThread(threading.local):
 _per_thread = _PerThread()
 
 
-def compress(raw: bytes, *, dense: bool = False) -> bytes:
-    """``raw`` by zstd, or ``raw`` itself where that saves less than a sixteenth: equal lengths mean uncompressed. ``dense``: of
-    columns that stay for long."""
+def compress(raw: bytes, *, dense: bool = False) -> bytes | None:
+    """``raw`` by zstd; None if that saves less than a sixteenth. ``dense``: for columns that are stored for long."""
     if len(raw) < _SMALL:
-        return raw
+        return None
     packed: bytes = (_per_thread.dense if dense else _per_thread.compressor).compress(raw)
-    return packed if len(packed) <= len(raw) - (len(raw) >> 4) else raw
+    return packed if len(packed) <= len(raw) - (len(raw) >> 4) else None
 
 
 def _may_shrink(raw: bytes) -> bool:
@@ -87,20 +87,19 @@ def _may_shrink(raw: bytes) -> bool:
     return len(_per_thread.compressor.compress(sample)) <= len(sample) - (len(sample) >> 4)
 
 
-def compress_all(frames: Sequence[bytes]) -> list[bytes]:
+def compress_all(frames: Sequence[bytes]) -> list[bytes | None]:
     """``compress`` for each of ``frames``, releasing the GIL once for all of them; large ones only if samples shrink.
 
     A loop thread that is always busy gives the GIL back only after a switch interval, so each release costs the encoder
     one such wait: 3 MiB took 14 ms beside a busy thread, 40 ms with a release for each frame and each of its checksums.
     """
     large = [i for i, frame in enumerate(frames) if len(frame) >= _SMALL and _may_shrink(frame)]
+    out: list[bytes | None] = [None] * len(frames)
     if len(large) < 2 or not hasattr(_per_thread.compressor, "multi_compress_to_buffer"):
-        out = list(frames)
         for i in large:
             out[i] = compress(frames[i])
         return out
     packed = _per_thread.compressor.multi_compress_to_buffer([frames[i] for i in large])
-    out = list(frames)
     for n, i in enumerate(large):
         raw, segment = frames[i], packed[n]
         if len(segment) <= len(raw) - (len(raw) >> 4):
@@ -116,13 +115,8 @@ def says_size(stored: Stored, raw_bytes: int) -> bool:
         return False
 
 
-def decompress(stored: Stored, raw_bytes: int) -> bytes | Stored:
-    """Undo ``compress``; what is not compressed is returned as it is.
-
-    Raises: Undecodable unless exactly ``raw_bytes`` come out.
-    """
-    if len(stored) == raw_bytes:
-        return stored
+def decompress(stored: bytes | memoryview, raw_bytes: int) -> bytes:
+    """Undo ``compress``. Raises: Undecodable unless exactly ``raw_bytes`` come out."""
     try:
         # The content size is compared first: the decompressor allocates what the frame says.
         if raw_bytes > SECTION_BYTES_MAX or zstandard.frame_content_size(stored) != raw_bytes:

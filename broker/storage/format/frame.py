@@ -1,7 +1,7 @@
 """Frames: the bodies of consecutive messages of a block, about 128 KiB of them, compressed together.
 
     raw frame   body | body | …             body = header bytes + payload, exactly as published
-    stored      zstd of it, or the raw bytes where zstd saves nothing: then both lengths in the frame table are equal
+    stored      a section: zstd of it, or the raw bytes where zstd saves nothing
 
 Lengths, subjects, times and the CRC of each stored frame are in the block's index, so bodies are side by side
 and a columnar reader takes a frame as one buffer with offsets.
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+from broker.storage.format.section import SectionHeader
 
 __all__ = ["FRAME_BYTES", "FRAME_MESSAGES_MAX", "Chunk", "Frame"]
 
@@ -32,10 +34,16 @@ class Frame(NamedTuple):
     messages: int
     offset: int
     """In bytes, from the beginning of the block's frames."""
-    stored_bytes: int
     raw_bytes: int
-    crc: int
+    stored_bytes: int
+    crc: int = 0
     """crc32 of the stored bytes; 0 until the block is encoded."""
+    form: int = 0
+
+    @property
+    def header(self) -> SectionHeader:
+        """The header of the frame as a section: the last four fields."""
+        return self[3:]
 
 
 class Chunk:

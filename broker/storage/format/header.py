@@ -4,7 +4,7 @@
          0     8  magic "JETBLOCK"
          8     1  kind (ObjectKind)
          9     1  flags, 0
-        10     2  format version: 2 of segments that say what had landed before them, else 1
+        10     2  format version, 4. Earlier releases wrote 1, and 2 for segments that say what had landed before them
         12     4  epoch  \\ as in the key; 0 where the key has none
         16     8  number /
         24    16  nonce of the writer, drawn once for each process run
@@ -26,12 +26,18 @@ from zlib import crc32
 
 from broker.storage.format.errors import Corrupt, VersionUnknown
 
-__all__ = ["EPOCH_MAX", "FORMAT_VERSION", "HEADER_BYTES", "NONCE_BYTES", "NUMBER_BITS", "NUMBER_MAX", "SEGMENT_VERSION",
-           "ObjectHeader", "ObjectKind", "Position", "key_position", "object_name", "position_key"]
+__all__ = ["EPOCH_MAX", "FORMAT_VERSION", "HEADER_BYTES", "NONCE_BYTES", "NUMBER_BITS", "NUMBER_MAX",
+           "UNFLAGGED_VERSION", "ObjectHeader", "ObjectKind", "Position", "key_position", "object_name", "position_key"]
 
-FORMAT_VERSION: Final = 1
-SEGMENT_VERSION: Final = 2
-"""Of a segment that says what had landed before it; one that does not say it has ``FORMAT_VERSION``."""
+FORMAT_VERSION: Final = 4
+"""The version of objects, and of cores, indexes and pages, whose sections have headers (``section``). No release wrote
+version 3, nor version 2 but in segments."""
+
+UNFLAGGED_VERSION: Final = 1
+"""The version of those that earlier releases wrote, in which equal lengths of a section mean uncompressed."""
+
+_SEGMENT_VERSION: Final = 2
+"""In earlier releases, the version of a segment that says what had landed before it."""
 HEADER_BYTES: Final = 64
 NONCE_BYTES: Final = 16
 EPOCH_MAX: Final = (1 << 32) - 1
@@ -40,6 +46,7 @@ NUMBER_BITS: Final = 48
 NUMBER_MAX: Final = (1 << NUMBER_BITS) - 1
 """Twelve hexadecimal digits."""
 
+_VERSIONS: Final = (FORMAT_VERSION, UNFLAGGED_VERSION)
 _MAGIC: Final = b"JETBLOCK"
 _LAYOUT: Final = struct.Struct("<8sBBHIQ16sQQII")
 assert _LAYOUT.size == HEADER_BYTES
@@ -121,8 +128,8 @@ class ObjectHeader(NamedTuple):
             raise Corrupt(name, "header", 0, "the magic bytes are not those of a jetblock object")
         if crc32(data[:HEADER_BYTES - 4]) != crc:
             raise Corrupt(name, "header", HEADER_BYTES - 4, "the checksum does not match")
-        if version > (latest := SEGMENT_VERSION if kind == ObjectKind.SEGMENT else FORMAT_VERSION):
-            raise VersionUnknown(name, "header", 10, f"format version {version}; this reader knows {latest}")
+        if version and version not in _VERSIONS and not (version == _SEGMENT_VERSION and kind == ObjectKind.SEGMENT):
+            raise VersionUnknown(name, "header", 10, f"format version {version}; this reader knows {FORMAT_VERSION}")
         if flags or spare or version < 1 or number > NUMBER_MAX or size < HEADER_BYTES:
             raise Corrupt(name, "header", 9, "a field is out of its range")
         try:

@@ -2,8 +2,8 @@
 
     fixed part
          0     4  magic "JIDX"
-         4     2  version
-         6     1  flags: 1 the body is compressed
+         4     2  version, 4; of earlier releases 1
+         6     1  flags: 2 a staged block; version 1: 1 the body is compressed
          7     1  0
          8     8  stream incarnation  \\
         16    20  epoch, number, id    > as in the block's core and the object's header
@@ -12,11 +12,11 @@
         48     4  frame count
         52     4  subject count
         56     4  bytes of the subject names, all together
-        60     8  bytes of the body, before compression and stored
-        68     4  crc32 of the stored body
-        72     4  crc32 of bytes 0 to 72
+        60    16  header of the body (``section``); version 1: 12 bytes, without the form
+        76     4  crc32 of bytes 0 to 76; version 1: 72, of bytes 0 to 72
     body
-        frame table      a row of 16 bytes each: first ordinal, stored bytes, raw bytes, crc32 of the stored bytes
+        frame table      a row of 20 bytes each: first ordinal, header of the frame (``section``);
+                         version 1: 16 bytes, first ordinal, stored bytes, raw bytes, crc32 of the stored bytes
         descriptions     of nine columns, 9 bytes each (``columns``)
         message columns  seq (width 0: they run on from first_seq), time in ns, subject id, header bytes, body bytes
         subject columns  name bytes, count, first ordinal, last ordinal
@@ -39,28 +39,52 @@ from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from broker.storage.format.block import BlockPlace, BlockRef
-from broker.storage.format.codec import SECTION_BYTES_MAX, Stored, Undecodable, compress, decompress
+from broker.storage.format.codec import SECTION_BYTES_MAX, Stored, Undecodable
 from broker.storage.format.columns import ARRAYS, COLUMN, CheckedValues, Column, Misfit, Values
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.frame import Chunk, Frame
-from broker.storage.format.header import Position
+from broker.storage.format.header import FORMAT_VERSION, UNFLAGGED_VERSION, Position
 from broker.storage.format.lazy_columns import KNOWN, Names, Shifted
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
+from broker.storage.format.section import (
+    SECTIONS,
+    SectionKind,
+    SectionPosition,
+    fixed_layout,
+    header_of_version_1,
+    is_known,
+)
 
-__all__ = ["INDEX_BYTES_MIN", "Head", "corrupt_frame", "cut_frame", "decode_frame", "decode_index", "decode_known_index",
-           "encode_index", "frame_body"]
+__all__ = [
+    "INDEX_BYTES_MIN",
+    "INDEX_FIXED_BYTES",
+    "Head",
+    "check_frame",
+    "corrupt_frame",
+    "cut_frame",
+    "decode_frame",
+    "decode_index",
+    "decode_known_index",
+    "encode_index",
+    "find_frames",
+    "frame_body",
+]
 
 T = TypeVar("T")
 
-INDEX_VERSION: Final = 1
 _MAGIC: Final = b"JIDX"
 _COMPRESSED: Final = 1
 _STAGED: Final = 2
-_LAYOUT: Final = struct.Struct("<4sHBBQIQQQIIIIIIII")
-_LAYOUT_CHECKED: Final = struct.Struct("<4sHBBQIQQQIIIIIII")  # what the last checksum covers
-INDEX_BYTES_MIN: Final = _LAYOUT.size
-assert INDEX_BYTES_MIN == 76
-_FRAME: Final = struct.Struct("<IIII")
+_LAYOUT_V1: Final = struct.Struct("<4sHBBQIQQQIIII III I".replace(" ", ""))
+_LAYOUT: Final = struct.Struct("<4sHBBQIQQQIIII IIII I".replace(" ", ""))
+_LAYOUT_CHECKED: Final = struct.Struct(_LAYOUT.format[:-1])  # what the last checksum covers
+INDEX_FIXED_BYTES: Final = _LAYOUT.size
+"""The fixed part of an index."""
+INDEX_BYTES_MIN: Final = _LAYOUT_V1.size
+"""No index is shorter, whatever its version."""
+assert (INDEX_BYTES_MIN, INDEX_FIXED_BYTES) == (76, 80)
+_FRAME_V1: Final = struct.Struct("<IIII")
+_FRAME: Final = struct.Struct("<IIIII")
 _COLUMNS: Final = 9
 _DESCRIPTIONS: Final = struct.Struct("<" + _COLUMNS * COLUMN.format.lstrip("<"))
 _FRAME_MESSAGES_BOUND: Final = 1 << 16
@@ -239,21 +263,45 @@ def encode_index(head: Head, *, staged: bool = False) -> bytes:
         add(Column.of(head.subject_firsts))
         add(Column.of(head.subject_lasts))
     body = b"".join((
-        *[_FRAME.pack(start, stored_bytes, raw_bytes, crc) for start, _, _, stored_bytes, raw_bytes, crc in head.frames],
+        *[_FRAME.pack(start, raw_bytes, stored_bytes, crc, form)
+          for start, _, _, raw_bytes, stored_bytes, crc, form in head.frames],
         _DESCRIPTIONS.pack(*described), *cells, names))
-    stored = compress(body, dense=head.object_id != 0 and not staged)  # compaction's: nobody waits for it
+    compressed = SECTIONS.compress(body, dense=head.object_id != 0 and not staged)  # compaction's: nobody waits for it
+    header, stored = SECTIONS.seal(compressed, _position(head))
     epoch, number = head.position
     fixed = _LAYOUT_CHECKED.pack(
-        _MAGIC, INDEX_VERSION, (_COMPRESSED if len(stored) != len(body) else 0) | (_STAGED if staged else 0), 0, head.stream_id,
-        epoch, number,
-        head.object_id, head.first_seq, count, len(head.frames), len(subjects), len(names), len(body), len(stored),
-        crc32(stored))
+        _MAGIC, FORMAT_VERSION, _STAGED if staged else 0, 0, head.stream_id, epoch, number, head.object_id,
+        head.first_seq, count, len(head.frames), len(subjects), len(names), *header)
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
-def index_prefix(compressed: bool) -> bytes:
-    """The first 8 bytes of every index."""
-    return struct.pack("<4sHBB", _MAGIC, INDEX_VERSION, _COMPRESSED if compressed else 0, 0)
+INDEX_PREFIX: Final = struct.pack("<4sHBB", _MAGIC, FORMAT_VERSION, 0, 0)
+"""The first 8 bytes of every index but those of staged blocks."""
+
+
+def _position(block: BlockRef | Head) -> SectionPosition:
+    return block.position, block.object_id, block.stream_id, SectionKind.INDEX, 0
+
+
+def find_frames(data: bytes, at: int, stream_id: int, position: Position, object_id: int) -> tuple[int, int]:
+    """The end of the index that begins ``at``, and the bytes of all of its frames, for repair.
+
+    Raises: Undecodable where there is no index.
+    """
+    layout = fixed_layout(data, _LAYOUT_V1, _LAYOUT, at)
+    old = layout is _LAYOUT_V1
+    if len(data) < at + layout.size:
+        raise Undecodable("cut short")
+    fields = layout.unpack_from(data, at)
+    frames = fields[10]
+    header = header_of_version_1(*fields[-4:-1]) if old else fields[-5:-1]
+    body_at = at + layout.size
+    end = body_at + header[1]
+    body = SECTIONS.open(header, data[body_at:end], (position, object_id, stream_id, SectionKind.INDEX, 0))
+    row = _FRAME_V1 if old else _FRAME
+    if frames * row.size > len(body):
+        raise Undecodable("its frame table is cut short")
+    return end, sum(fields[1 if old else 2] for fields in row.iter_unpack(body[:frames * row.size]))
 
 
 def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: CheckedValues = ARRAYS) -> Head:
@@ -277,39 +325,52 @@ def decode_known_index(data: bytes, ref: BlockRef, name: str | None = None) -> H
 
 def _decode(data: bytes, ref: BlockRef, name: str | None, values: Values, checks: CheckedValues | None) -> Head:
     name, offset = name or f"block {ref.position}", ref.index_offset
-    if len(data) < INDEX_BYTES_MIN:
+    layout = fixed_layout(data, _LAYOUT_V1, _LAYOUT)
+    if len(data) < layout.size:
         raise Corrupt(name, "index", offset + len(data), "cut short")
     (magic, version, flags, spare, stream_id, epoch, number, object_id, first_seq, count, frames, subjects, names_bytes,
-     body_bytes, stored_bytes, body_crc, crc) = _LAYOUT.unpack_from(data)
-    if magic != _MAGIC or crc32(data[:INDEX_BYTES_MIN - 4]) != crc:
+     *lengths, crc) = fields = layout.unpack_from(data)
+    if magic != _MAGIC or crc32(data[:layout.size - 4]) != crc:
         raise Corrupt(name, "index", offset, "the checksum of its fixed part does not match")
-    if version != INDEX_VERSION or flags & ~(_COMPRESSED | _STAGED) or spare:
-        raise VersionUnknown(name, "index", offset + 4, f"version {version}, flags {flags}: not this reader's")
+    old = version == UNFLAGGED_VERSION
+    header = header_of_version_1(*lengths) if old else fields[-5:-1]
+    if not (old or version == FORMAT_VERSION) or flags & ~(_STAGED | (_COMPRESSED if old else 0)) or spare or (
+            not is_known(header[-1])):
+        raise VersionUnknown(name, "index", offset + 4,
+                             f"version {version}, flags {flags}, form {header[-1]}: not this reader's")
     staged = ref.place is BlockPlace.STAGED
     if (stream_id, epoch, number, object_id, first_seq, count, bool(flags & _STAGED)) != (
             ref.stream_id, *ref.position, ref.object_id, 1 if staged else ref.first_seq, ref.count, staged):
         raise Corrupt(name, "index", offset + 8, "it belongs to another block")
-    stored = data[INDEX_BYTES_MIN:]
-    if len(stored) != stored_bytes or crc32(stored) != body_crc:
-        raise Corrupt(name, "index", offset + INDEX_BYTES_MIN, "the checksum or length of its body does not match")
     try:
-        if (stored_bytes != body_bytes) != bool(flags & _COMPRESSED) or body_bytes > SECTION_BYTES_MAX:
+        if (old and bool(header[-1]) != bool(flags & _COMPRESSED)) or header[0] > SECTION_BYTES_MAX:
             raise Undecodable("its lengths are out of bounds")
-        return _decode_body(decompress(stored, body_bytes), ref, frames, subjects, names_bytes, values, checks)
+        body = SECTIONS.open(header, data[layout.size:], _position(ref))
+        return _decode_body(body, ref, frames, subjects, names_bytes, values, checks, _FRAME_V1 if old else _FRAME)
     except (Misfit, Undecodable) as error:
-        raise Corrupt(name, "index", offset + INDEX_BYTES_MIN, str(error)) from None
+        raise Corrupt(name, "index", offset + layout.size, str(error)) from None
+    except _FormUnknown as error:
+        raise VersionUnknown(name, "index", offset + layout.size, str(error)) from None
+
+
+class _FormUnknown(Exception):
+    """A frame has a form that this reader does not know."""
 
 
 def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_bytes: int, values: Values,
-                 checks: CheckedValues | None) -> Head:
+                 checks: CheckedValues | None, row: struct.Struct) -> Head:
     """Raises: Misfit for whatever does not add up; without ``checks``, for what would show without looking at each value."""
     count = ref.count
-    frames_end = frames * _FRAME.size
+    frames_end = frames * row.size
     at = frames_end + _COLUMNS * COLUMN.size
     # No name is empty; so all counts but the messages' are bounded by bytes that are present, and theirs by frames.
     if not (1 <= frames <= count and 1 <= subjects <= min(count, names_bytes)) or at + names_bytes > len(body):
         raise Misfit("its counts are out of bounds")
-    table = _frame_table(list(_FRAME.iter_unpack(body[:frames_end])), count, ref.frames_bytes)
+    rows = list(row.iter_unpack(body[:frames_end]))
+    if row is _FRAME_V1:
+        rows = [(start, *header_of_version_1(raw_bytes, stored_bytes, crc))
+                for start, stored_bytes, raw_bytes, crc in rows]
+    table = _frame_table(rows, count, ref.frames_bytes)
     columns: list[tuple[int, Any]] = []
     for i, (base, width) in enumerate(COLUMN.iter_unpack(body[frames_end:at])):
         column, at = values.read(body, at, base, width, count if i < 5 else subjects)
@@ -355,19 +416,26 @@ def _as_adopted(ref: BlockRef, time_ns: int, stamps: Any, values: CheckedValues)
     return (low, None) if low == high else (time_ns, values.clipped(stamps, low, high))
 
 
-def _frame_table(rows: list[tuple[int, int, int, int]], count: int, frames_bytes: int) -> list[Frame]:
-    """Raises: Misfit unless the frames cover all messages and all of their bytes, one after another."""
+def _frame_table(rows: list[tuple[int, ...]], count: int, frames_bytes: int) -> list[Frame]:
+    """Args: rows have the first ordinal and the section header of each frame.
+    Raises: Misfit unless the frames cover all messages and all of their bytes, one after another."""
     table: list[Frame] = []
     offset = 0
-    for i, (start, stored_bytes, raw_bytes, crc) in enumerate(rows):
+    for i, (start, raw_bytes, stored_bytes, crc, form) in enumerate(rows):
         end = rows[i + 1][0] if i + 1 < len(rows) else count
+        if not is_known(form):
+            raise _FormUnknown(f"frame {i} is of form {form}: not this reader's")
         if not 1 <= end - start <= _FRAME_MESSAGES_BOUND or raw_bytes > SECTION_BYTES_MAX or stored_bytes > raw_bytes:
             raise Misfit("the frame table is out of bounds")
-        table.append(Frame(start, end - start, offset, stored_bytes, raw_bytes, crc))
+        table.append(Frame(start, end - start, offset, raw_bytes, stored_bytes, crc, form))
         offset += stored_bytes
     if rows[0][0] != 0 or offset != frames_bytes:
         raise Misfit("the frames do not cover the block")
     return table
+
+
+def _frame_position(head: Head, frame_no: int) -> SectionPosition:
+    return head.position, head.object_id, head.stream_id, SectionKind.FRAME, frame_no
 
 
 def frame_body(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> bytes | Stored:
@@ -377,18 +445,19 @@ def frame_body(head: Head, frame_no: int, stored: Stored, name: str | None = Non
         that is not compressed they are what is returned, so a memoryview saves a copy.
     Raises: Corrupt.
     """
-    check_frame(head, frame_no, stored, name)
     try:
-        return decompress(stored, head.frames[frame_no].raw_bytes)
+        return SECTIONS.open(head.frames[frame_no].header, stored, _frame_position(head, frame_no))
     except Undecodable as error:
         raise corrupt_frame(head, frame_no, name, str(error)) from None
 
 
 def check_frame(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> None:
-    """Compare a frame as it is stored with its checksum and length. Args and errors: as of ``frame_body``."""
-    frame = head.frames[frame_no]
-    if len(stored) != frame.stored_bytes or crc32(stored) != frame.crc:
-        raise corrupt_frame(head, frame_no, name, "its checksum or length does not match")
+    """Check a frame without decompressing it: its checksum, and that it says how long it was. Args and errors: as of
+    ``frame_body``."""
+    try:
+        SECTIONS.check(head.frames[frame_no].header, stored, _frame_position(head, frame_no))
+    except Undecodable as error:
+        raise corrupt_frame(head, frame_no, name, str(error)) from None
 
 
 def corrupt_frame(head: Head, frame_no: int, name: str | None, why: str) -> Corrupt:

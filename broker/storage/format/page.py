@@ -15,9 +15,9 @@
         16     8  key (whose page it is: a stream's incarnation, or 0)
     page
          0     4  magic "JPAG"
-         4     1  version
+         4     1  version, 4; of earlier releases 1
          5     1  kind
-         6     1  flags: 1 the body is compressed, 2 block references in it may have a subject filter,
+         6     1  flags: 1 the body is compressed (version 1 only), 2 block references in it may have a subject filter,
                    4 streams in it may have expiries, 8 pages of block tables have summaries in it,
                    16 block references in it may be of staged blocks, 32 streams in it may have pages of subjects,
                    64 streams in it may have message ids, 128 streams in it may be offline
@@ -25,10 +25,9 @@
          8    12  epoch, number: the last position that this page includes
         20    12  epoch, number of the object it was written in
         32     8  key
-        40     8  bytes of the body, before compression and stored
-        48     4  crc32 of the stored body
-        52     4  crc32 of bytes 0 to 52
-        56        body
+        40    16  header of the body (``section``); version 1: 12 bytes, without the form
+        56     4  crc32 of bytes 0 to 56; version 1: 52, of bytes 0 to 52
+        60        body; version 1: 56
 
 A page is read alone, by its PageRef; a round that leaves it unchanged names it again in the next root.
 """
@@ -46,26 +45,37 @@ from broker.storage.format.codec import (
     SECTION_BYTES_MAX,
     Undecodable,
     Unpackable,
-    checksum,
-    compress,
-    decompress,
     pack_value,
     unpack_value,
 )
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import (
     EPOCH_MAX,
+    FORMAT_VERSION,
     HEADER_BYTES,
     NUMBER_MAX,
+    UNFLAGGED_VERSION,
     ObjectHeader,
     ObjectKind,
     Position,
     object_name,
 )
+from broker.storage.format.section import (
+    NO_POSITION,
+    SECTION_HEADER_BYTES,
+    SECTIONS,
+    Compressed,
+    SectionKind,
+    SectionPosition,
+    fixed_layout,
+    header_of_version_1,
+    is_known,
+    pack_header,
+    unpack_header,
+)
 
 __all__ = ["Page", "PageBody", "PageKind", "PageRef", "decode_page", "decode_pages_directory", "encode_pages"]
 
-PAGE_VERSION: Final = 1
 PAGES_MAX: Final = 1 << 20
 _MAGIC: Final = b"JPAG"
 _COMPRESSED: Final = 1
@@ -76,12 +86,13 @@ _STAGED: Final = 16
 _SUBJECTS: Final = 32
 _IDS: Final = 64
 _OFFLINE: Final = 128
-_FLAGS: Final = _COMPRESSED | _FILTERS | _EXPIRIES | _SUMMARIES | _STAGED | _SUBJECTS | _IDS | _OFFLINE
+_FLAGS: Final = _FILTERS | _EXPIRIES | _SUMMARIES | _STAGED | _SUBJECTS | _IDS | _OFFLINE
 _FIXED: Final = struct.Struct("<IIII")
 _ROW: Final = struct.Struct("<QIB3sQ")
-_PAGE: Final = struct.Struct("<4sBBBBIQIQQIIII")
+_PAGE_V1: Final = struct.Struct("<4sBBBBIQIQQ III I".replace(" ", ""))
+_PAGE: Final = struct.Struct("<4sBBBBIQIQQ IIII I".replace(" ", ""))
 _ROWS_AT: Final = HEADER_BYTES + _FIXED.size
-assert (_ROW.size, _PAGE.size) == (24, 56)
+assert (_ROW.size, _PAGE_V1.size, _PAGE.size) == (24, 56, 60)
 
 
 class PageKind(IntEnum):
@@ -106,32 +117,60 @@ class PageKind(IntEnum):
 
 
 class PageBody:
-    """A page's body as it is stored: a msgpack value, compressed if that saves something. Immutable once it is packed."""
+    """The body of a page before it is sealed: a msgpack value, compressed if that saves something.
 
-    __slots__ = ("_make", "raw_bytes", "stored")
+    Immutable once it is packed.
+    """
 
-    def __init__(self, raw_bytes: int, stored: bytes) -> None:
-        self.raw_bytes = raw_bytes
-        self.stored = stored
+    __slots__ = ("_make", "_packed")
+
+    def __init__(self, packed: Compressed) -> None:
+        self._packed = packed
         self._make: Callable[[], bytes] | None = None
 
     @classmethod
     def later(cls, make: Callable[[], bytes]) -> PageBody:
         """``make`` gives the msgpack, at the first ``pack`` and in whatever thread that is."""
-        body = cls(0, b"")
+        body = cls((b"", 0, 0))
         body._make = make
         return body
 
-    def pack(self) -> PageBody:
-        """Itself, packed."""
+    @classmethod
+    def unpack(cls, inline: Any, stream_id: int) -> PageBody:
+        """Undo ``inline``. Earlier releases wrote a list of the bytes before compression and the stored bytes.
+
+        Raises: Undecodable or VersionUnknown; TypeError or ValueError for other values.
+        """
+        if not isinstance(inline, bytes):
+            raw_bytes, data = inline
+            return cls((data, raw_bytes, header_of_version_1(raw_bytes, len(data), 0)[-1]))
+        header = unpack_header(inline)
+        if not is_known(header[-1]):
+            raise VersionUnknown("block table", "section", 12, f"form {header[-1]}: not this reader's")
+        return cls(SECTIONS.unseal(header, inline[SECTION_HEADER_BYTES:], _inline_position(stream_id)))
+
+    def inline(self, stream_id: int) -> bytes:
+        """The body sealed for a directory page, as a part of the block table of the stream."""
+        header, stored = SECTIONS.seal(self.pack(), _inline_position(stream_id))
+        return pack_header(header) + stored
+
+    def pack(self) -> Compressed:
+        """The body, packed."""
         if self._make is not None:
-            raw = self._make()
-            self.raw_bytes, self.stored, self._make = len(raw), compress(raw), None
-        return self
+            self._packed, self._make = SECTIONS.compress(self._make()), None
+        return self._packed
 
     def raw(self) -> bytes:
         """The msgpack. Raises: Undecodable."""
-        return decompress(self.pack().stored, self.raw_bytes)
+        return SECTIONS.decompress(self.pack())
+
+
+def _inline_position(stream_id: int) -> SectionPosition:
+    return NO_POSITION, 0, stream_id, SectionKind.TABLE, 0
+
+
+def _position(object_position: Position, key: int, kind: int) -> SectionPosition:
+    return object_position, 0, key, SectionKind.PAGE, kind
 
 
 class Page(NamedTuple):
@@ -202,13 +241,13 @@ def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page]) -> tup
 
 def _encode_page(page: Page, object_position: Position) -> bytes:
     body = (page.body if isinstance(page.body, PageBody) else PageBody.later(partial(pack_value, page.body))).pack()
-    stored = body.stored
-    flags = ((_COMPRESSED if len(stored) != body.raw_bytes else 0) | (_FILTERS if page.filters else 0)
+    header, stored = SECTIONS.seal(body, _position(object_position, page.key, page.kind))
+    flags = ((_FILTERS if page.filters else 0)
              | (_EXPIRIES if page.expiries else 0) | (_SUMMARIES if page.summaries else 0)
              | (_STAGED if page.staged else 0) | (_SUBJECTS if page.subjects else 0)
              | (_IDS if page.ids else 0) | (_OFFLINE if page.offline else 0))
-    fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
-                       body.raw_bytes, len(stored), checksum(stored), 0)[:-4]
+    fixed = _PAGE.pack(_MAGIC, FORMAT_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
+                       *header, 0)[:-4]
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
@@ -220,25 +259,30 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] | None
     Raises: Corrupt for damaged bytes or those of another page; VersionUnknown.
     """
     name, offset = object_name(ObjectKind.PAGES, ref.position), ref.offset
-    if len(data) < _PAGE.size:
+    layout = fixed_layout(data, _PAGE_V1, _PAGE)
+    if len(data) < layout.size:
         raise Corrupt(name, "page", offset + len(data), "cut short")
-    (magic, version, kind, flags, spare, epoch, number, object_epoch, object_number, key, body_bytes, stored_bytes,
-     body_crc, crc) = _PAGE.unpack_from(data)
-    if magic != _MAGIC or crc32(data[:_PAGE.size - 4]) != crc:
+    (magic, version, kind, flags, spare, epoch, number, object_epoch, object_number, key, *lengths,
+     crc) = fields = layout.unpack_from(data)
+    if magic != _MAGIC or crc32(data[:layout.size - 4]) != crc:
         raise Corrupt(name, "page", offset, "the checksum of its fixed part does not match")
-    if version != PAGE_VERSION or flags & ~_FLAGS or spare:
-        raise VersionUnknown(name, "page", offset + 4, f"version {version}, flags {flags}: not this reader's")
+    old = version == UNFLAGGED_VERSION
+    header = header_of_version_1(*lengths) if old else fields[-5:-1]
+    if not (old or version == FORMAT_VERSION) or flags & ~(_FLAGS | (_COMPRESSED if old else 0)) or spare or (
+            not is_known(header[-1])):
+        raise VersionUnknown(name, "page", offset + 4,
+                             f"version {version}, flags {flags}, form {header[-1]}: not this reader's")
     if (object_epoch, object_number, kind, key) != (*ref.position, ref.kind, ref.key) or number > NUMBER_MAX:
         raise Corrupt(name, "page", offset + 5, "it is another page than the one named")
-    stored = data[_PAGE.size:]
-    if len(stored) != stored_bytes or len(data) != ref.size or crc32(stored) != body_crc:
-        raise Corrupt(name, "page", offset + _PAGE.size, "the checksum or length of its body does not match")
     try:
-        if (stored_bytes != body_bytes) != bool(flags & _COMPRESSED) or body_bytes > SECTION_BYTES_MAX:
+        if len(data) != ref.size or (old and bool(header[-1]) != bool(flags & _COMPRESSED)) or (
+                header[0] > SECTION_BYTES_MAX):
             raise Undecodable("its lengths are out of bounds")
-        body = PageBody(body_bytes, stored) if unpack is None else unpack(decompress(stored, body_bytes))
+        stored, at = data[layout.size:], _position(ref.position, key, kind)
+        body = (PageBody(SECTIONS.unseal(header, stored, at)) if unpack is None
+                else unpack(SECTIONS.open(header, stored, at)))
     except (Undecodable, Unpackable) as error:
-        raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
+        raise Corrupt(name, "page", offset + layout.size, str(error)) from None
     return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES),
                 bool(flags & _SUMMARIES), bool(flags & _STAGED), bool(flags & _SUBJECTS), bool(flags & _IDS),
                 bool(flags & _OFFLINE))
@@ -274,7 +318,7 @@ def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool 
         raise Corrupt(name, "directory", _ROWS_AT, "the checksum does not match")
     refs: list[PageRef] = []
     for offset, size, kind, row_spare, key in _ROW.iter_unpack(directory):
-        if offset != end or size < _PAGE.size or any(row_spare):
+        if offset != end or size < _PAGE_V1.size or any(row_spare):
             raise Corrupt(name, "directory", _ROWS_AT + len(refs) * _ROW.size, "a row is out of bounds")
         refs.append(PageRef(position, offset, size, kind, key))
         end += size

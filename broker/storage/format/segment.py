@@ -5,7 +5,7 @@
     fixed part, 40 bytes
         64     4  block count
         68     4  landed: how far before this entry of the log the newest one is up to which all had landed when the put of
-                  this one began; 0: not known (runs, openings, version 1)
+                  this one began; 0: not known (runs, openings, objects of version 1)
         72    24  bytes of the cores, of the indexes, of the frames, each of all blocks together
         96     4  crc32 of the directory
        100     4  crc32 of bytes 64 to 100
@@ -35,9 +35,8 @@ from zlib import crc32
 from broker.storage.format.block import CORE_BYTES_MIN, BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import (
-    FORMAT_VERSION,
     HEADER_BYTES,
-    SEGMENT_VERSION,
+    UNFLAGGED_VERSION,
     ObjectHeader,
     ObjectKind,
     Position,
@@ -160,7 +159,7 @@ def decode_head(prefix: bytes, position: Position, *, kind: ObjectKind = ObjectK
     size = cores_at + cores
     if blocks > BLOCKS_MAX or size + indexes + frames != header.size:
         raise Corrupt(name, "fixed part", HEADER_BYTES, "its parts do not add up to the object's size")
-    if behind and (header.version < SEGMENT_VERSION or behind > min(PUTS_IN_FLIGHT_MAX, position.number)):
+    if behind and (header.version == UNFLAGGED_VERSION or behind > min(PUTS_IN_FLIGHT_MAX, position.number)):
         raise Corrupt(name, "fixed part", HEADER_BYTES + 4, "what had landed before it is out of bounds")
     if len(prefix) < size:
         return _more(name, size, header.size)
@@ -228,8 +227,7 @@ def encode_segment_front(kind: ObjectKind, position: Position, object_id: int, n
     directory = b"".join(starmap(_ROW.pack, rows))
     behind = 0 if landed is None else position.number - landed
     fixed = _FIXED.pack(len(rows), behind, cores, indexes, frames, crc32(directory), 0)[:-4]
-    header = ObjectHeader(kind, position, nonce, frames_at + frames, object_id,
-                          SEGMENT_VERSION if behind else FORMAT_VERSION).pack()
+    header = ObjectHeader(kind, position, nonce, frames_at + frames, object_id).pack()
     places = zip(accumulate(core_bytes, initial=core_at), accumulate(index_bytes, initial=index_at),
                  accumulate(frames_bytes, initial=frames_at), strict=True)
     return b"".join((header, fixed, crc32(fixed).to_bytes(4, "little"), directory)), places

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.config.settings import StorageSettings
-from broker.storage.format.codec import Codec
+from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 
 __all__ = ["LogSettings"]
@@ -21,7 +21,7 @@ class LogSettings:
                  puts_in_flight: int = _DEFAULTS.puts_in_flight, commit_interval_ns: int = 0,
                  lazy_ns: int = 1_000_000_000, tail_bytes_max: int = _DEFAULTS.tail_bytes_max,
                  inline_bytes_max: int = 256 << 10, lease_ns: int | None = None, put_timeout_ns: int | None = None,
-                 codec: Codec = Codec.ZSTD) -> None:
+                 codec: SectionCodec = SECTIONS) -> None:
         if not 1 <= puts_in_flight <= PUTS_IN_FLIGHT_MAX:
             raise ValueError(f"puts_in_flight is 1 to {PUTS_IN_FLIGHT_MAX}")
         self.segment_bytes = segment_bytes

@@ -29,13 +29,20 @@ from broker.storage.format.block import (
     SubjectSummary,
     encode_core,
 )
-from broker.storage.format.codec import Codec, checksum, compress_all
+from broker.storage.format.codec import Compression
 from broker.storage.format.columns import compact
 from broker.storage.format.frame import FRAME_BYTES, FRAME_MESSAGES_MAX, Chunk, Frame
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head, encode_index
 from broker.storage.format.message_size import messages_size
 from broker.storage.format.records.message_ids import MessageIds
+from broker.storage.format.section import (
+    SECTIONS,
+    Compressed,
+    SectionCodec,
+    SectionHeader,
+    SectionKind,
+)
 from broker.storage.format.segment import RowValues, encode_segment_front
 from broker.storage.format.small import NAME_BYTES_MAX, SmallEncoder
 from broker.storage.format.subject_filter import encode_filter
@@ -62,8 +69,8 @@ class SealedBlock(Generic[Owner]):
     block all three are made on first use: when a thousand streams share a segment, most are never used.
     """
 
-    __slots__ = ("_chunks", "_core", "_head", "_ref", "codec", "crc", "frames", "ids", "kept", "opened", "owner", "packed",
-                 "position")
+    __slots__ = ("_chunks", "_core", "_head", "_ref", "compression", "frame", "frames", "ids", "kept", "opened",
+                 "owner", "packed", "position")
 
     def __init__(self, owner: Owner, core: BlockCore | None, head: Head | None, chunks: Sequence[Chunk],
                  frames: list[bytes], position: Position) -> None:
@@ -79,9 +86,9 @@ class SealedBlock(Generic[Owner]):
         """The message ids of its record, packed; None: it has none, or they are not packed yet."""
         self.kept = False
         """Whether its segment is kept in memory as a whole."""
-        self.codec = Codec.ZSTD
-        self.crc = 0
-        """Of the frame of a small block, as stored."""
+        self.compression = Compression.ZSTD
+        self.frame: SectionHeader | None = None
+        """Of the frame of a small block, once it is encoded."""
         self._core = core
         self._head = head
         self._chunks = chunks
@@ -154,11 +161,10 @@ class SealedBlock(Generic[Owner]):
         assert self.opened is not None
         whole = seal_block(self.opened, self.position, stored=False)
         self._core, self._head, self._chunks = whole._core, whole._head, whole._chunks
-        whole.core.codec = self.codec
-        if self.packed is not None and self._head is not None:
+        whole.core.codec = self.compression
+        if self.packed is not None and self._head is not None and self.frame is not None:
             [frame] = self._head.frames
-            ref = BlockRef.of(self.packed)
-            self._head.place_frames((frame._replace(stored_bytes=ref.frames_bytes, crc=self.crc),), ref.frames_offset)
+            self._head.place_frames((Frame(*frame[:3], *self.frame),), BlockRef.of(self.packed).frames_offset)
 
 
 Failure = tuple[SealedBlock[Any], Exception]
@@ -279,7 +285,7 @@ def _one_frame(block: OpenBlock[Any], raw_bytes: int, head: Head, names: Sequenc
     """``_frames`` for a block that fits in one, as most do."""
     count, seqs = head.count, head.seqs
     times = array("q", (head.time_ns,)) * count if head.times is None else head.times
-    head.frames, head.starts = (Frame(0, count, 0, raw_bytes, raw_bytes, 0),), _ONE_START
+    head.frames, head.starts = (Frame(0, count, 0, raw_bytes, raw_bytes),), _ONE_START
     hlens = block._hlens if head.hlens is not None or head.hlen else None
     chunk = Chunk(0, head.first_seq, seqs, names, hlens, block.bodies, times, raw_bytes)
     return [chunk], [b"".join(block.bodies)] if stored else []
@@ -312,14 +318,14 @@ def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
                             some_hlens, chunk_bodies, times, raw_bytes))
         if stored:
             frames.append(b"".join(chunk_bodies))
-        table.append(Frame(start, end - start, 0, raw_bytes, raw_bytes, 0))
+        table.append(Frame(start, end - start, 0, raw_bytes, raw_bytes))
         start, before = end, ends[end - 1]
     head.place_frames(table)
     return chunks, frames
 
 
-def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBlock[Any]], codec: Codec = Codec.ZSTD, *,
-                   kind: ObjectKind = ObjectKind.SEGMENT, object_id: int = 0,
+def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBlock[Any]],
+                   codec: SectionCodec = SECTIONS, *, kind: ObjectKind = ObjectKind.SEGMENT, object_id: int = 0,
                    place: BlockPlace = BlockPlace.LOG, failures: list[Failure] | None = None,
                    landed: int | None = None) -> list[bytes]:
     """Compress, checksum and put together the object of ``blocks``, in their order; runs too.
@@ -332,7 +338,7 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
     for block in blocks:
         if block.opened is not None:
             block.frames = [b"".join(block.opened.bodies)]
-    compressed = _compressed(blocks, codec)
+    compressed = codec.compress_frames([frame for block in blocks for frame in block.frames])
     at = 0
     small = SmallEncoder(position, object_id, codec)
     cores: list[bytes] = []
@@ -347,7 +353,7 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
         try:
             if block.opened is not None:
                 core, index, row, fact = _encode_small(block, block.opened, small, compressed[start], stored_frames)
-                block.codec = codec
+                block.compression = codec.compression
             else:
                 core, index, row, fact = _encode(block, codec, compressed[start:at], stored_frames)
         except Exception as error:
@@ -372,7 +378,7 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
     return _joined([front, *cores, *indexes, *stored_frames])
 
 
-def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallEncoder, stored: bytes,
+def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallEncoder, frame: Compressed,
                   frames: list[bytes]) -> tuple[bytes, bytes, RowValues, tuple[Any, ...]]:
     """Core, index, row in the directory and the last values of the reference of a small block."""
     count, runs, subject, first_seq, last_seq = (opened.count, opened.runs, opened.subjects[0], opened.first_seq,
@@ -386,8 +392,8 @@ def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallE
         stamps = []
         for _, messages, time_ns in runs:
             stamps += (time_ns,) * messages
-    core, index, block.crc, summary = small.encode(opened.stream_id, first_seq, subject, stamps, lens, raw_bytes, size,
-                                                   opened.outcome, stored)
+    core, index, (block.frame, stored), summary = small.encode(opened.stream_id, first_seq, subject, stamps, lens, size,
+                                                               opened.outcome, frame)
     frames.append(stored)
     block.frames = _NO_FRAMES
     return (core, index,
@@ -395,18 +401,19 @@ def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallE
             (first_seq, last_seq, count, size, stamps[0], stamps[-1], summary))
 
 
-def _encode(block: SealedBlock[Any], codec: Codec, compressed: Sequence[bytes],
+def _encode(block: SealedBlock[Any], codec: SectionCodec, compressed: Sequence[Compressed],
             frames: list[bytes]) -> tuple[bytes, bytes, RowValues, tuple[Any, ...]]:
     """As ``_encode_small``, of any other block; ``compressed`` are its frames."""
     head, core = block.head, block.core
-    core.codec = codec
+    core.codec = codec.compression
     index = b""
     frames_bytes = 0
     if head is not None:
         table: list[Frame] = []
-        for frame, stored in zip(head.frames, compressed, strict=True):
-            start, messages, _, _, raw_bytes, _ = frame
-            table.append(Frame(start, messages, frames_bytes, len(stored), raw_bytes, checksum(stored)))
+        for number, (frame, section) in enumerate(zip(head.frames, compressed, strict=True)):
+            at = core.position, core.object_id, core.stream_id, SectionKind.FRAME, number
+            header, stored = codec.seal(section, at)
+            table.append(Frame(frame.start, frame.messages, frames_bytes, *header))
             frames_bytes += len(stored)
             frames.append(stored)
         head.frames = tuple(table)
@@ -420,11 +427,6 @@ def _encode(block: SealedBlock[Any], codec: Codec, compressed: Sequence[bytes],
              core.raw_bytes),
             (core.first_seq, core.last_seq, core.count, core.bytes, core.first_time_ns, core.last_time_ns,
              core.subjects if core.subject_filter is None else core.subject_filter))
-
-
-def _compressed(blocks: Sequence[SealedBlock[Any]], codec: Codec) -> list[bytes]:
-    frames = [frame for block in blocks for frame in block.frames]
-    return compress_all(frames) if codec is Codec.ZSTD else frames
 
 
 def _joined(buffers: list[bytes]) -> list[bytes]:

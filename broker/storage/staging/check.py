@@ -16,14 +16,12 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from operator import ge, gt
 from typing import Any, Final, NamedTuple
-from zlib import crc32
 
 from broker.storage.format.agreement import check_agreement
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
-from broker.storage.format.codec import says_size
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind
-from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, Head, decode_frame, decode_index
+from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, Head, check_frame, decode_frame, decode_index
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.request import BLOCK_MESSAGES_MAX, BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
@@ -42,8 +40,6 @@ ID_BYTES: Final = 140
 """What a duplicate window counts for an id besides its bytes."""
 
 _READ_BYTES: Final = 8 << 20
-_FRAME_HEADER_BYTES: Final = 18
-"""zstd's, at most."""
 _LARGE: Final = 16 << 20
 
 
@@ -79,13 +75,14 @@ class Ids(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """``offset`` in the object, ``size`` as stored. ``headed``: its block and its number there, if that has headers or ids."""
+    """Frame ``number`` of a block; ``offset`` in the object, ``size`` as stored. ``ids``: those of the block, if that
+    has headers or ids."""
 
     offset: int
     size: int
-    crc: int
-    raw_bytes: int
-    headed: tuple[Head, int, Ids] | None
+    head: Head
+    number: int
+    ids: Ids | None
 
 
 class StagedBlock(NamedTuple):
@@ -207,8 +204,9 @@ def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes)
     staged.ids_bytes += sum(map(len, ids.ids)) + ID_BYTES * len(ids.ids)
     staged.blocks.append(StagedBlock(ref, ids))
     has_headers = bool(head.hlen if head.hlens is None else any(head.hlens))
-    return [_Frame(ref.frames_offset + frame.offset, frame.stored_bytes, frame.crc, frame.raw_bytes,
-                   (head, number, ids) if has_headers or ids.ids else None) for number, frame in enumerate(head.frames)]
+    wanted = ids if has_headers or ids.ids else None
+    return [_Frame(ref.frames_offset + frame.offset, frame.stored_bytes, head, number, wanted)
+            for number, frame in enumerate(head.frames)]
 
 
 def _check_lengths(head: Head, key: str) -> None:
@@ -248,18 +246,14 @@ def _spans(frames: Sequence[_Frame]) -> list[list[_Frame]]:
 def _check_frames(key: str, data: bytes, start: int, end: int, span: Sequence[_Frame]) -> None:
     """``data`` has these frames, as its bytes from start to end. In a thread. Raises: NotAdoptable; FormatError."""
     view = memoryview(data)
-    if len(data) != end - start or not all(
-            crc32(view[frame.offset - start:frame.offset - start + frame.size]) == frame.crc for frame in span):
-        raise NotAdoptable(f"{key} is damaged: a checksum of its frames does not match, from byte {start} on")
+    if len(data) != end - start:
+        raise NotAdoptable(f"{key} is damaged: it has another length than it says")
     for frame in span:
         stored = view[frame.offset - start:frame.offset - start + frame.size]
-        if frame.size != frame.raw_bytes and not says_size(stored[:_FRAME_HEADER_BYTES], frame.raw_bytes):
-            raise NotAdoptable(f"{key} has a frame, from byte {frame.offset} on, that does not say as zstd's content size how long "
-                               f"it was")
-        if frame.headed is None:
+        check_frame(frame.head, frame.number, stored, key)
+        if frame.ids is None:
             continue
-        head, number, ids = frame.headed
-        chunk = decode_frame(head, number, stored, key)
+        ids, chunk = frame.ids, decode_frame(frame.head, frame.number, stored, key)
         count = len(chunk.bodies)
         found = first_flaw(chunk.hlens or [0] * count, chunk.bodies, ids.within(chunk.start, count))
         if found is not None:

@@ -16,7 +16,7 @@ from broker.storage.log.writer import encode_segment, seal_block
 
 if TYPE_CHECKING:
     from broker.storage.format.block import BlockRef
-    from broker.storage.format.codec import Codec
+    from broker.storage.format.section import SectionCodec
 
 __all__ = ["Row", "encode_run", "in_blocks"]
 
@@ -45,7 +45,7 @@ def in_blocks(rows: Sequence[Row]) -> list[Sequence[Row]]:
 
 
 def encode_run(stream_id: int, position: Position, run_id: int, nonce: bytes, blocks: Sequence[Sequence[Row]],
-               codec: Codec) -> tuple[list[bytes], list[BlockRef]]:
+               codec: SectionCodec) -> tuple[list[bytes], list[BlockRef]]:
     """The bytes of a run of ``blocks``, and their references; each counts from sequence 1 at time 0. In any thread."""
     sealed = []
     for rows in blocks:

@@ -23,10 +23,10 @@ from typing import Final, NamedTuple
 
 from broker.protocol import headers as header_block
 from broker.storage.format.block import BlockPlace
-from broker.storage.format.codec import Codec
 from broker.storage.format.header import NONCE_BYTES, ObjectKind
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.request import BLOCK_MESSAGES_MAX, BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
+from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.format.staged import staged_position
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
@@ -74,7 +74,7 @@ class RunWriter:
     Raises: ValueError for blocks of more messages than a stream takes.
     """
 
-    def __init__(self, account: str, stream: str, stream_id: int, *, now_ns: int, codec: Codec = Codec.ZSTD,
+    def __init__(self, account: str, stream: str, stream_id: int, *, now_ns: int, codec: SectionCodec = SECTIONS,
                  run_bytes: int = _RUN_BYTES, block_bytes: int = _BLOCK_BYTES, block_messages: int = _BLOCK_MESSAGES,
                  randbytes: Callable[[int], bytes] = os.urandom) -> None:
         if not 0 < block_messages <= BLOCK_MESSAGES_MAX:

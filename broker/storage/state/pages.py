@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import pack_value, unpack_value
-from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.header import (
     EPOCH_MAX,
     NUMBER_MAX,
@@ -131,9 +131,9 @@ class StreamCopy:
             self.staged = self.staged or page.staged
             if self.summaries:
                 packed = page.pack()
-                body = packed.body.pack()
+                body = packed.body.inline(stream.stream_id)
                 page.keep(packed)
-                row[1:] = [body.raw_bytes, body.stored], None, packed.summary
+                row[1:] = body, None, packed.summary
                 self.filters = self.filters or packed.filters
             else:
                 row[1] = rows_of(page.entries)
@@ -333,7 +333,8 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
                     part = TablePage.of([_kept(packed) for packed in entries])
                     stream.dirty = stream.dirty or len(entries) > _LISTED_BLOCKS_MAX  # as below
                 else:
-                    part = TablePage(Packed.summarized(PageBody(*entries), summary, filters=page.filters))
+                    body = PageBody.unpack(entries, stream_id)
+                    part = TablePage(Packed.summarized(body, summary, filters=page.filters))
                 part.room = room
                 stream.blocks.load(part)
             for packed, ref in consumers:
@@ -358,6 +359,8 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
                 stream.ids.load(part_of_ids)
                 after = part_of_ids.last_seq
             state.streams[stream_id] = stream
+    except VersionUnknown:
+        raise
     except _DAMAGED as error:
         raise Corrupt(in_object, f"directory page {page.key}", 0, f"stream {name!r}: {error!r}") from None
     return needed

@@ -573,7 +573,7 @@ async def test_frames_that_nobody_could_read(broker: Inside, monkeypatch: pytest
     """A writer of somebody's own compresses them in its way, with checksums: granted, they would stop each consumer."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
     with monkeypatch.context() as patch:
-        patch.setattr("broker.storage.log.writer.compress_all", lambda frames: list(map(made, frames)))
+        patch.setattr("broker.storage.format.section.compress_all", lambda frames: list(map(made, frames)))
         writer = await stage(broker.store, broker.state, "S", [(b"s.a", b"payload " * 200)])
     asked = await request(broker.store, writer, "job")
     answer = await broker.api("JETBLOCK.ADOPT.S", {"request": asked})

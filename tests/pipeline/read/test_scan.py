@@ -29,8 +29,8 @@ from broker.pipeline.read.small import SMALL_COUNT
 from broker.pipeline.store.objects import ObjectClient, open_object_client
 from broker.protocol import headers as protocol_headers
 from broker.storage.format.block import BlockPlace, BlockRef
-from broker.storage.format.codec import Codec
 from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.section import SECTIONS, UNCOMPRESSED, SectionCodec
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import encode_segment, seal_block
 from broker.storage.objectstore.base import ObjectStore
@@ -213,7 +213,7 @@ async def test_sequences_that_no_long_holds() -> None:
 # ---- only the necessary reads
 
 
-async def one_stream(store: ObjectStore, codec: Codec = Codec.ZSTD) -> tuple[Owner, Any]:
+async def one_stream(store: ObjectStore, codec: SectionCodec = SECTIONS) -> tuple[Owner, Any]:
     owner = Owner(store, codec=codec, segment_bytes=1 << 30, segment_count=1 << 30)
     await owner.start()
     return owner, await owner.make("s")
@@ -223,7 +223,7 @@ async def test_what_is_fetched() -> None:
     """Shows that nothing is fetched for sequences alone, no frame without payloads, and of payloads only the frames that
     hold a wanted row, neighbours by one get."""
     store = MemoryStore()
-    owner, stream = await one_stream(store, Codec.NONE)
+    owner, stream = await one_stream(store, UNCOMPRESSED)
     body = random.Random(1).randbytes(1000)
     stream.append([(b"s.rare" if i in (5, 700, 705, 900, 4000) else b"s.often", b"", body) for i in range(5000)])
     await owner.log.persisted()
@@ -471,8 +471,8 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1:]
 
 
-@pytest.mark.parametrize("codec", list(Codec))
-async def test_damage_is_an_error_and_never_a_row(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", [SECTIONS, UNCOMPRESSED])
+async def test_damage_is_an_error_and_never_a_row(codec: SectionCodec) -> None:
     """Shows, for a flipped bit at many places of index and frames and for objects cut short, an error that names object,
     section and offset, and only correct rows before it."""
     store = MemoryStore()
@@ -487,7 +487,7 @@ async def test_damage_is_an_error_and_never_a_row(codec: Codec) -> None:
     rows = stream.rows()
     task = found[2]
     ref, sound = task.ref, store.objects[task.key]
-    rng = random.Random(int(codec))
+    rng = random.Random(int(codec.compression))
     places = [(section, start + rng.randrange(size)) for section, start, size in (
         ("index", ref.index_offset, 76), ("index", ref.index_offset, ref.index_bytes),
         ("frame", ref.frames_offset, ref.frames_bytes)) for _ in range(12)]

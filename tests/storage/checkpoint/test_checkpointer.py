@@ -205,6 +205,12 @@ def test_checkpoint_and_log_agree(seed: int) -> None:
     in_virtual_time(main)
 
 
+def inline(body: bytes, stream_id: int) -> list[Any]:
+    """The block entries inline in a directory page that has a summary of them."""
+    entries: list[Any] = unpack_value(PageBody.unpack(body, stream_id).raw())[1]
+    return entries
+
+
 def without_summaries(shared: MemoryStore) -> None:
     """Rewrite the newest root and its directory as earlier versions wrote them."""
     at = roots_in(shared)[-1]
@@ -215,7 +221,7 @@ def without_summaries(shared: MemoryStore) -> None:
         data = shared.objects[PATHS.pages(ref.position)]
         page = decode_page(data[ref.offset:ref.offset + ref.size], ref)
         for entry in page.body:
-            entry[14] = [[room, body if body is None or not summary else unpack_value(PageBody(*body).raw())[1], place]
+            entry[14] = [[room, body if body is None or not summary else inline(body, entry[0]), place]
                          for room, body, place, *summary in entry[14]]
         objects.setdefault(ref.position, []).append(page._replace(summaries=False))
     refs = []

@@ -14,13 +14,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.storage.format.block import CORE_BYTES_MIN, BlockPlace, BlockRef, decode_core
-from broker.storage.format.codec import Codec, Undecodable, compress, compress_all, decompress
+from broker.storage.format.block import CORE_FIXED_BYTES, BlockPlace, BlockRef, decode_core
+from broker.storage.format.codec import Undecodable, compress, compress_all, decompress
 from broker.storage.format.columns import Column, Misfit, read_column
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.header import Position
-from broker.storage.format.index import INDEX_BYTES_MIN, Head, decode_frame, decode_index
+from broker.storage.format.index import INDEX_FIXED_BYTES, Head, decode_frame, decode_index
 from broker.storage.format.page import Page, PageKind, PageRef, decode_page, encode_pages
+from broker.storage.format.section import SECTIONS
 from broker.storage.log.writer import encode_segment, seal_block
 from tests.storage.format.whole import AT, NONCE, Row, open_block
 
@@ -34,7 +35,7 @@ def _sample() -> tuple[bytes, bytes, BlockRef, bytes]:
     block.remove(1, 4, 2, 80)
     block.remove(9, 9, 1, 40)
     sealed = seal_block(block, AT)
-    data = b"".join(encode_segment(AT, NONCE, [sealed], Codec.ZSTD))
+    data = b"".join(encode_segment(AT, NONCE, [sealed], SECTIONS))
     ref = sealed.ref
     assert ref is not None
     return (data[ref.core_offset:ref.core_offset + ref.core_bytes],
@@ -53,14 +54,13 @@ def _patched_fixed(data: bytes, fixed_bytes: int, at: int, patch: bytes) -> byte
 
 def _index_body() -> bytes:
     body_bytes = struct.unpack_from("<I", INDEX, 60)[0]
-    return decompress(INDEX[INDEX_BYTES_MIN:], body_bytes)
+    return decompress(INDEX[INDEX_FIXED_BYTES:], body_bytes)
 
 
 def _index_of(body: bytes, **fields: int) -> bytes:
     """An index with this body, uncompressed, checksums fitting; fields overwrite counts of the fixed part."""
-    fixed = bytearray(INDEX[:INDEX_BYTES_MIN - 4])
-    fixed[6] = 0
-    struct.pack_into("<III", fixed, 60, len(body), len(body), crc32(body))
+    fixed = bytearray(INDEX[:INDEX_FIXED_BYTES - 4])
+    struct.pack_into("<IIII", fixed, 60, len(body), len(body), crc32(body), 0)
     for name, value in fields.items():
         struct.pack_into("<I", fixed, {"count": 44, "frames": 48, "subjects": 52, "names": 56}[name], value)
     return bytes(fixed) + crc32(fixed).to_bytes(4, "little") + body
@@ -78,10 +78,10 @@ def _peak(call: Callable[[], Any]) -> int:
 
 
 @settings(deadline=None, max_examples=400)
-@given(at=st.integers(4, INDEX_BYTES_MIN - 8), patch=st.binary(min_size=1, max_size=4))
+@given(at=st.integers(4, INDEX_FIXED_BYTES - 8), patch=st.binary(min_size=1, max_size=4))
 def test_a_lying_index_header_is_refused(at: int, patch: bytes) -> None:
     """Shows that no field of the fixed part is trusted without being checked against the rest."""
-    bad = _patched_fixed(INDEX, INDEX_BYTES_MIN, at, patch)
+    bad = _patched_fixed(INDEX, INDEX_FIXED_BYTES, at, patch)
     if bad != INDEX:
         with pytest.raises(FormatError):
             decode_index(bad, REF)
@@ -118,11 +118,11 @@ def _walk(head: Head) -> None:
 
 
 @settings(deadline=None, max_examples=400)
-@given(at=st.integers(4, CORE_BYTES_MIN - 8), patch=st.binary(min_size=1, max_size=4))
+@given(at=st.integers(4, CORE_FIXED_BYTES - 8), patch=st.binary(min_size=1, max_size=4))
 def test_a_lying_core_header_ends_in_an_error_or_other_counts(at: int, patch: bytes) -> None:
     """Shows that a core's fixed part never leads outside its bytes; plain counts (44 to 132) cannot be checked, nor whether it
     had a subject filter (a flag in byte 6)."""
-    bad = _patched_fixed(CORE, CORE_BYTES_MIN, at, patch)
+    bad = _patched_fixed(CORE, CORE_FIXED_BYTES, at, patch)
     if bad == CORE:
         return
     try:
@@ -145,18 +145,18 @@ def test_columns_without_cells_cost_no_memory() -> None:
     """Shows the smallest bomb: every column constant, four thousand million messages in one frame, a few bytes."""
     count = 0xFFFF_FFFF
     ref = BlockRef(BlockPlace.LOG, AT, 0, 9, 0, 0, 0, 0, 0, 0, 1, count, count, 0, T0, T0, ())
-    one = struct.pack("<IIII", 0, 0, 0, crc32(b""))
+    one = struct.pack("<IIIII", 0, 0, 0, crc32(b""), 0)
     columns = [(0, 0), (T0, 0), (0, 0), (0, 0), (0, 0), (1, 0), (count, 0), (0, 0), (count - 1, 0)]
     body = one + b"".join(struct.pack("<QB", *column) for column in columns) + b"s"
     fixed = bytearray(_index_of(body, count=count, frames=1, subjects=1, names=1))
     struct.pack_into("<Q", fixed, 36, 1)
-    bad = _patched_fixed(bytes(fixed), INDEX_BYTES_MIN, 0, b"JIDX")
+    bad = _patched_fixed(bytes(fixed), INDEX_FIXED_BYTES, 0, b"JIDX")
     assert _peak(lambda: decode_index(bad, ref)) < 1 << 20
 
 
 def test_removed_ranges_are_bounded_by_their_bytes() -> None:
     """Shows the same of a core's removed ranges: four constant columns never stand for many rows."""
-    bad = _patched_fixed(CORE, CORE_BYTES_MIN, 132, struct.pack("<I", 0xFFFF_FFFF))
+    bad = _patched_fixed(CORE, CORE_FIXED_BYTES, 132, struct.pack("<I", 0xFFFF_FFFF))
     assert _peak(lambda: decode_core(bad, AT, 9)) < 1 << 20
 
 
@@ -168,20 +168,25 @@ def test_a_zstd_bomb_is_refused_unread() -> None:
     head.place_frames([head.frames[0]._replace(stored_bytes=len(bomb), crc=crc32(bomb))])
     assert _peak(lambda: decode_frame(head, 0, bomb)) < 1 << 20
     (_, page), (ref,) = encode_pages(AT, NONCE, [Page(PageKind.SHARD, AT, 0, "x" * 1000)])
-    fixed = bytearray(page[:52])
+    fixed = bytearray(page[:56])
     struct.pack_into("<III", fixed, 40, 0xFFFF_FFFF, len(bomb), crc32(bomb))
     bad = bytes(fixed) + crc32(fixed).to_bytes(4, "little") + bomb
     assert _peak(lambda: decode_page(bad, ref._replace(size=len(bad)))) < 1 << 20
 
 
 def test_newer_blocks_and_unknown_ciphers_are_said_to_be_newer() -> None:
-    """Shows VersionUnknown for version, codec, cipher and flags behind an intact checksum, for core and index."""
-    for at, value in ((4, 2), (6, 16), (7, 9), (8, 1)):
+    """Shows VersionUnknown for version, flags, compression, cipher and key behind an intact checksum."""
+    for at, value in ((4, 2), (4, 5), (6, 1), (6, 16), (7, 9), (8, 1), (156, 2), (157, 1), (158, 1)):
         with pytest.raises(VersionUnknown):
-            decode_core(_patched_fixed(CORE, CORE_BYTES_MIN, at, bytes([value])), AT, 9)
-    for at, value in ((4, 2), (6, 4), (7, 1)):
+            decode_core(_patched_fixed(CORE, CORE_FIXED_BYTES, at, bytes([value])), AT, 9)
+    for at, value in ((4, 2), (4, 5), (6, 1), (6, 4), (7, 1), (72, 2), (73, 1), (74, 1)):
         with pytest.raises(VersionUnknown):
-            decode_index(_patched_fixed(INDEX, INDEX_BYTES_MIN, at, bytes([value])), REF)
+            decode_index(_patched_fixed(INDEX, INDEX_FIXED_BYTES, at, bytes([value])), REF)
+    for at, value in ((16, 2), (17, 1), (18, 1)):
+        body = bytearray(_index_body())
+        body[at] = value
+        with pytest.raises(VersionUnknown, match="frame 0"):
+            decode_index(_index_of(bytes(body)), REF)
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=20), st.booleans())
@@ -214,30 +219,30 @@ def test_no_value_of_a_column_reaches_2_64(width: int) -> None:
 def test_compressing_together_gives_what_compressing_one_by_one_does(frames: list[bytes]) -> None:
     """Shows that the single call for all frames is only faster, that nothing grows, and that all are returned."""
     together = compress_all(frames)
-    assert [decompress(stored, len(raw)) for stored, raw in zip(together, frames, strict=True)] == frames
-    assert [len(stored) for stored in together] == [len(compress(raw)) for raw in frames]
-    assert all(len(stored) <= len(raw) for stored, raw in zip(together, frames, strict=True))
+    assert [raw if packed is None else decompress(packed, len(raw)) for packed, raw in zip(together, frames, strict=True)] == frames
+    assert [packed is None for packed in together] == [compress(raw) is None for raw in frames]
+    assert all(packed is None or len(packed) < len(raw) for packed, raw in zip(together, frames, strict=True))
 
 
 def test_large_noise_is_stored_as_it_is_and_large_text_is_not() -> None:
     """Shows that the samples which decide about a large frame tell one from the other, wherever the text begins."""
     noise = random.Random(3).randbytes(100_000)
     text = noise[:50_000].hex().encode()
-    assert compress_all([noise, text, noise]) == [noise, compress(text), noise]
-    assert compress(noise) == noise
-    assert len(compress(text)) < 0.6 * len(text)
+    packed = compress(text)
+    assert compress_all([noise, text, noise]) == [None, packed, None]
+    assert compress(noise) is None
+    assert packed is not None
+    assert len(packed) < 0.6 * len(text)
     [mixed] = compress_all([noise[:60_000] + text])
+    assert mixed is not None
     assert len(mixed) < 130_000
 
 
 @given(st.binary(max_size=100), st.integers(0, 1 << 40))
 def test_decompressing_noise_is_refused(noise: bytes, raw_bytes: int) -> None:
-    """Shows that only Undecodable is raised, unless by its lengths it is not compressed."""
-    if len(noise) == raw_bytes:
-        assert decompress(noise, raw_bytes) == noise
-    else:
-        with pytest.raises(Undecodable):
-            decompress(noise, raw_bytes)
+    """Shows that only Undecodable is raised."""
+    with pytest.raises(Undecodable):
+        decompress(noise, raw_bytes)
 
 
 @pytest.mark.parametrize("packed", [

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from broker.storage.format.block import BlockCore, BlockPlace, Outcome
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.claim import Claim, Seal
-from broker.storage.format.codec import Codec
 from broker.storage.format.document import decode_document
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.page import decode_page, decode_pages_directory
+from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.open_block import OpenBlock
@@ -52,7 +52,7 @@ def open_block(stream_id: int, runs: Sequence[Sequence[Row]], **outcome: int) ->
     return block
 
 
-def encode(*blocks: OpenBlock[Any], position: Position = AT, codec: Codec = Codec.ZSTD) -> bytes:
+def encode(*blocks: OpenBlock[Any], position: Position = AT, codec: SectionCodec = SECTIONS) -> bytes:
     """A segment of these blocks."""
     return b"".join(encode_segment(position, NONCE, [seal_block(block, position) for block in blocks], codec))
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import pytest
 
 from broker.storage.format.block import BlockPlace, BlockRef
-from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head, decode_index
+from broker.storage.format.section import SECTIONS, UNCOMPRESSED
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
 from broker.storage.objectstore.base import NotFound
@@ -63,7 +63,7 @@ async def make(count: int = 40, size: int = 20_000, cache_bytes: int = 1 << 24,
     for i in range(count):
         block.append_run(100 + i, [b"S.%d" % (i % 3)], None, [b"%06d" % i + rng.randbytes(size)], 1_000 + i)
     sealed = seal_block(block, AT)
-    await store.put(SHARD.log(AT), encode_segment(AT, bytes(16), [sealed], Codec.NONE))
+    await store.put(SHARD.log(AT), encode_segment(AT, bytes(16), [sealed], UNCOMPRESSED))
     assert sealed.ref is not None
     reader = BlockReader(store, Cache(cache_bytes), lambda ref: object_key(SHARD, ref), SHARD, read_ahead_bytes=ahead)
     return store, reader, Stored(sealed.ref)
@@ -167,7 +167,7 @@ async def heads(count: int, messages: int) -> tuple[BlockReader, list[Stored]]:
         opened.append_run(1 + number * messages, [b"S.%d" % i for i in range(messages)], None, [b"x"] * messages, 5)
         at = Position(1, 7 + number)
         sealed = seal_block(opened, at)
-        await store.put(SHARD.log(at), encode_segment(at, bytes(16), [sealed], Codec.NONE))
+        await store.put(SHARD.log(at), encode_segment(at, bytes(16), [sealed], UNCOMPRESSED))
         assert sealed.ref is not None
         blocks.append(Stored(sealed.ref))
     return BlockReader(store, Cache(0), lambda ref: object_key(SHARD, ref), SHARD), blocks
@@ -246,7 +246,7 @@ async def test_what_was_just_persisted_is_cached() -> None:
     other: OpenBlock[None] = OpenBlock(77, None)
     other.append_run(1, [b"S"] * 3, None, [b"a", b"b", b"c"], 5)
     sealed = seal_block(other, Position(1, 8))
-    encode_segment(Position(1, 8), bytes(16), [sealed], Codec.NONE)
+    encode_segment(Position(1, 8), bytes(16), [sealed], UNCOMPRESSED)
     assert sealed.ref is not None
     reader.admit(sealed.ref, sealed.head, sealed.chunks)
     chunk = reader.cached_chunk(Stored(sealed.ref), 2)
@@ -301,7 +301,7 @@ async def side_by_side(count: int = 600, subjects: int = 1) -> tuple[RecordingSt
         for i in range(3 * subjects):
             block.append_run(1 + i, [b"S.%d.%d" % (stream_id, i % subjects)], None, [b"%d" % i * 50], 1_000 + 7 * i)
         sealed.append(seal_block(block, AT, object_id=9))
-    data = encode_segment(AT, bytes(16), sealed, Codec.ZSTD, kind=ObjectKind.RUN, object_id=9, place=BlockPlace.RUN)
+    data = encode_segment(AT, bytes(16), sealed, SECTIONS, kind=ObjectKind.RUN, object_id=9, place=BlockPlace.RUN)
     key = SHARD.run(AT, 9)
     await store.put(key, data)
     reader = BlockReader(store, Cache(1 << 24), lambda ref: object_key(SHARD, ref), SHARD)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.index import Head
+from broker.storage.format.section import SECTIONS, UNCOMPRESSED
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import encode_segment, seal_block
 from broker.storage.paths import object_key
@@ -60,7 +60,7 @@ async def make(executor: Executor, cache_bytes: int = 64 * MEBIBYTE, *,
     for i in range(COUNT):
         block.append_run(100 + i, [b"S.%d" % (i % 3)], None, [body(i, text=text)], 1_000 + i)
     sealed = seal_block(block, AT)
-    await store.put(SHARD.log(AT), encode_segment(AT, bytes(16), [sealed], Codec.ZSTD if text else Codec.NONE))
+    await store.put(SHARD.log(AT), encode_segment(AT, bytes(16), [sealed], SECTIONS if text else UNCOMPRESSED))
     assert sealed.ref is not None
     reader = BlockReader(store, Cache(cache_bytes), lambda ref: object_key(SHARD, ref), SHARD, executor=executor)
     return store, reader, Stored(sealed.ref)

@@ -402,7 +402,7 @@ def unreadable(state: ShardState, stream_id: int) -> None:
     table = state.streams[stream_id].blocks
     for page in table.pages:
         packed = page.pack()
-        page.keep(Packed.summarized(PageBody(4, b"none"), packed.summary, filters=False))
+        page.keep(Packed.summarized(PageBody((b"none", 4, 0)), packed.summary, filters=False))
 
 
 def two_streams() -> ShardState:

@@ -1,0 +1,203 @@
+"""Sections: the parts of stored objects that carry users' data, and the value that seals and opens them.
+
+    raw bytes  ── compress ──>  Compressed  ── seal ──>  section header + stored bytes
+    raw bytes  <── decompress ──  Compressed  <── unseal ──  section header + stored bytes
+
+A section is the body of a core, of an index, of a page or of a document, a frame, or a part of a block table inline in
+a page. Its header says how the stored bytes were made. It stands in front of them; the header of a frame stands in the
+index:
+
+    section header, 16 bytes
+         0     4  bytes before compression
+         4     4  bytes as stored
+         8     4  crc32 of the bytes as stored
+        12     1  compression: 0 none, 1 zstd    \\
+        13     1  cipher, 0: none                 > the form
+        14     2  number of the key, 0: none     /
+
+The position of a section (``SectionPosition``) says which part of which object it is. A reader knows it from the key of
+the object and from the place in the object, so it is not stored. A cipher must authenticate it: then a section that was
+moved cannot be opened. docs/adr/0014-section-codec.md has the reasons, and what an encrypted section will look like.
+
+Objects that earlier releases wrote have no section headers: ``header_of_version_1`` makes one of their lengths.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+from zlib import crc32
+
+from broker.storage.format.codec import (
+    SECTION_BYTES_MAX,
+    Compression,
+    Stored,
+    Undecodable,
+    checksum,
+    compress,
+    compress_all,
+    decompress,
+    says_size,
+)
+from broker.storage.format.header import FORMAT_VERSION, UNFLAGGED_VERSION, Position
+
+__all__ = ["NO_POSITION", "SECTIONS", "SECTION_HEADER_BYTES", "UNCOMPRESSED", "Compressed", "SectionCodec",
+           "SectionHeader", "SectionKind", "SectionPosition", "fixed_layout", "header_of_version_1", "is_known",
+           "pack_header", "unpack_header"]
+
+_VERSION: Final = bytes((FORMAT_VERSION,))
+_VERSION_1: Final = bytes((UNFLAGGED_VERSION,))
+_LAYOUT: Final = struct.Struct("<IIII")
+SECTION_HEADER_BYTES: Final = _LAYOUT.size
+_ZSTD: Final = int(Compression.ZSTD)
+
+_SIZE_BYTES: Final = 18
+"""The most bytes of a zstd frame that are needed to know its content size."""
+
+NO_POSITION: Final = Position(0, 0)
+
+
+class SectionKind(IntEnum):
+    """The part of an object that a section is. Kept for ever, never renumbered."""
+
+    CORE = 1
+    """removed ranges, records, and subject summary or filter of a block"""
+    INDEX = 2
+    """the message index of a block"""
+    FRAME = 3
+    """bodies of messages of a block; ``number`` counts the frames of the block"""
+    PAGE = 4
+    """the body of a checkpoint page; ``number`` is the page's kind"""
+    TABLE = 5
+    """a part of a block table inline in a directory page; it moves from page to page, so its position is its stream"""
+    DOCUMENT = 6
+    """the map of a small object; ``number`` is the object's kind"""
+
+
+SectionPosition = tuple[Position, int, int, SectionKind, int]
+"""The place of a section: position and id in the key of its object; incarnation of the stream that it belongs to, 0:
+none; kind, and number among the sections of this kind (of a page and a small object: its own kind)."""
+
+SectionHeader = tuple[int, int, int, int]
+"""Bytes before compression, bytes as stored, crc32, form. The form is compression, cipher and key as one number."""
+
+Compressed = tuple[bytes, int, int]
+"""A section before it is sealed: its bytes, compressed if that saves something; their number before compression; the
+compression."""
+
+# All three are plain tuples: a segment of a thousand small blocks has three thousand sections, and a NamedTuple costs
+# as much to make as a checksum.
+
+
+def pack_header(header: SectionHeader) -> bytes:
+    """The bytes of ``header``."""
+    return _LAYOUT.pack(*header)
+
+
+def unpack_header(data: bytes, at: int = 0) -> SectionHeader:
+    """Undo ``pack_header``. Raises: Undecodable when ``data`` is too short."""
+    if len(data) < at + SECTION_HEADER_BYTES:
+        raise Undecodable("a section is cut short")
+    header: SectionHeader = _LAYOUT.unpack_from(data, at)
+    return header
+
+
+def header_of_version_1(raw_bytes: int, stored_bytes: int, crc: int) -> SectionHeader:
+    """The header of a section that an earlier release wrote: equal lengths mean uncompressed."""
+    return raw_bytes, stored_bytes, crc, _ZSTD if raw_bytes != stored_bytes else 0
+
+
+def is_known(form: int) -> bool:
+    """Whether this release can open sections of ``form``: a newer one may use another compression, or a cipher."""
+    return form <= _ZSTD
+
+
+def fixed_layout(data: bytes, old: struct.Struct, new: struct.Struct, at: int = 0) -> struct.Struct:
+    """Find the layout of a core's, index's or page's fixed part that begins ``at``: ``old`` of version 1, or ``new``.
+
+    The version is in byte 4, and a checksum is last. For an unknown version, the checksum decides.
+    """
+    version = data[at + 4:at + 5]
+    if version == _VERSION or len(data) < at + old.size:
+        return new
+    end = at + old.size - 4
+    if version == _VERSION_1 or crc32(data[at:end]) == int.from_bytes(data[end:end + 4], "little"):
+        return old
+    return new
+
+
+class SectionCodec:
+    """Seals and opens sections. Immutable, and used by several threads at once.
+
+    Args: ``compression`` is for frames. All other sections are compressed if that saves something.
+    """
+
+    __slots__ = ("compression",)
+
+    def __init__(self, compression: Compression = Compression.ZSTD) -> None:
+        self.compression = compression
+
+    def compress(self, raw: bytes, *, dense: bool = False) -> Compressed:
+        """Compress ``raw``, if that saves at least a sixteenth. ``dense``: it takes longer and saves more."""
+        packed = compress(raw, dense=dense)
+        return (raw, len(raw), 0) if packed is None else (packed, len(raw), _ZSTD)
+
+    def compress_frames(self, frames: Sequence[bytes]) -> list[Compressed]:
+        """``compress`` for all of ``frames``, which are large, at once."""
+        if self.compression is Compression.NONE:
+            return [(raw, len(raw), 0) for raw in frames]
+        return [(raw, len(raw), 0) if packed is None else (packed, len(raw), _ZSTD)
+                for raw, packed in zip(frames, compress_all(frames), strict=True)]
+
+    def decompress(self, section: Compressed) -> bytes:
+        """Undo ``compress``. Raises: Undecodable."""
+        data, raw_bytes, compression = section
+        return decompress(data, raw_bytes) if compression else data
+
+    def seal(self, section: Compressed, at: SectionPosition) -> tuple[SectionHeader, bytes]:
+        """Header and bytes of ``section``, to be stored ``at`` this position."""
+        data, raw_bytes, compression = section
+        return (raw_bytes, len(data), checksum(data), compression), data
+
+    def open(self, header: SectionHeader, stored: Stored, at: SectionPosition) -> bytes | Stored:
+        """The raw bytes of the section that was read from position ``at``.
+
+        Args: stored is exactly the section. Uncompressed bytes are returned as they are, so a memoryview saves a copy.
+        Raises: Undecodable if they are damaged, or not what the header says.
+        """
+        raw_bytes, stored_bytes, crc, form = header
+        if len(stored) != stored_bytes or crc32(stored) != crc:
+            raise Undecodable("its checksum or length does not match")
+        if form == _ZSTD:
+            return decompress(stored, raw_bytes)
+        if form or raw_bytes != stored_bytes:
+            raise Undecodable(f"of form {form}, {stored_bytes} bytes do not give {raw_bytes}")
+        return stored
+
+    def unseal(self, header: SectionHeader, stored: bytes, at: SectionPosition) -> Compressed:
+        """As ``open``, without decompressing. Raises: Undecodable."""
+        self.check(header, stored, at)
+        return stored, header[0], header[3]
+
+    def check(self, header: SectionHeader, stored: Stored, at: SectionPosition) -> None:
+        """Make sure that ``open`` would give as many bytes as the header says, without decompressing.
+
+        Raises: Undecodable.
+        """
+        raw_bytes, stored_bytes, crc, form = header
+        if len(stored) != stored_bytes or crc32(stored) != crc:
+            raise Undecodable("its checksum or length does not match")
+        if form == _ZSTD:
+            if raw_bytes > SECTION_BYTES_MAX or not says_size(stored[:_SIZE_BYTES], raw_bytes):
+                raise Undecodable("it does not say as zstd's content size how long it was")
+        elif form or raw_bytes != stored_bytes:
+            raise Undecodable(f"of form {form}, {stored_bytes} bytes do not give {raw_bytes}")
+
+
+SECTIONS: Final = SectionCodec()
+"""For readers, and for writers that compress frames."""
+
+UNCOMPRESSED: Final = SectionCodec(Compression.NONE)
+"""For writers that leave frames as they are."""
