@@ -175,6 +175,13 @@ def _short_heartbeats(found: Difference, theirs: Any, ours: Any) -> Results:
     return once(theirs), once(ours)
 
 
+def _impossible_directory(found: Difference, theirs: Any, ours: Any) -> Results:
+    def refused(one: Difference) -> bool:
+        return r"\u0000" in one.step and "error creating store" in json.dumps(one.theirs)
+
+    return (ours, ours) if any(map(refused, (*found.earlier, found))) else (theirs, ours)
+
+
 def _made_stream(line: str) -> tuple[str, dict[str, Any]] | None:
     """The stream that a step makes or changes, with its configuration."""
     made = re.match(r"(stream|make|api STREAM\.(?:CREATE|UPDATE))[ .](.*)", line)
@@ -348,6 +355,8 @@ ACCEPTED: tuple[Rule, ...] = (
     Rule("late upstream", _REQUESTS, _late_upstream,
          "If the stream of a mirror or source is created after its copy, nats-server tries again some seconds later; jetblock "
          "copies at once, so that messages have other sequences from then on."),
+    Rule("name without a directory", _REQUESTS, _impossible_directory,
+         "nats-server cannot make the directory of a stream whose name contains a NUL; names here are no file names."),
     Rule("short heartbeats", _REQUESTS, _short_heartbeats,
          "The number of heartbeats that are less than 10 ms apart depends on the load of the machine."),
     Rule("invalid subject twice", _OPERATIONS, _twice_invalid,

@@ -43,6 +43,7 @@ import re
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Self
 
 from tests.jetstream.schemas import broken
@@ -63,6 +64,8 @@ TAKEN_SECONDS = 0.02
 """After what has no answer: nats-server takes acks, pulls and API requests from queues of their own."""
 NOT_GONE_YET = 10049
 """nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
+NOT_GONE_TRIES = 100
+"""After these, some 5 s, the error has another reason: a name that no directory can have."""
 
 _STEP = re.compile(r"(\w+)(?:\[([^]]*)\])? ?(.*)", re.DOTALL)
 _MILLISECONDS = re.compile(r"\b(\d+)ms\b")
@@ -217,16 +220,17 @@ class Player:
         return None
 
     async def _api(self, subject: str, body: str, seconds: float = 0.0) -> Any:
-        while True:
+        for tries in count(1):
             msg = await self._request("$JS.API." + subject, _json(body), seconds=seconds)
             if msg is None:
                 return "silence"
             answer = value(msg.payload) if not msg.headers else msg.shown()[2:]
             error = answer.get("error", {}) if isinstance(answer, dict) else {}
-            if error.get("err_code") == NOT_GONE_YET and "store" in error["description"]:
+            if error.get("err_code") == NOT_GONE_YET and "store" in error["description"] and tries < NOT_GONE_TRIES:
                 await asyncio.sleep(0.05)
                 continue
             return answer
+        raise AssertionError("unreachable")
 
     # ---- steps
 
