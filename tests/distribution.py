@@ -23,7 +23,7 @@ SECONDS = {
     SPARK: 270,
     "tests/adversity/test_damaged_store.py": 45,
     "tests/adversity/test_two_brokers.py": 45,
-    "tests/e2e/test_installed.py": 45,
+    "tests/e2e/test_installed.py": 60,
     "tests/fuzz/test_protocol.py": 45,
     "tests/storage/objectstore/contract/test_contract.py": 41,
     "tests/jetstream/differential/test_publishing.py": 41,

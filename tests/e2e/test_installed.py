@@ -42,7 +42,7 @@ class Installed(NamedTuple):
 
 def run(*words: str | Path, cwd: Path, environ: Mapping[str, str] | None = None) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=cwd, env=clean | dict(environ or {}), check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=550, cwd=cwd, env=clean | dict(environ or {}), check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
