@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from zlib import crc32
 
@@ -57,6 +57,7 @@ from broker.jetstream.wire.advisories import ConsumerEvents
 from broker.storage.format.records.consumer_state import RESUME
 
 if TYPE_CHECKING:
+    from broker.jetstream.consumer.delivery.receiver import Receiver
     from broker.jetstream.consumer.stream_view import StreamView
     from broker.storage.format.records.consumer_state import ConsumerDelta
     from broker.storage.state.consumer import ConsumerState
@@ -89,6 +90,8 @@ def in_order(method: Callable[[Consumer, *Ts], T]) -> Callable[[Consumer, *Ts], 
 class Consumer:
     """One consumer. ``await open()`` makes it live; ``stop`` or ``delete`` end it.
 
+    Args: ``receiver`` takes its messages; None: they go to the config's ``deliver_subject``, or to pull requests.
+
     Attributes:
         notifications: queued calls of its stream, which ``deliver_notifications`` makes.
         on_inactive: called after it was unused for ``inactive_threshold``; the owner deletes it.
@@ -96,7 +99,7 @@ class Consumer:
 
     def __init__(self, stream: StreamView, config: ConsumerConfig, state: ConsumerState, bus: Bus, clock: Clock,
                  rng: random.Random, *, restored: bool = False, long_reply_subjects: bool = False,
-                 loop: Scheduler | None = None) -> None:
+                 loop: Scheduler | None = None, receiver: Receiver | None = None) -> None:
         self.stream = stream
         self.config = config
         self.name = state.name
@@ -118,7 +121,7 @@ class Consumer:
                               self.deliver_notifications)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
-        self._double_acks = DoubleAcks(stream, bus, self._changed, stored=config.stored)
+        self._double_acks = DoubleAcks(stream, self._changed, stored=config.stored)
         self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, self.reply_subjects.ack,
                                       self._double_acks.acked)
         self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, self.reply_subjects.ack[:-1],
@@ -130,9 +133,9 @@ class Consumer:
             self._answers.forgotten_seq = stream.last_seq
         self._push: PushSide | None = None
         self._admission: PullAdmission | None = None
-        if config.push:
+        if config.push or receiver is not None:
             self._push = self._delivery.push = PushSide(bus, rng, self.reply_subjects, config, mono_ns, stream.config.max_msg_size,
-                                                    self._interest, self._flowed)
+                                                    self._interest, self._flowed, receiver)
         else:
             self._admission = PullAdmission(bus, self._acks, self._cursor, config.max_waiting)
             self._delivery.waiting = self._admission.waiting
@@ -396,12 +399,33 @@ class Consumer:
 
     def _take_acks(self, ops: Sequence[Msg], start: int, end: int, now_ns: int) -> None:
         mono_ns = self._clock.monotonic_ns()
+        replies = self._answers.take(ops, start, end, now_ns, mono_ns)
+        self._after_acks(mono_ns, partial(self._publish_answers, replies) if replies else None)
+
+    def ack(self, seqs: Sequence[int], stored: Callable[[], object] | None = None) -> None:
+        """Ack delivered messages by their stream sequences, as an answer to each of them would.
+
+        With the policy all, that acks everything up to the highest. Call ``stored`` once the acks are persisted.
+        """
+        if self._closed:
+            return
+        self.deliver_notifications()
+        self._large_acks.finish()
+        if seqs:
+            self._answers.ack(seqs, self._answers.consumer_seqs(seqs), self._clock.now_ns())
+        self._after_acks(self._clock.monotonic_ns(), stored)
+
+    def _publish_answers(self, replies: Sequence[bytes]) -> None:
+        for reply in replies:
+            self._bus.publish(reply, b"", 0, b"")
+
+    def _after_acks(self, mono_ns: int, answer: Callable[[], object] | None) -> None:
+        """Store what acks changed, and go on with what has waited for them."""
         self._inactivity.used_ns = mono_ns
         acks = self._acks
-        replies = self._answers.take(ops, start, end, now_ns, mono_ns)
         acks.advance_floor()
-        if replies:
-            self._double_acks.answer(replies)
+        if answer is not None:
+            self._double_acks.answer(answer)
         if acks.changed:
             self._changed()
             self._timer.set(acks.next_due_ns)

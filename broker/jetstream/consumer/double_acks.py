@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Bus
     from broker.jetstream.consumer.stream_view import StreamView
 
 __all__ = ["DoubleAcks"]
@@ -30,16 +29,15 @@ class DoubleAcks:
     Attributes: ``stored``: whether the consumer's state is stored at all.
     """
 
-    __slots__ = ("_bus", "_changed", "_closed", "_removal", "_replies", "_stream", "stored")
+    __slots__ = ("_answers", "_changed", "_closed", "_removal", "_stream", "stored")
 
-    def __init__(self, stream: StreamView, bus: Bus, changed: Callable[[], None], *, stored: bool) -> None:
+    def __init__(self, stream: StreamView, changed: Callable[[], None], *, stored: bool) -> None:
         self.stored = stored
         self._stream = stream
-        self._bus = bus
         self._changed = changed
         self._removal: asyncio.Future[None] | None = None
         """The newest removal that could not be made at once; those before it are made before it."""
-        self._replies: dict[asyncio.Future[None], list[bytes]] = {}
+        self._answers: dict[asyncio.Future[None], list[Callable[[], object]]] = {}
         self._closed = False
 
     def acked(self, seqs: Sequence[int]) -> None:
@@ -54,16 +52,16 @@ class DoubleAcks:
         if removal is not None:
             self._removal = removal
 
-    def answer(self, replies: list[bytes]) -> None:
-        """Answer the acks that came so far, once the resulting state is persisted."""
+    def answer(self, answer: Callable[[], object]) -> None:
+        """Call ``answer`` once the state that results from the acks so far is persisted."""
         removal = self._removal
         if removal is None or removal.done():
             self._removal = None
-            self._answer(replies)
-        elif (waiting := self._replies.get(removal)) is not None:
-            waiting += replies
+            self._answer([answer])
+        elif (waiting := self._answers.get(removal)) is not None:
+            waiting.append(answer)
         else:
-            self._replies[removal] = replies
+            self._answers[removal] = [answer]
             removal.add_done_callback(self._removed)
 
     def close(self) -> None:
@@ -71,20 +69,20 @@ class DoubleAcks:
         self._closed = True
 
     def _removed(self, removal: asyncio.Future[None]) -> None:
-        replies = self._replies.pop(removal)
+        answers = self._answers.pop(removal)
         if not self._closed:
-            self._answer(replies)
+            self._answer(answers)
 
-    def _answer(self, replies: list[bytes]) -> None:
+    def _answer(self, answers: list[Callable[[], object]]) -> None:
         stream = self._stream
         if not self.stored or stream.config.persist_mode == "async":
-            self._publish(replies)
+            _call_all(answers)
             return
         self._changed()
         stream.log.barrier(stream)
-        stream.log.wait(self._publish, replies, of=stream)
+        stream.log.wait(_call_all, answers, of=stream)
 
-    def _publish(self, replies: list[bytes]) -> None:
-        publish = self._bus.publish
-        for reply in replies:
-            publish(reply, b"", 0, b"")
+
+def _call_all(answers: list[Callable[[], object]]) -> None:
+    for answer in answers:
+        answer()

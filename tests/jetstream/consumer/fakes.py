@@ -383,7 +383,7 @@ class World:
         self.stream = FakeStream(self.clock, chunk_messages=chunk_messages)
         self.rng = random.Random(7)
 
-    def consumer(self, state: ConsumerState | None = None, **config: Any) -> Consumer:
+    def consumer(self, state: ConsumerState | None = None, receiver: Any = None, **config: Any) -> Consumer:
         """A consumer that is open; explicit acks with 30 s ack_wait unless said otherwise."""
         from broker.jetstream.consumer.start import starting_state
 
@@ -398,7 +398,7 @@ class World:
             start = run(self.loop, starting_state(self.stream, "C", made)).record  # type: ignore[arg-type]
             state = ConsumerState.created(ConsumerCreate("C", made.to_json(), self.clock.now_ns(), start))
         consumer = Consumer(self.stream, made, state, self.bus, self.clock, self.rng, restored=restored,
-                            loop=self.loop)  # type: ignore[arg-type]
+                            loop=self.loop, receiver=receiver)  # type: ignore[arg-type]
         self.stream.consumers.append(consumer)
         run(self.loop, consumer.open())
         self.loop.settle()

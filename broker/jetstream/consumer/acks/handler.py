@@ -99,7 +99,8 @@ class AckHandler:
             if run[0][3] == _NAK:
                 self._nak_run(answers)
             else:
-                self._ack_run([tokens[2] for tokens in answers], [tokens[3] for tokens in answers] if every else [], now_ns)
+                self.ack(_numbers([tokens[2] for tokens in answers]),
+                         _numbers([tokens[3] for tokens in answers]) if every else (), now_ns)
             return []
         replies: list[bytes] = []
         plain: list[bytes] = []
@@ -117,7 +118,7 @@ class AckHandler:
                         cseqs.append(tokens[3])
                     continue
             if plain:
-                self._ack_run(plain, cseqs, now_ns)
+                self.ack(_numbers(plain), _numbers(cseqs) if every else (), now_ns)
                 plain, cseqs = [], []
             if body == _NAK and not hlen and not reply:
                 tokens = subject.rsplit(b".", 5)
@@ -130,7 +131,7 @@ class AckHandler:
             if self._answer(subject, reply, body[hlen:] if hlen else body, now_ns, mono_ns) and reply:
                 replies.append(reply)
         if plain:
-            self._ack_run(plain, cseqs, now_ns)
+            self.ack(_numbers(plain), _numbers(cseqs) if every else (), now_ns)
         if naks:
             self._nak_run(naks)
         return replies
@@ -158,6 +159,14 @@ class AckHandler:
         acks.advance_floor()
         self._done(first)
         return True
+
+    def consumer_seqs(self, seqs: Sequence[int]) -> Sequence[int]:
+        """The consumer sequences that ``ack`` needs with the policy all, of a caller that does not know them; 0 for a message
+        that is not pending. Nothing with any other policy."""
+        if self.policy != "all":
+            return ()
+        pending = self._acks.pending
+        return [0 if (run := pending.get(seq)) is None else run.cseq_of(seq) for seq in seqs]
 
     def take_flow(self, acked: Sequence[tuple[int, int]], now_ns: int) -> None:
         """Apply answers to flow control requests: each acks all up to (stream sequence, consumer sequence)."""
@@ -206,12 +215,12 @@ class AckHandler:
         answers = [subject.rsplit(b".", 5) for subject in subjects]
         return answers if [tokens[0] for tokens in answers].count(self._prefix) == len(answers) else None
 
-    def _ack_run(self, plain: list[bytes], cseqs: list[bytes], now_ns: int) -> None:
-        """Apply plain acks without reply subjects, by their stream sequences; ``cseqs`` for ack all only."""
-        seqs = _numbers(plain)
+    def ack(self, seqs: Sequence[int], cseqs: Sequence[int], now_ns: int) -> None:
+        """Ack messages by their stream sequences, at least one; ``cseqs``: their consumer sequences, for ack all only. The
+        caller runs ``advance_floor``."""
         next_seq = self._cursor.next_seq
         if self.policy == "all":
-            pairs = list(zip(seqs, _numbers(cseqs), strict=True))
+            pairs = list(zip(seqs, cseqs, strict=True))
             seq, cseq = max((pair for pair in pairs if pair[0] < next_seq), default=(0, 0))
             self._ack(seq, cseq, 1, now_ns, sample=False)
             ahead_max = self._ahead_max

@@ -93,7 +93,7 @@ class DeliveryLoop:
         bytes_left = _RUN_BYTES
         acks = self._acks
         while left > 0 and bytes_left > 0:
-            if not self._heard():
+            if not self._has_receiver():
                 return _END
             # Every delivery carries the number of messages still pending.
             loading = self._cursor.count()
@@ -110,7 +110,7 @@ class DeliveryLoop:
                 if turn is None:
                     return _END
                 wanted = min(wanted, turn.wanted)
-            if self._bus.pending_bytes(self._receiver(turn)) > _UNSENT_BYTES:
+            if self._pending_bytes(turn) > _UNSENT_BYTES:
                 return Step(Verdict.LATER, None, mono_ns + _SLOW_NS)
             if acks.queue:
                 outcome = self._again(turn, wanted, now_ns, mono_ns)
@@ -123,19 +123,19 @@ class DeliveryLoop:
             bytes_left -= size
         return Step(Verdict.MORE)
 
-    def _heard(self) -> bool:
+    def _has_receiver(self) -> bool:
         """Whether there is a receiver that takes messages."""
         if self.waiting is not None:
             return bool(self.waiting)
         push = self.push
         return push is not None and push.active and (push.flow is None or not push.flow.closed)
 
-    def _receiver(self, turn: Turn | None) -> bytes:
-        """The subject that the next message goes to."""
+    def _pending_bytes(self, turn: Turn | None) -> int:
+        """The unsent bytes of the receiver of the next message."""
         if turn is not None:
-            return turn.requests[0].reply
+            return self._bus.pending_bytes(turn.requests[0].reply)
         assert self.push is not None
-        return self.push.subject
+        return self.push.receiver.pending_bytes()
 
     def _supply(self) -> Supply:
         """The counts for requests with limits of their own; the next message counts as pending, redelivered or new."""
@@ -307,7 +307,7 @@ class DeliveryLoop:
         delivered, cseqs, pendings = self._numbers(len(taken), counts)
         batch = Deliveries(self._prefix, taken.subjects, taken.hlens, taken.bodies, delivered, taken.seqs, cseqs,
                            taken.times, pendings)
-        n = self._bus.deliver(to.subject, batch, queue=to.group)
+        n = to.receiver.deliver(batch)
         if flow is not None:
             if n < len(batch):
                 flow.take_back(sum(sizes[n:len(batch)]))

@@ -16,6 +16,7 @@ from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.reply_subjects import ReplySubjects
 from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.flow_control import FlowWindow, RateLimit
+from broker.jetstream.consumer.delivery.receiver import Receiver, SubjectReceiver
 from broker.jetstream.wire.ids import unique_id
 from broker.jetstream.wire.numbers import SEQ_MAX, decimal
 from broker.protocol import headers
@@ -33,14 +34,14 @@ class PushSide:
 
     def __init__(self, bus: Bus, rng: random.Random, subjects: ReplySubjects, config: ConsumerConfig, mono_ns: int,
                  msg_bytes_max: int, interested: Callable[[bool], None],
-                 go_on: Callable[[Sequence[tuple[int, int]]], None]) -> None:
-        """``msg_bytes_max`` is the stream's message size limit, -1: none.
+                 go_on: Callable[[Sequence[tuple[int, int]]], None], receiver: Receiver | None = None) -> None:
+        """``receiver`` takes the messages, None: the subscribers of ``deliver_subject``. ``msg_bytes_max`` is the
+        stream's message size limit, -1: none.
 
         ``interested`` is called with whether anybody subscribes, ``go_on`` when the window has opened, with what the
         answers ack where they do: (stream sequence, consumer sequence).
         """
-        self.subject = config.deliver_subject.encode()
-        self.group = config.deliver_group.encode()
+        self.receiver = receiver or _subscribers(bus, config)
         self.active = False
         self.flow: FlowWindow | None = None
         self.rate: RateLimit | None = None
@@ -68,7 +69,7 @@ class PushSide:
             self._limit(config.rate_limit_bps, msg_bytes_max, mono_ns)
         if (config.deliver_subject, config.deliver_group) == (old.deliver_subject, old.deliver_group):
             return False
-        self.subject, self.group = config.deliver_subject.encode(), config.deliver_group.encode()
+        self.receiver = _subscribers(self._bus, config)
         self.active = False
         self._unwatch()
         return True
@@ -83,8 +84,8 @@ class PushSide:
         self._unwatch()
         if not self._open:
             return
-        self._watch = self._bus.watch_interest(self.subject, self.group, self._heard)
-        self._heard(self._watch.interested)
+        self._watch = self.receiver.watch(self._interest_changed)
+        self._interest_changed(self._watch.interested)
 
     def close(self) -> None:
         """Stop watching."""
@@ -105,7 +106,7 @@ class PushSide:
             # Not before: most consumers with flow control, as those of a key's history, never have so much unread.
             self._answers = [self._bus.subscribe(prefix + b"*", self._on_flow) for prefix in self._subjects.flows]
         self.flow.asked(self._flow_request)
-        self._bus.publish(self.subject, self._flow_request, len(status.FLOW_CONTROL), status.FLOW_CONTROL)
+        self.receiver.control(self._flow_request, status.FLOW_CONTROL)
 
     def beat(self, mono_ns: int, sent_mono_ns: int, consumer_seq: int, stream_seq: int, *, unacked: bool) -> None:
         """Send the heartbeat if it is due: nothing was sent for its interval. The sequences are the last ones sent.
@@ -118,15 +119,14 @@ class PushSide:
         if self._beat_at_ns > mono_ns:
             return
         stalled = self.flow.outstanding if self.flow is not None else b""
-        text = status.idle_heartbeat(consumer_seq, stream_seq, stalled)
-        self._bus.publish(self.subject, b"", len(text), text)
+        self.receiver.control(b"", status.idle_heartbeat(consumer_seq, stream_seq, stalled))
         self._beat_at_ns = mono_ns + self._beat_ns
         if self.flow_acks and unacked and self.flow is not None and not self.flow.outstanding:
             self.ask()
 
     # ---- parts
 
-    def _heard(self, interested: bool) -> None:
+    def _interest_changed(self, interested: bool) -> None:
         self.active = interested
         self._interested(interested)
 
@@ -157,3 +157,7 @@ class PushSide:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+
+
+def _subscribers(bus: Bus, config: ConsumerConfig) -> SubjectReceiver:
+    return SubjectReceiver(bus, config.deliver_subject.encode(), config.deliver_group.encode())
