@@ -1,8 +1,8 @@
 """Server to client: values to bytes, many messages in one formatting call.
 
-A ``Run`` is a batch of messages for one or more subscriptions. The parts that depend only on the messages are encoded
-once, on demand; adding a subscription's sid costs one join. Measured with 128-byte messages: one ``%`` for a whole batch
-costs half of one per message, and a join with the sid as the separator a tenth of that.
+``encode`` makes the bytes of a run for one subscription. The parts that depend only on the messages are encoded once, on
+demand; adding a subscription's sid costs one join. Measured with 128-byte messages: one ``%`` for a whole batch costs
+half of one per message, and a join with the sid as the separator a tenth of that.
 
     all alike (subject, size, no reply, no headers)   head.join(bodies)
     otherwise                                         sid.join(parts), the parts being the bytes between two sids
@@ -14,21 +14,16 @@ Source: nats-server, server/client.go (msgHeader).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from operator import add
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from broker.protocol.parser import Msg
+from broker.protocol.run import LARGE_BYTES, AnyRun, DeliveryRun, MixedPubAckRun, Msg, PubAckRun, Run
 
-__all__ = ["LARGE_BYTES", "OK", "PING", "PONG", "Run", "deliveries", "err", "info", "message", "no_responders", "pub_acks",
-           "pub_acks_each"]
+__all__ = ["OK", "PING", "PONG", "encode", "encode_each", "encode_for_all", "err", "info", "no_responders"]
 
 OK: Final = b"+OK\r\n"
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
-
-LARGE_BYTES: Final = 8192
-"""From this average size of bodies on, messages are not joined before they are written to the socket."""
 
 _CRLF: Final = b"\r\n"
 
@@ -49,134 +44,110 @@ def no_responders(subject: bytes, reply: bytes, sid: bytes) -> bytes:
     return b"HMSG %b %b %d %d\r\n%b\r\n" % (reply, sid, len(block), len(block), block)
 
 
-def message(subject: bytes, sid: bytes, reply: bytes, hlen: int, body: bytes) -> bytes:
-    """One message for one subscription."""
-    if hlen:
-        if reply:
-            return b"HMSG %b %b %b %d %d\r\n%b\r\n" % (subject, sid, reply, hlen, len(body), body)
-        return b"HMSG %b %b %d %d\r\n%b\r\n" % (subject, sid, hlen, len(body), body)
-    if reply:
-        return b"MSG %b %b %b %d\r\n%b\r\n" % (subject, sid, reply, len(body), body)
-    return b"MSG %b %b %d\r\n%b\r\n" % (subject, sid, len(body), body)
+def encode(run: AnyRun, sid: bytes) -> list[bytes]:
+    """The wire bytes for one subscription, as buffers in order."""
+    if not isinstance(run, Run):
+        return _encode_columns(run, sid)
+    if run.bytes >= LARGE_BYTES * run.count:
+        return _encode_large(run, sid)
+    if run.alike:
+        subject = run.msgs[0][0]
+        bodies = run.bodies
+        head = b"MSG %b %b %d\r\n" % (subject, sid, len(bodies[0]))
+        if run.count == 1:
+            return [b"%b%b\r\n" % (head, bodies[0])]
+        return [head, (_CRLF + head).join(bodies), _CRLF]
+    encodings = run.encodings
+    if _split not in encodings:
+        encodings[_split] = _split(run)
+    return [sid.join(encodings[_split])]
 
 
-class Run:
-    """Messages of one batch, encoded for any number of subscriptions.
+def encode_for_all(run: Run, sids: Iterable[bytes]) -> bytes:
+    """The wire bytes of a run of one message, for each of ``sids`` in turn."""
+    encodings = run.encodings
+    if _split not in encodings:
+        encodings[_split] = _split(run)
+    parts: list[bytes] = encodings[_split]
+    before, after = parts
+    return before + (after + before).join(sids) + after
 
-    ``count`` messages whose bodies have ``bytes`` in all.
-    """
 
-    __slots__ = ("_alike", "_bodies", "_hlens", "_lengths", "_msgs", "_parts", "_plain", "bytes", "count", "has_headers")
+def encode_each(sids: Iterable[bytes], msgs: Iterable[Msg]) -> bytes:
+    """The wire bytes of messages that each go to one subscription, which has the sid at the same place in ``sids``."""
+    lines: list[bytes] = []
+    append = lines.append
+    for sid, (subject, reply, hlen, body) in zip(sids, msgs, strict=True):
+        if hlen:
+            append(b"HMSG %b %b %b %d %d\r\n%b\r\n" % (subject, sid, reply, hlen, len(body), body) if reply
+                   else b"HMSG %b %b %d %d\r\n%b\r\n" % (subject, sid, hlen, len(body), body))
+        elif reply:
+            append(b"MSG %b %b %b %d\r\n%b\r\n" % (subject, sid, reply, len(body), body))
+        else:
+            append(b"MSG %b %b %d\r\n%b\r\n" % (subject, sid, len(body), body))
+    return b"".join(lines)
 
-    def __init__(self, msgs: Sequence[Msg]) -> None:
-        self._msgs = msgs
-        self._hlens: Sequence[int] | None = None
-        """Set if all have the same subject, headers and no reply: answers to one request."""
-        self._lengths: Sequence[int] = ()
-        self._parts: list[bytes] | None = None
-        self._plain: Run | None = None
-        self.count = count = len(msgs)
-        if count == 1:
-            _, reply, hlen, body = msgs[0]
-            self._bodies: Sequence[bytes] = (body,)
-            self.bytes = len(body)
-            self.has_headers = hlen > 0
-            self._alike = not reply and not hlen
-            return
-        subjects, replies, hlens, bodies = zip(*msgs, strict=True)
-        self._bodies = bodies
-        lengths = list(map(len, bodies))
-        self.bytes = sum(lengths)
-        self.has_headers = any(hlens)
-        same = not any(replies) and subjects.count(subjects[0]) == count
-        self._alike = same and not self.has_headers and lengths.count(lengths[0]) == count
-        if same and 0 not in hlens:
-            self._hlens, self._lengths = hlens, lengths
 
-    def without_headers(self) -> Run:
-        """The same messages for a client without header support."""
-        if not self.has_headers:
-            return self
-        if self._plain is None:
-            self._plain = Run([(subject, reply, 0, body[hlen:]) for subject, reply, hlen, body in self._msgs])
-        return self._plain
+def _encode_columns(run: DeliveryRun | PubAckRun | MixedPubAckRun, sid: bytes) -> list[bytes]:
+    if isinstance(run, DeliveryRun):
+        return _encode_deliveries(run, sid)
+    return _encode_pub_acks(run, sid) if isinstance(run, PubAckRun) else _encode_mixed_pub_acks(run, sid)
 
-    def encode(self, sid: bytes) -> list[bytes]:
-        """The wire bytes for one subscription, as buffers in order."""
-        if self.bytes >= LARGE_BYTES * self.count:
-            return self._encode_large(sid)
-        if self._alike:
-            subject = self._msgs[0][0]
-            head = b"MSG %b %b %d\r\n" % (subject, sid, len(self._bodies[0]))
-            if self.count == 1:
-                return [b"%b%b\r\n" % (head, self._bodies[0])]
-            return [head, (_CRLF + head).join(self._bodies), _CRLF]
-        if self._parts is None:
-            self._parts = self._split()
-        return [sid.join(self._parts)]
 
-    def encode_for_all(self, sids: Collection[bytes]) -> bytes:
-        """The wire bytes of a run of one message, for each of ``sids`` in turn."""
-        if self._parts is None:
-            self._parts = self._split()
-        before, after = self._parts
-        return before + (after + before).join(sids) + after
-
-    def _split(self) -> list[bytes]:
-        """The encoded batch, split where the sids belong."""
-        subject, reply, hlen, body = self._msgs[0]
-        if self._hlens is not None:
-            head = b"HMSG %b " % subject
-            between = b" %d %d\r\n%b\r\n" + head.replace(b"%", b"%%")
-            parts = [head, *[between % row for row in zip(self._hlens, self._lengths, self._bodies, strict=True)]]
-            parts[-1] = parts[-1].removesuffix(head)
-            return parts
-        parts = [b"HMSG %b " % subject if hlen else b"MSG %b " % subject]
-        before = self._msgs[0]
-        append = parts.append
-        for following in self._msgs[1:]:
-            subject, reply, hlen, body = before
-            if hlen:
-                tail = (b" %b %d %d\r\n%b\r\n" % (reply, hlen, len(body), body) if reply
-                        else b" %d %d\r\n%b\r\n" % (hlen, len(body), body))
-                append(tail + (b"HMSG %b " if following[2] else b"MSG %b ") % following[0])
-            elif following[2]:
-                append((b" %b %d\r\n%b\r\nHMSG %b " if reply else b"%b %d\r\n%b\r\nHMSG %b ")
-                       % (reply, len(body), body, following[0]))
-            elif reply:
-                append(b" %b %d\r\n%b\r\nMSG %b " % (reply, len(body), body, following[0]))
-            else:
-                append(b" %d\r\n%b\r\nMSG %b " % (len(body), body, following[0]))
-            before = following
-        subject, reply, hlen, body = before
-        reply = reply + b" " if reply else b""
-        append(b" %b%d %d\r\n%b\r\n" % (reply, hlen, len(body), body) if hlen
-               else b" %b%d\r\n%b\r\n" % (reply, len(body), body))
+def _split(run: Run) -> list[bytes]:
+    """The encoded run, split where the sids belong."""
+    subject, reply, hlen, body = run.msgs[0]
+    if run.hlens:
+        head = b"HMSG %b " % subject
+        between = b" %d %d\r\n%b\r\n" + head.replace(b"%", b"%%")
+        parts = [head, *[between % row for row in zip(run.hlens, run.lengths, run.bodies, strict=True)]]
+        parts[-1] = parts[-1].removesuffix(head)
         return parts
+    parts = [b"HMSG %b " % subject if hlen else b"MSG %b " % subject]
+    before = run.msgs[0]
+    append = parts.append
+    for following in run.msgs[1:]:
+        subject, reply, hlen, body = before
+        if hlen:
+            tail = (b" %b %d %d\r\n%b\r\n" % (reply, hlen, len(body), body) if reply
+                    else b" %d %d\r\n%b\r\n" % (hlen, len(body), body))
+            append(tail + (b"HMSG %b " if following[2] else b"MSG %b ") % following[0])
+        elif following[2]:
+            append((b" %b %d\r\n%b\r\nHMSG %b " if reply else b"%b %d\r\n%b\r\nHMSG %b ")
+                   % (reply, len(body), body, following[0]))
+        elif reply:
+            append(b" %b %d\r\n%b\r\nMSG %b " % (reply, len(body), body, following[0]))
+        else:
+            append(b" %d\r\n%b\r\nMSG %b " % (len(body), body, following[0]))
+        before = following
+    subject, reply, hlen, body = before
+    reply = reply + b" " if reply else b""
+    append(b" %b%d %d\r\n%b\r\n" % (reply, hlen, len(body), body) if hlen
+           else b" %b%d\r\n%b\r\n" % (reply, len(body), body))
+    return parts
 
-    def _encode_large(self, sid: bytes) -> list[bytes]:
-        buffers: list[bytes] = []
-        between = b""
-        for subject, reply, hlen, body in self._msgs:
-            reply = reply + b" " if reply else b""
-            if hlen:
-                head = b"%bHMSG %b %b %b%d %d\r\n" % (between, subject, sid, reply, hlen, len(body))
-            else:
-                head = b"%bMSG %b %b %b%d\r\n" % (between, subject, sid, reply, len(body))
-            buffers += (head, body)
-            between = _CRLF
-        buffers.append(_CRLF)
-        return buffers
+
+def _encode_large(run: Run, sid: bytes) -> list[bytes]:
+    buffers: list[bytes] = []
+    between = b""
+    for subject, reply, hlen, body in run.msgs:
+        reply = reply + b" " if reply else b""
+        if hlen:
+            head = b"%bHMSG %b %b %b%d %d\r\n" % (between, subject, sid, reply, hlen, len(body))
+        else:
+            head = b"%bMSG %b %b %b%d\r\n" % (between, subject, sid, reply, len(body))
+        buffers += (head, body)
+        between = _CRLF
+    buffers.append(_CRLF)
+    return buffers
 
 
-def pub_acks(sid: bytes, replies: Sequence[bytes], prefix: bytes, first_seq: int, suffix: bytes) -> list[bytes]:
-    """A plain message ``prefix + number + suffix`` to each of ``replies`` for one subscription, with ascending numbers.
-
-    One formatting call for all numbers with the same count of digits, which determines the size in the control line.
-    """
+def _encode_pub_acks(run: PubAckRun, sid: bytes) -> list[bytes]:
+    """One formatting call for all numbers with the same count of digits, which determines the size in the control line."""
+    replies, prefix, suffix = run.replies, run.prefix, run.suffix
     buffers = []
     start = 0
-    seq = first_seq
+    seq = run.first_seq
     escaped = (sid.replace(b"%", b"%%"), prefix.replace(b"%", b"%%"), suffix.replace(b"%", b"%%"))
     while start < len(replies):
         digits = len(str(seq))
@@ -191,39 +162,25 @@ def pub_acks(sid: bytes, replies: Sequence[bytes], prefix: bytes, first_seq: int
     return buffers
 
 
-def pub_acks_each(sid: bytes, replies: Sequence[bytes], prefixes: Sequence[bytes], seqs: Sequence[int],
-                  suffix: bytes) -> tuple[bytes, int]:
-    """As ``pub_acks``, but each message has its own prefix and number.
-
-    Returns: the bytes, and how many of them belong to bodies.
-    """
-    count, tail = len(replies), len(suffix)
-    sizes = list(map(add, map(len, prefixes), [len(str(seq)) + tail for seq in seqs]))
-    template = b"MSG %%b %b %%d\r\n%%b%%d%b\r\n" % (sid.replace(b"%", b"%%"), suffix.replace(b"%", b"%%"))
+def _encode_mixed_pub_acks(run: MixedPubAckRun, sid: bytes) -> list[bytes]:
+    count = run.count
+    template = b"MSG %%b %b %%d\r\n%%b%%d%b\r\n" % (sid.replace(b"%", b"%%"), run.suffix.replace(b"%", b"%%"))
     flat: list[object] = [None] * (4 * count)
-    flat[::4] = replies
-    flat[1::4] = sizes
-    flat[2::4] = prefixes
-    flat[3::4] = seqs
-    return (template * count) % tuple(flat), sum(sizes)
+    flat[::4] = run.replies
+    flat[1::4] = run.sizes
+    flat[2::4] = run.prefixes
+    flat[3::4] = run.seqs
+    return [(template * count) % tuple(flat)]
 
 
-def deliveries(sid: bytes, reply_prefix: bytes, subjects: Sequence[bytes], hlens: Sequence[int] | None,
-               bodies: Sequence[bytes], numbers: Sequence[Sequence[int]]) -> list[bytes]:
-    """JetStream messages for one subscription in one formatting call.
-
-    ``numbers`` are the five columns of the ack subject after ``reply_prefix``; if that is b"", messages have no reply. All
-    columns have the same length; ``hlens`` None means that no message has headers.
-    """
-    count = len(subjects)
-    lengths = list(map(len, bodies))
+def _encode_deliveries(run: DeliveryRun, sid: bytes) -> list[bytes]:
+    """JetStream messages in one formatting call."""
+    count, subjects, hlens, bodies, lengths = run.count, run.subjects, run.hlens, run.bodies, run.lengths
+    numbers = run.numbers if run.reply_prefix else ()
     to = sid.replace(b"%", b"%%")
-    if reply_prefix:
-        to += b" " + reply_prefix.replace(b"%", b"%%") + b"%d.%d.%d.%d.%d"
-    else:
-        numbers = ()
-    body_bytes = sum(lengths)
-    large = body_bytes >= LARGE_BYTES * count
+    if run.reply_prefix:
+        to += b" " + run.reply_prefix.replace(b"%", b"%%") + b"%d.%d.%d.%d.%d"
+    large = run.bytes >= LARGE_BYTES * count
     tail = b"\r\n" if large else b"\r\n%b\r\n"
     plain = b"MSG %b " + to + b" %d" + tail
     if hlens is not None and any(hlens):

@@ -25,11 +25,10 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["MAX_CONTROL_LINE", "MAX_PAYLOAD", "Connect", "Err", "Msg", "Op", "Parser", "Ping", "Pong", "ProtocolError",
-           "Sub", "Unsub"]
+from broker.protocol.run import Msg
 
-Msg = tuple[bytes, bytes, int, bytes]
-"""(subject, reply or b"", header length, headers + payload)."""
+__all__ = ["MAX_CONTROL_LINE", "MAX_PAYLOAD", "Connect", "Err", "Op", "Parser", "Ping", "Pong", "ProtocolError",
+           "Sub", "Unsub"]
 
 MAX_CONTROL_LINE: Final = 4096
 MAX_PAYLOAD: Final = 1024 * 1024

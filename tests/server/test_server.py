@@ -17,7 +17,7 @@ from nats.errors import NoRespondersError
 
 from broker.base.gotime import format_duration, format_time
 from broker.config.settings import ClientSettings, Settings
-from broker.protocol.parser import Msg
+from broker.protocol.run import Msg
 from broker.server.auth.login import Credentials, Login
 from broker.server.connection.statistics import uptime
 from broker.server.overview import subscriptions_of

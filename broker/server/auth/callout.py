@@ -28,13 +28,13 @@ from broker.jwt.access import permissions_of, seconds_left
 from broker.jwt.authorization import SUBJECT, XKEY_HEADER, CalloutError, Expected, read_response, request_token
 from broker.jwt.claims import ANY, ResponseClaims, UserClaims
 from broker.protocol import headers
-from broker.protocol.parser import Msg
+from broker.protocol.run import Msg
 from broker.server.auth.login import Authenticator, Credentials, Decision, Login, Refusal, SlowCheck, Waiter
 from broker.server.auth.permissions import AccessRules
 from broker.server.auth.proxies import REQUIRED
 from broker.server.auth.tokens import ClaimAccount, ClaimAccounts, expiry_of, login_of, types_of, without_asking
-from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
+from broker.server.routing.subscription import Subscription
 
 __all__ = ["CalloutAuthenticator", "Callouts", "OperatorCalloutAuthenticator"]
 

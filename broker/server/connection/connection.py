@@ -18,13 +18,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, Final, cast
 
 from broker.base.garbage import discarded
 from broker.config.access import Permissions
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
+from broker.protocol.run import AnyRun, Msg, Run
 from broker.server.accounts.account import Account
 from broker.server.auth.login import Login, Refusal
 from broker.server.connection.cipher_suites import standard_name
@@ -40,12 +42,15 @@ from broker.server.connection.stalling import stall
 from broker.server.connection.subscribing import Subscribing, quoted
 from broker.server.connection.trace import Trace, TracedOutbound
 from broker.server.routing.outward import AT_ONCE
-from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
+from broker.server.routing.subscription import Subscription
 
 __all__ = ["Client"]
 
 log = logging.getLogger(__name__)
+
+_SID = attrgetter("sid")
+_BODY = itemgetter(3)
 
 _CONNECT_WORK: Final = AT_ONCE // 50
 """The work of a CONNECT, in deliveries; with a large JSON object it takes 0.1 ms."""
@@ -302,10 +307,10 @@ class Client(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._outbound.resume()
 
-    # For the router (Peer) and JetStream (Source).
+    # For the router (Peer), and for JetStream (Source).
 
     @property
-    def client(self) -> Client:
+    def peer(self) -> Client:
         return self
 
     @property
@@ -340,7 +345,29 @@ class Client(asyncio.Protocol):
     def pending_bytes(self) -> int:
         return self._outbound.pending_bytes
 
-    def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
+    def deliver(self, sub: Subscription, run: AnyRun) -> None:
+        """Queue ``run`` as messages of ``sub``."""
+        if not self.headers:
+            run = run.without_headers()
+        buffers = encoder.encode(run, sub.sid)
+        self._queue(buffers, sum(map(len, buffers)), run.count, run.bytes)
+
+    def deliver_each(self, subs: Sequence[Subscription], msgs: Sequence[Msg]) -> None:
+        """Queue messages, each of the subscription at the same place in ``subs``."""
+        if not self.headers:
+            msgs = [(subject, reply, 0, body[hlen:]) for subject, reply, hlen, body in msgs]
+        data = encoder.encode_each(map(_SID, subs), msgs)
+        self._queue([data], len(data), len(msgs), sum(map(len, map(_BODY, msgs))))
+
+    def deliver_to_all(self, subs: Sequence[Subscription], run: Run) -> None:
+        """Queue a run of one message for each of ``subs``."""
+        if not self.headers:
+            run = run.without_headers()
+        data = encoder.encode_for_all(run, map(_SID, subs))
+        count = len(subs)
+        self._queue([data], len(data), count, run.bytes * count)
+
+    def _queue(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
         """Queue ``count`` messages with ``body_bytes`` of bodies."""
         outbound = self._outbound
         outbound.write(buffers, size)

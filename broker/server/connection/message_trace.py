@@ -21,7 +21,7 @@ from broker.base.gojson.encoding import marshal
 from broker.base.gotime import format_time
 from broker.protocol import headers
 from broker.protocol.content_encoding import encoded
-from broker.protocol.parser import Msg
+from broker.protocol.run import Msg
 from broker.protocol.subject import is_literal, is_valid
 from broker.protocol.traced import DEST, DISABLED, TracedMsg
 from broker.server.connection import trace_walk

@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from broker.protocol import encoder
-from broker.protocol.parser import Msg, Parser
+from broker.protocol.parser import Parser
+from broker.protocol.run import Msg
 from broker.protocol.subject import is_literal, is_valid
 from broker.server.auth.permissions import PublishRules, ReplyPermissions
 from broker.server.connection import message_trace

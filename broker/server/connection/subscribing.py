@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from broker.protocol.parser import Msg, Sub, Unsub
+from broker.protocol.parser import Sub, Unsub
+from broker.protocol.run import Msg
 from broker.protocol.subject import is_valid
 from broker.server.auth.permissions import ReplyPermissions, SubscribeRules
 from broker.server.connection.connect_options import go_quoted
-from broker.server.routing.route import Peer, Subscription
 from broker.server.routing.router import Router
+from broker.server.routing.subscription import Peer, Subscription
 
 __all__ = ["Subscribing", "quoted"]
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from broker.protocol.traced import TracedMsg
-from broker.server.routing.route import Peer, Relay, Subjects, Subscription
 from broker.server.routing.router import Router
+from broker.server.routing.subscription import Relay, Source, Subjects, Subscription
 
 __all__ = ["Publisher", "Walk", "named", "text"]
 
 _HOPS_MAX = 64
 
 
-class Publisher(Peer, Protocol):
+class Publisher(Source, Protocol):
     """The connection that published the message."""
 
     cid: int

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 
-from broker.server.routing.route import Peer, Subscription
 from broker.server.routing.sublist import Match
+from broker.server.routing.subscription import Source, Subscription
 
 __all__ = ["audience"]
 
@@ -16,7 +16,7 @@ _NO_ECHO = "Not delivered because of no echo"
 _DENIED = "Not delivered because subscription denies this subject"
 
 
-def audience(match: Match[Subscription], subject: bytes, source: Peer,
+def audience(match: Match[Subscription], subject: bytes, source: Source,
              rng: random.Random) -> list[tuple[Subscription, str]]:
     """The subscriptions that match the literal ``subject``, of a queue group those that are tried: a random one and, while
     one may not receive it, the next. Each with the reason why it receives nothing from ``source``; "": it does."""
@@ -31,7 +31,7 @@ def audience(match: Match[Subscription], subject: bytes, source: Peer,
     return found
 
 
-def _obstacle(sub: Subscription, subject: bytes, source: Peer) -> str:
-    if source.no_echo and sub.peer is source.client:
+def _obstacle(sub: Subscription, subject: bytes, source: Source) -> str:
+    if source.no_echo and sub.peer is source.peer:
         return _NO_ECHO
     return _DENIED if sub.denies is not None and sub.denies(subject) else ""

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from broker.protocol.parser import Msg
+from broker.protocol.run import Msg
 
 __all__ = ["Inward"]
 

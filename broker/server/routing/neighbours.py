@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from broker.protocol.parser import Msg
-from broker.server.routing.route import Subscription
+from broker.protocol.run import Msg
+from broker.server.routing.subscription import Subscription
 
 __all__ = ["Columns", "Handle", "Mapper", "Shadows", "Tracing"]
 

@@ -1,12 +1,7 @@
 """Delivering messages to one set of subscriptions.
 
-Owns: sending a run of messages to clients, queue groups and handlers. Does not own: which subscriptions a subject has, and
-how long that is cached (router).
-
-Two kinds of subscription connect accounts (broker/server/sharing):
-
-    relay     passes messages on to another account's router, at once, and says who received them: a service import
-    shadow    stands in an exporting account for a subscription of an importing one: a stream import
+Owns: handing a run of messages to peers, queue groups and handlers. Does not own: bytes on the wire, which each peer makes
+for its own protocol; which subscriptions a subject has, and how long that is cached (router).
 
 Source: nats-server, server/client.go (processMsgResults, deliverMsg).
 """
@@ -18,17 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any, Final, NamedTuple, Protocol
-from weakref import ref
+from typing import Final
 
-from broker.protocol import encoder
-from broker.protocol.parser import Msg
+from broker.protocol.run import LARGE_BYTES, Msg, Run
 from broker.protocol.traced import TracedMsg
 from broker.server.routing.inward import Inward
 from broker.server.routing.outward import AT_ONCE, Outward
+from broker.server.routing.queue_group import assign
 from broker.server.routing.sublist import Match
+from broker.server.routing.subscription import BatchHandler, Peer, Relay, Source, Subscription
 
-__all__ = ["CROWD", "BatchHandler", "Hop", "Peer", "Refusal", "Relay", "Route", "Subscription"]
+__all__ = ["CROWD", "Refusal", "Route"]
 
 CROWD: Final = 2000
 """From this many receivers on, making a route does not look at each of them more than once."""
@@ -42,159 +37,7 @@ _SUBJECT = itemgetter(0)
 _PEER = attrgetter("peer")
 _ORIGINAL = attrgetter("original")
 
-
-class Peer(Protocol):
-    """A client connection, as the router sees it; also the ``Source`` of what it publishes."""
-
-    headers: bool
-    wants_no_responders: bool
-
-    @property
-    def no_echo(self) -> bool:
-        """Whether ``client`` does not receive what it publishes itself."""
-
-    @property
-    def client(self) -> Peer:
-        """The connection itself; for a requester through an import, the connection that made the request."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it takes no more messages."""
-
-    @property
-    def fan_outs(self) -> int:
-        """How many of its messages are still on their way to their receivers; it must not publish meanwhile."""
-
-    @property
-    def pending_bytes(self) -> int:
-        """Unsent bytes."""
-
-    @property
-    def rtt_ns(self) -> int:
-        """Round-trip time; 0: unknown."""
-
-    def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
-        """Queue ``count`` messages: ``size`` bytes in all, ``body_bytes`` of bodies."""
-
-    def expire(self, sub: Subscription) -> None:
-        """Remove a subscription that received its last message."""
-
-    def no_responders(self, subject: bytes, reply: bytes) -> None: ...
-
-    def refuse_publish(self, subject: bytes) -> None: ...
-
-    def identity(self) -> dict[str, Any]: ...
-
-    def hold(self) -> None: ...
-
-    def release(self) -> None: ...
-
-    def fan_out_began(self) -> None:
-        """A message that it published is sent to its receivers on later turns: hold it until ``fan_out_ended``."""
-
-    def fan_out_ended(self) -> None: ...
-
-
-BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], Collection[int] | None]
-"""Takes ops[start:end]. Returns: the indexes of the messages that it does not answer for, as if it had no subscription to
-their subjects; None: it takes all."""
-
-
-class Subjects(Protocol):
-    """An account's router, as those see it who follow a message through accounts."""
-
-    @property
-    def name(self) -> str: ...
-
-    def audience(self, subject: bytes, source: Peer) -> list[tuple[Subscription, str]]:
-        """The subscriptions that a message from ``source`` is meant for, each with the reason why it does not get it, or "";
-        one of each queue group, at random."""
-
-    def arrival(self, subject: bytes, hops: int) -> tuple[str, bytes] | None:
-        """``Route.destination`` of a message to the literal ``subject``, which is mapped already."""
-
-
-class Hop(NamedTuple):
-    """How a message goes on into another account: where, and under which subject; ``traceable``: its trace does, too."""
-
-    router: Subjects
-    to: bytes
-    traceable: bool
-
-
-class Relay(Protocol):
-    """Passes messages on to another account's router."""
-
-    def pass_on(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes) -> Sequence[int]:
-        """Returns: the number of receivers of each message. ``to``: where all are routed to; b"": each to its subject."""
-
-    def interested(self, subject: bytes) -> bool:
-        """Whether a message to the literal ``subject`` would be received."""
-
-    def pending_bytes(self, subject: bytes) -> int:
-        """Unsent bytes to the receiver of the literal ``subject`` that is furthest behind."""
-
-    def hop(self, subject: bytes) -> Hop | None:
-        """Where a message to the literal ``subject`` would go; None: nowhere."""
-
-
-class Subscription:
-    """A client's (``peer`` and ``sid``) or an in-process one (``handler`` or ``relay``).
-
-    ``max`` 0: no limit on ``delivered``. ``ended``: it was removed from the router.
-    """
-
-    __slots__ = ("account", "allow_trace", "alone", "delivered", "denies", "ended", "handler", "hides", "max", "on_delivery",
-                 "original", "peer", "queue", "relay", "rename", "sid", "stream", "subject")
-
-    def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
-                 handler: BatchHandler | None = None, stream: str = "", relay: Relay | None = None) -> None:
-        self.subject = subject
-        self.queue = queue
-        self.peer = peer
-        self.sid = sid
-        self.handler = handler
-        self.stream = stream
-        """The stream that receives through it, for message traces."""
-        self.denies: Callable[[bytes], bool] | None = None
-        """Which of its subjects the client may not receive; None: it may receive all."""
-
-        self.hides: Callable[[bytes], bool] | None = None
-        """The same for consumers' deliveries, which are shown under another subject than the one they are routed by."""
-
-        self.on_delivery: Callable[[Sequence[Msg]], None] | None = None
-        """Called with the messages that its client receives through it."""
-
-        self.relay = relay
-        self.original: Subscription | None = None
-        """Of a shadow: the subscription that receives, and counts."""
-
-        self.rename: Callable[[bytes], bytes] | None = None
-        """Of a shadow: the subject as the importing account knows it; b"": too long."""
-
-        self.account = ""
-        """Of a shadow: the importing account's name."""
-
-        self.allow_trace = False
-        """Of a shadow: whether a message's trace goes on into the importing account."""
-
-        self.alone: ref[Route] | None = None
-        """The route of which it is the only receiver, while there is one."""
-
-        self.max = 0
-        self.delivered = 0
-        self.ended = False
-
-    def shadow(self, subject: bytes, rename: Callable[[bytes], bytes]) -> Subscription:
-        """A shadow of this subscription, for another account's router."""
-        shadow = Subscription(subject, self.queue, peer=self.peer, sid=self.sid)
-        shadow.original, shadow.rename, shadow.stream = self, rename, self.stream
-        if (denies := self.denies) is not None:
-            shadow.denies = lambda subject: denies(rename(subject))
-        return shadow
-
-
-_Renamed = dict[Callable[[bytes], bytes], tuple[Sequence[Msg], encoder.Run]]
+_Renamed = dict[Callable[[bytes], bytes], Run]
 """The messages of one run under the subjects of an import."""
 
 
@@ -286,24 +129,24 @@ class Route:
                 (match.groups.setdefault(sub.queue, []) if sub.queue else match.plain).append(sub)
         return match
 
-    def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
-        """Send ops[start:end] to all receivers. Returns: the number of deliveries."""
+    def deliver(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> int:
+        """Deliver ops[start:end] to all receivers. Returns: the number of deliveries."""
         if ((self.width > 1 or (source is None and self.outward.busy and self._waits(ops[start:end])))
                 and self._postpones(end - start, source)):
             return (end - start) * self._postpone(ops[start:end], source, now_ns)
         if self._spreads or self.limited:
             taken = self._spread(ops[start:end], source, now_ns)
             if source is not None and source.wants_no_responders and not all(taken):
-                self._nobody(ops, [start + i for i, count in enumerate(taken) if not count], source)
+                self._report_no_responders(ops, [start + i for i, count in enumerate(taken) if not count], source)
             return sum(taken)
         declined: list[int] = []
         clients = self.clients
         if clients:
             if source is not None and source.no_echo:
-                silent = source.client
+                silent = source.peer
                 clients = [sub for sub in clients if sub.peer is not silent]
             if clients:
-                _send(clients, encoder.Run(ops[start:end]))
+                _deliver(clients, Run(ops[start:end]))
         handlers = self.handlers
         if source is None:
             for sub in self.inside:
@@ -316,26 +159,27 @@ class Route:
         count = len(clients) + len(handlers)
         if source is not None and source.wants_no_responders:
             if not count:
-                self._nobody(ops, range(start, end), source)
+                self._report_no_responders(ops, range(start, end), source)
             elif declined:
-                self._nobody(ops, [i for i, times in Counter(declined).items() if times == count], source)
+                self._report_no_responders(ops, [i for i, times in Counter(declined).items() if times == count], source)
         return count * (end - start) - len(declined)
 
-    def only_handler(self, handler: BatchHandler, ops: Sequence[Msg], start: int, end: int, source: Peer, now_ns: int) -> None:
-        """``batch`` with ``sole``."""
+    def call_only_handler(self, handler: BatchHandler, ops: Sequence[Msg], start: int, end: int, source: Source,
+                          now_ns: int) -> None:
+        """``deliver`` with ``sole``."""
         declined = handler(ops, start, end, source, now_ns)
         if declined and source.wants_no_responders:
-            self._nobody(ops, declined, source)
+            self._report_no_responders(ops, declined, source)
 
     @staticmethod
-    def _nobody(ops: Sequence[Msg], indexes: Iterable[int], source: Peer) -> None:
-        """Nobody received these messages."""
+    def _report_no_responders(ops: Sequence[Msg], indexes: Iterable[int], source: Source) -> None:
+        """Tell ``source`` that nobody received these messages."""
         for i in indexes:
             if ops[i][1]:
                 source.no_responders(ops[i][0], ops[i][1])
 
-    def spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> list[int]:
-        """``batch`` for any mixture of limits, queue groups and subscriptions with ``on_delivery``.
+    def spread(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
+        """``deliver`` for any mixture of limits, queue groups and subscriptions with ``on_delivery``.
 
         Args: ``to`` is the subject that all are routed by, where receivers are to see another; b"": they see the same.
         Returns: the number of receivers of each message.
@@ -345,47 +189,44 @@ class Route:
             return [self._postpone(msgs, source, now_ns, to)] * len(msgs)
         return self._spread(msgs, source, now_ns, to)
 
-    def _spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> list[int]:
+    def _spread(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
         """``spread``, now."""
         count = len(msgs)
         if self._one_by_one and count > 1:
             return [self._spread([msg], source, now_ns, to)[0] for msg in msgs]
         taken = [0] * count
-        silent = source.client if source is not None and source.no_echo else None
-        run = encoder.Run(msgs) if self.clients else None
+        silent = source.peer if source is not None and source.no_echo else None
+        run = Run(msgs) if self.clients else None
         if run is not None and self._one_by_one:
-            taken[0] = _send_some(self.clients, msgs, run, silent)
-        for sub in () if self._one_by_one else self.clients:
-            if sub.peer is silent and silent is not None:
-                continue
-            room = _room(sub, count)
-            if room:
-                own = msgs if room == count else msgs[:room]
-                _send_limited(sub, own, _run_of(own, msgs, run))
-                for i in range(room):
-                    taken[i] += 1
+            taken[0] = _deliver_to_present(self.clients, run, silent)
+        elif run is not None:
+            for sub in self.clients:
+                if (sub.peer is not silent or silent is None) and (room := sub.room(count)):
+                    _deliver_limited(sub, run if room == count else Run(msgs[:room]))
+                    for i in range(room):
+                        taken[i] += 1
         renamed: _Renamed = {}
         for sub in self.shadows:
             if sub.peer is silent and silent is not None:
                 continue
-            room = _room(sub, count)
+            room = sub.room(count)
             if room:
                 if room == count:
-                    self._to_shadow(sub, msgs, source, now_ns, to, renamed)
+                    self._deliver_to_shadow(sub, msgs, source, now_ns, to, renamed)
                 else:
-                    self._to_shadow(sub, msgs[:room], source, now_ns, to, {})
+                    self._deliver_to_shadow(sub, msgs[:room], source, now_ns, to, {})
                 for i in range(room):
                     taken[i] += 1
         for relay in self.relays:
             taken = list(map(int.__add__, taken, relay.pass_on(msgs, source, now_ns, to)))
         for group in self.groups:
-            for sub, indexes in self._assign(group, count, silent):
+            for sub, indexes in assign(group, count, silent, self.rng):
                 for i in indexes:
                     taken[i] += 1
                 own = (msgs if len(indexes) == count else msgs[indexes.start:indexes.stop] if isinstance(indexes, range)
                        else [msgs[i] for i in indexes])
                 if sub.original is not None:
-                    self._to_shadow(sub, own, source, now_ns, to, {})
+                    self._deliver_to_shadow(sub, own, source, now_ns, to, {})
                 elif sub.handler is not None:
                     if source is None:
                         self.inward.put(sub, own, 0, len(own), now_ns)
@@ -393,8 +234,8 @@ class Route:
                         sub.handler(own, 0, len(own), source, now_ns)
                 else:
                     if own is msgs and run is None:
-                        run = encoder.Run(msgs)
-                    _send_limited(sub, own, _run_of(own, msgs, run))
+                        run = Run(msgs)
+                    _deliver_limited(sub, run if run is not None and own is msgs else Run(own))
         for sub in self.inside:
             declined: Collection[int] | None = None
             if source is None:
@@ -428,7 +269,7 @@ class Route:
         share = max(AT_ONCE // self.width, 1)
         return share if self._one_by_one else _JOINED * share
 
-    def _postpones(self, count: int, source: Peer | None) -> bool:
+    def _postpones(self, count: int, source: Source | None) -> bool:
         """Whether ``count`` messages are too much for the current turn. Only the broker's may wait for what the turn did before: a
         client must not go on until its messages are sent, so its connection ends the turn."""
         outward = self.outward
@@ -440,9 +281,9 @@ class Route:
         """Whether earlier messages of the broker to these subjects wait, which these must not overtake."""
         return bool(self.receivers) and self.outward.waits_for(_routed_by(msgs, to))
 
-    def _postpone(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> int:
+    def _postpone(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> int:
         """Send ``msgs`` on later turns. Returns: the number of receivers of each."""
-        silent = source.client if source is not None and source.no_echo else None
+        silent = source.peer if source is not None and source.no_echo else None
         if source is not None and silent is not None and all(sub.peer is silent for sub in self.receivers):
             for subject, reply, _, _ in msgs if source.wants_no_responders else ():
                 if reply:
@@ -451,20 +292,20 @@ class Route:
         self.outward.put(self.steps(msgs, source, now_ns, to), source, _routed_by(msgs, to))
         return self.width
 
-    def steps(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> Iterator[int]:
+    def steps(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> Iterator[int]:
         """``spread`` in steps; yields how much work each was. Subscriptions that end meanwhile get no more messages."""
         if self._one_by_one and len(msgs) > 1:
             for msg in msgs:
                 yield from self.steps([msg], source, now_ns, to)
             return
-        silent = source.client if source is not None and source.no_echo else None
+        silent = source.peer if source is not None and source.no_echo else None
         count = len(msgs)
-        run = encoder.Run(msgs)
-        each = 1 + count // 16 + run.bytes // encoder.LARGE_BYTES
+        run = Run(msgs)
+        each = 1 + count // 16 + run.bytes // LARGE_BYTES
         size = max(AT_ONCE // (4 * each), 1)
         for at in range(0, len(self.clients), size):
             part = self.clients[at:at + size]
-            _send_some(part, msgs, run, silent)
+            _deliver_to_present(part, run, silent)
             yield each * len(part)
         rest = [sub for sub in (*self.shadows, *self.inside) if not sub.ended]
         for at in range(0, len(rest), size):
@@ -487,7 +328,7 @@ class Route:
         receivers = (*match.plain, *chain.from_iterable(match.groups.values()))
         return Route(match, receivers, self.rng, self.inward, self.outward)
 
-    def _to_shadow(self, shadow: Subscription, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes,
+    def _deliver_to_shadow(self, shadow: Subscription, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes,
                    renamed: _Renamed) -> None:
         """Send ``msgs`` to the shadow's original, under the subjects of its account.
 
@@ -507,64 +348,19 @@ class Route:
                         return
                 if shadow.allow_trace and isinstance(traced, TracedMsg):
                     msgs = [traced.as_changed(msgs[0])]
-            known = msgs, encoder.Run(msgs)
+            known = Run(msgs)
             if not to:
                 renamed[rename] = known
-        msgs, run = known
         if sub.handler is None:
-            _send_limited(sub, msgs, run)
+            _deliver_limited(sub, known)
         elif source is None:
-            self.inward.put(sub, msgs, 0, len(msgs), now_ns)
+            self.inward.put(sub, known.msgs, 0, known.count, now_ns)
         else:
-            sub.handler(msgs, 0, len(msgs), source, now_ns)
-
-    def _assign(self, group: list[Subscription], count: int,
-                silent: Peer | None) -> list[tuple[Subscription, Sequence[int]]]:
-        """Give each message to a member of ``group`` that may still take it: shares as equal as can be, in random order. A
-        share is a run of its own, which costs a third of messages that are picked one by one."""
-        if silent is not None:
-            group = [sub for sub in group if sub.peer is not silent]
-        size = len(group)
-        if not size:
-            return []
-        if size == 1:
-            room = _room(group[0], count)
-            return [(group[0], range(room))] if room else []
-        rooms = [_room(sub, count) for sub in group]
-        if min(rooms) == count:
-            if count == 1:
-                return [(self.rng.choice(group), _FIRST)]
-            share, more = divmod(count, size)
-            end = 0
-            shares: list[tuple[Subscription, Sequence[int]]] = []
-            for place, sub in enumerate(self.rng.sample(group, min(count, size))):
-                start, end = end, end + share + (place < more)
-                shares.append((sub, range(start, end)))
-            return shares
-        chosen: dict[int, list[int]] = {}
-        randrange = self.rng.randrange
-        for i in range(count):
-            first = randrange(size)
-            for step in range(size):
-                at = (first + step) % size
-                if rooms[at]:
-                    rooms[at] -= 1
-                    chosen.setdefault(at, []).append(i)
-                    break
-        return [(group[at], indexes) for at, indexes in chosen.items()]
-
+            sub.handler(known.msgs, 0, known.count, source, now_ns)
 
 def _routed_by(msgs: Sequence[Msg], to: bytes) -> Collection[bytes]:
     """The subjects that messages are routed by: ``to``, or each its own."""
     return (to,) if to else {msg[0] for msg in msgs}
-
-
-def _run_of(own: Sequence[Msg], msgs: Sequence[Msg], run: encoder.Run | None) -> encoder.Run:
-    """The run of ``own``; ``run`` is that of ``msgs``."""
-    return run if run is not None and own is msgs else encoder.Run(own)
-
-
-_FIRST = range(1)
 
 
 class Refusal(Route):
@@ -572,17 +368,11 @@ class Refusal(Route):
 
     __slots__ = ()
 
-    def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
+    def deliver(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> int:
         if source is not None:
             for i in range(start, end):
                 source.refuse_publish(ops[i][0])
         return 0
-
-
-def _room(sub: Subscription, count: int) -> int:
-    """How many of ``count`` messages ``sub`` may still receive."""
-    sub = sub.original or sub
-    return max(min(count, sub.max - sub.delivered), 0) if sub.max else count
 
 
 def _repeats(peers: Iterator[Peer | None]) -> bool:
@@ -595,62 +385,52 @@ def _repeats(peers: Iterator[Peer | None]) -> bool:
     return False
 
 
-def _send_some(subs: Sequence[Subscription], msgs: Sequence[Msg], run: encoder.Run, silent: Peer | None) -> int:
-    """Send ``msgs``, encoded as ``run``, to clients that may have left meanwhile. What one client gets by many subscriptions is
-    joined, at a tenth of the cost. Returns: the number of subscriptions that received something."""
-    count = len(msgs)
+def _deliver_to_present(subs: Sequence[Subscription], run: Run, silent: Peer | None) -> int:
+    """Deliver ``run`` to those of ``subs`` that have not ended meanwhile. A message that one peer receives by many
+    subscriptions is handed over once, at a tenth of the cost. Returns: the number of subscriptions that received something."""
+    count = run.count
     sent = 0
-    joins = count == 1 and run.bytes < encoder.LARGE_BYTES
+    joins = count == 1 and run.bytes < LARGE_BYTES
     to: Peer | None = None
-    sids: list[bytes] = []
+    joined: list[Subscription] = []
     for sub in subs:
         peer = sub.peer
         if peer is not to:
-            if sids and to is not None:
-                _send_joined(to, sids, run)
-                sids = []
+            if joined and to is not None:
+                to.deliver_to_all(joined, run)
+                joined = []
             to = peer
         if peer is None or sub.ended or peer.closed or peer is silent:
             continue
         if joins and not sub.max and sub.on_delivery is None:
-            sids.append(sub.sid)
+            joined.append(sub)
             sub.delivered += 1
             sent += 1
-        elif room := _room(sub, count):
-            if sids:
-                _send_joined(peer, sids, run)
-                sids = []
-            own = msgs if room == count else msgs[:room]
-            _send_limited(sub, own, _run_of(own, msgs, run))
+        elif room := sub.room(count):
+            if joined:
+                peer.deliver_to_all(joined, run)
+                joined = []
+            _deliver_limited(sub, run if room == count else Run(run.msgs[:room]))
             sent += 1
-    if sids and to is not None:
-        _send_joined(to, sids, run)
+    if joined and to is not None:
+        to.deliver_to_all(joined, run)
     return sent
 
 
-def _send_joined(peer: Peer, sids: Collection[bytes], run: encoder.Run) -> None:
-    """Send a client one message for each of ``sids``."""
-    own = run if peer.headers else run.without_headers()
-    data = own.encode_for_all(sids)
-    peer.send([data], len(data), len(sids), own.bytes * len(sids))
-
-
-def _send(subs: Sequence[Subscription], run: encoder.Run) -> None:
+def _deliver(subs: Sequence[Subscription], run: Run) -> None:
     count = run.count
     for sub in subs:
         peer = sub.peer
         assert peer is not None
         sub.delivered += count
-        own = run if peer.headers else run.without_headers()
-        buffers = own.encode(sub.sid)
-        peer.send(buffers, sum(map(len, buffers)), count, own.bytes)
+        peer.deliver(sub, run)
 
 
-def _send_limited(sub: Subscription, msgs: Sequence[Msg], run: encoder.Run) -> None:
-    """Send ``msgs``, encoded as ``run``."""
-    _send((sub,), run)
+def _deliver_limited(sub: Subscription, run: Run) -> None:
+    """Deliver ``run`` to a subscription that may have ``max`` or ``on_delivery``."""
+    sub.deliver(run)
     if sub.on_delivery is not None:
-        sub.on_delivery(msgs)
+        sub.on_delivery(run.msgs)
     if sub.max and sub.delivered >= sub.max:
         assert sub.peer is not None
         sub.peer.expire(sub)

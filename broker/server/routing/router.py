@@ -4,11 +4,11 @@ A *route* delivers to one set of subscriptions. Subjects with the same receivers
 messages of many subjects still travel as one run:
 
     ops   a.1 a.2 a.1 b.7 b.7 b.7        one read's messages
-    runs  ───── R1 ── ───── R2 ──        one call for each: R.batch(ops, start, end, …)
+    runs  ───── R1 ── ───── R2 ──        one call for each: R.deliver(ops, start, end, …)
 
 Routes are cached until a subscription that may match comes or goes (routes.py).
 
-This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); clients are ``Peer``s. What the broker publishes
+This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); connections are ``Peer``s. What the broker publishes
 through it reaches clients at once and handlers, streams among them, on a later turn of the loop (inward.py).
 
 Source: nats-server, server/client.go (processMsgResults, deliverMsg, processInboundClientMsg).
@@ -21,17 +21,16 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from broker.base.clock import Clock
-from broker.protocol import encoder
-from broker.protocol.encoder import message
-from broker.protocol.parser import Msg
+from broker.protocol.run import DeliveryRun, MixedPubAckRun, Msg, PubAckRun, mixed_pub_acks, pub_acks
 from broker.server.routing.audience import audience
 from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
 from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
 from broker.server.routing.outward import AT_ONCE, Outward
-from broker.server.routing.route import BatchHandler, Peer, Route, Subscription
+from broker.server.routing.route import Route
 from broker.server.routing.routes import Routes
 from broker.server.routing.sublist import Match, Sublist
+from broker.server.routing.subscription import BatchHandler, Peer, Source, Subscription
 
 __all__ = ["Router"]
 
@@ -79,7 +78,7 @@ class Router:
     def subscription_count(self) -> int:
         return self.subs.count
 
-    def route(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
+    def route(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> int:
         """Deliver ops[start:end], published by ``source``, as runs.
 
         Returns: the end of what was delivered. A client's messages that are too much work for one turn of the loop are left; at
@@ -91,10 +90,10 @@ class Router:
         resolve = routes.resolve
         waiting = source is None and outward.busy
         ahead: Route | None = None
-        # Single messages whose only receiver is one client, sent together.
-        lines: list[bytes] = []
+        # Single messages whose only receiver is one peer, handed over together.
+        subs: list[Subscription] = []
+        msgs: list[Msg] = []
         to: Peer | None = None
-        body_bytes = 0
         while start < end:
             subject = ops[start][0]
             route, ahead = ahead or get(subject), None
@@ -116,35 +115,33 @@ class Router:
             changes = routes.changes
             only = route.only
             if only is not None and at - start == 1 and not waiting:
-                subject, reply, hlen, body = ops[start]
+                msg = ops[start]
                 peer = only.peer
                 assert peer is not None
-                if len(body) < _LINE_MAX and (peer is not source or not peer.no_echo):
+                if len(msg[3]) < _LINE_MAX and (peer is not source or not peer.no_echo):
                     if peer is not to:
                         if to is not None:
-                            _send_lines(to, lines, body_bytes)
-                            body_bytes = 0
+                            to.deliver_each(subs, msgs)
+                            subs, msgs = [], []
                             if routes.changes != changes:
                                 ahead = None
                         to = peer
-                    if hlen and not peer.headers:
-                        hlen, body = 0, body[hlen:]
-                    lines.append(message(subject, only.sid, reply, hlen, body))
-                    body_bytes += len(body)
+                    subs.append(only)
+                    msgs.append(msg)
                     only.delivered += 1
                     start = at
                     if outward.work > AT_ONCE and source is not None:
                         break
                     continue
             if to is not None:
-                _send_lines(to, lines, body_bytes)
-                to, body_bytes = None, 0
+                to.deliver_each(subs, msgs)
+                to, subs, msgs = None, [], []
             if at - start > _HANDLED_AT_ONCE and source is not None and route.handlers:
                 # The handler counts its work after the call, so a call must be short enough.
                 at = start + _HANDLED_AT_ONCE
                 ahead = None
             if route.sole is not None and source is not None:
-                route.only_handler(route.sole, ops, start, at, source, now_ns)
+                route.call_only_handler(route.sole, ops, start, at, source, now_ns)
             else:
                 if at - start > 1 and source is not None and route.width != 1:
                     # Without receivers, it takes the reply's to say so.
@@ -153,7 +150,7 @@ class Router:
                     if at - start > most:
                         at = start + most
                         ahead = None
-                route.batch(ops, start, at, source, now_ns)
+                route.deliver(ops, start, at, source, now_ns)
                 if source is not None and source.fan_outs:
                     start = at
                     break
@@ -163,7 +160,7 @@ class Router:
             if outward.work > AT_ONCE and source is not None:
                 break
         if to is not None:
-            _send_lines(to, lines, body_bytes)
+            to.deliver_each(subs, msgs)
         return start
 
     # For JetStream (Bus).
@@ -185,7 +182,7 @@ class Router:
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         """Route one message to its subscribers; returns how many get it, handlers on a later turn of the loop."""
         route = self.routes.of(subject)
-        return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
+        return route.deliver(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
 
     def respond(self, reply: bytes, hlen: int, body: bytes) -> None:
         """Publish a response to a client's request, under the mappings of its account.
@@ -210,28 +207,16 @@ class Router:
         count = len(batch)
         if not route.receivers or not count:
             return 0
-        numbers = (batch.delivered, batch.stream_seqs, batch.consumer_seqs, batch.times_ns, batch.pendings)
         sub = route.only
-        if sub is not None and sub.hides is None and not self.outward.waits_for((to,)):
-            if queue:
-                return 0
-            peer = sub.peer
-            assert peer is not None
-            bodies = batch.bodies
-            hlens = batch.hlens
-            if hlens is not None and not peer.headers:
-                bodies = [body[hlen:] for body, hlen in zip(bodies, hlens, strict=True)]
-                hlens = None
-            buffers = encoder.deliveries(sub.sid, batch.reply_prefix, batch.subjects, hlens, bodies, numbers)
-            sub.delivered += count
-            peer.send(buffers, sum(map(len, buffers)), count, sum(map(len, bodies)))
-            return count
-        if queue and not any(group[0].queue == queue for group in route.groups):
+        alone = sub is not None and sub.hides is None and not self.outward.waits_for((to,))
+        if queue and (alone or not any(group[0].queue == queue for group in route.groups)):
             return 0
-        prefix = batch.reply_prefix
-        replies = [b"%b%d.%d.%d.%d.%d" % (prefix, *row) for row in zip(*numbers, strict=True)] if prefix else [
-            b""] * count
-        msgs = list(zip(batch.subjects, replies, batch.hlens or [0] * count, batch.bodies, strict=True))
+        numbers = (batch.delivered, batch.stream_seqs, batch.consumer_seqs, batch.times_ns, batch.pendings)
+        run = DeliveryRun(batch.reply_prefix, batch.subjects, batch.hlens, batch.bodies, numbers)
+        if sub is not None and alone:
+            sub.deliver(run)
+            return count
+        msgs = run.msgs
         now_ns = self._clock.now_ns()
         hidden = any((sub.original or sub).hides is not None for sub in route.receivers)
         taken = [self._show(route, msg, now_ns, to) for msg in msgs] if hidden else route.spread(msgs, None, now_ns, to)
@@ -243,7 +228,7 @@ class Router:
         match = route.shown(msg[0])
         return self.routes.of_match(match).spread([msg], None, now_ns, to)[0] if match.plain or match.groups else 1
 
-    def import_msgs(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> list[int]:
+    def import_msgs(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
         """Deliver messages that came through a service import; they do not go on into stream exports.
 
         Args: ``to`` is the subject that all are routed by, where receivers are to see another; b"": they see the same.
@@ -274,43 +259,21 @@ class Router:
     def pub_acks(self, source: object, replies: Sequence[bytes], prefix: bytes, first_seq: int,
                  suffix: bytes) -> None:
         """Publish ``prefix + str(first_seq + i) + suffix`` to ``replies[i]`` for each i with a reply (b"" has none)."""
-        count = len(replies)
-        if not count:
-            return
-        if count > 1:
-            sub = self._waits_for_all(replies)
-            if sub is not None:
-                peer = sub.peer
-                assert peer is not None
-                buffers = encoder.pub_acks(sub.sid, replies, prefix, first_seq, suffix)
-                sub.delivered += count
-                last = first_seq + count - 1
-                body_bytes = count * (len(prefix) + len(suffix)) + (
-                    count * len(str(last)) if len(str(first_seq)) == len(str(last))
-                    else sum(len(str(seq)) for seq in range(first_seq, last + 1)))
-                peer.send(buffers, sum(map(len, buffers)), count, body_bytes)
-                return
-        ops = [(reply, b"", 0, b"%b%d%b" % (prefix, seq, suffix))
-               for seq, reply in enumerate(replies, first_seq) if reply]
-        self.route(ops, 0, len(ops), None, self._clock.now_ns())
+        if len(replies) > 1 and (sub := self._only_receiver(replies)) is not None:
+            sub.deliver(PubAckRun(replies, prefix, first_seq, suffix))
+        elif msgs := pub_acks(replies, prefix, first_seq, suffix):
+            self.publish_all(msgs)
 
     def pub_acks_each(self, acks: Sequence[Any]) -> None:
         """Publish ``prefix + str(seq) + b"}"`` to ``reply`` for each of ``acks``: reply, prefix, seq, reply, prefix, …"""
-        replies, prefixes, seqs = acks[::3], acks[1::3], acks[2::3]
-        sub = self._waits_for_all(replies)
+        columns = acks[::3], acks[1::3], acks[2::3], b"}"
+        sub = self._only_receiver(columns[0])
         if sub is not None:
-            peer = sub.peer
-            assert peer is not None
-            data, body_bytes = encoder.pub_acks_each(sub.sid, replies, prefixes, seqs, b"}")
-            count = len(replies)
-            sub.delivered += count
-            peer.send([data], len(data), count, body_bytes)
-            return
-        ops = [(reply, b"", 0, b"%b%d}" % (prefix, seq))
-               for reply, prefix, seq in zip(replies, prefixes, seqs, strict=True)]
-        self.route(ops, 0, len(ops), None, self._clock.now_ns())
+            sub.deliver(MixedPubAckRun(*columns))
+        else:
+            self.publish_all(mixed_pub_acks(*columns))
 
-    def _waits_for_all(self, replies: Sequence[bytes]) -> Subscription | None:
+    def _only_receiver(self, replies: Sequence[bytes]) -> Subscription | None:
         """The only subscription of all ``replies``, found by the inbox that they share; None if uncertain.
 
         Publishers wait at one inbox prefix, so one look-up and one formatting call then serve a whole batch of PubAcks.
@@ -413,7 +376,7 @@ class Router:
         """Whether clients may not publish to ``subject``."""
         return subject.startswith(self._refused)
 
-    def audience(self, subject: bytes, source: Peer) -> list[tuple[Subscription, str]]:
+    def audience(self, subject: bytes, source: Source) -> list[tuple[Subscription, str]]:
         return audience(self.routes.match(subject), subject, source, self._rng)
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
@@ -446,10 +409,3 @@ class Router:
             watches.remove(watch)
             if not watches:
                 del self._watches[watch.subject]
-
-
-def _send_lines(to: Peer, lines: list[bytes], body_bytes: int) -> None:
-    """Send a client the messages that were held for it, with ``body_bytes`` of bodies."""
-    data = b"".join(lines)
-    to.send([data], len(data), len(lines), body_bytes)
-    lines.clear()

@@ -21,8 +21,9 @@ from broker.protocol.subject import is_literal
 from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
 from broker.server.routing.inward import Inward
 from broker.server.routing.outward import Outward
-from broker.server.routing.route import CROWD, Refusal, Route, Subscription
+from broker.server.routing.route import CROWD, Refusal, Route
 from broker.server.routing.sublist import Match, Sublist
+from broker.server.routing.subscription import Subscription
 
 __all__ = ["ROUTES_KEPT", "Routes"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
+from broker.server.routing.subscription import Subscription
 
 __all__ = ["RoutingStatistics", "routing_statistics", "subscriptions"]
 

@@ -24,8 +24,8 @@ from broker.base.gojson.encoding import marshal
 from broker.base.gotime import format_time
 from broker.config.sharing import Latency
 from broker.protocol import headers
-from broker.server.routing.route import Peer
 from broker.server.routing.router import Router
+from broker.server.routing.subscription import Source
 from broker.server.sharing.request_info import OwnClient
 
 __all__ = ["HEADERS_MAX", "Measurement", "Meter", "sampled_by_headers"]
@@ -49,7 +49,7 @@ class Meter:
         self._rng = rng
         self._now_ns = now_ns
 
-    def measure(self, source: Peer | OwnClient, account: str, block: bytes, *, share: bool) -> Measurement | None:
+    def measure(self, source: Source | OwnClient, account: str, block: bytes, *, share: bool) -> Measurement | None:
         """The measurement of a request with the header ``block`` from ``source``; None: it is not measured."""
         sampling = self._settings.sampling
         found: Headers = {}
@@ -75,7 +75,7 @@ class Measurement:
 
     __slots__ = ("_account", "_began_ns", "_headers", "_meter", "_share", "_source", "on_end")
 
-    def __init__(self, meter: Meter, source: Peer | OwnClient, account: str, found: Headers, began_ns: int,
+    def __init__(self, meter: Meter, source: Source | OwnClient, account: str, found: Headers, began_ns: int,
                  share: bool) -> None:
         self._meter = meter
         self._source = source
@@ -85,7 +85,7 @@ class Measurement:
         self._share = share
         self.on_end: Callable[[], None] | None = None
 
-    def answered(self, responder: Peer | None) -> None:
+    def answered(self, responder: Source | None) -> None:
         """The response came from ``responder``; None: from the broker itself."""
         taken_ns = self._meter.now_ns() - self._began_ns
         after_ns = time.perf_counter_ns()
@@ -121,7 +121,7 @@ class Measurement:
         self._meter.publish(members | {"start": format_time(self._began_ns - _rtt(self._source))} | times)
 
 
-def _rtt(peer: Peer | OwnClient | None) -> int:
+def _rtt(peer: Source | OwnClient | None) -> int:
     return peer.rtt_ns if peer is not None else 0
 
 

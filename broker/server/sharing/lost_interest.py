@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from broker.protocol.subject import is_literal
-from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
 from broker.server.routing.sublist import Sublist
+from broker.server.routing.subscription import Subscription
 from broker.server.sharing.responses import CallLater
 
 __all__ = ["LostInterest"]

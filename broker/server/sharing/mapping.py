@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from broker.config.sharing import SubjectMapping
-from broker.protocol.parser import Msg
+from broker.protocol.run import Msg
 from broker.protocol.subject import subset
 from broker.protocol.subject_transform import SubjectTransform, numbered
 

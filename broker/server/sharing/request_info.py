@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from broker.base.gojson.encoding import marshal
 from broker.protocol import headers
-from broker.server.routing.route import Peer
+from broker.server.routing.subscription import Source
 
 __all__ = ["REQUEST_INFO", "OwnClient", "describe", "with_info", "with_service"]
 
@@ -48,7 +48,7 @@ class OwnClient:
         return {name: self._identity[name] for name in sorted(self._identity, key=_place)}
 
 
-def describe(source: Peer | None, own: OwnClient, account: str, *, share: bool) -> bytes:
+def describe(source: Source | None, own: OwnClient, account: str, *, share: bool) -> bytes:
     """The header's value for a request of ``source``, a client in ``account``; None: the broker itself, as ``own``."""
     if share:
         return _json((source or own).identity())
@@ -64,7 +64,7 @@ def with_info(block: bytes, info: bytes) -> bytes:
     return b"%bNats-Request-Info: %b\r\n\r\n" % (block[:-2], info)
 
 
-def with_service(block: bytes, account: str, source: Peer | OwnClient, *, share: bool) -> bytes | None:
+def with_service(block: bytes, account: str, source: Source | OwnClient, *, share: bool) -> bytes | None:
     """The value in ``block`` after another import, of ``account``; None: there is none that can be read."""
     try:
         info: Any = json.loads(headers.get(block, REQUEST_INFO) or b"")

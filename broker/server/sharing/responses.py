@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
-from broker.protocol.parser import Msg
-from broker.server.routing.route import Hop, Peer, Subscription
+from broker.protocol.run import Msg
 from broker.server.routing.router import Router
+from broker.server.routing.subscription import Hop, Source, Subscription
 from broker.server.sharing.latency import Measurement
 
 __all__ = ["ACK", "CallLater", "Response", "Responses"]
@@ -51,7 +51,7 @@ class Response:
 
     __slots__ = ("at_ns", "measurement", "reply", "router", "source", "subject")
 
-    def __init__(self, reply: bytes, router: Router, subject: bytes, source: Peer | None, at_ns: int,
+    def __init__(self, reply: bytes, router: Router, subject: bytes, source: Source | None, at_ns: int,
                  measurement: Measurement | None) -> None:
         self.reply = reply
         self.router = router
@@ -134,7 +134,7 @@ class Responses:
 
     # A relay (broker.server.routing.route.Relay).
 
-    def pass_on(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes) -> Sequence[int]:
+    def pass_on(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes) -> Sequence[int]:
         taken = [0] * len(msgs)
         ready: list[Msg] = []
         places: list[int] = []
@@ -164,13 +164,13 @@ class Responses:
         # A client is not told that its response came to nobody; a consumer takes its delivery back.
         return taken if source is None else [1] * len(msgs)
 
-    def _send(self, router: Router, ready: list[Msg], places: list[int], taken: list[int], source: Peer | None, now_ns: int,
+    def _send(self, router: Router, ready: list[Msg], places: list[int], taken: list[int], source: Source | None, now_ns: int,
               msgs: Sequence[Msg], to: bytes) -> None:
         for place, count in zip(places, router.import_msgs(ready, source, now_ns), strict=True):
             taken[place] = count
             self._check(to or msgs[place][0], count)
 
-    def _answered(self, reply: bytes, body: bytes, source: Peer | None, now_ns: int) -> Response | None:
+    def _answered(self, reply: bytes, body: bytes, source: Source | None, now_ns: int) -> Response | None:
         """The response that a message to ``reply`` is; None: nobody waits for it."""
         waiting = self._waiting
         response = waiting.get(reply)

@@ -19,12 +19,12 @@ from weakref import WeakValueDictionary, ref
 
 from broker.config.sharing import Export, Import, local_subject
 from broker.protocol import headers
-from broker.protocol.parser import Msg
+from broker.protocol.run import Msg
 from broker.protocol.subject import is_literal, matches
 from broker.protocol.subject_transform import SubjectTransform, numbered, unnumbered
 from broker.protocol.traced import DEST, DISABLED, TracedMsg
-from broker.server.routing.route import Hop, Peer, Subscription
 from broker.server.routing.router import Router
+from broker.server.routing.subscription import Hop, Peer, Source, Subscription
 from broker.server.sharing.latency import Measurement, Meter
 from broker.server.sharing.lost_interest import LostInterest
 from broker.server.sharing.request_info import OwnClient, describe, with_info, with_service
@@ -67,10 +67,9 @@ class Requester:
 
     __slots__ = ("__weakref__", "_service", "_share", "source")
 
-    headers: bool = True
     wants_no_responders = False
 
-    def __init__(self, source: Peer, service: Service, *, share: bool) -> None:
+    def __init__(self, source: Source, service: Service, *, share: bool) -> None:
         self.source = source
         self._service = service
         self._share = share
@@ -80,12 +79,8 @@ class Requester:
         return self.source.no_echo
 
     @property
-    def client(self) -> Peer:
-        return self.source.client
-
-    @property
-    def pending_bytes(self) -> int:
-        return self.source.pending_bytes
+    def peer(self) -> Peer:
+        return self.source.peer
 
     @property
     def rtt_ns(self) -> int:
@@ -95,12 +90,6 @@ class Requester:
         """Whether its requests have already passed ``service``."""
         source = self.source
         return self._service is service or (isinstance(source, Requester) and source.came_through(service))
-
-    def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
-        raise RuntimeError("a requester has no subscriptions")
-
-    def expire(self, sub: Subscription) -> None:
-        raise RuntimeError("a requester has no subscriptions")
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
         raise RuntimeError("a requester does not want to know")
@@ -120,8 +109,6 @@ class Requester:
 
     def release(self) -> None:
         self.source.release()
-
-    closed = False
 
     @property
     def fan_outs(self) -> int:
@@ -170,7 +157,7 @@ class ServiceImport:
         self._targets: dict[bytes, bytes] = {}
         self.subscription = Subscription(self.local, b"", relay=self)
         self._requesters: WeakValueDictionary[int, Requester] = WeakValueDictionary()
-        self._described: tuple[Callable[[], Peer | None], int, bytes] = (lambda: None, -1, b"")
+        self._described: tuple[Callable[[], Source | None], int, bytes] = (lambda: None, -1, b"")
         """The client described last, its round-trip time then, and the description."""
 
     def start(self) -> None:
@@ -195,7 +182,7 @@ class ServiceImport:
 
     # A relay (broker.server.routing.route.Relay).
 
-    def pass_on(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes) -> Sequence[int]:
+    def pass_on(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes) -> Sequence[int]:
         service = self.service
         # What the broker publishes itself has no source that could remember its way: it is within these calls.
         passing = self._passing
@@ -249,7 +236,7 @@ class ServiceImport:
     def hop(self, subject: bytes) -> Hop | None:
         return Hop(self.service.router, self.target(subject), self.service.settings.allow_trace)
 
-    def _requester(self, source: Peer | None) -> Requester | None:
+    def _requester(self, source: Source | None) -> Requester | None:
         """The same object for the same source: JetStream compares sources by identity."""
         if source is None:
             return None
@@ -259,13 +246,13 @@ class ServiceImport:
                 source, self.service, share=self.settings.share)
         return requester
 
-    def _measure(self, source: Peer | None, block: bytes) -> Measurement | None:
+    def _measure(self, source: Source | None, block: bytes) -> Measurement | None:
         meter = self.service.meter
         assert meter is not None
         first = self._passing[0] if self._passing else self
         return meter.measure(source or first._own, self._router.name, block, share=self.settings.share)
 
-    def _block(self, block: bytes, source: Peer | None, info: bytes, traced: TracedMsg | None) -> bytes:
+    def _block(self, block: bytes, source: Source | None, info: bytes, traced: TracedMsg | None) -> bytes:
         """The header of a request that has one already."""
         requested = isinstance(source, Requester) and not isinstance(source, Responder)
         if requested or (source is None and self._passing):
@@ -277,7 +264,7 @@ class ServiceImport:
             block = headers.move(block, DEST, DISABLED)
         return block
 
-    def _describe(self, source: Peer | None) -> bytes:
+    def _describe(self, source: Source | None) -> bytes:
         """The request information of ``source``, remembered for the last one."""
         share = self.settings.share
         if source is None:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from broker.config.sharing import Import, local_subject
 from broker.protocol.subject import is_literal, subset
 from broker.protocol.subject_transform import SubjectTransform, numbered, unnumbered
-from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
+from broker.server.routing.subscription import Subscription
 
 __all__ = ["StreamImport", "StreamImports"]
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from broker.base.gojson.encoding import marshal
 from broker.protocol.content_encoding import encoded
-from broker.protocol.parser import Msg
+from broker.protocol.run import Msg
 from broker.server.routing.router import Router
 from broker.server.system.selection import Selection, members_of
 

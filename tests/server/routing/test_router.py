@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from broker.jetstream.bus import Bus, Deliveries, Source
-from broker.protocol.parser import Msg, Parser
+from broker.protocol import encoder
+from broker.protocol.parser import Parser
+from broker.protocol.run import AnyRun, Msg, Run
 from broker.protocol.subject import matches
 from broker.server.routing.inward import MSGS_AT_ONCE
-from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
 from broker.server.routing.routes import ROUTES_KEPT
 from broker.server.routing.statistics import routing_statistics
+from broker.server.routing.subscription import Subscription
 from tests.manual_clock import ManualClock
 
 
@@ -57,7 +59,7 @@ class FakePeer:
         self.counted = [0, 0]
 
     @property
-    def client(self) -> FakePeer:
+    def peer(self) -> FakePeer:
         return self
 
     def sub(self, subject: bytes, sid: bytes = b"1", queue: bytes = b"") -> Subscription:
@@ -65,9 +67,20 @@ class FakePeer:
         self.router.add(sub)
         return sub
 
-    def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
-        data = b"".join(buffers)
-        assert len(data) == size
+    def deliver(self, sub: Subscription, run: AnyRun) -> None:
+        if not self.headers:
+            run = run.without_headers()
+        self._record(b"".join(encoder.encode(run, sub.sid)), run.count, run.bytes)
+
+    def deliver_each(self, subs: Sequence[Subscription], msgs: Sequence[Msg]) -> None:
+        run = Run(msgs) if self.headers else Run(msgs).without_headers()
+        self._record(encoder.encode_each([sub.sid for sub in subs], run.msgs), run.count, run.bytes)
+
+    def deliver_to_all(self, subs: Sequence[Subscription], run: Run) -> None:
+        run = run if self.headers else run.without_headers()
+        self._record(encoder.encode_for_all(run, [sub.sid for sub in subs]), len(subs), run.bytes * len(subs))
+
+    def _record(self, data: bytes, count: int, body_bytes: int) -> None:
         self.counted[0] += count
         self.counted[1] += body_bytes
         self.got.append(data)
@@ -355,8 +368,8 @@ def test_a_limit_after_the_route_was_cached(router: Router) -> None:
 def test_a_client_that_ends_while_it_is_sent_to(router: Router) -> None:
     """Its subscriptions leave in the middle of a run, when what was held for it is sent; others' messages go on."""
     class Slow(FakePeer):
-        def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
-            super().send(buffers, size, count, body_bytes)
+        def _record(self, data: bytes, count: int, body_bytes: int) -> None:
+            super()._record(data, count, body_bytes)
             for sub in subs:
                 self.router.remove(sub)
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.protocol.subject import matches
-from broker.server.routing.route import Subscription
 from broker.server.routing.sublist import Sublist
+from broker.server.routing.subscription import Subscription
 
 TOKENS = st.sampled_from([b"a", b"b", b"c", b"*"])
 PATTERNS = st.builds(lambda tokens, rest: b".".join([*tokens, *([b">"] if rest else [])]) or b">",

@@ -15,7 +15,7 @@ from broker.base.clock import SystemClock
 from broker.config.access import AccountSettings
 from broker.config.sharing import Destination, Export, Import, SubjectMapping, mapping_problem, sharing_problems
 from broker.protocol import headers
-from broker.protocol.parser import Msg
+from broker.protocol.run import Msg
 from broker.protocol.subject import is_literal, matches
 from broker.server.routing.router import Router
 from broker.server.sharing import responses
