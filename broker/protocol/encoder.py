@@ -17,9 +17,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from broker.protocol.run import LARGE_BYTES, AnyRun, DeliveryRun, MixedPubAckRun, Msg, PubAckRun, Run
+from broker.protocol.run import LARGE_BYTES, AnyRun, DeliveryRun, MixedPubAckRun, PubAckRun, Run
 
-__all__ = ["OK", "PING", "PONG", "encode", "encode_each", "encode_for_all", "err", "info", "no_responders"]
+__all__ = ["OK", "PING", "PONG", "encode", "encode_for_all", "encode_one", "err", "info", "no_responders"]
 
 OK: Final = b"+OK\r\n"
 PING: Final = b"PING\r\n"
@@ -73,19 +73,15 @@ def encode_for_all(run: Run, sids: Iterable[bytes]) -> bytes:
     return before + (after + before).join(sids) + after
 
 
-def encode_each(sids: Iterable[bytes], msgs: Iterable[Msg]) -> bytes:
-    """The wire bytes of messages that each go to one subscription, which has the sid at the same place in ``sids``."""
-    lines: list[bytes] = []
-    append = lines.append
-    for sid, (subject, reply, hlen, body) in zip(sids, msgs, strict=True):
-        if hlen:
-            append(b"HMSG %b %b %b %d %d\r\n%b\r\n" % (subject, sid, reply, hlen, len(body), body) if reply
-                   else b"HMSG %b %b %d %d\r\n%b\r\n" % (subject, sid, hlen, len(body), body))
-        elif reply:
-            append(b"MSG %b %b %b %d\r\n%b\r\n" % (subject, sid, reply, len(body), body))
-        else:
-            append(b"MSG %b %b %d\r\n%b\r\n" % (subject, sid, len(body), body))
-    return b"".join(lines)
+def encode_one(subject: bytes, sid: bytes, reply: bytes, hlen: int, body: bytes) -> bytes:
+    """The wire bytes of one message for one subscription."""
+    if hlen:
+        if reply:
+            return b"HMSG %b %b %b %d %d\r\n%b\r\n" % (subject, sid, reply, hlen, len(body), body)
+        return b"HMSG %b %b %d %d\r\n%b\r\n" % (subject, sid, hlen, len(body), body)
+    if reply:
+        return b"MSG %b %b %b %d\r\n%b\r\n" % (subject, sid, reply, len(body), body)
+    return b"MSG %b %b %d\r\n%b\r\n" % (subject, sid, len(body), body)
 
 
 def _encode_columns(run: DeliveryRun | PubAckRun | MixedPubAckRun, sid: bytes) -> list[bytes]:

@@ -22,7 +22,7 @@ from broker.server.accounts.account import Account
 from broker.server.accounts.directory import Accounts
 from broker.server.auth.authenticator import AuthenticatorChain
 from broker.server.auth.login import Authenticator
-from broker.server.connection.connection import Client
+from broker.server.connection.client import Client
 from broker.server.system.system import System
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Delegation:
         account = self.accounts.put(settings)
         return self.on_account(account) if self.on_account is not None else None
 
-    def judge_clients(self, name: str) -> None:
+    def recheck_clients(self, name: str) -> None:
         """The claims of an account have changed: its clients may have to go, or their permissions changed."""
         from broker.server.auth.tokens import decided_again
 
@@ -191,7 +191,7 @@ class Delegation:
             client.exceed_account()
         for client in clients:
             if not client.closed:
-                client.judged(decided_again(client.login, known))
+                client.apply_decision(decided_again(client.login, known))
 
     def check_clients(self, name: str) -> None:
         """Have all clients of an account log in again, with what they sent."""

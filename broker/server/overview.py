@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
-from broker.server.connection.connection import Client
+from broker.server.connection.client import Client
 from broker.server.connection.statistics import peer_certificates, subscription_row
 from broker.server.routing.statistics import subscriptions
 from broker.server.server import Server

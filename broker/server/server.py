@@ -33,7 +33,7 @@ from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
 from broker.server.auth.authenticator import AuthenticatorChain, authenticator, warnings
 from broker.server.auth.login import Authenticator, Refusal
 from broker.server.auth.passwords import PasswordChecks
-from broker.server.connection.connection import Client
+from broker.server.connection.client import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
 from broker.server.connection.statistics import connection_row, identity, subscription_row, uptime
 from broker.server.delegation import Delegation

@@ -60,11 +60,11 @@ def test_mixed_pub_acks(acks: list[tuple[bytes, bytes, int]], sid: bytes, suffix
     assert run.bytes == sum(len(msg[3]) for msg in wanted)
 
 
-@given(msgs, st.lists(words, min_size=8, max_size=8))
-def test_messages_of_different_subscriptions(batch: list[Msg], sids: list[bytes]) -> None:
-    """Each message has the sid at its place."""
-    sids = sids[:len(batch)]
-    assert encoder.encode_each(sids, batch) == b"".join(map(one, batch, sids))
+@given(msgs, words)
+def test_one_message(batch: list[Msg], sid: bytes) -> None:
+    """Messages that are encoded one by one."""
+    for subject, reply, hlen, body in batch:
+        assert encoder.encode_one(subject, sid, reply, hlen, body) == one((subject, reply, hlen, body), sid)
 
 
 @given(msgs, st.lists(words, min_size=1, max_size=8))

@@ -73,16 +73,16 @@ class Applicant(ConnectionFacts, Protocol):
 
     login: Login
 
-    def enter(self, login: Login) -> bool:
+    def log_in(self, login: Login) -> bool:
         """Become the user of ``login``. Returns: False if the connection was closed instead."""
 
-    def still(self, login: Login) -> None:
+    def update_login(self, login: Login) -> None:
         """Continue as the user of ``login``, in the same account."""
 
     def close(self, reason: str) -> None: ...
 
-    def go_on(self, early: bytes) -> None:
-        """Serve what arrived while the credentials were checked."""
+    def serve_early(self, early: bytes) -> None:
+        """Serve the bytes that arrived while the credentials were checked."""
 
     def fail(self, text: str | None, reason: str) -> None: ...
 
@@ -186,7 +186,7 @@ class Handshake:
             client.close("Client Closed")
         else:
             self._begin_expiry(decision)
-            client.still(decision)
+            client.update_login(decision)
 
     def connect(self, fields: dict[str, Any]) -> None:
         """Handle CONNECT: ``client.logged_in`` is called, now or after a check, or the connection is closed."""
@@ -226,7 +226,7 @@ class Handshake:
         self.pending = False
         self._end_timer()
         self._begin_expiry(login)
-        return client.enter(login)
+        return client.log_in(login)
 
     def refuse(self, refusal: Refusal = Refusal()) -> None:  # noqa: B008 (immutable)
         """Log the failure in nats-server's words and close the connection."""
@@ -261,7 +261,7 @@ class Handshake:
         self._decided(decision)
         early, self._early = self._early, b""
         if not self._client.closed:
-            self._client.go_on(early)
+            self._client.serve_early(early)
             if len(early) > _EARLY_BYTES:
                 self._client.release()
 

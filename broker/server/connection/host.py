@@ -16,7 +16,7 @@ from broker.server.auth.login import Authenticator, Refusal
 from broker.server.auth.proxies import TrustedProxies
 from broker.server.connection.outbound import Flusher, Outbound
 
-__all__ = ["Entrance", "Host"]
+__all__ = ["ClientHost", "Entrance", "Host"]
 
 C = TypeVar("C", contravariant=True)
 
@@ -52,8 +52,8 @@ class Entrance(Protocol):
         """Change the INFO fields that differ here."""
 
 
-class Host(Protocol[C]):
-    """``C`` is the type of its connections."""
+class Host(Protocol):
+    """The server, as every kind of connection sees it."""
 
     clock: Clock
     loop: asyncio.AbstractEventLoop
@@ -67,10 +67,6 @@ class Host(Protocol[C]):
     stalled_clients: int
 
     @property
-    def entrance(self) -> Entrance:
-        """The client port."""
-
-    @property
     def settings(self) -> Settings: ...
 
     def next_cid(self) -> int: ...
@@ -80,6 +76,17 @@ class Host(Protocol[C]):
 
     def lost(self) -> None:
         """A connection is closed; all output was written or dropped."""
+
+    def event_identity(self, at: str) -> dict[str, Any]:
+        """The server as events show it, at the time ``at``."""
+
+
+class ClientHost(Host, Protocol[C]):
+    """The server, as clients see it; ``C`` is their type."""
+
+    @property
+    def entrance(self) -> Entrance:
+        """The client port."""
 
     def admit(self, client: C) -> str:
         """Register ``client``. Returns: why it may not stay, or ""."""
@@ -100,6 +107,3 @@ class Host(Protocol[C]):
 
     def identity(self, client: C) -> dict[str, Any]:
         """``client`` as JetStream's advisories show it."""
-
-    def event_identity(self, at: str) -> dict[str, Any]:
-        """The server as events show it, at the time ``at``."""

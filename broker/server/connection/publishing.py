@@ -10,7 +10,7 @@ sees those that the client sent.
 Reply subjects reserved for servers are refused, too; the parser flags reads that may contain one.
 
 A run may be too much work for one turn of the loop: its messages have many receivers, or those are hard to find. Then
-``publish`` leaves the rest of the run, and ``go_on`` continues with it where it stopped: mapped, and checked as far as it is.
+``publish`` leaves the rest of the run, and ``resume`` continues with it where it stopped: mapped, and checked as far as it is.
 
 Source: nats-server, server/client.go (processInboundClientMsg).
 """
@@ -85,7 +85,7 @@ class Publishing:
         self.answer(verbose=self._verbose, pedantic=self._pedantic)
 
     def publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> bool:
-        """Route ops[start:end], all of them messages. Returns: False if some are left for ``go_on``."""
+        """Route ops[start:end], all of them messages. Returns: False if some are left for ``resume``."""
         parser = self._parser
         router = self._client.router
         traced = parser.traced or (router.tracing is not None and any(
@@ -100,9 +100,9 @@ class Publishing:
                 return False
             return True
         self._left = self._publish_singly if singly else self._publish_checked, ops, start, end
-        return self.go_on(now_ns)
+        return self.resume(now_ns)
 
-    def go_on(self, now_ns: int) -> bool:
+    def resume(self, now_ns: int) -> bool:
         """Route what is left. Returns: as ``publish``."""
         if self._left is None:
             return True
@@ -166,8 +166,8 @@ class Publishing:
         if not (is_valid(subject) and is_literal(subject)):
             self._client.send_error("Invalid Publish Subject")
 
-    def too_large(self, msg: Msg, size: int, now_ns: int) -> None:
-        """Trace a message of ``size`` bytes, which ends the connection; of it, only what has come is there."""
+    def trace_too_large(self, msg: Msg, size: int, now_ns: int) -> None:
+        """Trace a message of ``size`` bytes, which ends the connection; ``msg`` holds the part that has arrived."""
         if msg[2]:
             _, trace = message_trace.begin(self._client, msg, self._may_trace_to, now_ns)
             if trace is not None:
@@ -205,7 +205,7 @@ class Publishing:
             if first < at and ((done := self._route(ops, first, at, now_ns)) < at or self._client.fan_outs):
                 self._checked = at
                 return done
-            first = at if self._take(subject, reply) else at + 1
+            first = at if self._permit_or_refuse(subject, reply) else at + 1
         self._checked = end
         return self._route(ops, first, end, now_ns) if first < end else end
 
@@ -215,7 +215,7 @@ class Publishing:
         outward = client.router.outward
         for at in range(start, end):
             subject, reply = ops[at][:2]
-            if self._take(subject, reply):
+            if self._permit_or_refuse(subject, reply):
                 if not client.router.refuses(subject):
                     client.send_line(encoder.OK)
                 client.router.route(ops, at, at + 1, client, now_ns)
@@ -223,8 +223,8 @@ class Publishing:
                     return at + 1
         return end
 
-    def _take(self, subject: bytes, reply: bytes) -> bool:
-        """Whether a message may be routed; refuses it otherwise."""
+    def _permit_or_refuse(self, subject: bytes, reply: bytes) -> bool:
+        """Refuse a message that may not be routed. Returns: whether it may be."""
         rules, replies = self._rules, self.replies
         if rules is not None and not rules.permits(subject) and not (replies is not None and replies.use(subject)):
             self._client.refuse_publish(subject)

@@ -1,6 +1,6 @@
 """How much of a client's input is served at a time, and when its socket is not read at all.
 
-    receive ──> at most one slice ──> take()        the rest follows on later turns of the loop
+    receive ──> at most one slice ──> serve()       the rest follows on later turns of the loop
     postpone(rest)                                  ``rest()`` follows on a later turn, before any more bytes
     hold/release                                    nothing is read meanwhile; holds nest
 
@@ -26,7 +26,7 @@ _SLICE_BYTES: Final = 32 * 1024
 
 
 def _ignore(data: bytes) -> None:
-    """Take what a connection that is gone has received."""
+    """Drop the bytes that a connection received before it ended."""
 
 
 def _nothing_missing() -> int:
@@ -34,17 +34,17 @@ def _nothing_missing() -> int:
 
 
 class ReadPacing:
-    """``take(data)`` must serve the bytes, in order, and call ``taken`` for those it served; ``missing()`` is how many bytes
-    complete the message that they ended in."""
+    """``serve(data)`` must serve the bytes, in order, and call ``count_served`` for those it served; ``missing()`` is
+    how many bytes complete the message that they ended in."""
 
-    __slots__ = ("_at", "_behind", "_closed", "_holds", "_later", "_loop", "_missing", "_rest", "_scheduled", "_take",
+    __slots__ = ("_at", "_behind", "_closed", "_holds", "_later", "_loop", "_missing", "_rest", "_scheduled", "_serve",
                  "_transport", "_turn_bytes")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.ReadTransport,
-                 take: Callable[[bytes], None], missing: Callable[[], int]) -> None:
+                 serve: Callable[[bytes], None], missing: Callable[[], int]) -> None:
         self._loop = loop
         self._transport = transport
-        self._take = take
+        self._serve = serve
         self._missing = missing
         self._closed = False
         self._holds = 0
@@ -61,19 +61,19 @@ class ReadPacing:
         self._transport = transport
 
     def receive(self, data: bytes) -> None:
-        """Take what the transport read."""
+        """Serve the bytes that the transport read, now or later."""
         if self._behind:
             self._later, self._at = self._later[self._at:] + data, 0
         elif len(data) <= _SLICE_BYTES or len(data) <= self._missing():
-            self._take(data)
+            self._serve(data)
         elif not self._closed:
             self._later, self._at = data, 0
             self._behind = True
             self.hold()
             self._serve_more()
 
-    def go_on(self, early: bytes) -> None:
-        """Take ``early``, which was held back, before anything still to be taken."""
+    def receive_first(self, early: bytes) -> None:
+        """Serve ``early``, which was held back, before the bytes that are still to be served."""
         if self._later:  # slices of one large read: the next one includes it
             self._later, self._at = early + self._later[self._at:], 0
         else:
@@ -89,7 +89,7 @@ class ReadPacing:
             self.hold()
             self._schedule()
 
-    def taken(self, size: int) -> None:
+    def count_served(self, size: int) -> None:
         """Count ``size`` bytes served; after a full turn, other connections get theirs."""
         self._turn_bytes += size
         if self._turn_bytes >= _TURN_BYTES:
@@ -121,7 +121,7 @@ class ReadPacing:
 
     def forget_connection(self) -> None:
         """Drop the references to the connection, which is gone."""
-        self._take, self._missing = _ignore, _nothing_missing
+        self._serve, self._missing = _ignore, _nothing_missing
 
     def _schedule(self) -> None:
         if self._holds == 1 and not self._scheduled:
@@ -145,7 +145,7 @@ class ReadPacing:
             self._at = end = start + max(_SLICE_BYTES, self._missing())
             if end >= len(data):
                 self._later, self._at = b"", 0
-            self._take(data[start:end])
+            self._serve(data[start:end])
         if self._closed:
             return
         if self._rest is None and not self._later:

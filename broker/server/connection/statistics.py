@@ -10,7 +10,7 @@ from typing import Any
 
 from broker.base.gotime import format_duration, format_time
 from broker.server.connection.cipher_suites import standard_name
-from broker.server.connection.connection import Client
+from broker.server.connection.client import Client
 from broker.server.routing.subscription import Subscription
 
 __all__ = ["connection_row", "identity", "peer_certificates", "subscription_row", "token_fields", "uptime"]

@@ -93,10 +93,10 @@ class Subscribing:
             if not is_valid(op.subject):
                 self._client.send_error("Invalid Subject")
                 return False
-            self._enter(Subscription(op.subject, op.queue, peer=self._client, sid=op.sid))
+            self._insert(Subscription(op.subject, op.queue, peer=self._client, sid=op.sid))
         return True
 
-    def _enter(self, sub: Subscription) -> None:
+    def _insert(self, sub: Subscription) -> None:
         self.subs[sub.sid] = sub
         if self._rules is not None:
             sub.denies = self._rules.filter(sub.subject, sub.queue)
@@ -140,12 +140,12 @@ class Subscribing:
             if op.max > sub.delivered:
                 self._client.router.limit(sub, op.max)
             else:
-                self._leave(sub)
+                self._remove(sub)
 
     def expire(self, sub: Subscription) -> None:
         """Remove a subscription that received its last message."""
         if self.subs.get(sub.sid) is sub:
-            self._leave(sub)
+            self._remove(sub)
 
     def forget_connection(self) -> None:
         """Drop the reference to the connection, which is gone; it has no subscriptions any more."""
@@ -165,19 +165,19 @@ class Subscribing:
         if subs:
             self._call_soon(lambda: self._remove_some(subs, router))
 
-    def _leave(self, sub: Subscription) -> None:
+    def _remove(self, sub: Subscription) -> None:
         del self.subs[sub.sid]
         self._client.router.remove(sub)
 
     def reconsider(self, user: str) -> None:
         """The rules have changed: end subscriptions no longer permitted, with an error; apply them to the rest."""
         for sub in list(self.subs.values()):
-            self._leave(sub)
+            self._remove(sub)
             if self._rules is None or self._rules.permits(sub.subject, sub.queue):
                 # A new object, since cached routes depend on the subscription's state at look-up.
                 again = Subscription(sub.subject, sub.queue, peer=self._client, sid=sub.sid)
                 again.delivered, again.max = sub.delivered, sub.max
-                self._enter(again)
+                self._insert(again)
                 continue
             what = quoted(sub.subject) + (f" using queue {quoted(sub.queue)}" if sub.queue else "")
             what += f" (sid {quoted(sub.sid)})"

@@ -18,7 +18,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import CLIENT, OPEN
 from websockets.server import ServerProtocol
 
-from broker.server.connection.connection import Client
+from broker.server.connection.client import Client
 from broker.server.listeners.layer import Layer
 
 __all__ = ["FIRST_MESSAGE_BYTES", "FramesLayer", "FramesProtocol"]

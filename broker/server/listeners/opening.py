@@ -21,8 +21,8 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from broker.server.connection.connection import Client
-from broker.server.connection.host import Host
+from broker.server.connection.client import Client
+from broker.server.connection.host import ClientHost
 from broker.server.listeners.certificates import TlsParameters
 from broker.server.listeners.entrance import ClientPort
 from broker.server.listeners.proxy_protocol import HEADER_SECONDS, ProxyHeaderError, read_header
@@ -38,7 +38,7 @@ _HANDSHAKE_RECORD: Final = b"\x16"
 _TLS_FAILED: Final = "TLS Handshake Failure"
 
 
-class OpeningHost(Host[Client], Protocol):
+class OpeningHost(ClientHost[Client], Protocol):
     """The server."""
 
     @property
@@ -124,7 +124,7 @@ class Opening(asyncio.Protocol):
         self._early = header.rest
         client.ip_known = True
         if header.address:
-            client.came_from(header.address, header.port)
+            client.set_address(header.address, header.port)
         self._choose()
 
     def _no_header(self) -> None:

@@ -19,8 +19,8 @@ from websockets.http11 import Request, Response
 
 from broker.base.listen_socket import Bound, Listener
 from broker.config.settings import WebSocketSettings
-from broker.server.connection.connection import Client
-from broker.server.connection.host import Host
+from broker.server.connection.client import Client
+from broker.server.connection.host import ClientHost
 from broker.server.listeners import upgrade
 from broker.server.listeners.entrance import WebSocketPort
 from broker.server.listeners.frames import FramesLayer, FramesProtocol
@@ -40,7 +40,7 @@ _MESSAGE_PAYLOADS: Final = 8
 class WebSocketListener:
     """The WebSocket port."""
 
-    def __init__(self, server: Host[Client]) -> None:
+    def __init__(self, server: ClientHost[Client]) -> None:
         self.server = server
         self.entrance = WebSocketPort()
         self.port = self.settings.port or 0

@@ -61,7 +61,7 @@ class Host(Protocol):
     def put_account(self, settings: AccountSettings) -> Awaitable[object] | None:
         """Add the account, or change it. Returns: what to wait for until it can be used."""
 
-    def judge_clients(self, name: str) -> None:
+    def recheck_clients(self, name: str) -> None:
         """The claims of an account have changed: its clients may have to go, or their permissions changed."""
 
     def check_clients(self, name: str) -> None:
@@ -317,7 +317,7 @@ class OperatorAccounts:
         self._permit_imports(name)
         if waiting is not None:
             await waiting
-        self._host.judge_clients(name)
+        self._host.recheck_clients(name)
         await self._make_ready(account)
         return account
 

@@ -85,9 +85,9 @@ class Outward:
         try:
             while (self._own or self._clients) and self.work < AT_ONCE:
                 if self._own:
-                    self._take_own()
+                    self._step_own()
                 if self._clients and self.work < AT_ONCE:
-                    self._take_client()
+                    self._step_client()
         finally:
             if not self._own:
                 held, self._held = self._held, []
@@ -96,7 +96,7 @@ class Outward:
             if self._own or self._clients:
                 self._schedule()
 
-    def _take_own(self) -> None:
+    def _step_own(self) -> None:
         step: int | None = None
         try:
             step = next(self._own[0][0], None)
@@ -110,7 +110,7 @@ class Outward:
         if step is not None:
             self.work += step
 
-    def _take_client(self) -> None:
+    def _step_client(self) -> None:
         steps, source = self._clients.popleft()
         step: int | None = None
         try:

@@ -42,7 +42,7 @@ class Timer(Protocol):
 CallLater = Callable[[float, Callable[[], None]], Timer]
 """Calls a function after some seconds."""
 
-AsResponder = Callable[[Peer], Peer]
+AsResponder = Callable[[Source], Source]
 """Returns a client that responds, as the accounts see it that its response crosses to."""
 
 

@@ -54,7 +54,7 @@ class Service:
         self._responders: WeakValueDictionary[int, Requester] = WeakValueDictionary()
         self.meter = Meter(settings.latency, router, rng, now_ns) if settings.latency is not None else None
 
-    def _responder(self, source: Peer) -> Peer:
+    def _responder(self, source: Source) -> Source:
         responder = self._responders.get(id(source))
         if responder is None:
             responder = self._responders[id(source)] = Responder(source, self, share=True)

@@ -26,7 +26,7 @@ from broker.base.clock import Clock
 from broker.base.gotime import format_time
 from broker.config.access import DEFAULT_ACCOUNT
 from broker.server.accounts.account import Account
-from broker.server.connection.connection import Client
+from broker.server.connection.client import Client
 from broker.server.connection.statistics import identity, token_fields
 from broker.server.routing.router import Router
 from broker.server.system.requests import compact

@@ -24,7 +24,7 @@ from broker.base.clock import Clock
 from broker.config.settings import Settings
 from broker.server.accounts.account import Account
 from broker.server.accounts.directory import Accounts
-from broker.server.connection.connection import Client
+from broker.server.connection.client import Client
 from broker.server.system import statsz, user_info
 from broker.server.system.events import Events
 from broker.server.system.requests import Handler, Request, RequestError, Requests, compact

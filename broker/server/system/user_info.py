@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from broker.config.access import Permissions, SubjectPermission
 from broker.server.accounts.directory import Accounts
-from broker.server.connection.connection import Client
+from broker.server.connection.client import Client
 from broker.server.sharing.service_imports import Requester
 from broker.server.system.requests import BAD_REQUEST, Request, RequestError
 
