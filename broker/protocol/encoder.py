@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from broker.protocol.run import LARGE_BYTES, AnyRun, DeliveryRun, MixedPubAckRun, PubAckRun, Run
+from broker.protocol.run import LARGE_BYTES, AnyRun, DeliveryRun, MixedPubAckRun, Msg, PubAckRun, Run
 
 __all__ = ["OK", "PING", "PONG", "encode", "encode_for_all", "encode_one", "err", "info", "no_responders"]
 
@@ -73,8 +73,9 @@ def encode_for_all(run: Run, sids: Iterable[bytes]) -> bytes:
     return before + (after + before).join(sids) + after
 
 
-def encode_one(subject: bytes, sid: bytes, reply: bytes, hlen: int, body: bytes) -> bytes:
+def encode_one(sid: bytes, msg: Msg) -> bytes:
     """The wire bytes of one message for one subscription."""
+    subject, reply, hlen, body = msg
     if hlen:
         if reply:
             return b"HMSG %b %b %b %d %d\r\n%b\r\n" % (subject, sid, reply, hlen, len(body), body)

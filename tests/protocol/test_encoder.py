@@ -63,8 +63,8 @@ def test_mixed_pub_acks(acks: list[tuple[bytes, bytes, int]], sid: bytes, suffix
 @given(msgs, words)
 def test_one_message(batch: list[Msg], sid: bytes) -> None:
     """Messages that are encoded one by one."""
-    for subject, reply, hlen, body in batch:
-        assert encoder.encode_one(subject, sid, reply, hlen, body) == one((subject, reply, hlen, body), sid)
+    for msg in batch:
+        assert encoder.encode_one(sid, msg) == one(msg, sid)
 
 
 @given(msgs, st.lists(words, min_size=1, max_size=8))

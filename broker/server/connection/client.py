@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from broker.config.access import Permissions
@@ -34,6 +34,7 @@ __all__ = ["Client"]
 log = logging.getLogger(__name__)
 
 _SID = attrgetter("sid")
+_BODY = itemgetter(3)
 
 _CONNECT_WORK: Final = AT_ONCE // 50
 """The work of a CONNECT, in deliveries; with a large JSON object it takes 0.1 ms."""
@@ -125,17 +126,11 @@ class Client(Connection):
         if not self.headers:
             msgs = [(subject, reply, 0, body[hlen:]) for subject, reply, hlen, body in msgs]
         if len(msgs) == 1:
-            subject, reply, hlen, body = msgs[0]
-            data = encode_one(subject, subs[0].sid, reply, hlen, body)
-            self._queue([data], len(data), 1, len(body))
+            data = encode_one(subs[0].sid, msgs[0])
+            self._queue([data], len(data), 1, len(msgs[0][3]))
             return
-        body_bytes = 0
-        lines: list[bytes] = []
-        for sub, (subject, reply, hlen, body) in zip(subs, msgs, strict=True):
-            lines.append(encode_one(subject, sub.sid, reply, hlen, body))
-            body_bytes += len(body)
-        data = b"".join(lines)
-        self._queue([data], len(data), len(msgs), body_bytes)
+        data = b"".join(map(encode_one, map(_SID, subs), msgs))
+        self._queue([data], len(data), len(msgs), sum(map(len, map(_BODY, msgs))))
 
     def deliver_to_all(self, subs: Sequence[Subscription], run: Run) -> None:
         """Queue a run of one message for each of ``subs``."""

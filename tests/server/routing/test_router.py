@@ -74,8 +74,7 @@ class FakePeer:
 
     def deliver_each(self, subs: Sequence[Subscription], msgs: Sequence[Msg]) -> None:
         run = Run(msgs) if self.headers else Run(msgs).without_headers()
-        lines = [encoder.encode_one(subject, sub.sid, reply, hlen, body)
-                 for sub, (subject, reply, hlen, body) in zip(subs, run.msgs, strict=True)]
+        lines = [encoder.encode_one(sub.sid, msg) for sub, msg in zip(subs, run.msgs, strict=True)]
         self._record(b"".join(lines), run.count, run.bytes)
 
     def deliver_to_all(self, subs: Sequence[Subscription], run: Run) -> None:
