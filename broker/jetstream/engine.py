@@ -1,9 +1,9 @@
-"""JetStream of one broker: its accounts, the logs that their streams write, and when they may write.
+"""JetStream of one broker: its accounts, and the shards that have their streams.
 
     JetStream ── Api: $JS.API.> ── Account "$G" ── streams
         │     ├─ DisabledApi: $JS.API.>           (an account without JetStream: 10039)
         │     └─ SystemApi: $JS.API.>             (the system account)
-        └─ log (streams with storage file), memory_log (storage memory)
+        └─ ShardStreams: log, reader, inbox (streams with storage file); memory_log (storage memory)
 
 Accounts may change at any time (``add_account``, ``change_limits``, ``remove_account``). Call ``listen`` at process
 start, ``open`` when this broker gets the shard, ``close`` when it loses it; outside of that, requests are answered with
@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,18 +29,15 @@ from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.api.system import SystemApi
 from broker.jetstream.api.waiting import Waiting
-from broker.jetstream.inbox.inbox import Inbox, InboxSettings
+from broker.jetstream.inbox.inbox import InboxSettings
 from broker.jetstream.inflight import BatchLimits, Inflight
+from broker.jetstream.shard_streams import ShardStreams
 from broker.jetstream.stream.dropping import BlockBudget
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.advisories import SystemEvents
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
-from broker.storage.format.block import STREAM_ID
-from broker.storage.log.listener import LogListener
 from broker.storage.log.memory_log import MemoryLog
-from broker.storage.paths import ShardPaths
-from broker.storage.state.stream import StreamState
 
 if TYPE_CHECKING:
     from broker.jetstream.api.disabled import DisabledApi
@@ -48,11 +45,10 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.shared.listeners import Listener
     from broker.jetstream.stream.stream import Stream
-    from broker.storage.format.records.adoption import Adopted
     from broker.storage.log.log import Log
-    from broker.storage.log.putter import Segment
     from broker.storage.read.reader import BlockReader
     from broker.storage.staging.answers import Answer
+    from broker.storage.state.stream import StreamState
 
 __all__ = ["JetStream"]
 
@@ -64,14 +60,14 @@ _PURGED_AT_ONCE = 100
 """Streams that are deleted in one turn of the loop."""
 
 
-class JetStream(LogListener):
+class JetStream:
     """JetStream of one broker. Exists as long as the process; has streams between ``open`` and ``close``.
 
     Args: ``settings`` from the configuration; ``direct_bytes_max`` are the bytes after which a batched direct get ends
         (nats-server: max_pending).
-    Attributes: ``accounts`` that have JetStream, and ``apis`` of all accounts, by name; ``failed_streams``: those
-        that cannot store anything until the next ``open``, by id, with the reason; ``external``: mirrors and sources
-        of other accounts' streams, which are to look again when accounts share other things.
+    Attributes: ``accounts`` that have JetStream, and ``apis`` of all accounts, by name; ``shards`` that this broker owns, by
+        number; ``external``: mirrors and sources of other accounts' streams, which are to look again when accounts share
+        other things.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, settings: JetStreamSettings | None = None, *,
@@ -85,12 +81,9 @@ class JetStream(LogListener):
         self.apis: dict[str, Api | DisabledApi] = {}
         self._system_api: SystemApi | None = None
         self._system_events: SystemEvents | None = None
-        self.failed_streams: dict[int, str] = {}
+        self.shards: dict[int, ShardStreams] = {}
         self._listening = False
-        self._log: Log | None = None
         self._memory_log: MemoryLog | None = None
-        self._reader: BlockReader | None = None
-        self.inbox: Inbox | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
@@ -103,9 +96,8 @@ class JetStream(LogListener):
 
     @property
     def available(self) -> bool:
-        """Whether this broker owns the shard and the proof of it is fresh."""
-        log = self._log
-        return log is not None and log.failure is None and not log.lease_expired
+        """Whether this broker owns a shard and the proof of it is fresh."""
+        return any(shard.available for shard in self.shards.values())
 
     @property
     def streaming(self) -> set[str]:
@@ -114,9 +106,26 @@ class JetStream(LogListener):
 
     @property
     def log(self) -> Log:
-        if self._log is None:
+        """The log of the first shard, whose owner answers the requests that are about no stream."""
+        return self._first_shard().log
+
+    def shard_of(self, account: str, name: str) -> ShardStreams:
+        """The shard of a stored stream; for any other name, the shard in which its stream would be made."""
+        for shard in self.shards.values():
+            if shard.log.state.stream(account, name) is not None:
+                return shard
+        return self._first_shard()
+
+    def stream_failed(self, stream: Stream, reason: str) -> None:
+        """Remember until the shard's next start that ``stream`` cannot store anything, and why."""
+        for shard in self.shards.values():
+            if shard.log is stream.log:
+                shard.failed_streams[stream.stream_id] = reason
+
+    def _first_shard(self) -> ShardStreams:
+        if not self.shards:
             raise RuntimeError("JetStream is not open")
-        return self._log
+        return self.shards[min(self.shards)]
 
     # --- accounts -----------------------------------------------------------------------------------------------------
 
@@ -139,7 +148,7 @@ class JetStream(LogListener):
             self._check_limits(name, limits)
             account = self.accounts[name] = Account(self, name, bus, self.clock, self.rng, self.settings, limits)
             api = Api(account, self.rng, self._waiting, self._show)
-            if self._log is not None:
+            if self.shards:
                 restored = self._start(self._restore_later(account), "restore account")
         self.apis[name] = api
         if self._listening:
@@ -208,30 +217,36 @@ class JetStream(LogListener):
 
         if before is not None:
             await asyncio.wait([before])
-        if self._log is None or not self.available:
+        shards = list(self.shards.values())
+        if not shards or not all(shard.available for shard in shards):
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
-        log, account = self._log, self.accounts.get(name)
+        account = self.accounts.get(name)
         live = list(account.streams.values()) if account is not None else []
-        kept = {stream.stream_id for stream in live} | set(self.failed_streams)
+        kept = {stream.stream_id for stream in live}.union(*(shard.failed_streams for shard in shards))
         if account is not None:
             kept.update(stream.stream_id for stream in account.incoming.streams.values())
-        unused = [state for state in log.state.streams.values() if state.account == name and state.stream_id not in kept]
-        for number, one in enumerate([*live, *unused]):
+        unused = [(state, shard) for shard in shards for state in shard.log.state.streams.values()
+                  if state.account == name and state.stream_id not in kept]
+        everything: list[Stream | tuple[StreamState, ShardStreams]] = [*live, *unused]
+        for number, one in enumerate(everything):
             if number % _PURGED_AT_ONCE == _PURGED_AT_ONCE - 1:
                 await asyncio.sleep(0)
-            if self._log is not log or log.failure is not None:
+            if any(self.shards.get(shard.number) is not shard or shard.log.failure is not None for shard in shards):
                 raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
-            if account is not None and isinstance(one, Stream):
-                if account.streams.get(one.name) is one:
+            if isinstance(one, Stream):
+                if account is not None and account.streams.get(one.name) is one:
                     with suppress(ApiError):  # somebody else has deleted it meanwhile
                         await account.delete_stream(one)
-            elif isinstance(one, StreamState):
-                UnusedStream(one).delete(log)
+            else:
+                state, shard = one
+                UnusedStream(state).delete(shard.log)
                 if account is not None:
-                    account.offline.pop(one.name, None)
-        log.urgent()
+                    account.offline.pop(state.name, None)
+        for shard in shards:
+            shard.log.urgent()
         _log.info("Purge of account %s: %d streams, and %d that were not in use", name, len(live), len(unused))
-        await log.persisted()
+        for shard in shards:
+            await shard.log.persisted()
 
     async def _leave(self, api: Api | DisabledApi, account: Account | None, before: asyncio.Task[None] | None) -> None:
         try:
@@ -245,8 +260,8 @@ class JetStream(LogListener):
         finally:
             if account is not None:
                 account.release()
-        if self._log is not None:
-            await self._log.persisted()
+        for shard in list(self.shards.values()):
+            await shard.log.persisted()
 
     def _left(self, name: str, task: asyncio.Task[None]) -> None:
         if self._leaving.get(name) is task:
@@ -258,11 +273,12 @@ class JetStream(LogListener):
         """Restore an account after what was sequenced before its removal is in the applied state."""
         while leaving := self._leaving.get(account.name):
             await asyncio.wait([leaving])
-        if self._log is not None and self.accounts.get(account.name) is account:
-            self._restore(account)
+        if self.shards and self.accounts.get(account.name) is account:
+            self._restore(account, self.shards.values())
 
-    def _restore(self, account: Account) -> list[asyncio.Task[None]]:
-        return account.restore([state for state in self.log.state.streams.values() if state.account == account.name])
+    def _restore(self, account: Account, shards: Iterable[ShardStreams]) -> list[asyncio.Task[None]]:
+        return account.restore([state for shard in shards for state in shard.log.state.streams.values()
+                                if state.account == account.name])
 
     def _check_limits(self, name: str, limits: AccountLimits) -> None:
         """Raises: ApiError 10028, 10047 where reservations for accounts, or by streams, exceed the server's limits.
@@ -295,22 +311,20 @@ class JetStream(LogListener):
         Returns once the consumers serve, or after ``wait_seconds``: those whose messages take long to count continue
         opening.
         """
-        self._log, self._reader = log, reader
-        log.listen(self)
-        self._memory_log = MemoryLog(log.clock_trusted)
-        self._budget.start()
-        self.failed_streams.clear()
+        opened = self.shards[shard] = ShardStreams(shard, log, reader, self, self._budget)
+        if self._memory_log is None:
+            self._memory_log = MemoryLog(log.clock_trusted)
+            self._budget.start()
         unknown = Counter(state.account for state in log.state.streams.values() if state.account not in self.accounts)
         for name, count in unknown.items():
             _log.warning("%d streams of account %s stay in the store unused: there is no such account here with JetStream",
                          count, name)
-        openings = [opening for account in self.accounts.values() for opening in self._restore(account)]
+        openings = [opening for account in self.accounts.values() for opening in self._restore(account, (opened,))]
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
         settings, writing = inbox or InboxSettings(poll_ns=None), self._inflight.writing
         writing.aside, writing.let_go = settings.aside, let_go
-        self.inbox = Inbox(self, log, ShardPaths(shard), self.clock, settings, let_go, open_runs=writing.keys)
-        self.inbox.start()
+        opened.start_inbox(self.clock, settings, let_go, open_runs=writing.keys)
 
     async def close(self, *, tell: bool = False) -> None:
         """Drop all streams and consumers at once.
@@ -318,9 +332,8 @@ class JetStream(LogListener):
         Args: ``tell`` for a clean stop: waiting pull requests are notified, and each stream writes its last record,
             persisted when the log is drained, after this. Otherwise nothing is written and no client is notified.
         """
-        if self.inbox is not None:
-            await self.inbox.stop()
-            self.inbox = None
+        for shard in self.shards.values():
+            await shard.stop_inbox()
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
@@ -338,7 +351,8 @@ class JetStream(LogListener):
             account.release()
         if self._memory_log is not None:
             self._memory_log.stop()
-        self._log = self._memory_log = self._reader = None
+        self._memory_log = None
+        self.shards.clear()
 
     async def stop(self) -> None:
         """Stop answering the API."""
@@ -365,10 +379,11 @@ class JetStream(LogListener):
         return found.stream(name)
 
     async def carry_out(self, request_id: int, stream: Stream) -> Answer:
-        """Have a request in the shard's inbox answered now. Raises: ApiError; StoreError."""
-        if self.inbox is None:
+        """Have a request in the inbox of the stream's shard answered now. Raises: ApiError; StoreError."""
+        inbox = self.shard_of(stream.account, stream.name).inbox if self.shards else None
+        if inbox is None:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
-        return await self.inbox.carry_out(request_id, stream)
+        return await inbox.carry_out(request_id, stream)
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
                     listeners: Mapping[str, Listener], usage: Usage) -> Stream:
@@ -378,59 +393,19 @@ class JetStream(LogListener):
         """
         from broker.jetstream.stream.stream import Stream
 
-        if self._reader is None or self._memory_log is None:
-            raise RuntimeError("JetStream is not open")
+        shard = self.shard_of(account, config.name)
+        assert self._memory_log is not None
         memory = config.storage == "memory"
         stream = Stream(
-            config, state, account=account, stream_id=self._stream_id() if state is None else state.stream_id,
+            config, state, account=account, stream_id=shard.new_stream_id(self.rng) if state is None else state.stream_id,
             created_ns=self.clock.now_ns() if state is None else state.created_ns,
-            log=self._memory_log if memory else self.log, reader=self._reader, bus=bus, clock=self.clock,
+            log=self._memory_log if memory else shard.log, reader=shard.reader, bus=bus, clock=self.clock,
             rng=self.rng, domain=self.settings.domain, usage=usage, inflight=self._inflight, listeners=listeners)
         stream.on_loaded = self._budget.changed
         return stream
 
-    def segment_applied(self, segment: Segment) -> None:
-        """Cache the segment if it is mostly small blocks, which are not worth cache entries of their own."""
-        self._budget.changed()
-        if segment.whole is not None and self._reader is not None:
-            self._reader.admit_segment(segment.position, segment.whole)
-
-    def blocks_adopted(self, adopted: Sequence[Adopted]) -> Sequence[Adopted]:
-        """See ``LogListener``."""
-        from broker.jetstream.stream.adoption import follow
-
-        streams = {stream.stream_id: stream for account in self.accounts.values() for stream in account.streams.values()
-                   if stream.stored}
-        again = []
-        for one in adopted:
-            stream = streams.get(one.ref[STREAM_ID])
-            if stream is None or stream.offline is not None:
-                continue
-            try:
-                if not follow(stream, one):
-                    again.append(one)
-            except ValueError as error:
-                _log.exception("stream %s > %s does not have what compaction has joined", stream.account, stream.name)
-                stream.failed(error)
-        return again
-
-    def lease_renewed(self) -> None:
-        """Consumers resume deliveries that they held back."""
-        for account in self.accounts.values():
-            for stream in account.streams.values():
-                for consumer in account.consumers(stream).values():
-                    consumer.wake()
-
     def _all_apis(self) -> list[Api | DisabledApi | SystemApi]:
         return [*self.apis.values(), *([self._system_api] if self._system_api is not None else [])]
-
-    def _stream_id(self) -> int:
-        """An unused incarnation in this log: random, so that two brokers do not choose the same one."""
-        taken = self.log.state.streams
-        while True:
-            stream_id = self.rng.getrandbits(63) | 1 << 62
-            if stream_id not in taken:
-                return stream_id
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)

@@ -56,8 +56,9 @@ async def adopt(settings: Settings) -> list[Carried]:
         await js.open(shard.number, shard.log, owner.reader, let_go=shard.sweeper.let_go, inbox=InboxSettings(
             poll_ns=None, staged_grace_ns=settings.storage.staged_grace_ns,
             max_payload=lambda name: accounts[name].payload_bytes_max(most) if name in accounts else most))
-        assert js.inbox is not None
-        carried = asyncio.create_task(_look(js.inbox), name="inbox")
+        inbox = js.shards[shard.number].inbox
+        assert inbox is not None
+        carried = asyncio.create_task(_look(inbox), name="inbox")
         await asyncio.wait((carried, lost), return_when=asyncio.FIRST_COMPLETED)
         if not carried.done():
             carried.cancel()

@@ -186,7 +186,8 @@ class Account:
 
     def _restore(self, state: StreamState) -> list[asyncio.Task[None]]:
         config = stored_config(state)
-        reason = state.offline or self._host.failed_streams.get(state.stream_id)
+        failed = self._host.shard_of(self.name, state.name).failed_streams
+        reason = state.offline or failed.get(state.stream_id)
         if config is None or reason is not None:
             _log.error("stream %s is offline: %s", state.name, reason)
             self.offline[state.name] = OfflineStream(reason or "", list(state.config.get("subjects", ())))
@@ -359,15 +360,16 @@ class Account:
 
         Raises: ApiError 10194 for a stream of which nothing can be stored until the next start.
         """
-        gone, state = self.offline.get(name), self.log.state.stream(self.name, name)
+        gone, shard = self.offline.get(name), self._host.shard_of(self.name, name)
         if gone is None:
             return False
-        if state is None or state.stream_id in self._host.failed_streams:
+        state = shard.log.state.stream(self.name, name)
+        if state is None or state.stream_id in shard.failed_streams:
             raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=gone.reason)
-        UnusedStream(state).delete(self.log)
-        self.log.urgent()
+        UnusedStream(state).delete(shard.log)
+        shard.log.urgent()
         del self.offline[name]
-        self.events.stream("delete", name, self.log)
+        self.events.stream("delete", name, shard.log)
         self.upstreams.changed(name)
         _log.info("stream %s is deleted; it was offline: %s", name, gone.reason)
         return True
@@ -391,7 +393,7 @@ class Account:
         """The stream can no longer store anything: drop it until the next start, which restores what was stored."""
         reason = stream.offline or ""
         _log.error("stream %s is offline until the next start: %s", stream.name, reason)
-        self._host.failed_streams[stream.stream_id] = reason
+        self._host.stream_failed(stream, reason)
         stream.close()
         if self.streams.get(stream.name) is not stream:
             return  # deleted meanwhile; a restart brings it back if the deletion could not be stored

@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["Host"]
 
 
+class ShardStreams(Protocol):
+    """What an account needs from a shard."""
+
+    failed_streams: dict[int, str]
+    """Streams that cannot store anything until the next start, by id, with the reason."""
+
+    @property
+    def log(self) -> StreamLog: ...
+
+
 class Host(Protocol):
     """What an account needs from its JetStream."""
 
@@ -29,14 +39,17 @@ class Host(Protocol):
 
     @property
     def available(self) -> bool:
-        """Whether this broker owns the shard and the proof of it is fresh."""
+        """Whether this broker owns a shard and the proof of it is fresh."""
 
     @property
-    def log(self) -> StreamLog: ...
+    def log(self) -> StreamLog:
+        """The log of the first shard, whose owner answers the requests that are about no stream."""
 
-    @property
-    def failed_streams(self) -> dict[int, str]:
-        """Streams that cannot store anything until the next start, by id, with the reason; accounts add to it."""
+    def shard_of(self, account: str, name: str) -> ShardStreams:
+        """The shard of a stored stream; for any other name, the shard in which its stream would be made."""
+
+    def stream_failed(self, stream: Stream, reason: str) -> None:
+        """Remember until the shard's next start that ``stream`` cannot store anything, and why."""
 
     def server_usage(self, storage: str) -> ServerUsage:
         """The bytes of all streams of a storage kind."""

@@ -283,14 +283,14 @@ async def test_requests_granted_at_once_pass_no_limit_together(limited: str) -> 
     settings = JetStreamSettings(server=ServerLimits(max_storage=3000 if limited == "server" else -1))
     rows = 3 if limited == "server" else 2
     async with Inside(settings, limits=limits) as broker:
-        assert broker.js.inbox is not None
+        assert broker.js.shards[0].inbox is not None
         for name in ("A", "B"):
             await broker.ok(f"STREAM.CREATE.{name}", {"name": name})
             writer = await stage(broker.store, broker.state, name, [(name.encode(), b"x" * 1000)] * rows)
             await request(broker.store, writer, name)
         a, b = (broker.js.stream("$G", name) for name in "AB")
-        both = await asyncio.gather(broker.js.inbox.carry_out(request_id_of("A"), a),
-                                    broker.js.inbox.carry_out(request_id_of("B"), b), return_exceptions=True)
+        both = await asyncio.gather(broker.js.shards[0].inbox.carry_out(request_id_of("A"), a),
+                                    broker.js.shards[0].inbox.carry_out(request_id_of("B"), b), return_exceptions=True)
         assert sorted(isinstance(one, ApiError) for one in both) == [False, True], both
         assert sorted((a.msgs, b.msgs)) == [0, rows]
         used = a.live.usage
@@ -705,8 +705,8 @@ async def test_a_request_that_cannot_be_meant_harms_no_other(broker: Inside, cha
     body = {"version": 1, "account": "$G", "stream": "S", "incarnation": state.stream_id, "runs": [[1, 1, 1, 1, 1]], **change}
     await broker.store.put(ShardPaths(0).inbox(1), [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), body, 1)])
     await request(broker.store, await stage(broker.store, broker.state, "S", [(b"S", b"")]), "job")
-    assert broker.js.inbox is not None
-    done = {one.request_id: one for one in await broker.js.inbox.carry_out_all()}
+    assert broker.js.shards[0].inbox is not None
+    done = {one.request_id: one for one in await broker.js.shards[0].inbox.carry_out_all()}
     assert done[1].answer is None
     assert not done[1].stays
     assert done[request_id_of("job")].answer is not None
@@ -726,8 +726,8 @@ async def test_a_request_that_cannot_be_read_delays_no_other(broker: Inside, mon
     await broker.store.put(refused, [b""])
     monkeypatch.setattr(broker.store, "get", get_others)
     await request(broker.store, await stage(broker.store, broker.state, "S", [(b"S", b"")]), "job")
-    assert broker.js.inbox is not None
-    done = {one.request_id: one for one in await broker.js.inbox.carry_out_all()}
+    assert broker.js.shards[0].inbox is not None
+    done = {one.request_id: one for one in await broker.js.shards[0].inbox.carry_out_all()}
     assert done[1].stays
     assert "access denied" in done[1].why
     assert done[request_id_of("job")].answer is not None
@@ -770,7 +770,7 @@ async def test_a_stop_while_messages_join_gives_no_sequence_twice(broker: Inside
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"1"), (b"S", b"2"), (b"S", b"3")])
     asked = await request(broker.store, writer, "job")
-    stream, inbox, put, reachable = broker.js.stream("$G", "S"), broker.js.inbox, broker.store.put, asyncio.Event()
+    stream, inbox, put, reachable = broker.js.stream("$G", "S"), broker.js.shards[0].inbox, broker.store.put, asyncio.Event()
     assert inbox is not None
 
     async def held_up(key: str, data: Buffers) -> None:
@@ -801,7 +801,7 @@ async def test_a_broker_that_is_deposed_meanwhile_logs_no_fault(broker: Inside, 
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"1")])
     asked = await request(broker.store, writer, "job")
-    stream, inbox = broker.js.stream("$G", "S"), broker.js.inbox
+    stream, inbox = broker.js.stream("$G", "S"), broker.js.shards[0].inbox
     assert inbox is not None
 
     async def fenced(segment: Segment) -> int:
@@ -824,8 +824,8 @@ async def test_a_stream_deleted_meanwhile_takes_the_request_with_it(broker: Insi
         answer, _ = await asyncio.gather(broker.api("JETBLOCK.ADOPT.S", {"request": asked}),
                                          broker.ok("STREAM.DELETE.S"))
         assert answer.get("messages") == 50 or answer["error"]["err_code"] in (10059, 10008, 10194), answer
-        assert broker.js.inbox is not None
-        await broker.js.inbox.carry_out_all()
+        assert broker.js.shards[0].inbox is not None
+        await broker.js.shards[0].inbox.carry_out_all()
         assert not [key for key in broker.store.objects if "/inbox/" in key]
 
 
@@ -836,8 +836,8 @@ async def test_the_answers_are_bounded(broker: Inside) -> None:
     for n in range(1010):
         writer = await stage(broker.store, broker.state, "S", [(b"S", b"")])
         await request(broker.store, writer, str(n))
-        assert broker.js.inbox is not None
-        await broker.js.inbox.carry_out(request_id_of(str(n)), stream)
+        assert broker.js.shards[0].inbox is not None
+        await broker.js.shards[0].inbox.carry_out(request_id_of(str(n)), stream)
     state = broker.state.stream("$G", "S")
     assert state is not None
     assert sum(key.startswith("request:") for key in state.extra) == 1000

@@ -1,0 +1,120 @@
+"""One shard's part of JetStream: its log and block reader, its inbox, and whether its streams may be served."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from broker.jetstream.inbox.inbox import Inbox, InboxSettings
+from broker.storage.format.block import STREAM_ID
+from broker.storage.log.listener import LogListener
+from broker.storage.paths import ShardPaths
+
+if TYPE_CHECKING:
+    from broker.base.clock import Clock
+    from broker.jetstream.account.account import Account
+    from broker.jetstream.stream.dropping import BlockBudget
+    from broker.jetstream.stream.stream import Stream
+    from broker.storage.format.records.adoption import Adopted
+    from broker.storage.log.log import Log
+    from broker.storage.log.putter import Segment
+    from broker.storage.read.reader import BlockReader
+
+__all__ = ["ShardStreams"]
+
+_log = logging.getLogger(__name__)
+
+
+class Broker(Protocol):
+    """What a shard needs from JetStream."""
+
+    accounts: dict[str, Account]
+
+    def stream(self, account: str, name: str) -> Stream:
+        """The live stream of an account. Raises: ApiError."""
+
+
+class ShardStreams(LogListener):
+    """A shard that this broker owns, from ``JetStream.open`` to ``JetStream.close``.
+
+    Attributes: ``failed_streams``: the streams that cannot store anything until the next start, by id, with the reason.
+        ``inbox`` is None until the shard's consumers serve.
+    """
+
+    def __init__(self, number: int, log: Log, reader: BlockReader, broker: Broker, budget: BlockBudget) -> None:
+        self.number = number
+        self.log = log
+        self.reader = reader
+        self.failed_streams: dict[int, str] = {}
+        self.inbox: Inbox | None = None
+        self._broker = broker
+        self._budget = budget
+        log.listen(self)
+
+    @property
+    def available(self) -> bool:
+        """Whether this broker owns the shard and the proof of it is fresh."""
+        return self.log.failure is None and not self.log.lease_expired
+
+    def stream(self, account: str, name: str) -> Stream:
+        """See ``JetStream.stream``."""
+        return self._broker.stream(account, name)
+
+    def new_stream_id(self, rng: random.Random) -> int:
+        """An unused incarnation in this log: random, so that two brokers do not choose the same one."""
+        used: Mapping[int, object] = self.log.state.streams
+        while True:
+            stream_id = rng.getrandbits(63) | 1 << 62
+            if stream_id not in used:
+                return stream_id
+
+    def start_inbox(self, clock: Clock, settings: InboxSettings, let_go: Callable[[Sequence[str]], object],
+                    open_runs: Container[str]) -> None:
+        """Carry out the requests in the shard's inbox from now on; for the arguments, see ``Inbox``."""
+        self.inbox = Inbox(self, self.log, ShardPaths(self.number), clock, settings, let_go, open_runs)
+        self.inbox.start()
+
+    async def stop_inbox(self) -> None:
+        """Leave the requests that were not answered in the inbox."""
+        if self.inbox is not None:
+            await self.inbox.stop()
+            self.inbox = None
+
+    def segment_applied(self, segment: Segment) -> None:
+        """Cache the segment if it is mostly small blocks, which are not worth cache entries of their own."""
+        self._budget.changed()
+        if segment.whole is not None:
+            self.reader.admit_segment(segment.position, segment.whole)
+
+    def blocks_adopted(self, adopted: Sequence[Adopted]) -> Sequence[Adopted]:
+        """See ``LogListener``."""
+        from broker.jetstream.stream.adoption import follow
+
+        streams = {stream.stream_id: stream for _, stream in self._live()}
+        again = []
+        for one in adopted:
+            stream = streams.get(one.ref[STREAM_ID])
+            if stream is None or stream.offline is not None:
+                continue
+            try:
+                if not follow(stream, one):
+                    again.append(one)
+            except ValueError as error:
+                _log.exception("stream %s > %s does not have what compaction has joined", stream.account, stream.name)
+                stream.failed(error)
+        return again
+
+    def lease_renewed(self) -> None:
+        """Resume the deliveries that consumers held back."""
+        for account, stream in self._live():
+            for consumer in account.consumers(stream).values():
+                consumer.wake()
+
+    def _live(self) -> Iterator[tuple[Account, Stream]]:
+        """The shard's live streams, each with its account."""
+        for account in self._broker.accounts.values():
+            for stream in account.streams.values():
+                if stream.log is self.log:
+                    yield account, stream
