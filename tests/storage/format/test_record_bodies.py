@@ -50,7 +50,7 @@ def test_golden_bodies_are_written_again_as_they_were(name: str) -> None:
     """Shows that a schema writes exactly the bytes that it read, for all records ever written by brokers."""
     for record in _records(name):
         again = Record.pack(record.decode(), record.after_seq)
-        if record.kind == RecordKind.MESSAGE_IDS and name == "segment-with-everything":
+        if record.kind == RecordKind.MESSAGE_IDS and name.startswith("segment-with-everything"):
             assert again.body == [[0, b"id-0"]]  # made by hand, with text for an id; no broker writes that
             continue
         assert again == record
