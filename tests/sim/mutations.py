@@ -392,7 +392,7 @@ def batches_in_two_segments(patch: pytest.MonkeyPatch) -> None:
         if half and not self._bulk(msgs[:half], source, time_ns, batched=True):
             return False
         if half:
-            self._log._cut(False)
+            self._log._cut(False)  # type: ignore[attr-defined]
         return self._bulk(msgs[half:], source, time_ns, batched=True)
 
     patch.setattr(Sequencer, "whole", broken)

@@ -41,14 +41,14 @@ async def _check(stream: Stream, msgs: dict[int, bytes]) -> None:
         for subject in msgs.values():
             if filters.match(subject):
                 counts[subject] = counts.get(subject, 0) + 1
-        assert sorted(await stream.subject_search.matching(filters)) == sorted(counts), question
+        assert sorted(await stream.queries._search.matching(filters)) == sorted(counts), question
         assert await stream.queries.count(filters) == sum(counts.values())
         for up_to in (stream.last_seq, 200):
             lasts = {subject: seq for seq, subject in sorted(msgs.items()) if filters.match(subject) and seq <= up_to}
             assert await stream.last_seqs_by_subject(filters, up_to) == sorted(lasts.values()), (question, up_to)
         names = sorted(counts)
         for offset, limit in ((0, 100), (1, 3), (len(names) - 1, 5), (len(names) + 1, 5)):
-            page, total = await stream.subject_search.page(filters, max(offset, 0), limit)
+            page, total = await stream.queries._search.page(filters, max(offset, 0), limit)
             assert (page, total) == (names[max(offset, 0):max(offset, 0) + limit], len(names))
         shown = await stream.info_state(subjects_filter=question[0] if question else b">", subjects_offset=1)
         if len(question) < 2:
@@ -94,7 +94,7 @@ async def test_a_question_of_many_filters_is_answered_in_slices(monkeypatch: pyt
     publish(world, stream, *[pub(b"S.%03d.%d" % (i // 4, i % 4), reply=b"") for i in range(400)])
     await world.settle(stream)
     filters = Filters([b"S.%03d.*" % i for i in range(0, 100, 2)])
-    await stream.subject_search.matching(Filters([b"S.000.*"]))  # looks in vain, so that the next one makes an order
+    await stream.queries._search.matching(Filters([b"S.000.*"]))  # looks in vain, so that the next one makes an order
     sizes: list[int] = []
     select = Filters.select
 
@@ -104,7 +104,7 @@ async def test_a_question_of_many_filters_is_answered_in_slices(monkeypatch: pyt
         return select(self, names)
 
     monkeypatch.setattr(Filters, "select", counted)
-    found = sorted(await stream.subject_search.matching(filters))
+    found = sorted(await stream.queries._search.matching(filters))
     assert found == [b"S.%03d.%d" % (i, k) for i in range(0, 100, 2) for k in range(4)]
     assert sum(sizes) == 200, "others are not looked at"
     turns = "".join("x" * size or "|" for size in sizes).split("|")
@@ -121,7 +121,7 @@ async def test_an_order_whose_making_is_cut_off_is_made_anew(monkeypatch: pytest
     publish(world, stream, *[pub(b"S.%d" % i, reply=b"") for i in range(9000)])
     await world.settle(stream)
     await stream.subjects.build()
-    asking = asyncio.ensure_future(stream.subject_search.page(Filters([b"S.*"]), 0, 10))
+    asking = asyncio.ensure_future(stream.queries._search.page(Filters([b"S.*"]), 0, 10))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert stream.subjects.index is not None
@@ -131,7 +131,7 @@ async def test_an_order_whose_making_is_cut_off_is_made_anew(monkeypatch: pytest
     with pytest.raises(asyncio.CancelledError):
         await asking
     publish(world, stream, pub(b"S.00", reply=b""))
-    page, total = await stream.subject_search.page(Filters([b"S.*"]), 0, 3)
+    page, total = await stream.queries._search.page(Filters([b"S.*"]), 0, 3)
     assert (page, total) == ([b"S.0", b"S.00", b"S.1"], 9001)
     await world.close()
 

@@ -44,8 +44,8 @@ async def _check(stream: Stream, msgs: dict[int, bytes]) -> None:
     lasts = {subject: seq for seq, subject in sorted(msgs.items())}
     index = await stream.subjects.build()
     assert index.counts(SUBJECTS, stream.first_seq) == [Counter(msgs.values())[subject] for subject in SUBJECTS]
-    assert await stream.subject_search.distinct() == len(lasts)
-    assert sorted(await stream.subject_search.matching(Filters([b"S.*"]))) == sorted(lasts)
+    assert await stream.queries._search.distinct() == len(lasts)
+    assert sorted(await stream.queries._search.matching(Filters([b"S.*"]))) == sorted(lasts)
     assert [await stream.queries.last_seq_of(Filters([subject])) for subject in SUBJECTS] == [
         lasts.get(subject, 0) for subject in SUBJECTS]
     if index.tracked:

@@ -616,7 +616,7 @@ async def test_heads_are_next_right_after_a_turn_that_was_full(monkeypatch: pyte
     publish(world, stream, *[pub(b"S.k%d" % k) for k in range(20)])
     await world.settle()
     stream = await world.restart(stream)
-    assert len(await stream.subject_search.matching(Filters())) == 21
+    assert len(await stream.queries._search.matching(Filters())) == 21
     await world.close()
 
 
