@@ -26,7 +26,7 @@ from broker.config.callout import CalloutSettings
 from broker.config.kinds import DEFAULT_MAX_CONSUMERS, SYNC_INTERVAL_NS
 from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
-from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
+from broker.protocol.framing import MAX_CONTROL_LINE, MAX_PAYLOAD
 
 __all__ = ["MASK", "MASKED", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings",
            "AuthSettings", "CertificateFiles", "ClientSettings", "ConfigError", "InvalidFile", "JetStreamSettings",

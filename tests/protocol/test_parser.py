@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
+from broker.protocol.framing import ProtocolError
+from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, Sub, Unsub
 
 CASES: dict[str, tuple[bytes, list[Op]]] = {
     "pub": (b"PUB foo 3\r\nabc\r\n", [(b"foo", b"", 0, b"abc")]),
@@ -201,18 +202,18 @@ def test_size_limit_needs_no_payload() -> None:
         made.feed(b"PUB a 11\r\n")
 
 
-def test_odd_replies() -> None:
+def test_reserved_replies() -> None:
     """A batch that may hold a reserved reply says so, also when only a repeated line has it."""
     made = Parser()
     made.feed(b"PUB a _INBOX.x 0\r\n\r\n")
-    assert not made.odd_replies
+    assert not made.reserved_replies
     made.feed(b"PUB a _R_.x 0\r\n\r\n")
-    assert made.odd_replies
+    assert made.reserved_replies
     made.feed(b"PUB a _R_.x 0\r\n\r\nPUB a _INBOX.y 0\r\n\r\n")
-    assert made.odd_replies
+    assert made.reserved_replies
     made.feed(b"PUB a 0\r\n\r\n")
     made.feed(b"PUB a 0\r\n\r\n")
-    assert not made.odd_replies
+    assert not made.reserved_replies
 
 
 def test_endless_lines_are_not_kept() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker.protocol.parser import Op, Parser, ProtocolError
+from broker.protocol.framing import ProtocolError
+from broker.protocol.parser import Op, Parser
 
 LIMIT = 48
 

@@ -44,6 +44,7 @@ class Client(Connection):
     """A client's connection; ``Peer`` to the router, ``Source`` to JetStream."""
 
     server: ClientHost[Client]
+    parser: Parser
     _handshake: Handshake
     _publishing: Publishing
 

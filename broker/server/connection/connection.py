@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self, cast
 
 from broker.base.garbage import discarded
 from broker.protocol import encoder
-from broker.protocol.parser import Op, Parser, ProtocolError
+from broker.protocol.framing import Framing, ProtocolError
 from broker.protocol.run import Msg
 from broker.server.accounts.account import Account
 from broker.server.connection.cipher_suites import standard_name
@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol, ABC):
     _handshake: _Handshake
     _publishing: _Publishing
 
-    def __init__(self, server: Host, entrance: Entrance, parser: Parser) -> None:
+    def __init__(self, server: Host, entrance: Entrance, parser: Framing) -> None:
         self.server = server
         self.entrance = entrance
         self.parser = parser
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol, ABC):
         self._read_bytes = 0
         """Bytes of the read that is being served."""
 
-        self._unserved: tuple[list[Op], int, int, ProtocolError | None] | None = None
+        self._unserved: tuple[list[Any], int, int, ProtocolError | None] | None = None
         """The part of one read that follows on a later turn: its operations, the next one, the next of the parser's marks,
         and the error that they end in. The messages that ``_publishing`` left come before them."""
 
@@ -394,7 +394,7 @@ class Connection(asyncio.Protocol, ABC):
             self._stall(self._read_bytes)
         self.router.outward.hold_back(self)
 
-    def _serve(self, ops: list[Op], start: int, number: int, error: ProtocolError | None, now_ns: int) -> bool:
+    def _serve(self, ops: list[Any], start: int, number: int, error: ProtocolError | None, now_ns: int) -> bool:
         """Serve ops[start:], in order; ``number`` counts the parser's marks before ``start``. Operations that are too much work
         for one turn of the loop are left for a later one. Returns: whether all are served."""
         marks = self.parser.marks

@@ -93,7 +93,7 @@ class Publishing:
         singly = traced or self._pedantic
         if router.mapper is not None and not singly and (mapped := router.mapper.map_run(ops, start, end)) is not None:
             ops, start, end = mapped, 0, len(mapped)
-        if not (self._looks or parser.odd_replies or singly):
+        if not (self._looks or parser.reserved_replies or singly):
             done = router.route(ops, start, end, self._client, now_ns)
             if done < end:
                 self._left = self._route, ops, done, end
@@ -191,13 +191,13 @@ class Publishing:
         if self._verbose:
             return self._publish_each(ops, start, end, now_ns)
         rules = self._rules
-        odd = self._parser.odd_replies
-        if not odd and (rules is None or all(map(rules.permits, {msg[0] for msg in ops[start:end]}))):
+        reserved = self._parser.reserved_replies
+        if not reserved and (rules is None or all(map(rules.permits, {msg[0] for msg in ops[start:end]}))):
             return self._route(ops, start, end, now_ns)
         first = start
         for at in range(max(start, self._checked), end):
             subject, reply = ops[at][:2]
-            if odd and reply.startswith(_RESERVED_REPLIES):
+            if reserved and reply.startswith(_RESERVED_REPLIES):
                 pass
             elif rules is None or rules.permits(subject) or (self.replies is not None and self.replies.use(subject)):
                 continue

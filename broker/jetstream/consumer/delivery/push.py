@@ -20,7 +20,7 @@ from broker.jetstream.consumer.delivery.receiver import Receiver, SubjectReceive
 from broker.jetstream.wire.ids import unique_id
 from broker.jetstream.wire.numbers import SEQ_MAX, decimal
 from broker.protocol import headers
-from broker.protocol.parser import MAX_PAYLOAD
+from broker.protocol.framing import MAX_PAYLOAD
 
 __all__ = ["PushSide"]
 
