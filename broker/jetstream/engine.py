@@ -385,21 +385,25 @@ class JetStream:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         return await inbox.carry_out(request_id, stream)
 
-    def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
-                    listeners: Mapping[str, Listener], usage: Usage) -> Stream:
-        """A live stream: a new one, or one restored from its persisted state.
+    def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None,
+                    created_ns: int | None = None, *, listeners: Mapping[str, Listener], usage: Usage) -> Stream:
+        """Make a live stream: a new one, or one restored from its persisted state.
 
-        Args: ``listeners`` are its consumers by name; ``usage`` counts its bytes.
+        Args: ``created_ns`` is a new stream's time of creation, None for now; ``listeners`` are its consumers by name;
+            ``usage`` counts its bytes.
         """
         from broker.jetstream.stream.stream import Stream
 
         shard = self.shard_of(account, config.name)
         assert self._memory_log is not None
         memory = config.storage == "memory"
+        if state is not None:
+            created_ns = state.created_ns
+        elif created_ns is None:
+            created_ns = self.clock.now_ns()
         stream = Stream(
             config, state, account=account, stream_id=shard.new_stream_id(self.rng) if state is None else state.stream_id,
-            created_ns=self.clock.now_ns() if state is None else state.created_ns,
-            log=self._memory_log if memory else shard.log, reader=shard.reader, bus=bus, clock=self.clock,
+            created_ns=created_ns, log=self._memory_log if memory else shard.log, reader=shard.reader, bus=bus, clock=self.clock,
             rng=self.rng, domain=self.settings.domain, usage=usage, inflight=self._inflight, listeners=listeners)
         stream.on_loaded = self._budget.changed
         return stream

@@ -34,17 +34,27 @@ def is_literal(subject: bytes) -> bool:
 
 
 def matches(filter: bytes, subject: bytes) -> bool:
-    """Whether the pattern ``filter`` matches the literal ``subject``."""
-    return filter == subject or subset(subject, filter)
+    """Whether the pattern ``filter`` matches the literal ``subject``, in which ``>`` stands for itself but at the end."""
+    return filter == subject or _is_covered(subject, filter, inner_rest=False)
 
 
 def matches_any(filters: Iterable[bytes], subject: bytes) -> bool:
     """Whether one of the patterns ``filters`` matches the literal ``subject``."""
-    return any(one == subject or ((b"*" in one or b">" in one) and subset(subject, one)) for one in filters)
+    return any(one == subject or ((b"*" in one or b">" in one) and _is_covered(subject, one, inner_rest=False))
+               for one in filters)
 
 
 def subset(a: bytes, b: bytes) -> bool:
-    """Whether every subject that the pattern ``a`` matches is also matched by the pattern ``b``."""
+    """Whether every subject that the pattern ``a`` matches is also matched by the pattern ``b``.
+
+    No pattern but a final ``>`` covers a ``>`` in the middle of ``a``, which is no valid pattern then.
+    Source: nats-server, server/sublist.go (isSubsetMatchTokenized).
+    """
+    return _is_covered(a, b, inner_rest=True)
+
+
+def _is_covered(a: bytes, b: bytes, *, inner_rest: bool) -> bool:
+    """Whether the pattern ``b`` covers ``a``. ``inner_rest``: a ``>`` in the middle of ``a`` is a wildcard."""
     tokens_a = a.split(b".")
     tokens_b = b.split(b".")
     count_a = len(tokens_a)
@@ -56,8 +66,7 @@ def subset(a: bytes, b: bytes) -> bool:
         if token == _REST and i == len(tokens_b) - 1:
             return True
         own = tokens_a[i]
-        if own == _REST:
-            # Also in the middle of a subject that is no valid pattern, as nats-server's isSubsetMatchTokenized.
+        if own == _REST and (inner_rest or i == count_a - 1):
             return False
         if token != own and token != _STAR:
             return False

@@ -138,7 +138,7 @@ async def test_streams_and_consumers_are_reported() -> None:
 def _broker_objects() -> int:
     """Connections, streams and consumers of brokers in this process."""
     kinds = tuple(getattr(sys.modules[module], name) for module, name in (
-        ("broker.server.connection.connection", "Client"), ("broker.jetstream.stream.stream", "Stream"),
+        ("broker.server.connection.client", "Client"), ("broker.jetstream.stream.stream", "Stream"),
         ("broker.jetstream.consumer.consumer", "Consumer")))
     return sum(isinstance(thing, kinds) for thing in gc.get_objects())
 

@@ -35,6 +35,8 @@ _FENCE = re.compile(r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)(?P<i
 READY = "Server is ready"
 SECONDS = 300
 TYPED = ("sh", "python")
+_OF_MAKE = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "ARGS", "VENV", "PYTHON", "JOBS"}
+"""Variables that `make test` hands down: a reader's `make run` must not see them."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Reader:
     def __init__(self, folder: Path, environ: Mapping[str, str], replaced: Mapping[str, str],
                  stand_ins: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self._environ = {**os.environ, **environ}
+        outer = {name: value for name, value in os.environ.items() if name not in _OF_MAKE}
+        self._environ = {**outer, **environ}
         self._replaced = dict(replaced)
         self._stand_ins = stand_ins or {}
         self._names: dict[str, Any] = {}

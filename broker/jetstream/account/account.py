@@ -461,9 +461,11 @@ class Account:
         if over:
             raise ApiError(ApiErrors.STREAM_UPDATE, err=f"change to limits violates consumers: {', '.join(over)}")
 
-    def _make_stream(self, config: StreamConfig, state: StreamState | None = None) -> Stream:
+    def _make_stream(self, config: StreamConfig, state: StreamState | None = None,
+                     created_ns: int | None = None) -> Stream:
+        """Make a live stream: see ``Host.make_stream``."""
         consumers: dict[str, Consumer] = {}
-        stream = self._host.make_stream(self.name, self.bus, config, state, listeners=consumers,
+        stream = self._host.make_stream(self.name, self.bus, config, state, created_ns, listeners=consumers,
                                         usage=self._quota.usage(config.storage))
         self._consumers[stream] = consumers
         return stream

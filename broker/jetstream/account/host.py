@@ -67,6 +67,6 @@ class Host(Protocol):
     async def carry_out(self, request_id: int, stream: Stream) -> Answer:
         """Have a request in the shard's inbox answered now. Raises: ApiError; StoreError."""
 
-    def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
-                    listeners: Mapping[str, Listener], usage: Usage) -> Stream:
-        """A live stream: a new one, or one restored from its persisted state."""
+    def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None,
+                    created_ns: int | None = None, *, listeners: Mapping[str, Listener], usage: Usage) -> Stream:
+        """Make a live stream: a new one, created at ``created_ns`` or now, or one restored from its persisted state."""

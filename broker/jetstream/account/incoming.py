@@ -62,7 +62,7 @@ class Parts(NamedTuple):
     neighbours: Mapping[str, StreamConfig]
     check_new: Callable[[StreamConfig], None]
     check_consumer: Callable[[ConsumerConfig, StreamConfig, Collection[ConsumerConfig]], None]
-    make: Callable[[StreamConfig], Stream]
+    make: Callable[[StreamConfig, None, int | None], Stream]
     forget: Callable[[Stream], None]
     add: Callable[[Stream], None]
     attach: Callable[[Stream, ConsumerConfig, ConsumerState], asyncio.Task[None]]
@@ -119,9 +119,7 @@ class Incoming:
             self._parts.check_new(config)
         finally:
             self.names.add(name)
-        stream = self.streams[name] = self._parts.make(config)
-        if created_ns is not None:
-            stream.created_ns = created_ns
+        stream = self.streams[name] = self._parts.make(config, None, created_ns)
         stream.enforcement.suspend()
         record = stream.enforcement.create_record()
         record.extra[RESTORING] = True

@@ -179,7 +179,7 @@ CODES_ELSEWHERE: dict[int, str] = {
     10064: "jetstream/backup/test_backup.py::only_so_many_at_once",
     10113: "jetstream/test_accounts.py::limits_are_each_account_s_own_as_on_nats_server",
     10122: "jetstream/test_accounts.py::limits_are_each_account_s_own_as_on_nats_server",
-    10167: "jetstream/stream/test_publish_queue.py::a_full_log_slows_and_then_refuses",
+    10167: "jetstream/stream/shared/test_publish_queue.py::a_full_log_slows_and_then_refuses",
     10194: "jetstream/stream/test_offline.py::one_stream_fails",
     10211: "jetstream/stream/publish/test_fast.py::open_batches_are_bounded",
 }
