@@ -17,7 +17,7 @@ index:
 
 The position of a section (``SectionPosition``) says which part of which object it is. A reader knows it from the key of
 the object and from the place in the object, so it is not stored. A cipher must authenticate it: then a section that was
-moved cannot be opened. docs/adr/0014-section-codec.md has the reasons, and what an encrypted section will look like.
+moved cannot be opened. docs/adr/0016-section-codec.md has the reasons, and what an encrypted section will look like.
 
 Objects that earlier releases wrote have no section headers: ``header_of_version_1`` makes one of their lengths.
 """
