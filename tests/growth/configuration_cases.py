@@ -92,10 +92,10 @@ def _reload_with_subscriptions(stage: Stage, n: int) -> None:
 
 
 _CONFIGS: tuple[tuple[str, Callable[[int], str], int], ...] = (
-    ("users", _users, 1000), ("users with permissions", _users_with_permissions, 300), ("accounts", _accounts, 500),
-    ("service exports and imports", _services, 300), ("stream exports and imports", _streams, 150),
+    ("users", _users, 1000), ("users with permissions", _users_with_permissions, 300), ("accounts", _accounts, 350),
+    ("service exports and imports", _services, 200), ("stream exports and imports", _streams, 100),
     ("importing accounts", _importing_accounts, 200),
-    ("export to accounts", _export_to_accounts, 300), ("mappings", _mappings, 500), ("destinations", _destinations, 300),
+    ("export to accounts", _export_to_accounts, 300), ("mappings", _mappings, 250), ("destinations", _destinations, 300),
     ("permissions", _allowed, 500), ("server_tags", _tags, 3000))
 
 CASES = (
