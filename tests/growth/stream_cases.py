@@ -342,7 +342,7 @@ CASES = (
     case("acks that ask for the next", acking(lambda i: b"+NXT 1", reply=b"x"), 2_500),
     case("acks of what was never delivered", acking(lambda i: b"+ACK", order=_foreign_acks), 5_000),
     case("malformed acks", acking(lambda i: b"?", order=_malformed, reply=b"x"), 5_000),
-    case("consumers of a work queue created", _work_queue_consumers, 500),
+    case("consumers of a work queue created", _work_queue_consumers, 300),
     case("consumers: a publish", with_consumers(lambda client: fill(client, 1)), 1_000),
     case("consumers with interest: a publish", with_consumers(lambda client: client.request("s.1", b"x"), retention="interest",
                                                               filter_subject="s.1"), 1_000),
