@@ -76,7 +76,7 @@ def fields(of: Value | type[Value]) -> tuple[str, ...]:
 
 
 def _problem(names: tuple[str, ...], positional: tuple[Any, ...], named: dict[str, Any], values: dict[str, Any]) -> str:
-    """What is wrong with the arguments; "": nothing."""
+    """Return what is wrong with the arguments, or "" if nothing is."""
     if len(positional) > len(names):
         return f"takes {len(names)} values, not {len(positional)}"
     if len(values) > len(names):

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Broker(Protocol):
-    """What a shard needs from JetStream."""
+    """The parts of JetStream that a shard uses."""
 
     accounts: dict[str, Account]
 

@@ -1,4 +1,4 @@
-"""What an account needs from its JetStream."""
+"""The parts of JetStream that an account uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Host"]
 
 
 class ShardStreams(Protocol):
-    """What an account needs from a shard."""
+    """The parts of a shard that an account uses."""
 
     failed_streams: dict[int, str]
     """Streams that cannot store anything until the next start, by id, with the reason."""
@@ -31,7 +31,7 @@ class ShardStreams(Protocol):
 
 
 class Host(Protocol):
-    """What an account needs from its JetStream."""
+    """The parts of JetStream that an account uses."""
 
     server_name: str
     direct_bytes_max: int

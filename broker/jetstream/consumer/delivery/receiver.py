@@ -1,4 +1,4 @@
-"""Where the messages of a consumer without pull requests go.
+"""The receiver of the messages of a consumer without pull requests.
 
 Owns: the seam, and JetStream's side of it, which is ``deliver_subject``. Does not own: what is delivered when (loop), flow
 control and heartbeats (push). Another protocol passes a ``Receiver`` of its own to the consumer.

@@ -1,4 +1,4 @@
-"""What the collaborators of one stream share, as one value that the stream makes once.
+"""The parts that the collaborators of one stream share, as one value that the stream makes once.
 
 Owns: which parts these are. Does not own: how they are made (stream), and what each of them does.
 """
