@@ -28,15 +28,18 @@ NOT_RUN = ("skip", "skipif", "xfail")
 
 HEAD = """# Compatibility
 
-Made by `docs/generators/compatibility.py` from `docs/generators/compatibility.toml` and from what the tests say they show.
+This page lists the features of nats-server 2.15 that clients, users and operators may rely on, and says which of them
+jetblock has. `docs/generators/compatibility.py` makes it from `docs/generators/compatibility.toml` and from the marks
+of the tests.
 
-What a client, a user or an operator of nats-server 2.15 may rely on, and whether it is here. **yes**: the tests named
-beside it show it. **no**: no test shows it, so do not rely on it. **absent**: it does not exist here, for the reason below it,
-and the tests, if any, show what is said to those who ask for it. Where something works in another way, that stands below it.
+* **yes**: jetblock has the feature, and the tests beside it show it. A difference from nats-server is below the feature.
+* **no**: no test shows the feature, so do not rely on it.
+* **absent**: jetblock does not have the feature; the reason is below it. The tests, if any, show how jetblock answers
+  whoever asks for it.
 
-{scenarios} scenarios of requests, publishing and consuming, and {dialogues} dialogues of the core protocol, are played to the
-real nats-server and to jetblock in every run of the tests, and all that comes back is compared: these are the tests in
-*italics*. `*` stands for anything in a name.
+Every run of the tests plays {scenarios} scenarios of requests, publishing and consuming, and {dialogues} dialogues
+of the core protocol, to the real nats-server and to jetblock, and compares all answers. These tests are in *italics*.
+In their names, `*` stands for any text.
 
 | area | yes | no | absent |
 |---|---:|---:|---:|
@@ -45,10 +48,10 @@ real nats-server and to jetblock in every run of the tests, and all that comes b
 ERROR_CODES = """
 ## Error codes
 
-Of nats-server's {total} error codes of JetStream, {given} come in the scenarios beside it and {elsewhere} in other tests. {types}
-types of answers, advisories and metrics come in them too, with the fields that nats-server's have
-(`tests/jetstream/differential/coverage.py` has both lists). Each message that comes is checked against its JSON schema, which is
-the one of the `nats` CLI (`tests/jetstream/schemas.py`). These codes do not occur:
+Of the {total} JetStream error codes of nats-server, {given} occur in the scenarios that both servers play, and
+{elsewhere} in other tests. The scenarios and tests also have {types} types of answers, advisories and metrics, with the
+same fields as nats-server's. `tests/jetstream/differential/coverage.py` has both lists. Each message is checked against
+its JSON schema, which is the one of the `nats` CLI (`tests/jetstream/schemas.py`). These codes do not occur:
 
 | codes | why not |
 |---|---|
