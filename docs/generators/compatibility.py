@@ -32,7 +32,8 @@ This page lists the features of nats-server 2.15 that clients, users and operato
 jetblock has. `docs/generators/compatibility.py` makes it from `docs/generators/compatibility.toml` and from the marks
 of the tests.
 
-* **yes**: jetblock has the feature, and the tests beside it show it. A difference from nats-server is below the feature.
+* **yes**: jetblock has the feature, and the tests beside it show it. Differences from nats-server are below the
+  feature.
 * **no**: no test shows the feature, so do not rely on it.
 * **absent**: jetblock does not have the feature; the reason is below it. The tests, if any, show how jetblock answers
   whoever asks for it.
