@@ -148,16 +148,16 @@ class Stalls:
         await self.open()
         blocks, stream = self.blocks, self.stream
         await self.measure("a checkpoint", self.checkpointer.cut())
-        await self.measure("first look after a restart", stream.look())
+        await self.measure("first look after a restart", stream.load_blocks())
         await self.measure("purge of a third", stream.purge(None, blocks // 3 * A_BLOCK + 1, 0))
         await self.measure("purge of all", self._purge())
         await self.close()
         await self.open()
-        await self.stream.look()
+        await self.stream.load_blocks()
         await self.measure("delete of the stream", self._delete())
         await self.close()
         await self.open(3600 * 10**9)
-        await self.stream.look()
+        await self.stream.load_blocks()
         self.stream.clock = Later()  # type: ignore[assignment]
         self.stream.retention._clock = Later()  # type: ignore[assignment]
         await self.measure("expiry of all by max_age", self._expire())
@@ -206,7 +206,7 @@ class Stalls:
     async def _delete(self) -> None:
         self.log.block(self.stream).add_record(RecordKind.STREAM_DELETE, {})
         self.stream.close()
-        self.stream.live.let_go()
+        self.stream.live.free_blocks()
         self.log.urgent()
         await self.log.persisted()
 

@@ -356,12 +356,12 @@ def acks_held_back(patch: pytest.MonkeyPatch) -> None:
 
 def leavings_not_recorded(patch: pytest.MonkeyPatch) -> None:
     """Nothing tells a restart of acked messages that have not left yet."""
-    patch.setattr(Interest, "take_changes", lambda self: {})
+    patch.setattr(Interest, "pop_changes", lambda self: {})
 
 
 def positions_forgotten(patch: pytest.MonkeyPatch) -> None:
     """How far sources have come is not stored: after a restart their messages come again."""
-    patch.setattr(Positions, "take_changes", lambda self: self.moved.clear() or {})
+    patch.setattr(Positions, "pop_changes", lambda self: self.moved.clear() or {})
 
 
 def mirrors_miss_one(patch: pytest.MonkeyPatch) -> None:

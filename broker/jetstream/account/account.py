@@ -351,7 +351,7 @@ class Account:
         self.events.stream("delete", name, stream.log)
         del self.streams[name]
         stream.close()
-        stream.live.let_go()
+        stream.live.free_blocks()
         self.upstreams.changed(name)
         await in_turns(self._subscriptions.give_back(name, subjects))
 

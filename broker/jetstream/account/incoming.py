@@ -172,7 +172,7 @@ class Incoming:
             stream.log.urgent()
         self._parts.forget(stream)
         stream.close()
-        stream.live.let_go()
+        stream.live.free_blocks()
 
     def release(self) -> None:
         """Drop everything. Nothing is written: a start finds what has begun, and deletes it."""

@@ -48,7 +48,7 @@ class StreamReader:
             yield await asyncio.to_thread(writer.consumer, archived(consumer, self._last_seq))
         # Messages can be read once they are stored.
         await self._stream.log.persisted()
-        await self._stream.look()
+        await self._stream.load_blocks()
         seq, held = max(self._numbers.first_seq, 1), None
         while seq <= self._last_seq and (found := self._next_chunk(seq)) is not None:
             if not isinstance(found, tuple):

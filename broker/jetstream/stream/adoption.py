@@ -26,7 +26,7 @@ def follow(stream: Stream, adopted: Adopted) -> bool:
     Raises: ValueError when the stream's blocks are not what the record says.
     """
     live = stream.live
-    if not live.looked:
+    if not live.blocks_loaded:
         return True  # they are loaded from the applied state, which has it
     if stream.queue.busy or stream.heads.walks or stream.msg_ids.loading:
         return False

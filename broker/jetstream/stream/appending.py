@@ -92,7 +92,7 @@ class Appending:
                     return answer
                 config = parts.stream.config
                 await self._check_subjects(config, staged)
-                await parts.live.look()
+                await parts.live.load_blocks()
                 await self._duplicates(staged, ids)
                 await self._check(config, staged, ids)
                 # No block of the stream has messages that are not persisted, so those that join come after all of them.
@@ -123,7 +123,7 @@ class Appending:
         Returns once that is persisted. Raises: as ``_append``.
         """
         parts, context = self._parts, self._context
-        await parts.live.look()
+        await parts.live.load_blocks()
         while True:
             # No block of the stream has messages that are not persisted, so those that join come after all of them.
             await parts.log.persisted()

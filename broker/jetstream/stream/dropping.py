@@ -37,8 +37,8 @@ _ID_BITS: Final = 64
 
 def drop_blocks(stream: Stream) -> int:
     """Let go of a stream's blocks if nothing relies on them now; returns how many."""
-    if (not stream.stored or not stream.live.looked or stream.offline is not None or stream.queue.busy or stream.heads.walks
-            or stream.msg_ids.loading or stream.tasks.running or stream.subjects.owes or stream.msg_ids.owes):
+    if (not stream.stored or not stream.live.blocks_loaded or stream.offline is not None or stream.queue.busy or stream.heads.walks
+            or stream.msg_ids.loading or stream.tasks.running or stream.subjects.has_deferred or stream.msg_ids.has_deferred):
         return 0
     state = stream.applied()
     count = stream.live.drop(stream.applied) if state is not None and len(state.blocks) <= _MANY else 0
@@ -121,11 +121,11 @@ class BlockBudget:
         async for stream in self._each():
             if (stream_id := stream.stream_id) not in gone:
                 continue
-            if not stream.live.looked:
+            if not stream.live.blocks_loaded:
                 gone.remove(stream_id)
                 if (state := stream.applied()) is not None and len(state.blocks) > _MANY:
                     try:
-                        await stream.look()
+                        await stream.load_blocks()
                     except FormatError as error:
                         stream.tasks.warn("its blocks cannot be loaded: %s", error)
             elif now_ns - self._dropped_ns[stream_id] < _IDLE_NS:

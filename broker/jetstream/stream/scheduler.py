@@ -136,7 +136,7 @@ class Scheduler:
         """One pass; returns when the next is due, and how long it waits at least."""
         wait_ns = _APART_NS
         try:
-            await self._live.look()
+            await self._live.load_blocks()
             if self._live.ahead.active and not self._compared:
                 await self._bring_forward()
                 self._compared = True

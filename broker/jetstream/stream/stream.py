@@ -125,7 +125,8 @@ class Stream:
         """Called when blocks have been loaded into memory."""
         self.stored = config.storage != "memory"
         extra: Mapping[str, Any] = {} if state is None else state.extra
-        self.live = live = Live(self._cached_head, self.applied if self.stored else None, self._looked, usage, clock, extra)
+        self.live = live = Live(self._cached_head, self.applied if self.stored else None, self._on_blocks_loaded, usage,
+                                clock, extra)
         self.heads = Heads(live, reader)
         self.positions = Positions(extra)
         self.tasks = Tasks(self.name)
@@ -202,14 +203,14 @@ class Stream:
     def applied(self) -> StreamState | None:
         return self.log.state.streams.get(self.stream_id)
 
-    def _looked(self, blocks: Sequence[LiveBlock]) -> None:
+    def _on_blocks_loaded(self, blocks: Sequence[LiveBlock]) -> None:
         self.msg_ids.looked(blocks)
         self.on_loaded()
 
-    async def look(self) -> None:
-        """Load the blocks into ``live``: await this before anything but a publish. See ``Live.look``."""
-        if not self.live.looked:
-            await self.live.look()
+    async def load_blocks(self) -> None:
+        """Load the blocks into ``live``: await this before anything but a publish. See ``Live.load_blocks``."""
+        if not self.live.blocks_loaded:
+            await self.live.load_blocks()
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class Stream:
     def first_time_ns(self) -> int:
         """Time of the first live message, or its block's first time while its head is not in memory. Loads nothing."""
         live = self.live
-        return live.first_time[0] if live.looked else live.first_time_ns if live.msgs else 0
+        return live.first_time[0] if live.blocks_loaded else live.first_time_ns if live.msgs else 0
 
     @property
     def last_time_ns(self) -> int:
@@ -272,11 +273,11 @@ class Stream:
             block.add(schedule)
         for delta in self.listeners.take_deltas():
             block.add(delta)
-        extra = self.interest.take_changes() if self.interest.moved else {}
+        extra = self.interest.pop_changes() if self.interest.moved else {}
         if self.positions.moved:
-            extra |= self.positions.take_changes()
+            extra |= self.positions.pop_changes()
         if live.ahead.active and live.ahead.mark():
-            extra |= live.ahead.take_changes()
+            extra |= live.ahead.pop_changes()
         if extra:
             block.add(StreamUpdate(self.config.to_json(), extra))
         block.outcome = live.outcome(self.first_time_ns)
@@ -285,7 +286,7 @@ class Stream:
     def persisted(self, block: SealedBlock[Any]) -> None:
         """A block of ours is in the store and in the applied state: consumers may see it."""
         live = self.live
-        mine = live.landed()
+        mine = live.pop_in_flight()
         if mine is not None:
             dead = isinstance(mine, LiveBlock) and not mine.live_msgs
             if self.stored and not dead and (self.listeners.any or not block.kept) and (ref := block.ref) is not None:
@@ -358,7 +359,7 @@ class Stream:
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence."""
-        await self.look()
+        await self.load_blocks()
         return await self.queries.count_from(seq, filters)
 
     def tail_count(self, seq: int, filters: Filters) -> int:
@@ -422,7 +423,7 @@ class Stream:
 
     async def _readable_blocks(self) -> None:
         self._readable()
-        await self.look()
+        await self.load_blocks()
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
@@ -432,7 +433,7 @@ class Stream:
         Returns once that is sequenced: the caller answers through ``log.wait``.
         """
         await self.queue.quiet()
-        await self.look()
+        await self.load_blocks()
         deleted = await self.retention.delete(seq)
         await self._notified()
         return deleted
@@ -442,7 +443,7 @@ class Stream:
 
         Returns once that is sequenced: the caller answers through ``log.wait``.
         """
-        await self.look()
+        await self.load_blocks()
         filters = Filters(() if wanted is None else (wanted,))
         if seq == 1:
             return 0
@@ -543,7 +544,7 @@ class Stream:
         """
         self._readable()
         await self.queue.quiet()
-        await self.look()
+        await self.load_blocks()
         return await self._info.state(deleted_details, subjects_filter, subjects_offset)
 
     # --- loading ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ async def filled(world: World, name: str, blocks: int, **config: object) -> Stre
     for n in range(blocks):
         publish(world, stream, pub(b"%b.%d" % (name.encode(), n % 3), b"%d" % n))
         await world.settle(stream)
-    await stream.look()
+    await stream.load_blocks()
     return stream
 
 
@@ -30,7 +30,7 @@ async def test_what_needs_dropped_blocks_loads_them() -> None:
     stream = await filled(world, "S", 9, max_msgs=20)
     before, numbers = await everything(stream), (stream.first_seq, stream.msgs, stream.size_bytes, stream.first_time_ns)
     assert drop_blocks(stream) == stream.msgs == 9
-    assert not stream.live.looked
+    assert not stream.live.blocks_loaded
     assert (stream.first_seq, stream.msgs, stream.size_bytes, stream.first_time_ns) == numbers
     assert await read_all(stream) == before
     assert drop_blocks(stream) == 9
@@ -63,7 +63,7 @@ async def test_many_blocks_that_came_since_are_loaded_at_once_or_before() -> Non
     for n in range(2100):
         publish(world, stream, pub(b"S.a", b"%d" % n))
         await world.settle(stream)
-    assert not stream.live.looked
+    assert not stream.live.blocks_loaded
     assert len(await read_all(stream)) == 2103
     await world.close()
 
@@ -94,7 +94,7 @@ async def test_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     publish(world, streams[0], pub(b"S0.a", b"x"))
     await world.settle(streams[0])
     await budget.load_many()
-    assert not streams[0].live.looked
+    assert not streams[0].live.blocks_loaded
     for _ in range(3):
         publish(world, streams[0], pub(b"S0.a", b"x"))
         await world.settle(streams[0])
@@ -166,7 +166,7 @@ async def test_it_runs_beside_the_streams(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(await read_all(stream)) == 10
     world.clock.advance(2 * MINUTE_NS)
     await asyncio.sleep(0.01)
-    assert stream.live.looked
+    assert stream.live.blocks_loaded
     await world.close()
 
 
@@ -203,14 +203,14 @@ async def test_ids_of_removed_messages_are_not_forgotten() -> None:
         publish(world, stream, pub(b"S.a", b"%d" % n, Nats_Msg_Id=str(n)))
         await world.settle(stream)
     stream = await world.restart(stream, ids_in_blocks=True)
-    await stream.look()
+    await stream.load_blocks()
     await stream.delete_msg(2, False)
     await world.settle(stream)
     world.clock.advance(MINUTE_NS)
     assert drop_blocks(stream) == 0
     assert (await ask(world, stream, pub(b"S.a", b"x", Nats_Msg_Id="1")))["duplicate"]
     stream = await world.restart(stream, ids_in_blocks=True)
-    await stream.look()
+    await stream.load_blocks()
     await stream.delete_msg(3, False)
     await world.settle(stream)
     world.clock.advance(10 * MINUTE_NS)

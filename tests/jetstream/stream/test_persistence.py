@@ -120,7 +120,7 @@ async def test_a_restart_reads_nothing() -> None:
     again = await world.restart(stream)
     assert store.gets == 0
     assert (again.first_seq, again.last_seq, again.msgs, again.persisted_seq) == (1, 30, 30, 30)
-    assert not again.live.looked
+    assert not again.live.blocks_loaded
     assert await ask(world, again, pub(b"S.x")) == {"stream": "S", "seq": 31}
     assert store.gets > 0
     await world.close()
@@ -188,7 +188,7 @@ async def test_the_first_look_may_come_at_any_time(moment: str) -> None:
     for at in range(0, 12, 3):
         publish(world, stream, *(pub(subject, body) for _, subject, body in expected[at:at + 3]))
         if at == 6:
-            assert stream.live.looked == (moment == "before")
+            assert stream.live.blocks_loaded == (moment == "before")
             if moment == "open":
                 look()
             elif moment == "in flight":
@@ -201,7 +201,7 @@ async def test_the_first_look_may_come_at_any_time(moment: str) -> None:
         await world.settle()
     if moment == "restarted":
         stream = await world.restart(stream)
-        assert not stream.live.looked
+        assert not stream.live.blocks_loaded
     look()
     assert (stream.msgs, stream.first_seq, stream.last_seq, stream.persisted_seq) == (12, 1, 12, 12)
     if moment not in ("applied", "restarted"):

@@ -67,7 +67,7 @@ class BlockedPublish:
         self._msg = self._decision = None
 
     async def _wait(self, msg: Msg, decision: Decision, not_loaded: NotLoaded) -> None:
-        loading = self._tasks.start(decision.bring(not_loaded), "load")
+        loading = self._tasks.start(decision.load_missing(not_loaded), "load")
         try:
             left_ns = self._until_ns - self._clock.monotonic_ns()
             done, _ = await asyncio.wait((loading,), timeout=max(left_ns / 1e9, 0.001))

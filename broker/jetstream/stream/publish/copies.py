@@ -84,7 +84,7 @@ class Copies:
                         if error is not None:
                             if decision is None or done > start:
                                 decision = Decision(self._live, self._heads)
-                            await decision.bring(error)
+                            await decision.load_missing(error)
         except TimeoutError:
             # Publishes wait meanwhile, and must not wait as long as a store may take.
             return ApiError(ApiErrors.CLUSTER_NOT_AVAIL)

@@ -89,7 +89,7 @@ class MsgIds:
         noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
 
     @property
-    def owes(self) -> bool:
+    def has_deferred(self) -> bool:
         """Whether ids of the window are still to be read from a block that has left the stream. The blocks are loaded."""
         since_ns, holds = self._since_ns, self._live.holds
         return any(block.last_time_ns > since_ns and not holds(block) for block in self._with_ids)
@@ -124,7 +124,7 @@ class MsgIds:
 
     async def _load(self) -> None:
         live, dedupe = self._live, self._dedupe
-        await live.look()
+        await live.load_blocks()
         more = True
         async with aclosing(self._back()) as found:
             async for rows, staged in found:

@@ -74,7 +74,7 @@ class Interest:
     of its consumers.
 
     Attributes: ``active``: acks remove messages; ``selective``: only what some consumer gets is stored; ``moved``: whether
-        ``take_changes`` may have something to return.
+        ``pop_changes`` may have something to return.
     """
 
     def __init__(self, parts: StreamParts, retention: Retention) -> None:
@@ -309,7 +309,7 @@ class Interest:
     async def _load_first(self, seqs: Sequence[int]) -> Sequence[int]:
         """Take out those of ``seqs`` in the first of their blocks; returns the others. Raises: StoreError; FormatError."""
         live = self._live
-        await live.look()
+        await live.load_blocks()
         block = self._block_at(seqs[0])
         if block is None:
             return seqs[1:]
@@ -371,7 +371,7 @@ class Interest:
                 return self.sweep(begun[0], acked=bool(begun[1]))
         return None
 
-    def take_changes(self) -> dict[str, Any]:
+    def pop_changes(self) -> dict[str, Any]:
         """The extra members to store so that a restart begins early enough; {}: none."""
         self.moved = False
         wanted, stored = self._unfinished(), self._stored
@@ -412,7 +412,7 @@ class Interest:
 
     async def _swept(self, start: int, acked: bool) -> None:
         live, log = self._live, self._log
-        await live.look()
+        await live.load_blocks()
         end = live.last_seq
         if not self._listeners.by_name and not self._unknown:
             if self.selective:  # a work queue keeps what the next consumer gets

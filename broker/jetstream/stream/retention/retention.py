@@ -164,7 +164,7 @@ class Retention:
         if not self._log.clock_trusted():
             self._arm(1_000_000_000)
             return
-        if not live.looked:
+        if not live.blocks_loaded:
             if self._expiring is None:
                 self._expiring = self._tasks.start(self._expire_after(None), "expiry")
             return
@@ -209,7 +209,7 @@ class Retention:
     async def _expire_after(self, block: LiveBlock | None) -> None:
         rows = None
         try:
-            await self._live.look()
+            await self._live.load_blocks()
             if block is not None:
                 # What came together is due together, also in other streams.
                 rows = await self._heads.of(block, neighbours=True)

@@ -153,7 +153,7 @@ class MessageTtls:
     def _first_age_due_ns(self) -> int:
         """When max_age may have something to remove, without looking at the messages."""
         live = self._live
-        if not live.looked:
+        if not live.blocks_loaded:
             return live.ahead.stored_at(live.first_seq, live.first_time_ns) + self._max_age_ns
         block = next(blocks_from(live, max(self._aged_seq, live.first_seq), live.last_seq), None)
         return NEVER if block is None else self._age_due(block.first_seq, block.first_time_ns)
@@ -166,7 +166,7 @@ class MessageTtls:
         """One pass; returns when the next is due, and how long it waits at least."""
         wait_ns = _APART_NS
         try:
-            await self._live.look()
+            await self._live.load_blocks()
             if self._marker:
                 await self._subjects.build()
             more = True

@@ -356,7 +356,7 @@ class Queries:
         if filters is None or filters.all:
             total = await self._decided(lambda: live.live_from(max(seq, live.first_seq)))
             return total - self.tail_count(seq, ALL), live.persisted_seq
-        if seq <= live.first_seq and self._subjects.worth_asking(live.persisted_seq):
+        if seq <= live.first_seq and self._subjects.index_is_worthwhile(live.persisted_seq):
             total = await self.count(filters)
             return total - self.tail_count(seq, filters), live.persisted_seq
         total, end = 0, live.persisted_seq

@@ -116,7 +116,7 @@ class AheadOfClock:
             del marks[:old]
         return self._changed
 
-    def take_changes(self) -> dict[str, Any]:
+    def pop_changes(self) -> dict[str, Any]:
         """Return what is to be recorded since the last call."""
         if not self._changed:
             return {}

@@ -45,7 +45,7 @@ class Decision:
         self._held: dict[LiveBlock, Rows | None] = {}
         self._done: tuple[object, ...] | None = None
 
-    async def bring(self, not_loaded: NotLoaded) -> None:
+    async def load_missing(self, not_loaded: NotLoaded) -> None:
         """Load what the decision lacks. Raises: Stuck; StoreError; FormatError."""
         if not_loaded.work is not None:
             if (not_loaded.what, not_loaded.mark, *self._state()) == self._done:
@@ -70,10 +70,10 @@ class Decision:
 
 
 async def decide(live: Live, heads: Heads, ask: Callable[[], T]) -> T:
-    """``ask()``, with all that it needs loaded. Raises: as ``ask`` and ``Decision.bring``."""
+    """``ask()``, with all that it needs loaded. Raises: as ``ask`` and ``Decision.load_missing``."""
     decision = Decision(live, heads)
     while True:
         try:
             return ask()
         except NotLoaded as not_loaded:
-            await decision.bring(not_loaded)
+            await decision.load_missing(not_loaded)

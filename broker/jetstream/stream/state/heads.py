@@ -68,7 +68,7 @@ class Heads:
 
     def _begin(self, block: LiveBlock) -> asyncio.Task[Rows | None]:
         loading = asyncio.ensure_future(self.of(block))
-        loading.add_done_callback(_heard)
+        loading.add_done_callback(_retrieve_exception)
         return loading
 
     async def all_of(self, blocks: Iterable[LiveBlock]) -> list[Rows | None]:
@@ -121,7 +121,7 @@ class Heads:
                     coming.cancel()
 
 
-def _heard(loading: asyncio.Task[Rows | None]) -> None:
+def _retrieve_exception(loading: asyncio.Task[Rows | None]) -> None:
     """A walk that ends early, perhaps by the error of an earlier block, does not await those loaded ahead."""
     if not loading.cancelled():
         loading.exception()

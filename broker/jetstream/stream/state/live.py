@@ -13,7 +13,7 @@ block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the bl
 
 The blocks are loaded when first needed: until then there are only publishers, which need the numbers alone, and what
 the stream has is known from the applied state and from what is in flight. Many blocks are loaded a slice at a time:
-callers await ``look``, and a decision that cannot wait raises ``NotLoaded``.
+callers await ``load_blocks``, and a decision that cannot wait raises ``NotLoaded``.
 
 There may be a million blocks. What touches all of them is done in C, or in slices: a purge of all replaces the table and
 frees the old one bit by bit.
@@ -36,7 +36,7 @@ from broker.jetstream.stream.state.ahead import AheadOfClock
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.joining import Joining
 from broker.jetstream.stream.state.live_seqs import GAPLESS, alive, dead_set, next_live, over_gaps, ranges
-from broker.jetstream.stream.state.loading import Look, add_in_flight, let_go
+from broker.jetstream.stream.state.loading import BlockLoading, add_in_flight, free_in_turns
 from broker.jetstream.stream.state.removal import Front, Removal
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.usage import ServerUsage, Usage
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Live", "LiveBlock", "Removal"]
 
-_LOOKED_AT_ONCE = 1024
+_LOADED_AT_ONCE = 1024
 """Blocks taken from the applied state between two turns of the loop: 2 to 4 ms."""
 
 _live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
@@ -65,9 +65,9 @@ class Live:
     """The numbers and the block table of one stream.
 
     Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``stored`` gives the
-        stream's applied state at the first ``look``, for its persisted blocks; None: there are none, and never will be.
-        ``on_looked(blocks)`` gets those, some at a time. ``usage`` counts the bytes of all streams of its kind. ``clock`` and
-        ``extra``, what the stream's state keeps beside the configuration, are for ``ahead``.
+        stream's applied state at the first ``load_blocks``, for its persisted blocks; None: there are none, and never will be.
+        ``on_blocks_loaded(blocks)`` gets those, some at a time. ``usage`` counts the bytes of all streams of its kind. ``clock``
+        and ``extra``, what the stream's state keeps beside the configuration, are for ``ahead``.
     Attributes: ``open``: the block that takes messages, if it has some already. ``joining``: messages that are not part of this
         yet, and of the stream's next outcome. ``first_time_ns``: time of the first live
         message, kept until the blocks are loaded.
@@ -75,7 +75,7 @@ class Live:
 
     def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None],
                  stored: Callable[[], StreamState | None] | None = None,
-                 on_looked: Callable[[Sequence[LiveBlock]], object] | None = None, usage: Usage | None = None,
+                 on_blocks_loaded: Callable[[Sequence[LiveBlock]], object] | None = None, usage: Usage | None = None,
                  clock: Clock | None = None, extra: Mapping[str, Any] | None = None) -> None:
         self.usage = usage or ServerUsage()
         self.first_seq = 0
@@ -92,71 +92,71 @@ class Live:
         self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
         """For each block that was cut and is not persisted: its live block, or itself until the blocks are loaded."""
         self._stored = stored
-        self._on_looked = on_looked
-        self._looking: Look | None = None
+        self._on_blocks_loaded = on_blocks_loaded
+        self._loading: BlockLoading | None = None
         self._dropped = False
         self._blocks: list[LiveBlock] = []
         self._begins: list[int] = []
         self._stored_rows = stored_rows
 
     @property
-    def looked(self) -> bool:
+    def blocks_loaded(self) -> bool:
         """Whether the blocks are loaded."""
         return self._stored is None
 
     @property
     def blocks(self) -> list[LiveBlock]:
-        """All of them, in order. Raises: NotLoaded when ``look`` must come first."""
+        """All of them, in order. Raises: NotLoaded when ``load_blocks`` must come first."""
         if self._stored is not None:
-            self._look_now()
+            self._load_blocks_now()
         return self._blocks
 
     @property
     def _starts(self) -> list[int]:
         """First sequence of each. Raises: NotLoaded."""
         if self._stored is not None:
-            self._look_now()
+            self._load_blocks_now()
         return self._begins
 
-    async def look(self) -> None:
+    async def load_blocks(self) -> None:
         """Load the blocks, in as many turns of the loop as that takes. Nothing is removed meanwhile: removing messages
         requires the blocks."""
         while self._stored is not None:
-            if self._look(_LOOKED_AT_ONCE):
+            if self._load_some_blocks(_LOADED_AT_ONCE):
                 return
             await asyncio.sleep(0)
 
     def ensure_blocks(self) -> None:
-        """Load the blocks. Raises: NotLoaded when ``look`` must come first."""
+        """Load the blocks. Raises: NotLoaded when ``load_blocks`` must come first."""
         if self._stored is not None:
-            self._look_now()
+            self._load_blocks_now()
 
-    def _look_now(self) -> None:
-        if not self._look(0):
-            raise NotLoaded("the stream's blocks", work=self.look)
+    def _load_blocks_now(self) -> None:
+        if not self._load_some_blocks(0):
+            raise NotLoaded("the stream's blocks", work=self.load_blocks)
 
-    def _look(self, count: int) -> bool:
+    def _load_some_blocks(self, count: int) -> bool:
         """Take up to ``count`` blocks, 0: only if a few are left, from the applied state; returns whether it has all."""
         assert self._stored is not None
-        look = self._looking
-        if look is None or look.first_seq != look.state.first_seq or look.swaps != look.state.blocks.swaps:
+        loading = self._loading
+        if loading is None or loading.first_seq != loading.state.first_seq or loading.swaps != loading.state.blocks.swaps:
             # The second: nothing of ours was live in what the applied state has dropped meanwhile.
             state = self._stored()
             if state is None:
-                return self._looked([], [])
-            look = self._looking = Look(state, self._on_looked)
-        if look.left > _LOOKED_AT_ONCE and (count or not self._dropped):
-            look.take(count)
+                return self._add_in_flight([], [])
+            loading = self._loading = BlockLoading(state, self._on_blocks_loaded)
+        if loading.left > _LOADED_AT_ONCE and (count or not self._dropped):
+            loading.load(count)
             return False
-        look.take(look.left)
-        blocks, self._looking = look.blocks, None
+        loading.load(loading.left)
+        blocks, self._loading = loading.blocks, None
         if blocks:
             # What left at the front is known from the stream's totals alone.
-            blocks[0].live_msgs += look.state.msgs - look.msgs
-            blocks[0].live_bytes += look.state.bytes - look.bytes
-        return self._looked(blocks, look.begins)
+            blocks[0].live_msgs += loading.state.msgs - loading.msgs
+            blocks[0].live_bytes += loading.state.bytes - loading.bytes
+        return self._add_in_flight(blocks, loading.begins)
 
-    def _looked(self, blocks: list[LiveBlock], begins: list[int]) -> bool:
+    def _add_in_flight(self, blocks: list[LiveBlock], begins: list[int]) -> bool:
         """``blocks`` are those of the applied state as it is now: add those in flight, and keep them."""
         self._stored = None
         add_in_flight(blocks, self._in_flight)
@@ -246,7 +246,7 @@ class Live:
         if self.open is block:
             self.open = self._tail = None
 
-    def landed(self) -> LiveBlock | OpenBlock[Any] | None:
+    def pop_in_flight(self) -> LiveBlock | OpenBlock[Any] | None:
         """The oldest block in flight; None if it had no messages. Call it once for each."""
         return self._in_flight.popleft()
 
@@ -403,7 +403,7 @@ class Live:
         else:
             gone = blocks[:stay]
             del blocks[:stay], self._begins[:stay]
-        let_go(gone)
+        free_in_turns(gone)
         self.msgs -= front.msgs
         self.size_bytes -= front.size
         self.usage.size_bytes -= front.size
@@ -428,7 +428,7 @@ class Live:
         self._dropped = True
         return count
 
-    def let_go(self) -> None:
+    def free_blocks(self) -> None:
         """The stream is gone, and its blocks with it."""
         if self._stored is None:
             self.remove_whole_front(Front(self.last_seq + 1, self.msgs, self.size_bytes, None))

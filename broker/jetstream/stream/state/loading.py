@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from broker.storage.log.open_block import OpenBlock
     from broker.storage.state.stream import StreamState
 
-__all__ = ["Look", "add_in_flight", "let_go"]
+__all__ = ["BlockLoading", "add_in_flight", "free_in_turns"]
 
-_LET_GO_AT_ONCE = 8192
+_FREED_AT_ONCE = 8192
 """Blocks freed between two turns of the loop: about 2 ms."""
 
 
-class Look:
+class BlockLoading:
     """Blocks being loaded from the applied state, which may grow at its end meanwhile."""
 
-    def __init__(self, state: StreamState, told: Callable[[Sequence[LiveBlock]], object] | None) -> None:
+    def __init__(self, state: StreamState, on_blocks_loaded: Callable[[Sequence[LiveBlock]], object] | None) -> None:
         self.state = state
-        self._told = told
+        self._on_blocks_loaded = on_blocks_loaded
         self.first_seq = state.first_seq
         self.swaps = state.blocks.swaps
         self.blocks: list[LiveBlock] = []
@@ -38,14 +38,14 @@ class Look:
     def left(self) -> int:
         return len(self.state.blocks) - len(self.blocks)
 
-    def take(self, count: int) -> None:
+    def load(self, count: int) -> None:
         blocks = list(map(LiveBlock.of_entry, islice(self._stored, count)))
         self.blocks += blocks
         self.begins += [block.first_seq for block in blocks]
         self.msgs += sum([block.live_msgs for block in blocks])
         self.bytes += sum([block.live_bytes for block in blocks])
-        if self._told is not None:
-            self._told(blocks)
+        if self._on_blocks_loaded is not None:
+            self._on_blocks_loaded(blocks)
 
 
 def add_in_flight(blocks: list[LiveBlock], in_flight: deque[LiveBlock | OpenBlock[Any] | None]) -> None:
@@ -63,8 +63,8 @@ def add_in_flight(blocks: list[LiveBlock], in_flight: deque[LiveBlock | OpenBloc
             in_flight[at] = live
 
 
-def let_go(blocks: list[LiveBlock]) -> None:
+def free_in_turns(blocks: list[LiveBlock]) -> None:
     """Empty a list that nothing else holds, a slice in each turn of the loop: freeing a million blocks takes time."""
-    del blocks[-_LET_GO_AT_ONCE:]
+    del blocks[-_FREED_AT_ONCE:]
     if blocks:
-        asyncio.get_running_loop().call_soon(let_go, blocks)
+        asyncio.get_running_loop().call_soon(free_in_turns, blocks)

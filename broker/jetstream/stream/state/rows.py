@@ -39,7 +39,7 @@ class Rows(Protocol):
 
 
 class NotLoaded(Exception):
-    """A decision needs what is not in memory. Nothing was changed; load it with ``Decision.bring``, then decide again.
+    """A decision needs what is not in memory. Nothing was changed; load it with ``Decision.load_missing``, then decide again.
 
     ``blocks`` are blocks whose heads are needed at once, which are few. What takes more than a few heads is ``work``
     instead: it streams through them, and leaves behind what the decision asks for (an index, a place, a plan). It is

@@ -74,8 +74,8 @@ class SubjectSearch:
         order = await self._ordered(index, complete=True)
         parts = order.within(filters.spans)
         names, start, end = parts[0]
-        settled = not self._subjects.tracked or index.swept_seq >= self._live.first_seq
-        if filters.contiguous and settled and not order.stale and not order.unsorted:
+        swept = not self._subjects.tracked or index.swept_seq >= self._live.first_seq
+        if filters.contiguous and swept and not order.stale and not order.unsorted:
             return names[start + offset:min(start + offset + limit, end)], end - start
         found = await sorted_in_turns(await self._select(index, parts, filters))
         return found[offset:offset + limit], len(found)

@@ -12,7 +12,7 @@ from its head, or from a checkpoint's page that has the subjects of very many bl
 Removals below ``merged_seq`` are taken out at once where their rows are in memory. Otherwise they are a *debt*, settled
 at the next question; if debts become too many, or a head is gone, the index is dropped and rebuilt when asked for.
 
-    _go_on ─┬─ up to date ───────> the index
+    _update ─┬─ up to date ───────> the index
             ├─ out of time ──────> go on in the next turn of the loop
             ├─ needs these heads > load them, hold them, go on: each of them is merged before it is released
             └─ needs this page ──> the same; it serves block after block, as far as its messages still live
@@ -40,7 +40,7 @@ from broker.storage.state.subjects import SubjectPage
 
 __all__ = ["SubjectState"]
 
-_DEBTS_MAX = 64
+_DEFERRED_MAX = 64
 _FEW = 16
 """Subjects that are looked up one by one."""
 _ROWS_AT_ONCE = 4096
@@ -51,13 +51,13 @@ _COUNTS_WORTH = 8
 """Counts by a stream's blocks that take as long as building its index: they skip blocks, and look for a few names only."""
 _COUNTED_BEFORE = _COUNTS_WORTH * _ROWS_AT_ONCE
 """So that an index which lacks little is used at once."""
-_LOOKED_AT_ONCE = 64
+_EXAMINED_AT_ONCE = 64
 """Blocks examined at once for heads to load side by side."""
 _VAIN_MAX = 16
 """Consecutive loads that may be made useless by messages that leave."""
 
 
-class _Debt(NamedTuple):
+class _Deferred(NamedTuple):
     """Messages first..last of a block left the stream, and the index does not know it yet."""
 
     block: LiveBlock
@@ -81,7 +81,7 @@ class SubjectState:
         """How often the index was dropped."""
         self._steps = 0
         """Rises with all that is merged or settled."""
-        self._debts: list[_Debt] = []
+        self._deferred: list[_Deferred] = []
         self._counted = _COUNTED_BEFORE
         """Messages in the blocks by which others were counted."""
         self._building: asyncio.Lock = asyncio.Lock()
@@ -92,9 +92,9 @@ class SubjectState:
         return self._index
 
     @property
-    def owes(self) -> bool:
+    def has_deferred(self) -> bool:
         """Whether removals are still to be taken in, by their blocks."""
-        return bool(self._debts)
+        return bool(self._deferred)
 
     def set_tracked(self, tracked: bool) -> None:
         """Whether the stream limits messages by subject, from now on."""
@@ -106,14 +106,14 @@ class SubjectState:
 
     def ready(self) -> SubjectIndex:
         """The index, with every live message in it. Raises: NotLoaded."""
-        index = self._go_on()
+        index = self._update()
         if not isinstance(index, SubjectIndex):
             raise NotLoaded("the index of subjects", work=self.build, mark=self._forgotten)
         return index
 
     async def build(self) -> SubjectIndex:
         """As ``ready``, in as many turns of the loop as it takes. Raises: StoreError; FormatError; Stuck."""
-        await self._live.look()
+        await self._live.load_blocks()
         async with self._building:
             try:
                 return await self._build()
@@ -125,7 +125,7 @@ class SubjectState:
         loaded, paused, asked, overtaken = -1, -1, list[LiveBlock | SubjectPage](), 0
         held: Sequence[Rows | None] = ()
         while True:
-            found = self._go_on()
+            found = self._update()
             if isinstance(found, SubjectIndex):
                 return found
             # Heads may be next where time ran out a turn before; between two loads something must be merged, or
@@ -148,12 +148,12 @@ class SubjectState:
                 if None in held:
                     # It left the stream, and its object the store, before it was taken out.
                     self._steps += 1
-                    if self._debts:
+                    if self._deferred:
                         self.forget()
             else:
                 await asyncio.sleep(0)
 
-    def _go_on(self) -> SubjectIndex | Sequence[LiveBlock] | SubjectPage:
+    def _update(self) -> SubjectIndex | Sequence[LiveBlock] | SubjectPage:
         """Update the index, for a few milliseconds; if not done, the page that is next, or the blocks whose heads are (none: no
         time)."""
         live, index = self._live, self._index
@@ -163,7 +163,7 @@ class SubjectState:
             index.swept_seq = max(live.first_seq, 1)
         if not live.msgs:
             self._emptied(index)
-        left: Sequence[LiveBlock] | SubjectPage | None = self._apply_debts(index)
+        left: Sequence[LiveBlock] | SubjectPage | None = self._apply_deferred(index)
         if left is None and index.merged_seq < live.last_seq:
             left = self._merge(index)
         return index if left is None else left
@@ -173,9 +173,9 @@ class SubjectState:
         self._index = None
         self._counted = _COUNTED_BEFORE
         self._forgotten += 1
-        self._debts.clear()
+        self._deferred.clear()
 
-    def worth_asking(self, seq: int) -> bool:
+    def index_is_worthwhile(self, seq: int) -> bool:
         """Whether counting by the index is worth what it takes to bring it up to ``seq``; else count by the blocks.
 
         A caller that is told no counts by the blocks. Told so again and again, all counts together would take longer than the
@@ -224,7 +224,7 @@ class SubjectState:
         """The index, if it has each persisted live message of every subject, and no others, and ``filters`` are at most so many
         literal subjects."""
         index = self._index
-        if (index is None or not index.tracked or self._debts or index.merged_seq < self._live.persisted_seq
+        if (index is None or not index.tracked or self._deferred or index.merged_seq < self._live.persisted_seq
                 or not filters.literal or len(filters.literals) > most):
             return None
         return index
@@ -238,7 +238,7 @@ class SubjectState:
         index = self._index
         if index is None and self._live.msgs > _COUNTED_UNASKED_MAX:
             return None
-        found = self._go_on()
+        found = self._update()
         if not isinstance(found, SubjectIndex):
             return None
         first_seq = self._live.first_seq
@@ -249,7 +249,7 @@ class SubjectState:
         return sum(1 for subject in list(found) if found.count(subject, first_seq))
 
     def _find_last(self, subject: bytes) -> int:
-        """Look through the blocks from the end. Raises: NotLoaded."""
+        """BlockLoading through the blocks from the end. Raises: NotLoaded."""
         live = self._live
         for block in reversed(live.blocks):
             if not _may_hold(block, subject):
@@ -296,10 +296,10 @@ class SubjectState:
                 continue
             first: int | None = removal.first
             if last - removal.first < _ROWS_AT_ONCE or not _needs_rows(removal.block):
-                first = self._take_out(index, removal.block, removal.first, last)
+                first = self._subtract(index, removal.block, removal.first, last)
             if first is not None:
-                self._debts.append(_Debt(removal.block, first, last))
-        if len(self._debts) > _DEBTS_MAX:
+                self._deferred.append(_Deferred(removal.block, first, last))
+        if len(self._deferred) > _DEFERRED_MAX:
             self.forget()
 
     def removed(self, subject: bytes, seq: int) -> None:
@@ -313,30 +313,30 @@ class SubjectState:
     def _emptied(self, index: SubjectIndex) -> None:
         if len(index):
             index.clear()
-        self._debts.clear()
+        self._deferred.clear()
         index.merged_seq = self._live.last_seq
         index.swept_seq = index.merged_seq + 1
 
-    def _apply_debts(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
-        """Settle the debts. Returns: None when there are none left; otherwise as ``_go_on``."""
+    def _apply_deferred(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
+        """Settle the debts. Returns: None when there are none left; otherwise as ``_update``."""
         live, budget = self._live, _ROWS_AT_ONCE
-        while self._debts:
+        while self._deferred:
             if budget <= 0:
                 return ()
-            block, first, last = self._debts[-1]
+            block, first, last = self._deferred[-1]
             if _needs_rows(block) and live.resident(block) is None:
-                return at_once(debt.block for debt in reversed(self._debts)
-                               if _needs_rows(debt.block) and live.resident(debt.block) is None)
-            self._debts.pop()
-            left = self._take_out(index, block, first, last)
+                return at_once(one.block for one in reversed(self._deferred)
+                               if _needs_rows(one.block) and live.resident(one.block) is None)
+            self._deferred.pop()
+            left = self._subtract(index, block, first, last)
             if left is not None:
-                self._debts.append(_Debt(block, left, last))
+                self._deferred.append(_Deferred(block, left, last))
             if left != first:
                 self._steps += 1
             budget -= last - first + 1
         return None
 
-    def _take_out(self, index: SubjectIndex, block: LiveBlock, first: int, last: int) -> int | None:
+    def _subtract(self, index: SubjectIndex, block: LiveBlock, first: int, last: int) -> int | None:
         """Subtract the live messages first..last of ``block``, a few thousand at most.
 
         ``first`` is at or above the first_seq of the time they left, and nothing in between has died since.
@@ -365,7 +365,7 @@ class SubjectState:
         return left
 
     def _merge(self, index: SubjectIndex) -> Sequence[LiveBlock] | SubjectPage | None:
-        """Bring ``merged_seq`` up to the stream's end. Returns: None when it is there; otherwise as ``_go_on``."""
+        """Bring ``merged_seq`` up to the stream's end. Returns: None when it is there; otherwise as ``_update``."""
         live, pages, budget = self._live, self._pages, _ROWS_AT_ONCE
         while (i := live.index_at(index.merged_seq + 1)) < len(live.blocks):
             if budget <= 0:
@@ -401,7 +401,7 @@ class SubjectState:
         """Block ``i``, which no page has, and those after it up to the next that one has."""
         blocks, pages = self._live.blocks, self._pages
         yield blocks[i]
-        for block in blocks[i + 1:i + _LOOKED_AT_ONCE]:
+        for block in blocks[i + 1:i + _EXAMINED_AT_ONCE]:
             if pages is not None and pages.covering(block.first_seq) is not None:
                 return
             yield block

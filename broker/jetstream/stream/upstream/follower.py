@@ -211,7 +211,7 @@ class Follower(ABC):
         reader = self._reader
         if reader is None or reader.origin is not origin:
             self._detach()
-            await origin.look()
+            await origin.load_blocks()
             next_seq = await self.start(origin)
             origin.listeners.followers[self.wake] = None
             reader = self._reader = OriginReader(origin, self.filters, next_seq)

@@ -31,7 +31,7 @@ class Positions:
     configuration are kept: a source that is added back continues where it was.
 
     Args: ``stored`` is what the stream's state keeps beside the configuration.
-    Attributes: ``moved``: names of those that have moved since ``take_changes``.
+    Attributes: ``moved``: names of those that have moved since ``pop_changes``.
     """
 
     __slots__ = ("_by_name", "moved")
@@ -52,7 +52,7 @@ class Positions:
         self._by_name[name] = position
         self.moved.add(name)
 
-    def take_changes(self) -> dict[str, Any]:
+    def pop_changes(self) -> dict[str, Any]:
         """The positions that have moved since the last call, for the record."""
         moved, self.moved = self.moved, set()
         return {_KEY + name: list(self._by_name[name]) for name in sorted(moved)}

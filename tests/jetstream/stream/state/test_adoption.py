@@ -50,7 +50,7 @@ async def test_blocks_that_are_joined_while_the_table_is_loaded() -> None:
     state = stored()
     live = Live(lambda block: None, lambda: state)
     live.first_seq, live.last_seq, live.msgs, live.size_bytes = state.first_seq, state.last_seq, state.msgs, state.bytes
-    looking = asyncio.ensure_future(live.look())
+    looking = asyncio.ensure_future(live.load_blocks())
     for turn in range(2):
         await asyncio.sleep(0)
         join(state, 4001 + 8 * turn, 4008 + 8 * turn, BLOCKS + 1 + turn)

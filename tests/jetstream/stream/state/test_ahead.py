@@ -40,7 +40,7 @@ def test_no_message_is_taken_for_older_nor_for_much_younger(steps: Sequence[tupl
     stored = {1: NOW - SECOND}
     latest = {1: NOW}
     if ahead.restore():
-        extra.update(ahead.take_changes())
+        extra.update(ahead.pop_changes())
     for what, number in steps:
         if what == "wait":
             clock.advance(number * SECOND)
@@ -51,13 +51,13 @@ def test_no_message_is_taken_for_older_nor_for_much_younger(steps: Sequence[tupl
                 stored[live.last_seq] = clock.now_ns()
                 latest[live.last_seq] = clock.now_ns() + 10 * SECOND
             if ahead.mark():
-                extra.update(ahead.take_changes())
+                extra.update(ahead.pop_changes())
         else:
             live, ahead = made(clock, live.last_seq, FUTURE, dict(extra))
             for seq in range(extra["ahead"][-1][0] + 1, live.last_seq + 1):
                 latest[seq] = max(latest[seq], clock.now_ns())
             if ahead.restore():
-                extra.update(ahead.take_changes())
+                extra.update(ahead.pop_changes())
         now_ns = clock.now_ns()
         for seq, at_ns in stored.items():
             found = ahead.stored_at(seq, FUTURE)
@@ -82,11 +82,11 @@ def test_marks_end_when_the_clock_reaches_the_last_time() -> None:
     clock = ManualClock(NOW)
     _, ahead = made(clock, 5, NOW + 3600 * SECOND, {})
     assert ahead.restore()
-    assert ahead.take_changes() == {"ahead": [[5, NOW]]}
+    assert ahead.pop_changes() == {"ahead": [[5, NOW]]}
     assert ahead.decision_ns(NOW + 3600 * SECOND) == NOW
     clock.advance(3600 * SECOND)
     assert ahead.mark()
-    assert (ahead.take_changes(), ahead.active) == ({"ahead": None}, False)
+    assert (ahead.pop_changes(), ahead.active) == ({"ahead": None}, False)
     assert ahead.stored_at(5, NOW + 3600 * SECOND) == NOW + 3600 * SECOND
 
 
@@ -116,7 +116,7 @@ def test_a_year_of_marks_is_short() -> None:
             live.last_seq += 1
             stored[live.last_seq] = clock.now_ns()
             ahead.mark()
-            if changes := ahead.take_changes():
+            if changes := ahead.pop_changes():
                 longest = max(longest, len(changes["ahead"]))
     assert longest < 400
     now_ns = clock.now_ns()

@@ -373,7 +373,7 @@ async def test_a_decision_that_repeats_itself_is_an_error() -> None:
             await asyncio.wait_for(decide(live, heads, ask_for), 30)
     assert worked == [1]
     with pytest.raises(Stuck):
-        await Decision(live, heads).bring(NotLoaded("all", live.blocks))
+        await Decision(live, heads).load_missing(NotLoaded("all", live.blocks))
     await world.close()
 
 

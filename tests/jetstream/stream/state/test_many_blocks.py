@@ -154,7 +154,7 @@ async def test_a_roll_up_of_all_waits_for_the_look() -> None:
 async def test_a_message_that_is_replaced_where_nobody_has_looked(restarted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The index of a stream that began empty is current without examining the blocks; it still finds replaced
     messages."""
-    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 2)
+    monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 2)
     world = World()
     stream = world.stream(max_msgs_per_subject=1)
     await world.settle()
@@ -176,7 +176,7 @@ async def test_what_shows_a_stream_does_not_look_at_it() -> None:
     publish(world, stream, pub(b"S.new"))
     await world.settle(stream)
     assert stream.first_time_ns == 10**18 + 1
-    assert not stream.live.looked
+    assert not stream.live.blocks_loaded
     await world.close()
 
 
@@ -187,7 +187,7 @@ async def test_publishes_while_expiry_looks(monkeypatch: pytest.MonkeyPatch) -> 
     meter = Meter()
     with meter.on(monkeypatch, LiveBlock, "of_entry"):
         stream.retention.expire()
-        assert not stream.live.looked
+        assert not stream.live.blocks_loaded
         for i in range(5):
             publish(world, stream, pub(b"S.new", b"%d" % i))
             await asyncio.sleep(0)
@@ -203,7 +203,7 @@ async def test_publishes_while_expiry_looks(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def looked_at(**config: Any) -> tuple[World, Stream, Listener]:
     world, stream = await a_stream(**config)
-    await stream.look()
+    await stream.load_blocks()
     listener = Listener()
     stream.listeners.by_name["c"] = listener
     return world, stream, listener
@@ -378,7 +378,7 @@ def test_replay_is_the_same_with_and_without_slices() -> None:
 def test_the_model_holds_with_the_smallest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's random histories, as of a stream of millions of blocks: every read and every removal takes several
     turns."""
-    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
+    monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     run_state_machine_as_test(StreamMachine, settings=settings(
         max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)))
@@ -435,7 +435,7 @@ def test_a_slice_begins_behind_dead_blocks_that_are_not_persisted(monkeypatch: p
 
     A history that Hypothesis found; the last step never ended.
     """
-    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
+    monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     expected = {"Nats_Expected_Last_Subject_Sequence": "?"}
     rollup = {"Nats_Rollup": "sub"}
@@ -458,7 +458,7 @@ def test_a_check_counts_on_limits_that_take_several_slices(monkeypatch: pytest.M
 
     A history that Hypothesis's kind of search found: sequence 2 stayed, and 3 was removed.
     """
-    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
+    monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     expected = {"Nats_Expected_Last_Subject_Sequence": "?"}
     machine = StreamMachine()
@@ -481,7 +481,7 @@ def test_a_check_counts_on_limits_that_take_several_slices(monkeypatch: pytest.M
 def test_a_trim_that_is_asked_for_as_another_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a trim's turn admits queued publishes, which take the stream past its limit again: it is trimmed
     again."""
-    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
+    monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     expected, rollup = {"Nats_Expected_Last_Subject_Sequence": "?"}, {"Nats_Rollup": "sub"}
     machine = StreamMachine()
