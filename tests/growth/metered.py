@@ -12,12 +12,14 @@ so that it adds no turn to the loop. Its end ends the broker.
 
     start   {}                                     count from now on
     look    {"cpu_s": …, "turn_s": …, "turns": …}  processor time of all threads, the longest turn, the number of turns
+    pace    {"pace_s": …}                          the processor time of ``reference_work`` now
     reload  {}                                     read the configuration file again
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -27,11 +29,12 @@ import threading
 import time
 from importlib import import_module
 from pkgutil import iter_modules
+from statistics import median
 from typing import Any
 
 import broker.runtime
 
-__all__ = ["fork_brokers"]
+__all__ = ["fork_brokers", "reference_work"]
 
 
 _PRELOADED = ("broker.config.load", "broker.config.reading.accounts", "broker.monitor.web", "broker.monitor.metrics",
@@ -55,6 +58,16 @@ class MeteredLoop(asyncio.SelectorEventLoop):
         self.turns += 1
 
 
+def reference_work() -> float:
+    """Do a fixed piece of work of the kind that a broker does. Returns: its processor time, in seconds."""
+    began_s = time.thread_time()
+    lengths: dict[bytes, int] = {}
+    for i in range(6000):
+        subject = b"%d.%d" % (i & 255, i)
+        lengths[subject[:3]] = lengths.get(subject[:3], 0) + len(subject)
+    return time.thread_time() - began_s
+
+
 class Meter:
     """Serves the control socket in a thread."""
 
@@ -63,7 +76,7 @@ class Meter:
     def __init__(self) -> None:
         self._cpu_s = 0.0
         self._turns = 0
-        self._commands = {"start": self.start, "look": self.look, "reload": self.reload}
+        self._commands = {"start": self.start, "look": self.look, "pace": self.pace, "reload": self.reload}
 
     def serve(self, control: socket.socket) -> None:
         threading.Thread(target=self._serve, args=(control,), name="meter", daemon=True).start()
@@ -87,6 +100,9 @@ class Meter:
         loop = self.loop
         return {"cpu_s": time.process_time() - self._cpu_s, "turn_s": loop.turn_s if loop is not None else 0.0,
                 "turns": loop.turns - self._turns if loop is not None else 0}
+
+    def pace(self) -> dict[str, Any]:
+        return {"pace_s": median(reference_work() for _ in range(5))}
 
     def reload(self) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -121,6 +137,8 @@ def _become_broker(request: dict[str, Any], control: socket.socket) -> None:
     errors = os.open(request["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(errors, 2)
     os.dup2(errors, 1)
+    # Writes to the memory that this process shares with the template, so that the measured work does not pay for its copies.
+    gc.collect()
     METER.serve(control)
     METER.start()
     process._loop_factory = lambda: MeteredLoop  # type: ignore[assignment]

@@ -42,11 +42,15 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """What the broker needed: processor time of all its threads, its longest turn, and the number of turns."""
+    """What the broker needed: processor time of all its threads, its longest turn, and the number of turns.
+
+    Attributes: ``pace_s``: the processor time of ``metered.reference_work`` just after the work.
+    """
 
     cpu_s: float
     turn_s: float
     turns: int
+    pace_s: float
 
 
 class Template:
@@ -172,15 +176,15 @@ class Stage:
         self.figures = self._look()
 
     def _look(self) -> Figures:
-        return Figures(**self._ask("look"))
+        return Figures(**self._ask("look"), **self._ask("pace"))
 
     def _rest(self) -> None:
         """Wait until the broker does next to nothing: what follows a reply, slices and threads included, has ended."""
         end = time.monotonic() + SECONDS
-        before = self._look().cpu_s
+        before = self._ask("look")["cpu_s"]
         while time.monotonic() < end:
             time.sleep(_REST_S)
-            now = self._look().cpu_s
+            now = self._ask("look")["cpu_s"]
             if now - before < _REST_CPU_S:
                 return
             before = now

@@ -10,7 +10,7 @@ from math import log
 import pytest
 
 from tests.growth import meter
-from tests.growth.meter import Case, check
+from tests.growth.meter import PACE_S, Case, check
 from tests.growth.metered import MeteredLoop
 from tests.growth.stage import Figures, Template
 
@@ -51,7 +51,7 @@ def test_work_in_a_thread_is_no_turn() -> None:
 
 
 def figures_of(cost_s: Callable[[int], float], turn_s: float) -> Callable[[Template, Case, int], Figures]:
-    return lambda _template, _case, n: Figures(cost_s(n), turn_s, 1)
+    return lambda _template, _case, n: Figures(cost_s(n), turn_s, 1, PACE_S)
 
 
 @pytest.mark.parametrize("cost_s", [lambda n: 1e-6 * n, lambda n: 1e-6 * n * log(n), lambda n: 0.3 + 1e-6 * n,
@@ -71,16 +71,28 @@ def test_the_verdict_refuses_growth(cost_s: Callable[[int], float], monkeypatch:
 
 
 def test_the_verdict_refuses_a_long_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meter, "measure", figures_of(lambda n: 1e-6 * n, 0.06))
-    with pytest.raises(AssertionError, match="a turn of the event loop takes 60 ms"):
+    monkeypatch.setattr(meter, "measure", figures_of(lambda n: 1e-6 * n, 0.08))
+    with pytest.raises(AssertionError, match="a turn of the event loop takes 80 ms"):
         check(Template(), Case("long", None, 10_000))
+
+
+def test_a_slow_machine_may_need_longer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of 120 ms is accepted where the fixed work takes three times as long, and refused where it does not."""
+    for pace_s, accepted in ((3 * PACE_S, True), (PACE_S, False), (PACE_S / 3, False)):
+        monkeypatch.setattr(meter, "measure", lambda *_, pace_s=pace_s: Figures(0.1, 0.12, 1, pace_s))
+        try:
+            check(Template(), Case("slow", None, 10_000))
+        except AssertionError:
+            assert not accepted
+        else:
+            assert accepted
 
 
 def test_one_slow_run_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine was busy: the second time, both rules hold."""
     def runs() -> Iterator[Figures]:
-        yield from (Figures(0.1, 0.07, 1), Figures(4.0, 0.07, 1), Figures(1.0, 0.07, 1))
-        yield from (Figures(0.1, 0.01, 1), Figures(0.4, 0.01, 1))
+        yield from (Figures(0.1, 0.09, 1, PACE_S), Figures(4.0, 0.09, 1, PACE_S), Figures(1.0, 0.09, 1, PACE_S))
+        yield from (Figures(0.1, 0.01, 1, PACE_S), Figures(0.4, 0.01, 1, PACE_S))
 
     seen = runs()
     monkeypatch.setattr(meter, "measure", lambda *_: next(seen))
@@ -91,5 +103,5 @@ def test_one_slow_run_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slow_runs_of_one_size_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is busy whenever the larger number is played, but once: the least time of each size counts."""
     times_s = {1000: [0.2, 0.1, 0.1], 2000: [0.2] * 3, 4000: [4.0, 4.0, 0.4]}
-    monkeypatch.setattr(meter, "measure", lambda _template, _case, n: Figures(times_s[n].pop(0), 0.01, 1))
+    monkeypatch.setattr(meter, "measure", lambda _template, _case, n: Figures(times_s[n].pop(0), 0.01, 1, PACE_S))
     check(Template(), Case("busy", None, 1000, most=4000))
