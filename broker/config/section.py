@@ -12,14 +12,17 @@ start with a configuration file or variables in the environment does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from broker.base.value import Value
 from broker.config.kinds import Kind
 
-__all__ = ["Section", "Setting", "row_at", "rows_of", "section", "setting"]
+__all__ = ["Part", "Section", "Setting", "row_at", "rows_of", "section", "setting"]
 
 _PREFIX = "JETBLOCK_"
+
+Part = Literal["server", "log", "pid file"]
+"""The parts of the broker that can apply new settings while it runs."""
 
 
 class Setting(NamedTuple):
@@ -36,6 +39,10 @@ class Setting(NamedTuple):
     variable: str
     """Its environment variable; "": none."""
     secret: bool = False
+    reload: Part | None = None
+    """The part that applies a new value while the broker runs; None: a new value needs a restart."""
+    log_name: str = ""
+    """nats-server's words for the setting in the log line of a reload, which then does not show the value."""
 
 
 class _Inner(NamedTuple):
@@ -62,11 +69,15 @@ class Section(Value):
         super().__init_subclass__(hidden=[*hidden, *secrets])
 
 
-def setting(default: Any, kind: Kind, about: str, *keys: str, variable: str | None = None, secret: bool = False) -> Any:
-    """A field with its row. ``variable`` without the prefix, if not the last part of the usual key; "": none."""
+def setting(default: Any, kind: Kind, about: str, *keys: str, variable: str | None = None, secret: bool = False,
+            reload: Part | None = None, log_name: str = "") -> Any:
+    """Declare a field that is a row of the table; see ``Setting``.
+
+    Args: variable has no prefix; "" for none. Without it, the variable is named after the last part of the first key.
+    """
     if variable is None:
         variable = keys[0].rpartition(".")[2]
-    return Setting("", default, kind, about, keys, variable.upper(), secret)
+    return Setting("", default, kind, about, keys, variable.upper(), secret, reload, log_name)
 
 
 def section(default: Section, key: str = "") -> Any:

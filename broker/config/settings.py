@@ -61,72 +61,81 @@ class ClientSettings(Section):
     listen: bool = True
     """Whether there is a port at all: for programs that embed a broker. Not a setting."""
     max_connections: int = setting(
-        65_536, kinds.bound, "Client connections at once; 0 or -1: no bound.", "max_connections", "max_conn")
+        65_536, kinds.bound, "Client connections at once; 0 or -1: no bound.", "max_connections", "max_conn",
+        reload="server")
     max_subscriptions: int = setting(
-        0, kinds.bound, "Subscriptions of one connection; 0 or -1: no bound.", "max_subscriptions", "max_subs")
+        0, kinds.bound, "Subscriptions of one connection; 0 or -1: no bound.", "max_subscriptions", "max_subs",
+        reload="server")
     max_sub_tokens: int = setting(
         0, kinds.integer(0, 255), "Tokens of a subject that clients subscribe to; 0: no bound.",
-        "max_sub_tokens", "max_subscription_tokens")
+        "max_sub_tokens", "max_subscription_tokens", reload="server")
     max_payload: int = setting(
-        MAX_PAYLOAD, kinds.size(1, 64 * MIB), "Bytes of one message, headers included.", "max_payload")
+        MAX_PAYLOAD, kinds.size(1, 64 * MIB), "Bytes of one message, headers included.", "max_payload", reload="server")
     max_pending: int = setting(
         64 * MIB, kinds.size(KIB), "Bytes unsent to one client before it is cut off as a slow consumer.", "max_pending")
     max_control_line: int = setting(
-        MAX_CONTROL_LINE, kinds.size(64, MIB), "Bytes of one protocol line.", "max_control_line")
+        MAX_CONTROL_LINE, kinds.size(64, MIB), "Bytes of one protocol line.", "max_control_line", reload="server")
     no_fast_producer_stall: bool = setting(
         False, kinds.boolean, "Do not slow a publisher down for a receiver that is far behind: a receiver past "
-        "max_pending is cut off all the sooner.", "no_fast_producer_stall")
+        "max_pending is cut off all the sooner.", "no_fast_producer_stall", reload="server")
     ping_interval_ns: int = setting(
-        2 * MINUTE, kinds.duration_ns(MS), "Time between pings to a silent client.", "ping_interval")
-    ping_max: int = setting(2, kinds.integer(1), "Unanswered pings before a client counts as stale.", "ping_max")
+        2 * MINUTE, kinds.duration_ns(MS), "Time between pings to a silent client.", "ping_interval", reload="server")
+    ping_max: int = setting(2, kinds.integer(1), "Unanswered pings before a client counts as stale.", "ping_max",
+        reload="server")
     write_deadline_ns: int = setting(
         10 * SECOND, kinds.duration_ns(MS), "Longest time that a write to a client may make no progress.",
-        "write_deadline")
+        "write_deadline", reload="server")
     write_timeout: str = setting(
         "default", kinds.choice("default", "close", "retry"), "What becomes of a client past write_deadline: close, or retry: "
         "it stays as long as it takes something; default: close.", "write_timeout")
     lame_duck_duration_ns: int = setting(
-        2 * MINUTE, kinds.duration_ns(MS), "Time over which a lame duck closes its clients.", "lame_duck_duration")
+        2 * MINUTE, kinds.duration_ns(MS), "Time over which a lame duck closes its clients.", "lame_duck_duration",
+        reload="server")
     lame_duck_grace_period_ns: int = setting(
         10 * SECOND, kinds.duration_ns(), "Time a lame duck waits before it closes the first client.",
-        "lame_duck_grace_period")
+        "lame_duck_grace_period", reload="server")
     max_closed_clients: int = setting(
         1000, kinds.integer(0), "Closed connections that `/connz?state=closed` lists; 0: none.", "max_closed_clients")
     no_header_support: bool = setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
     proxy_protocol: bool = setting(
         False, kinds.boolean, "A proxy in front may tell a client's address, by the PROXY protocol, version 1 or 2; then "
-        "nobody else must be able to connect.", "proxy_protocol")
+        "nobody else must be able to connect.", "proxy_protocol", reload="server")
     allow_non_tls: bool = setting(
-        False, kinds.boolean, "With TLS: clients may come without it, too.", "allow_non_tls")
+        False, kinds.boolean, "With TLS: clients may come without it, too.", "allow_non_tls", reload="server")
 
 
 class AuthSettings(Section):
     """Who may connect."""
 
     user: str = setting(
-        "", kinds.text, "User name asked of every client.", "authorization.user", "authorization.username")
+        "", kinds.text, "User name asked of every client.", "authorization.user", "authorization.username",
+        reload="server", log_name="authorization username")
     password: str = setting(
         "", kinds.text, "That user's password, or its bcrypt hash.", "authorization.password", "authorization.pass",
-        secret=True)
+        secret=True, reload="server", log_name="authorization password")
     token: str = setting(
-        "", kinds.text, "Token asked of every client, or its bcrypt hash.", "authorization.token", secret=True)
-    users: tuple[User, ...] = setting((), kinds.names, "Several users; from a file only.", variable="")
+        "", kinds.text, "Token asked of every client, or its bcrypt hash.", "authorization.token", secret=True,
+        reload="server", log_name="authorization token")
+    users: tuple[User, ...] = setting((), kinds.names, "Several users; from a file only.", variable="",
+        reload="server", log_name="authorization users")
     nkeys: tuple[NkeyUser, ...] = setting(
-        (), kinds.names, "Users who sign in with a key; from a file only.", variable="")
+        (), kinds.names, "Users who sign in with a key; from a file only.", variable="",
+        reload="server", log_name="authorization nkey users")
     callout: CalloutSettings | None = setting(
         None, kinds.text, "An authorization service that decides who may connect; from a file only.",
         "authorization.auth_callout", "authorization.auth_hook", variable="")
     no_auth_user: str = setting(
-        "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user")
+        "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user", reload="server")
     proxy_required: bool = setting(
         False, kinds.boolean, "Let the one user, or the clients with the token, come by trusted proxies only.",
-        "authorization.proxy_required")
+        "authorization.proxy_required", reload="server")
     trusted_proxies: tuple[str, ...] = setting(
         (), kinds.names, "Public keys of proxies that say by a signature that a client comes through them: proxies "
-        "{ trusted: [ { key: … } ] }; from a file only.", "proxies", variable="")
+        "{ trusted: [ { key: … } ] }; from a file only.", "proxies", variable="",
+        reload="server", log_name="proxies trusted keys")
     timeout_ns: int = setting(
         2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout",
-        variable="AUTH_TIMEOUT")
+        variable="AUTH_TIMEOUT", reload="server")
 
     @property
     def names(self) -> frozenset[str]:
@@ -138,7 +147,8 @@ class AccountsSettings(Section):
     """The accounts: separate subject spaces."""
 
     configured: tuple[AccountSettings, ...] = setting(
-        (), kinds.names, "Accounts besides `$G`, which is for users without one; from a file only.", variable="")
+        (), kinds.names, "Accounts besides `$G`, which is for users without one; from a file only.", variable="",
+        reload="server", log_name="accounts")
     system: str = setting(
         SYSTEM_ACCOUNT, kinds.text, "The account for events and requests of the server itself.",
         "system_account", "system")
@@ -175,15 +185,18 @@ class OperatorSettings(Section):
         variable="")
     resolver: ResolverSettings | None = setting(
         None, kinds.text, "Where tokens of accounts come from: MEMORY, URL(https://…), or { type: full, dir: … }; from a file "
-        "only.", "resolver", "account_resolver", "accounts_resolver", variable="")
+        "only.", "resolver", "account_resolver", "accounts_resolver", variable="",
+        reload="server", log_name="account resolver")
     resolver_tls: ResolverTlsSettings = section(ResolverTlsSettings(), "resolver_tls")
     preload: tuple[tuple[str, str], ...] = setting(
-        (), kinds.names, "Tokens of accounts, by account; from a file only.", "resolver_preload", variable="")
+        (), kinds.names, "Tokens of accounts, by account; from a file only.", "resolver_preload", variable="",
+        reload="server", log_name="accounts")
     pinned_accounts: tuple[str, ...] = setting(
         (), kinds.names, "The only accounts whose users may connect, besides the system account's; from a file only.",
-        "resolver_pinned_accounts", variable="")
+        "resolver_pinned_accounts", variable="", reload="server")
     default_sentinel: str = setting(
-        "", kinds.text, "Bearer token of clients that come without one; from a file only.", "default_sentinel", variable="")
+        "", kinds.text, "Bearer token of clients that come without one; from a file only.", "default_sentinel",
+        variable="", reload="server", log_name="default sentinel")
 
     @property
     def enabled(self) -> bool:
@@ -200,37 +213,43 @@ class CertificateFiles(Value):
 class TlsSettings(Section):
     """TLS on one port. Names of rows are relative to the section's, ``tls`` or a part of another block."""
 
-    cert_file: str = setting("", kinds.text, "Certificate chain in PEM.", "cert_file")
-    key_file: str = setting("", kinds.text, "Its private key in PEM.", "key_file")
+    cert_file: str = setting("", kinds.text, "Certificate chain in PEM.", "cert_file", reload="server")
+    key_file: str = setting("", kinds.text, "Its private key in PEM.", "key_file", reload="server")
     certificates: tuple[CertificateFiles, ...] = setting(
         (), kinds.names, "Several certificates in place of one: a list of { cert_file, key_file }, of which a client gets "
-        "the first one for the name that it asks for; from a file only.", "certs", "certificates", variable="")
+        "the first one for the name that it asks for; from a file only.", "certs", "certificates", variable="",
+        reload="server")
     ca_file: str = setting(
-        "", kinds.text, "Certificates that clients' are verified by, in PEM; unset: the system's.", "ca_file")
-    verify: bool = setting(False, kinds.boolean, "Ask clients for a certificate, and verify it.", "verify")
+        "", kinds.text, "Certificates that clients' are verified by, in PEM; unset: the system's.", "ca_file",
+        reload="server")
+    verify: bool = setting(False, kinds.boolean, "Ask clients for a certificate, and verify it.", "verify",
+        reload="server")
     verify_and_map: bool = setting(
         False, kinds.boolean, "Verify, and take the user from the certificate: an e-mail address, DNS name or URI of its "
-        "alternative names, or its subject.", "verify_and_map")
+        "alternative names, or its subject.", "verify_and_map", reload="server")
     pinned_certs: tuple[str, ...] = setting(
         (), kinds.fingerprints, "The only client certificates let in: SHA-256 of their public keys (DER), in hex.",
-        "pinned_certs")
-    timeout_ns: int = setting(2 * SECOND, kinds.duration_ns(), "Time for the TLS handshake.", "timeout")
+        "pinned_certs", reload="server")
+    timeout_ns: int = setting(2 * SECOND, kinds.duration_ns(), "Time for the TLS handshake.", "timeout",
+        reload="server")
     handshake_first_ns: int | None = setting(
         None, kinds.handshake_first, "Handshake before INFO: true; auto or a duration: wait that long for a client that "
         "begins one, then send INFO; false: INFO first.", "handshake_first", "first", "immediate",
-        variable="HANDSHAKE_FIRST")
-    min_version: str = setting("1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version")
+        variable="HANDSHAKE_FIRST", reload="server")
+    min_version: str = setting("1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version",
+        reload="server")
     cipher_suites: tuple[str, ...] = setting(
         (), kinds.names, "Cipher suites of TLS 1.2, by their names in the standard; unset: OpenSSL's defaults.",
-        "cipher_suites")
+        "cipher_suites", reload="server")
     allow_insecure_cipher_suites: bool = setting(
-        False, kinds.boolean, "Allow cipher suites that are known to be weak.", "allow_insecure_cipher_suites")
+        False, kinds.boolean, "Allow cipher suites that are known to be weak.", "allow_insecure_cipher_suites",
+        reload="server")
     curve_preferences: tuple[str, ...] = setting(
         (), kinds.names, "The one curve for key exchange: X25519, CurveP256, CurveP384 or CurveP521; unset: all of them.",
-        "curve_preferences")
+        "curve_preferences", reload="server")
     connection_rate_limit: int = setting(
         0, kinds.integer(0), "TLS handshakes begun within a second; more are refused; 0: no bound.",
-        "connection_rate_limit")
+        "connection_rate_limit", reload="server")
 
     @property
     def enabled(self) -> bool:
@@ -244,38 +263,41 @@ class WebSocketSettings(Section):
         None, kinds.port, "TCP port for clients by WebSocket; unset: none; -1: any free one.", "port")
     host: str = setting("0.0.0.0", kinds.text, "Address to listen on for them.", "host", "net")
     tls: TlsSettings = section(TlsSettings(), "tls")
-    no_tls: bool = setting(False, kinds.boolean, "Serve WebSocket without TLS.", "no_tls")
+    no_tls: bool = setting(False, kinds.boolean, "Serve WebSocket without TLS.", "no_tls", reload="server")
     same_origin: bool = setting(
-        False, kinds.boolean, "Refuse browsers whose page comes from elsewhere.", "same_origin")
+        False, kinds.boolean, "Refuse browsers whose page comes from elsewhere.", "same_origin", reload="server")
     allowed_origins: tuple[str, ...] = setting(
         (), kinds.origins, "Refuse browsers whose page comes from none of these, such as http://host:port.",
-        "allowed_origins", "allowed_origin", "allow_origins", "allow_origin", "origins", "origin")
+        "allowed_origins", "allowed_origin", "allow_origins", "allow_origin", "origins", "origin", reload="server")
     compression: bool = setting(
-        False, kinds.boolean, "Compress for clients that offer permessage-deflate.", "compression", "compress")
+        False, kinds.boolean, "Compress for clients that offer permessage-deflate.", "compression", "compress",
+        reload="server")
     handshake_timeout_ns: int = setting(
-        2 * SECOND, kinds.duration_ns(MS), "Time to ask for WebSocket.", "handshake_timeout")
+        2 * SECOND, kinds.duration_ns(MS), "Time to ask for WebSocket.", "handshake_timeout", reload="server")
     ping_interval_ns: int | None = setting(
-        None, kinds.duration_ns(MS), "Time between pings to a silent client; unset: as for the others.", "ping_interval")
+        None, kinds.duration_ns(MS), "Time between pings to a silent client; unset: as for the others.",
+        "ping_interval", reload="server")
     username: str = setting(
         "", kinds.text, "User name asked of these clients, in place of what is asked of others.",
-        "authorization.user", "authorization.username", variable="USER")
+        "authorization.user", "authorization.username", variable="USER", reload="server")
     password: str = setting(
         "", kinds.text, "That user's password, or its bcrypt hash.", "authorization.password", "authorization.pass",
-        secret=True)
+        secret=True, reload="server")
     token: str = setting(
-        "", kinds.text, "Token asked of these clients, or its bcrypt hash.", "authorization.token", secret=True)
+        "", kinds.text, "Token asked of these clients, or its bcrypt hash.", "authorization.token", secret=True,
+        reload="server")
     auth_timeout_ns: int | None = setting(
         None, kinds.duration_ns(MS), "Time to log in; unset: as for the others.", "authorization.timeout",
-        variable="AUTH_TIMEOUT")
+        variable="AUTH_TIMEOUT", reload="server")
     no_auth_user: str = setting(
-        "", kinds.text, "One of the users: who a client without credentials is here.", "no_auth_user")
-    jwt_cookie: str = setting("", kinds.text, "Cookie with a JWT.", "jwt_cookie")
-    user_cookie: str = setting("", kinds.text, "Cookie with a user name.", "user_cookie")
-    pass_cookie: str = setting("", kinds.text, "Cookie with a password.", "pass_cookie")
-    token_cookie: str = setting("", kinds.text, "Cookie with a token.", "token_cookie")
+        "", kinds.text, "One of the users: who a client without credentials is here.", "no_auth_user", reload="server")
+    jwt_cookie: str = setting("", kinds.text, "Cookie with a JWT.", "jwt_cookie", reload="server")
+    user_cookie: str = setting("", kinds.text, "Cookie with a user name.", "user_cookie", reload="server")
+    pass_cookie: str = setting("", kinds.text, "Cookie with a password.", "pass_cookie", reload="server")
+    token_cookie: str = setting("", kinds.text, "Cookie with a token.", "token_cookie", reload="server")
     headers: tuple[tuple[str, str], ...] = setting(
         (), kinds.header_fields, "Header fields of the answer that begins a connection; from a file only.", "headers",
-        variable="")
+        variable="", reload="server")
 
 
 class MonitoringSettings(Section):
@@ -295,29 +317,31 @@ class MonitoringSettings(Section):
 class LoggingSettings(Section):
     """What is logged, and where."""
 
-    debug: bool = setting(False, kinds.boolean, "Log debugging lines.", "debug")
-    trace: bool = setting(False, kinds.boolean, "Log each protocol line.", "trace", "trace_verbose")
+    debug: bool = setting(False, kinds.boolean, "Log debugging lines.", "debug", reload="log")
+    trace: bool = setting(False, kinds.boolean, "Log each protocol line.", "trace", "trace_verbose", reload="log")
     max_traced_msg_len: int = setting(
-        0, kinds.limit, "Bytes of a payload shown in a trace line; 0: all.", "max_traced_msg_len")
+        0, kinds.limit, "Bytes of a payload shown in a trace line; 0: all.", "max_traced_msg_len", reload="log")
     trace_headers: bool = setting(
-        False, kinds.boolean, "Show the headers of messages in trace lines, and no payloads.", "trace_headers")
-    file: str = setting("", kinds.text, "File for the log; unset: standard error.", "log_file", "logfile")
+        False, kinds.boolean, "Show the headers of messages in trace lines, and no payloads.", "trace_headers",
+        reload="log")
+    file: str = setting("", kinds.text, "File for the log; unset: standard error.", "log_file", "logfile", reload="log")
     size_limit: int = setting(
         0, kinds.size(0), "Bytes of the log file past which it is set aside under a name with the time, and a new one begins; "
-        "0: never.", "log_size_limit", "logfile_size_limit")
+        "0: never.", "log_size_limit", "logfile_size_limit", reload="log")
     max_num: int = setting(
-        0, kinds.integer(0), "Log files kept, the present one included; 0: all.", "log_max_num", "logfile_max_num")
+        0, kinds.integer(0), "Log files kept, the present one included; 0: all.", "log_max_num", "logfile_max_num",
+        reload="log")
     format: str = setting(
         "text", kinds.choice("text", "json"), "How log lines are written: text, as nats-server's, or json.",
-        "jetblock.log_format")
-    times: bool = setting(True, kinds.boolean, "Begin each log line with the time.", "logtime")
-    utc: bool = setting(False, kinds.boolean, "Log times in UTC, not local time.", "logtime_utc")
+        "jetblock.log_format", reload="log")
+    times: bool = setting(True, kinds.boolean, "Begin each log line with the time.", "logtime", reload="log")
+    utc: bool = setting(False, kinds.boolean, "Log times in UTC, not local time.", "logtime_utc", reload="log")
 
 
 class ProcessSettings(Section):
     """Files that inform other programs about the process."""
 
-    pid_file: str = setting("", kinds.text, "File that gets the process id.", "pid_file", "pidfile")
+    pid_file: str = setting("", kinds.text, "File that gets the process id.", "pid_file", "pidfile", reload="pid file")
     ports_file_dir: str = setting(
         "", kinds.text, "Directory that gets a file naming the ports in use.", "ports_file_dir")
 
@@ -489,9 +513,11 @@ class Settings(Section, hidden=["notices", "file", "digest"]):
     server_name: str = setting(
         "", kinds.name, "The server's name, shown to clients and naming it as a store's owner; unset: made up.",
         "server_name")
-    server_tags: tuple[str, ...] = setting((), kinds.names, "Words that describe this server.", "server_tags")
+    server_tags: tuple[str, ...] = setting((), kinds.names, "Words that describe this server.", "server_tags",
+        reload="server", log_name="tags")
     server_metadata: tuple[tuple[str, str], ...] = setting(
-        (), kinds.texts, "Names and values that describe this server; from a file only.", "server_metadata", variable="")
+        (), kinds.texts, "Names and values that describe this server; from a file only.", "server_metadata",
+        variable="", reload="server", log_name="metadata")
     clients: ClientSettings = section(ClientSettings())
     tls: TlsSettings = section(TlsSettings(), "tls")
     websocket: WebSocketSettings = section(WebSocketSettings(), "websocket")

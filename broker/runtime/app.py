@@ -66,12 +66,12 @@ class App:
         self.settings = settings
         self._standby = standby
         self._read = read
-        self.reloaders: list[Prepare] = []
-        """Parts other than the server that settings apply to."""
-
         self.clock = clock or GuardedClock()
         self.rng = rng or random.Random()
         self.server = Server(settings, self.clock, self.rng)
+        self.parts: dict[str, Prepare] = {"server": self.server.prepare}
+        """The parts that new settings apply to while the broker runs. The declaration of a setting names its part."""
+
         self._serve_system_account()
         self.lag = LoopLag()
         self.jetstream: JetStream | None = None
@@ -200,8 +200,8 @@ class App:
             new = await asyncio.to_thread(self._read)
             old = self.settings
             differences = changed(old, new)
-            refuse_fixed(differences, old, new)
-            ready = [prepare(new) for prepare in (self.server.prepare, *self.reloaders)]
+            refuse_fixed(differences, self.parts, old, new)
+            ready = [prepare(new) for prepare in self.parts.values()]
         except (ConfigError, ValueError) as error:
             raise ReloadError(str(error)) from None
         for apply in ready:
@@ -320,7 +320,7 @@ class App:
             from broker.runtime.pages import Pages
 
             self.pages = Pages(self.settings, self.views)
-            self.reloaders.append(self.pages.prepare)
+            self.parts["pages"] = self.pages.prepare  # they have the certificate of the clients' port
             await self.pages.bind()
 
     async def _bind_for_clients(self) -> None:

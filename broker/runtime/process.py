@@ -72,7 +72,7 @@ class _Process:
         self._settings = settings
         self._lines = lines
         self._app = App(settings, read=read)
-        self._app.reloaders += (self._prepare_log, self._prepare_pid_file)
+        self._app.parts |= {"log": self._prepare_log, "pid file": self._prepare_pid_file}
         self._collector = Collector()
         self._ended = asyncio.Event()
         self._lame_duck: asyncio.Task[None] | None = None

@@ -41,8 +41,10 @@ Also in files: `listen: "HOST:PORT"`, `http: PORT` or `"HOST:PORT"`, users and a
 (`authorization { users: [ { user, password, permissions } ] }`, `accounts { NAME { users, limits, jetstream } }`),
 `include FILE` (relative to the including file), and `$NAME`: a key set earlier, or an environment variable.
 
-| setting | default | flag | environment | file |
-|---|---|---|---|---|
+With `yes` under *reload*, SIGHUP applies a new value while the broker runs; any other setting needs a restart.
+
+| setting | default | reload | flag | environment | file |
+|---|---|---|---|---|---|
 """
 
 
@@ -64,7 +66,7 @@ def page() -> str:
 
 def _row(setting: Setting) -> str:
     flags = [("--" if len(name) > 2 else "-") + name for name, target in FLAGS.items() if target == setting.path]
-    columns = [setting.about, _shown(setting), " ".join(f"`{flag}`" for flag in flags),
+    columns = [setting.about, _shown(setting), "yes" if setting.reload else "", " ".join(f"`{flag}`" for flag in flags),
                f"`{setting.variable}`" if setting.variable else "", "<br>".join(f"`{key}`" for key in setting.keys)]
     return "| " + " | ".join(columns) + " |\n"
 
