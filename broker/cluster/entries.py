@@ -26,7 +26,7 @@ from broker.storage.format.log_end import SAID_BYTES, proves
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths
-from broker.storage.put import Patience
+from broker.storage.put import StoreRetry
 
 __all__ = ["BATCH", "end_of_segments", "entries", "expect_entry", "proof_of"]
 
@@ -40,7 +40,7 @@ _GENTLE_PROBES = 4
 _GENTLE_NEAR = (1, 1, 3, 9, 18)
 
 
-async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position, patience: Patience, *,
+async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position, retry: StoreRetry, *,
                           gently: bool = False) -> tuple[int, ObjectHeader | None]:
     """The lowest number from ``first`` on that has no segment, and the header of the seal there; None: there is no entry.
 
@@ -48,7 +48,7 @@ async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position
     """
     epoch, number = first
     for count in _GENTLE_NEAR if gently else _NEAR:
-        for header in await entries(store, paths, epoch, range(number, number + count), patience):
+        for header in await entries(store, paths, epoch, range(number, number + count), retry):
             if not _is_segment(header):
                 return number, header
             number += 1
@@ -57,26 +57,26 @@ async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position
     low, high, exponent = number - 1, 0, 0
     while not high:
         steps = [number + (1 << (exponent + i)) for i in range(probes)]
-        low, high = await _narrowed(store, paths, epoch, low, high, steps, patience)
+        low, high = await _narrowed(store, paths, epoch, low, high, steps, retry)
         exponent += probes
     while high - low > BATCH:
         step = -(-(high - low) // (probes + 1))
-        low, high = await _narrowed(store, paths, epoch, low, high, range(low + step, high, step), patience)
+        low, high = await _narrowed(store, paths, epoch, low, high, range(low + step, high, step), retry)
     number = max(number, low - PUTS_IN_FLIGHT_MAX + 1)
     while True:
         # A live owner may have put the number that was missing by now.
         beyond = number + BATCH if number > high else min(number + BATCH, high + 1)
-        for header in await entries(store, paths, epoch, range(number, beyond), patience):
+        for header in await entries(store, paths, epoch, range(number, beyond), retry):
             if not _is_segment(header):
                 return number, header
             number += 1
 
 
 async def _narrowed(store: ObjectStore, paths: ShardPaths, epoch: int, low: int, high: int, between: Iterable[int],
-                    patience: Patience) -> tuple[int, int]:
+                    retry: StoreRetry) -> tuple[int, int]:
     """``low`` and ``high`` after looking at the numbers ``between``, ascending; ``high`` 0: not known."""
     between = list(between)
-    for number, header in zip(between, await entries(store, paths, epoch, between, patience), strict=True):
+    for number, header in zip(between, await entries(store, paths, epoch, between, retry), strict=True):
         if _is_segment(header):
             low = number
         elif not high or number < high:
@@ -85,7 +85,7 @@ async def _narrowed(store: ObjectStore, paths: ShardPaths, epoch: int, low: int,
     return low, high
 
 
-async def entries(store: ObjectStore, paths: ShardPaths, epoch: int, numbers: Iterable[int], patience: Patience
+async def entries(store: ObjectStore, paths: ShardPaths, epoch: int, numbers: Iterable[int], retry: StoreRetry
                   ) -> list[ObjectHeader | None]:
     """The headers of log entries, all asked for at once; None for a number without an entry.
 
@@ -95,7 +95,7 @@ async def entries(store: ObjectStore, paths: ShardPaths, epoch: int, numbers: It
         position = Position(epoch, number)
         key = paths.log(position)
         try:
-            data = await patience.ask(lambda: store.get(key, 0, HEADER_BYTES), f"get {key}")
+            data = await retry.call(lambda: store.get(key, 0, HEADER_BYTES), f"get {key}")
         except NotFound:
             return None
         return expect_entry(ObjectHeader.unpack(data, key), position, key)
@@ -103,12 +103,12 @@ async def entries(store: ObjectStore, paths: ShardPaths, epoch: int, numbers: It
     return list(await asyncio.gather(*[header(number) for number in numbers]))
 
 
-async def proof_of(store: ObjectStore, paths: ShardPaths, missing: Position, patience: Patience) -> str | None:
+async def proof_of(store: ObjectStore, paths: ShardPaths, missing: Position, retry: StoreRetry) -> str | None:
     """The name of a later entry that proves that the one at ``missing`` had landed; None: there is none."""
     async def proof(later: Position) -> str | None:
         key = paths.log(later)
         try:
-            data = await patience.ask(lambda: store.get(key, 0, SAID_BYTES), f"get {key}")
+            data = await retry.call(lambda: store.get(key, 0, SAID_BYTES), f"get {key}")
         except NotFound:
             return None
         return key if proves(data, later, missing) else None

@@ -41,7 +41,7 @@ from broker.storage.format.opening import encode_opening
 from broker.storage.format.records.opening import Opening
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import COPYING, ShardPaths, parse
-from broker.storage.put import Fenced, Patience, describe, put_ours
+from broker.storage.put import Fenced, StoreRetry, describe, put_ours
 
 __all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claim", "newest_claimant", "positions", "seal_at",
            "sealer_of", "take"]
@@ -83,26 +83,26 @@ async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock
     Raises: Overtaken, before anything is put, if an epoch beyond ``watched`` is claimed; Fenced if one later than ours is;
         Corrupt, naming the object; Transient; StoreRefused.
     """
-    patience = Patience(store, clock, rng)
-    epoch = await _claim(store, paths, me, patience, watched)
-    ends = await _seal_below(store, paths, epoch, me, patience)
+    retry = StoreRetry(store, clock, rng)
+    epoch = await _claim(store, paths, me, retry, watched)
+    ends = await _seal_below(store, paths, epoch, me, retry)
     sealed_ns = clock.monotonic_ns()
     position = Position(epoch, 0)
     opening = Opening(me.name, tuple(Position(e, n) for e, n in sorted(ends.items())), clock.now_ns())
     data = [encode_opening(opening, position, me.nonce)]
     began_ns = clock.outside_ns()
     key = paths.log(position)
-    holder = await patience.ask(lambda: put_ours(store, key, data, me.nonce), f"put {key}")
+    holder = await retry.call(lambda: put_ours(store, key, data, me.nonce), f"put {key}")
     if holder is not None:
         if holder.kind != ObjectKind.SEAL:
             raise describe(holder, key)
-        by = await sealer_of(store, key, patience)
+        by = await sealer_of(store, key, retry)
         raise Fenced(f"{by or 'another broker'} took the shard before epoch {epoch} was opened", by)
-    over = watched is None or await _leases_over(store, paths, ends, me, patience, watched)
+    over = watched is None or await _leases_over(store, paths, ends, me, retry, watched)
     return Taken(epoch, ends, began_ns, 0 if over else sealed_ns + lease_ns)
 
 
-async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, int], me: Identity, patience: Patience,
+async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, int], me: Identity, retry: StoreRetry,
                        watched: Watched) -> bool:
     """Whether no owner of the epochs just sealed can still answer.
 
@@ -117,8 +117,8 @@ async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, in
         return True
     for at in range(0, len(opened), BATCH):
         batch = opened[at:at + BATCH]
-        by_owner = await asyncio.gather(*[_sealed_by_owner(store, paths, end, patience) for end in batch])
-        names = await asyncio.gather(*[_claimant(store, paths, end.epoch, patience) for end in batch])
+        by_owner = await asyncio.gather(*[_sealed_by_owner(store, paths, end, retry) for end in batch])
+        names = await asyncio.gather(*[_claimant(store, paths, end.epoch, retry) for end in batch])
         for sealed, name in zip(by_owner, names, strict=True):
             if sealed:
                 return True
@@ -127,101 +127,102 @@ async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, in
     return True
 
 
-async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, patience: Patience, watched: Watched | None) -> int:
-    newest = await newest_checkpoint(store, paths, patience)
-    epoch = await newest_claim(store, paths, newest, patience) + 1
+async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, retry: StoreRetry, watched: Watched | None
+                 ) -> int:
+    newest = await newest_checkpoint(store, paths, retry)
+    epoch = await newest_claim(store, paths, newest, retry) + 1
     while True:
         if watched is not None and epoch != watched.epoch + 1:
-            by = await _claimant(store, paths, epoch - 1, patience)
+            by = await _claimant(store, paths, epoch - 1, retry)
             raise Overtaken(f"{by or 'another broker'} claimed epoch {epoch - 1} first", by)
         key = paths.epoch(epoch)
-        data = [Claim(epoch, me.name, me.nonce, patience.clock.now_ns()).encode()]
-        holder = await patience.ask(
+        data = [Claim(epoch, me.name, me.nonce, retry.clock.now_ns()).encode()]
+        holder = await retry.call(
             lambda key=key, data=data: put_ours(store, key, data, me.nonce), f"put {key}")  # type: ignore[misc]
         if holder is None:
             return epoch
         epoch += 1
 
 
-async def newest_claim(store: ObjectStore, paths: ShardPaths, newest: Position, patience: Patience) -> int:
+async def newest_claim(store: ObjectStore, paths: ShardPaths, newest: Position, retry: StoreRetry) -> int:
     """The highest epoch claimed, 0: none. ``newest`` is a checkpoint's position."""
     # Claims are never deleted, so those from the checkpoint's epoch on are the last ones.
     after = paths.epoch(newest.epoch - 1) if newest.epoch else ""
-    epoch = max([newest.epoch, *(claim.epoch for claim in await positions(store, paths.epochs, after, patience))])
+    epoch = max([newest.epoch, *(claim.epoch for claim in await positions(store, paths.epochs, after, retry))])
     # If the store has lost the newest claim, its log tells. Claiming that epoch again would give it two writers.
-    while epoch < EPOCH_MAX and (await entries(store, paths, epoch + 1, [0], patience))[0] is not None:
+    while epoch < EPOCH_MAX and (await entries(store, paths, epoch + 1, [0], retry))[0] is not None:
         epoch += 1
     return epoch
 
 
-async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Identity, patience: Patience
+async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Identity, retry: StoreRetry
                       ) -> dict[int, int]:
     """End every epoch below ``epoch`` from the newest checkpoint's on; returns where each ends."""
-    newest = await newest_checkpoint(store, paths, patience)
+    newest = await newest_checkpoint(store, paths, retry)
     while True:
         if newest.epoch >= epoch:
             raise Fenced(f"epoch {newest.epoch} has a checkpoint already; ours is {epoch}",
-                         await newest_claimant(store, paths, patience))
+                         await newest_claimant(store, paths, retry))
         firsts = [Position(e, newest.number + 1 if e == newest.epoch else 0)
                   for e in range(max(1, newest.epoch), epoch)]
-        known = await known_ends(store, paths, range(newest.epoch + 1, epoch), patience)
+        known = await known_ends(store, paths, range(newest.epoch + 1, epoch), retry)
         if (end := known.get(newest.epoch)) is not None and end <= newest.number:
             # No owner puts such a root: it is of a number that landed, and an end is one that did not.
             raise Corrupt(paths.checkpoint(newest), "header", 8, f"epoch {newest.epoch} ended at number {end}, before it")
         ends: dict[int, int] = {}
         for at in range(0, len(firsts), BATCH):
             batch = firsts[at:at + BATCH]
-            found = await asyncio.gather(*[_seal_epoch(store, paths, first, known.get(first.epoch), epoch, me, patience)
+            found = await asyncio.gather(*[_seal_epoch(store, paths, first, known.get(first.epoch), epoch, me, retry)
                                            for first in batch])
             ends |= {first.epoch: end for first, end in zip(batch, found, strict=True)}
-        again = await newest_checkpoint(store, paths, patience)
+        again = await newest_checkpoint(store, paths, retry)
         if again.epoch < epoch and not (again.epoch in ends and again.number >= ends[again.epoch]):
             return ends
         newest = again
 
 
 async def _seal_epoch(store: ObjectStore, paths: ShardPaths, first: Position, known: int | None, epoch: int, me: Identity,
-                      patience: Patience) -> int:
+                      retry: StoreRetry) -> int:
     """The number at which an epoch ends: ``known``, or that of a seal, which is ours unless there was one."""
     if known is not None:
         end = Position(first.epoch, known)
-        [header] = await entries(store, paths, end.epoch, [end.number], patience)
+        [header] = await entries(store, paths, end.epoch, [end.number], retry)
         if header is None:  # the seal is lost
-            await _put_seal(store, paths, end, epoch, me, patience, known - 1)
+            await _put_seal(store, paths, end, epoch, me, retry, known - 1)
         return known
     lost = 0
     while True:
-        number, header = await end_of_segments(store, paths, first, patience)
+        number, header = await end_of_segments(store, paths, first, retry)
         if header is not None:
             return number
-        await _expect_end(store, paths, Position(first.epoch, number), patience)
+        await _expect_end(store, paths, Position(first.epoch, number), retry)
         if lost >= _RACES_LOST:
             # A live owner can keep winning this race; placing a seal ahead of it ends the race, since it acknowledges in
             # order. The epoch still ends at the first number that the owner has not used by then.
-            await _put_seal(store, paths, Position(first.epoch, number + (1 << lost)), epoch, me, patience, number - 1)
-        if await _put_seal(store, paths, Position(first.epoch, number), epoch, me, patience, number - 1) == ObjectKind.SEAL:
+            await _put_seal(store, paths, Position(first.epoch, number + (1 << lost)), epoch, me, retry, number - 1)
+        if await _put_seal(store, paths, Position(first.epoch, number), epoch, me, retry, number - 1) == ObjectKind.SEAL:
             return number
         lost += 1
         first = Position(first.epoch, number)
 
 
-async def _expect_end(store: ObjectStore, paths: ShardPaths, end: Position, patience: Patience) -> None:
+async def _expect_end(store: ObjectStore, paths: ShardPaths, end: Position, retry: StoreRetry) -> None:
     """Make sure that ``end``, a number without an entry, never had one: a seal there would be the end of all that follows.
 
     If a later entry proves that it had landed, the store has lost it, unless it was swept. Raises: Corrupt.
     """
-    later = await proof_of(store, paths, end, patience)
+    later = await proof_of(store, paths, end, retry)
     if later is None:
         return
-    [landed] = await entries(store, paths, end.epoch, [end.number], patience)
-    if landed is None and await newest_checkpoint(store, paths, patience) < end and not await _is_being_copied(
-            store, end.epoch, patience):
+    [landed] = await entries(store, paths, end.epoch, [end.number], retry)
+    if landed is None and await newest_checkpoint(store, paths, retry) < end and not await _is_being_copied(
+            store, end.epoch, retry):
         raise Corrupt(paths.log(end), "entry", 0, f"it is missing, and {later} shows that it was there")
 
 
-async def _is_being_copied(store: ObjectStore, epoch: int, patience: Patience) -> bool:
+async def _is_being_copied(store: ObjectStore, epoch: int, retry: StoreRetry) -> bool:
     try:
-        mark = await patience.ask(lambda: store.get(COPYING, 0, HEADER_BYTES), f"get {COPYING}")
+        mark = await retry.call(lambda: store.get(COPYING, 0, HEADER_BYTES), f"get {COPYING}")
     except NotFound:
         return False
     return is_being_copied(mark, epoch)
@@ -233,65 +234,65 @@ async def seal_at(store: ObjectStore, paths: ShardPaths, position: Position, epo
 
     A clean stop does this at the first number of our own epoch that was never used, once all before it have landed.
     """
-    return await _put_seal(store, paths, position, epoch, me, Patience(store, clock, rng), position.number - 1)
+    return await _put_seal(store, paths, position, epoch, me, StoreRetry(store, clock, rng), position.number - 1)
 
 
 async def _put_seal(store: ObjectStore, paths: ShardPaths, position: Position, epoch: int, me: Identity,
-                    patience: Patience, landed: int) -> ObjectKind:
+                    retry: StoreRetry, landed: int) -> ObjectKind:
     """Args: landed is the number up to which all are known to have landed; below 0: none is."""
     key = paths.log(position)
-    seal = [Seal(position, me.name, epoch, me.nonce, patience.clock.now_ns(), landed if landed >= 0 else None).encode()]
-    holder = await patience.ask(lambda: put_ours(store, key, seal, me.nonce), f"put {key}")
+    seal = [Seal(position, me.name, epoch, me.nonce, retry.clock.now_ns(), landed if landed >= 0 else None).encode()]
+    holder = await retry.call(lambda: put_ours(store, key, seal, me.nonce), f"put {key}")
     if holder is None:
         return ObjectKind.SEAL
     return expect_entry(holder, position, key).kind
 
 
-async def newest_checkpoint(store: ObjectStore, paths: ShardPaths, patience: Patience) -> Position:
+async def newest_checkpoint(store: ObjectStore, paths: ShardPaths, retry: StoreRetry) -> Position:
     """The position of the newest root; (0, 0) when there is none."""
-    found = await positions(store, paths.checkpoints, "", patience)
+    found = await positions(store, paths.checkpoints, "", retry)
     return found[-1] if found else Position(0, 0)
 
 
-async def newest_claimant(store: ObjectStore, paths: ShardPaths, patience: Patience) -> str:
+async def newest_claimant(store: ObjectStore, paths: ShardPaths, retry: StoreRetry) -> str:
     """The name of the broker that claimed the highest epoch; "" if there is none or it cannot be read."""
-    epoch = await newest_claim(store, paths, await newest_checkpoint(store, paths, patience), patience)
-    return await _claimant(store, paths, epoch, patience)
+    epoch = await newest_claim(store, paths, await newest_checkpoint(store, paths, retry), retry)
+    return await _claimant(store, paths, epoch, retry)
 
 
-async def _claimant(store: ObjectStore, paths: ShardPaths, epoch: int, patience: Patience) -> str:
+async def _claimant(store: ObjectStore, paths: ShardPaths, epoch: int, retry: StoreRetry) -> str:
     """The name of the broker that claimed ``epoch``; "" if it cannot be read."""
     key = paths.epoch(epoch)
     try:
-        return Claim.decode(await patience.ask(lambda: store.get(key), f"get {key}"), epoch).owner
+        return Claim.decode(await retry.call(lambda: store.get(key), f"get {key}"), epoch).owner
     except (NotFound, FormatError):
         return ""
 
 
-async def positions(store: ObjectStore, prefix: str, after: str, patience: Patience) -> list[Position]:
+async def positions(store: ObjectStore, prefix: str, after: str, retry: StoreRetry) -> list[Position]:
     """The positions in the keys below ``prefix``, ascending; a claim's number is 0."""
-    found = await patience.ask(lambda: store.list(prefix, after), f"list {prefix}")
+    found = await retry.call(lambda: store.list(prefix, after), f"list {prefix}")
     return [key.position for info in found if (key := parse(info.key)) is not None and key.position is not None]
 
 
-async def sealer_of(store: ObjectStore, key: str, patience: Patience) -> str:
+async def sealer_of(store: ObjectStore, key: str, retry: StoreRetry) -> str:
     """The name of the broker that put the seal at ``key``; "" if it cannot be read."""
     parsed = parse(key)
     assert parsed is not None
     assert parsed.position is not None
-    seal = await _seal(store, key, parsed.position, patience)
+    seal = await _seal(store, key, parsed.position, retry)
     return "" if seal is None else seal.sealer
 
 
-async def _sealed_by_owner(store: ObjectStore, paths: ShardPaths, end: Position, patience: Patience) -> bool:
+async def _sealed_by_owner(store: ObjectStore, paths: ShardPaths, end: Position, retry: StoreRetry) -> bool:
     """Whether the seal at ``end`` comes from a clean stop."""
-    seal = await _seal(store, paths.log(end), end, patience)
+    seal = await _seal(store, paths.log(end), end, retry)
     return seal is not None and seal.sealer_epoch == end.epoch
 
 
-async def _seal(store: ObjectStore, key: str, position: Position, patience: Patience) -> Seal | None:
+async def _seal(store: ObjectStore, key: str, position: Position, retry: StoreRetry) -> Seal | None:
     """The seal at ``key``; None if it cannot be read."""
     try:
-        return Seal.decode(await patience.ask(lambda: store.get(key), f"get {key}"), position)
+        return Seal.decode(await retry.call(lambda: store.get(key), f"get {key}"), position)
     except (NotFound, FormatError):
         return None

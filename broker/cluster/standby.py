@@ -34,7 +34,7 @@ from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.header import HEADER_BYTES, Position
 from broker.storage.objectstore.base import NotFound, ObjectStore, StoreLock, Transient
 from broker.storage.paths import ShardPaths
-from broker.storage.put import Patience
+from broker.storage.put import StoreRetry
 
 __all__ = ["LEASE_NS", "LOCK_POLL_NS", "wait_for_lease", "wait_for_lock"]
 
@@ -78,7 +78,7 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
     Args: lease_ns is T, which sets how often to look; silence_ns is T by default, longer after attempts that failed.
     Raises: Corrupt, StoreRefused. Transient errors are waited out: a store that cannot be read cannot be taken.
     """
-    watch = _Watch(store, paths, me, Patience(store, clock, rng))
+    watch = _Watch(store, paths, me, StoreRetry(store, clock, rng))
     silence_ns = silence_ns or lease_ns
     seen_at_ns = clock.monotonic_ns()
     waiting = False
@@ -120,7 +120,7 @@ def _pause_ns(lease_ns: int, found: int, since_ns: int) -> int:
 class _Watch:
     """What a standby knows about the end of the log."""
 
-    def __init__(self, store: ObjectStore, paths: ShardPaths, me: Identity, patience: Patience) -> None:
+    def __init__(self, store: ObjectStore, paths: ShardPaths, me: Identity, retry: StoreRetry) -> None:
         self.free = False
         self.owner = ""
         self.found = 0
@@ -128,17 +128,17 @@ class _Watch:
         self._store = store
         self._paths = paths
         self._me = me
-        self._patience = patience
+        self._retry = retry
         self._next: Position | None = None
 
     async def look(self) -> bool:
         """Whether anything is new since the last look."""
-        store, paths, patience = self._store, self._paths, self._patience
+        store, paths, retry = self._store, self._paths, self._retry
         grew = False
         self.found = 0
         if self._next is None:
-            newest = await newest_checkpoint(store, paths, patience)
-            epoch = await newest_claim(store, paths, newest, patience)
+            newest = await newest_checkpoint(store, paths, retry)
+            epoch = await newest_claim(store, paths, newest, retry)
             self._next = Position(epoch, 0) if epoch > newest.epoch else _after(newest)
             grew = True
         # Epochs have no gaps, so the next claim's key is known: a GET, while a listing costs as much as a put.
@@ -153,7 +153,7 @@ class _Watch:
             if self.owner == self._me.name:
                 self.free = True
                 return True
-        number, seal = await end_of_segments(store, paths, self._next, patience, gently=True)
+        number, seal = await end_of_segments(store, paths, self._next, retry, gently=True)
         if number > self._next.number:
             self.found = 0 if grew else number - self._next.number
             self._next = Position(self._next.epoch, number)
@@ -168,7 +168,7 @@ class _Watch:
 
     async def skip_to_checkpoint(self) -> bool:
         """Whether there is a checkpoint at or beyond the number we wait for; then the watch continues behind it."""
-        newest = await newest_checkpoint(self._store, self._paths, self._patience)
+        newest = await newest_checkpoint(self._store, self._paths, self._retry)
         if self._next is not None and newest >= self._next:
             self._next = _after(newest)
             return True
@@ -196,7 +196,7 @@ class _Watch:
         return Seal.decode(data, position).sealer_epoch == position.epoch
 
     async def _get(self, key: str, end: int | None = None) -> bytes:
-        return await self._patience.ask(lambda: self._store.get(key, 0, end), f"get {key}")
+        return await self._retry.call(lambda: self._store.get(key, 0, end), f"get {key}")
 
 
 def _after(position: Position) -> Position:

@@ -36,8 +36,7 @@ from broker.storage.objectstore import ObjectStore, StoreLock
 from broker.storage.objectstore.file import directory_of
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Fenced
-from broker.storage.unsynced_tail import hide_torn, tell_tail
-from broker.storage.unsynced_tail import settle as settle_tail
+from broker.storage.unsynced_tail import hide_torn, log_tail, repair_tail
 
 __all__ = ["Checked", "Owned", "fsck"]
 
@@ -94,7 +93,7 @@ async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: 
             # What a power cut left of segments that were not synced is the log's end, not damage.
             for shard in await shards(Source(store)):
                 if repair:
-                    tell_tail(settle_tail(directory, ShardPaths(shard)), store.url)
+                    log_tail(repair_tail(directory, ShardPaths(shard)), store.url)
                 else:
                     hide_torn(directory, shard)
         return await _checked(store, clock, rng, progress, repair=repair)

@@ -32,11 +32,11 @@ from broker.storage.objectstore import StoreError, StoreLock, Transient
 from broker.storage.objectstore.file import directory_of
 from broker.storage.objectstore.unsynced import SyncFailed
 from broker.storage.paths import ShardPaths
-from broker.storage.put import Fenced, Patience
+from broker.storage.put import Fenced, StoreRetry
 from broker.storage.read.damage import explain
 from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard, ShardSettings
-from broker.storage.unsynced_tail import settle, tell_tail
+from broker.storage.unsynced_tail import log_tail, repair_tail
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -192,7 +192,7 @@ class ShardOwner(LogListener):
         directory = directory_of(store)
         try:
             if directory is not None:
-                tell_tail(await asyncio.to_thread(settle, directory, paths), store.url)
+                log_tail(await asyncio.to_thread(repair_tail, directory, paths), store.url)
             taken = await take(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns)
             if directory is not None:
                 directory.unsynced.on_failure = partial(self._sync_failed, asyncio.get_running_loop())
@@ -209,7 +209,7 @@ class ShardOwner(LogListener):
         except Fenced as fenced:
             if fenced.by or isinstance(fenced, Overtaken):
                 raise
-            raise Fenced(str(fenced), await newest_claimant(store, paths, Patience(store, clock, rng))) from None
+            raise Fenced(str(fenced), await newest_claimant(store, paths, StoreRetry(store, clock, rng))) from None
         for problem in shard.recovered.problems:
             log.warning("a checkpoint cannot be used, an older one was: %s", problem)
         self.recovery_ns = clock.monotonic_ns() - began_ns

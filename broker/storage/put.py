@@ -21,7 +21,7 @@ from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader
 from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, PreconditionFailed, StoreError, Transient
 
-__all__ = ["Fenced", "Patience", "describe", "holder_of", "put_ours", "until_answered"]
+__all__ = ["Fenced", "StoreRetry", "describe", "holder_of", "put_ours", "until_answered"]
 
 _PATIENCE_NS = 15_000_000_000
 _SILENCE_SECONDS = 2.0
@@ -100,7 +100,7 @@ async def until_answered(ask: Callable[[], Awaitable[T]], rng: random.Random, ov
             await asyncio.sleep(backoff.next())
 
 
-class Patience:
+class StoreRetry:
     """How a task (a take-over, a recovery, a standby's watch) waits for a store that does not answer.
 
     A call is retried after each Transient, but no try begins later than 15 seconds after the first. A call that takes
@@ -113,7 +113,7 @@ class Patience:
         self._rng = rng
         self._warned_ns: int | None = None
 
-    async def ask(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+    async def call(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         """Repeat ``call`` until it is answered. ``what`` is for the log, as in "put KEY".
 
         Raises: the last Transient, once patience has run out; any other error of ``call``, at once.

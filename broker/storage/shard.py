@@ -23,12 +23,12 @@ from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import Compression
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.section import SectionCodec
-from broker.storage.log.heartbeat import Pulse
+from broker.storage.log.heartbeat import RecoveryHeartbeat
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths, block_key, object_key, parse
-from broker.storage.put import Patience
+from broker.storage.put import StoreRetry
 from broker.storage.read.recovery import recover
 from broker.storage.read.snapshot import Snapshot
 from broker.storage.state.applied import ShardState
@@ -127,13 +127,13 @@ class Shard:
         Raises: Fenced; Corrupt, naming the object; StoreError.
         """
         settings = settings or ShardSettings()
-        pulse = Pulse(store, paths.log, epoch, nonce, clock, rng, settings.log,
+        heartbeat = RecoveryHeartbeat(store, paths.log, epoch, nonce, clock, rng, settings.log,
                       clock.outside_ns() if began_ns is None else began_ns)
-        snapshot = await pulse.beside(_recover(store, paths, epoch, clock, rng, serve_from_ns))
-        for number in range(snapshot.state.position.number + 1, pulse.position.number + 1):
+        snapshot = await heartbeat.renew_during(_recover(store, paths, epoch, clock, rng, serve_from_ns))
+        for number in range(snapshot.state.position.number + 1, heartbeat.position.number + 1):
             snapshot.state.apply_segment(Position(epoch, number))
         log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
-                  began_ns=pulse.proved_ns, clock_trusted=clock_trusted)
+                  began_ns=heartbeat.proved_ns, clock_trusted=clock_trusted)
         sweeper = Sweeper(log, paths, clock, rng, grace_ns=settings.sweep_grace_ns, clock_trusted=clock_trusted)
         checkpointer = Checkpointer(log, paths, snapshot, rng, settings.checkpoint, after_round=sweeper.after_round,
                                     executor=executor)
@@ -184,6 +184,6 @@ class Shard:
 
 async def _recover(store: ObjectStore, paths: ShardPaths, epoch: int, clock: Clock, rng: random.Random,
                    serve_from_ns: int) -> Snapshot:
-    snapshot = await recover(store, paths, epoch, Patience(store, clock, rng))
+    snapshot = await recover(store, paths, epoch, StoreRetry(store, clock, rng))
     await asyncio.sleep(max(0, serve_from_ns - clock.monotonic_ns()) / 1e9)
     return snapshot

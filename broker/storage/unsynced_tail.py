@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 _KIND_AT = 8
 """Offset of the kind in the common header."""
 
-__all__ = ["Tail", "check_segment", "find_tail", "hide_torn", "settle", "tell_tail"]
+__all__ = ["Tail", "check_segment", "find_tail", "hide_torn", "log_tail", "repair_tail"]
 
 
 class Tail(NamedTuple):
@@ -56,7 +56,7 @@ class Tail(NamedTuple):
     failed: bool
 
 
-def settle(store: FileStore, paths: ShardPaths) -> Tail | None:
+def repair_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
     """Make the log end where it is sound, and durable up to there; for who holds the shard's lock and has claimed nothing yet.
 
     Returns: what was found; None if there was nothing to do. Raises: StoreError.
@@ -117,7 +117,7 @@ def hide_torn(store: FileStore, shard: int) -> Tail | None:
     return tail
 
 
-def tell_tail(tail: Tail | None, url: str) -> None:
+def log_tail(tail: Tail | None, url: str) -> None:
     """Log what an owner has found."""
     if tail is None:
         return

@@ -13,7 +13,7 @@ from broker.storage.format.header import Position
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.put import Patience
+from broker.storage.put import StoreRetry
 from tests.manual_clock import ManualClock
 from tests.storage.rig import PATHS, Counting, in_virtual_time
 
@@ -44,9 +44,9 @@ def test_as_a_linear_scan(seed: int) -> None:
         ahead = [n for n in (end + 4, end + 8) if n not in orphans and rng.random() < 0.3]
         shared = log_of([*range(first, end), *orphans], [*([end] if sealed else []), *ahead])
         counting = Counting(shared)
-        patience = Patience(counting, clock, rng)
+        retry = StoreRetry(counting, clock, rng)
         for gently in (False, True):
-            number, header = await end_of_segments(counting, PATHS, Position(1, first), patience, gently=gently)
+            number, header = await end_of_segments(counting, PATHS, Position(1, first), retry, gently=gently)
             assert number == end
             assert (header is not None) == sealed
     in_virtual_time(main)
@@ -69,8 +69,8 @@ def test_an_owner_that_goes_on_is_followed(segments: int, gently: bool) -> None:
         store = Growing()
         for number in range(segments):
             await store.put(PATHS.log(Position(1, number)), encode_segment(Position(1, number), NONCE, []))
-        patience = Patience(store, clock, random.Random(1))
-        number, header = await end_of_segments(store, PATHS, Position(1, 0), patience, gently=gently)
+        retry = StoreRetry(store, clock, random.Random(1))
+        number, header = await end_of_segments(store, PATHS, Position(1, 0), retry, gently=gently)
         assert segments <= number <= segments + 500
         assert header is None
         assert all(PATHS.log(Position(1, n)) in store.objects for n in range(number))
@@ -80,11 +80,11 @@ def test_an_owner_that_goes_on_is_followed(segments: int, gently: bool) -> None:
 def test_a_long_log_costs_a_few_round_trips_and_an_idle_one_a_get() -> None:
     async def main(clock: ManualClock) -> None:
         counting = Counting(log_of(list(range(20_000)), []))
-        patience = Patience(counting, clock, random.Random(1))
-        assert await end_of_segments(counting, PATHS, Position(1, 0), patience) == (20_000, None)
+        retry = StoreRetry(counting, clock, random.Random(1))
+        assert await end_of_segments(counting, PATHS, Position(1, 0), retry) == (20_000, None)
         assert len(counting.calls) < 200
         counting.calls.clear()
-        assert await end_of_segments(counting, PATHS, Position(1, 20_000), patience) == (20_000, None)
+        assert await end_of_segments(counting, PATHS, Position(1, 20_000), retry) == (20_000, None)
         assert len(counting.calls) == 1
     in_virtual_time(main)
 
@@ -94,8 +94,8 @@ def test_a_standby_pays_for_few_gets(grown: int, gets: int) -> None:
     """An idle owner's log is one heartbeat longer each time; one that commits ten times between two looks costs about as much."""
     async def main(clock: ManualClock) -> None:
         counting = Counting(log_of(list(range(100 + grown)), []))
-        patience = Patience(counting, clock, random.Random(1))
-        assert await end_of_segments(counting, PATHS, Position(1, 100), patience, gently=True) == (100 + grown, None)
+        retry = StoreRetry(counting, clock, random.Random(1))
+        assert await end_of_segments(counting, PATHS, Position(1, 100), retry, gently=True) == (100 + grown, None)
         assert len(counting.calls) <= gets
     in_virtual_time(main)
 
@@ -105,5 +105,5 @@ def test_an_entry_that_cannot_be_read_is_not_the_end() -> None:
         shared = log_of(list(range(10)), [])
         shared.objects[PATHS.log(Position(1, 8))] = b"\0" * 200
         with pytest.raises(Corrupt):
-            await end_of_segments(shared, PATHS, Position(1, 0), Patience(shared, clock, random.Random(1)))
+            await end_of_segments(shared, PATHS, Position(1, 0), StoreRetry(shared, clock, random.Random(1)))
     in_virtual_time(main)

@@ -20,7 +20,7 @@ from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.wrapper import Wrapper
-from broker.storage.put import Fenced, Patience
+from broker.storage.put import Fenced, StoreRetry
 from broker.storage.read.recovery import recover
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import ShardSettings
@@ -148,7 +148,7 @@ def test_a_seal_at_a_swept_number_is_not_the_end() -> None:
         await client.publish_many(4)
         await asyncio.sleep(1)
         assert old.shard is not None
-        stale = await newest_checkpoint(shared, PATHS, Patience(shared, clock, old.rng))
+        stale = await newest_checkpoint(shared, PATHS, StoreRetry(shared, clock, old.rng))
         new = Rig(shared, clock, "new", 2, settings=OFTEN)
         swept = False
 
@@ -267,9 +267,9 @@ def test_a_store_that_does_not_answer_is_waited_for_15_seconds(
             raise Transient(f"{key}: 503")
 
         a.store.before = silent
-        patience = Patience(a.store, clock, random.Random(1))
+        retry = StoreRetry(a.store, clock, random.Random(1))
         with pytest.raises(Transient):
-            await (a.take() if what == "take" else recover(a.store, PATHS, taken.epoch, patience))
+            await (a.take() if what == "take" else recover(a.store, PATHS, taken.epoch, retry))
         assert 10 * SECOND <= last_ns - began_ns <= 15 * SECOND
         assert clock.monotonic_ns() - began_ns <= (15.1 + silence_s) * SECOND
     in_virtual_time(main)
@@ -289,7 +289,7 @@ def test_one_warning_for_many_concurrent_calls(caplog: pytest.LogCaptureFixture)
                 raise Transient("503")
 
         a.store.before = down
-        found = await entries(a.store, PATHS, 1, range(BATCH), Patience(a.store, clock, a.rng))
+        found = await entries(a.store, PATHS, 1, range(BATCH), StoreRetry(a.store, clock, a.rng))
         assert found == [None] * BATCH
 
     for seconds, lines in [(0.5, 0), (5.0, 1)]:
@@ -471,7 +471,7 @@ def test_openings_are_read_in_batches() -> None:
             at = Position(epoch, 0)
             opening = Opening("a", (Position(epoch - 1, 7),), 1)
             await shared.put(PATHS.log(at), [encode_opening(opening, at, bytes(16))])
-        found = await known_ends(store, PATHS, range(1, epochs + 1), Patience(store, clock, random.Random(1)))
+        found = await known_ends(store, PATHS, range(1, epochs + 1), StoreRetry(store, clock, random.Random(1)))
         assert found == dict.fromkeys(range(epochs - 1), 7)
         assert most == BATCH
     in_virtual_time(main)

@@ -204,7 +204,7 @@ async def test_a_sync_that_fails_in_a_start_is_remembered(tmp_path: Path, monkey
         patch.setattr(file, "sync_files", fails)
         patch.setattr(os, "fdatasync", fails)
         with pytest.raises(StoreError, match="Input/output error"):
-            unsynced_tail.settle(store, ShardPaths(0))
+            unsynced_tail.repair_tail(store, ShardPaths(0))
     await store.close()
     app = app_on(copy)
     await app.start()
@@ -272,7 +272,7 @@ async def test_a_reader_while_an_owner_sets_aside(tmp_path: Path, monkeypatch: p
     def settled_first(self: FileStore, key: str, *args: int) -> bytes:
         if key.endswith(segments[-2].name):
             monkeypatch.setattr(FileStore, "get_sync", get)
-            unsynced_tail.settle(owner, ShardPaths(0))
+            unsynced_tail.repair_tail(owner, ShardPaths(0))
         return get(self, key, *args)
 
     monkeypatch.setattr(FileStore, "get_sync", settled_first)
@@ -287,7 +287,7 @@ async def test_damage_of_an_older_jetblocks_log_is_no_end(tmp_path: Path, monkey
     """It knows no marks, so it leaves one that says nothing about what it has put itself, synced."""
     first = await cut_copy(tmp_path, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(shard_owner, "settle", lambda store, paths: None)
+        patch.setattr(shard_owner, "repair_tail", lambda store, paths: None)
         app = app_on(first, None)
         await app.start()
         await publish(app, 2)

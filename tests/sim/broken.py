@@ -25,7 +25,7 @@ from broker.storage.log.log import Log
 from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
-from broker.storage.put import Patience
+from broker.storage.put import StoreRetry
 from broker.storage.read.steps import Steps
 from broker.storage.state.applied import ShardState
 from broker.storage.state.released import Released
@@ -71,12 +71,12 @@ def seal_all(patch: pytest.MonkeyPatch) -> None:
     seal_epoch = ownership._seal_epoch
 
     async def broken(store: ObjectStore, paths: ShardPaths, first: Position, known: int | None, epoch: int, me: Identity,
-                     patience: Patience) -> int:
+                     retry: StoreRetry) -> int:
         if known is not None or first.epoch == epoch - 1:
-            return await seal_epoch(store, paths, first, known, epoch, me, patience)
+            return await seal_epoch(store, paths, first, known, epoch, me, retry)
         number = first.number
         while True:
-            [header] = await entries(store, paths, first.epoch, [number], patience)
+            [header] = await entries(store, paths, first.epoch, [number], retry)
             if header is None or header.kind == ObjectKind.SEAL:
                 return number
             number += 1
@@ -203,7 +203,7 @@ def landed_is_a_fact(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self: Log, segment: Segment) -> None:
         begin(self, segment)
-        segment.landed_before = segment.position.number - 1
+        segment.stored_before = segment.position.number - 1
 
     patch.setattr(Log, "_begin", broken)
 

@@ -143,8 +143,8 @@ def sweep_to_newest_root(patch: pytest.MonkeyPatch) -> None:
 
 def serve_though_sealed(patch: pytest.MonkeyPatch) -> None:
     """Recovery does not look whether our own epoch was sealed meanwhile."""
-    async def broken(store: ObjectStore, paths: Any, epoch: int, patience: Any = None) -> Any:
-        return await recovery.run(recovery.replay(paths), store, patience)  # type: ignore[attr-defined]
+    async def broken(store: ObjectStore, paths: Any, epoch: int, retry: Any = None) -> Any:
+        return await recovery.run(recovery.replay(paths), store, retry)  # type: ignore[attr-defined]
 
     patch.setattr(shard, "recover", broken)
 
@@ -272,7 +272,7 @@ def removals_come_back(patch: pytest.MonkeyPatch) -> None:
 
 def streams_not_told(patch: pytest.MonkeyPatch) -> None:
     """Live streams go on reading what compaction has replaced, and that is deleted."""
-    patch.setattr(Log, "tell_adopted", lambda self, adopted: [])
+    patch.setattr(Log, "notify_adopted", lambda self, adopted: [])
 
 
 def walks_interrupted(patch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ class Broker:
         self.store.halt()
         self.world.injected.update(self.store.injected)
         if self.owner is not None:
-            self.owner.log.fail(Fenced("killed"), tell=False)
+            self.owner.log.fail(Fenced("killed"), notify=False)
         self._task.cancel()
         self.owner = None
         self.resume()

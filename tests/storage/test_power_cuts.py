@@ -39,7 +39,7 @@ from broker.storage.objectstore.unsynced import UnsyncedFiles
 from broker.storage.paths import FORMAT, ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard, ShardSettings
-from broker.storage.unsynced_tail import Tail, hide_torn, settle
+from broker.storage.unsynced_tail import Tail, hide_torn, repair_tail
 from tests.manual_clock import ManualClock
 from tests.storage.power import InlineStore, PowerDisk
 from tests.storage.rig import PATHS, Stream, in_virtual_time, read_all
@@ -98,7 +98,7 @@ class World:
     async def open(self, clock: ManualClock) -> None:
         """As ``runtime.shard_owner`` does."""
         store = self.store = InlineStore(self.root, sync_interval_ns=self.sync_interval_ns)
-        settle(store, PATHS)
+        repair_tail(store, PATHS)
         self.me = Identity("a", self.rng.randbytes(16))
         taken = await take(store, PATHS, self.me, clock, self.rng)
         store.start_unsynced(PATHS.logs, PATHS.log(Position(taken.epoch, 1)))

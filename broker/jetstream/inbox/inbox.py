@@ -103,17 +103,20 @@ class _Errand:
 
 
 class Inbox:
-    """Args: ``let_go(keys)`` deletes runs that nothing will ever name; ``open_runs`` are the keys of those that batches under way
-    have staged."""
+    """Carries out the requests of one shard's inbox.
+
+    Args: ``release_runs(keys)`` deletes runs that nothing will ever name; ``open_runs`` are the keys of the runs that
+        open batches have staged.
+    """
 
     def __init__(self, host: Host, log: Log, paths: ShardPaths, clock: Clock, settings: InboxSettings,
-                 let_go: Callable[[Sequence[str]], object], open_runs: Container[str] = ()) -> None:
+                 release_runs: Callable[[Sequence[str]], object], open_runs: Container[str] = ()) -> None:
         self.settings = settings
         self._host = host
         self._log = log
         self._store = log.store
         self._clock = clock
-        self._let_go = let_go
+        self._release_runs = release_runs
         self._paths = paths
         self._open_runs = open_runs
         self._under_way: dict[int, _Errand] = {}
@@ -386,7 +389,7 @@ class Inbox:
         self._gone.update(dict.fromkeys(found, 0))
         if found:
             _log.info("%d staged runs that nobody asked for are swept", len(found))
-            self._let_go(found)
+            self._release_runs(found)
 
     async def _abandoned(self, before_ns: int) -> set[str]:
         """Staged runs that were made before this time and that no stream names; if they are many, the next ones of them."""

@@ -166,7 +166,7 @@ class Sweeper(LogListener):
         """A run of ours will never be adopted: release it with the next round."""
         self._orphan_runs.append(key)
 
-    def let_go(self, keys: Sequence[str]) -> None:
+    def release_runs(self, keys: Sequence[str]) -> None:
         """Release runs that nothing names, nor ever will; soon, and not with the next round, which an idle log does not have."""
         if not self._clock_trusted():
             self._orphan_runs += keys

@@ -109,7 +109,7 @@ class Adopter:
     async def _tell(self, adopted: Sequence[Adopted]) -> None:
         """Have the live streams read from the new blocks. Those in the middle of something are told again."""
         backoff = Backoff(_TELL_SECONDS, _TELL_SECONDS_MAX)
-        while adopted := self._log.tell_adopted(adopted):  # noqa: ASYNC110 (no event says when all can follow)
+        while adopted := self._log.notify_adopted(adopted):  # noqa: ASYNC110 (no event says when all can follow)
             await asyncio.sleep(backoff.next())
 
 

@@ -94,7 +94,7 @@ class CommitSchedule:
         self._took_ns = 0
         self._grown = 0
         self._growing_ns = 0
-        self._looked_ns = 0
+        self._grown_at_ns = 0
 
     def decide(self, facts: Facts, now_ns: int) -> Decision:
         """What to do now. Ask again after each step but WAIT."""
@@ -120,11 +120,11 @@ class CommitSchedule:
             return self._wait(facts, now_ns, now_ns + PAUSE_NS)
         return _CUT
 
-    def cut(self) -> None:
+    def segment_closed(self) -> None:
         """The open segment was closed: the next one grows from nothing."""
         self._grown = 0
 
-    def landed(self, blocks: int, took_ns: int) -> None:
+    def record_put(self, blocks: int, took_ns: int) -> None:
         """A segment of ``blocks`` blocks landed, ``took_ns`` after its put began."""
         if blocks >= BLOCKS_MANY:
             self._took_ns = took_ns
@@ -151,6 +151,6 @@ class CommitSchedule:
         elif now_ns - self._growing_ns >= self._took_ns:
             return False
         elif count == self._grown:
-            return now_ns - self._looked_ns < PAUSE_NS
-        self._grown, self._looked_ns = count, now_ns
+            return now_ns - self._grown_at_ns < PAUSE_NS
+        self._grown, self._grown_at_ns = count, now_ns
         return True

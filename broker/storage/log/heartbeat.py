@@ -23,12 +23,12 @@ from broker.storage.log.putter import Putter, Segment
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import ObjectStore
 
-__all__ = ["Pulse"]
+__all__ = ["RecoveryHeartbeat"]
 
 T = TypeVar("T")
 
 
-class Pulse:
+class RecoveryHeartbeat:
     """Attributes: ``position`` of our last segment, the opening at first; ``proved_ns``: when, by the outside
     clock, the put of it began, from which the lease counts."""
 
@@ -42,7 +42,7 @@ class Pulse:
         self._putter = Putter(store, key_of, nonce, clock, rng, settings, None, lambda: None, _fail)
         self._enough = asyncio.Event()
 
-    async def beside(self, work: Coroutine[Any, Any, T]) -> T:
+    async def renew_during(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``, a recovery, and renew the lease until it is done.
 
         Raises: Fenced, as soon as a seal is met; Corrupt when another writer's object has our key; else what ``work`` raises,
@@ -83,7 +83,7 @@ class Pulse:
     async def _put(self) -> None:
         segment = Segment(Position(self.position.epoch, self.position.number + 1), [], [], 0)
         segment.began_ns = self._clock.monotonic_ns()
-        segment.landed_before = self.position.number
+        segment.stored_before = self.position.number
         self.proved_ns = await self._putter.put(segment)
         self.position = segment.position
 

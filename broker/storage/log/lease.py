@@ -42,7 +42,7 @@ class Lease:
         expired = self.expired
         for segment in in_flight:
             # Beyond a put that has not landed there may be a seal, and what lands beyond a seal proves nothing.
-            if not segment.landed:
+            if not segment.stored:
                 break
             self.proved_ns = max(self.proved_ns, segment.proved_ns)
         return expired and not self.expired

@@ -143,7 +143,7 @@ class Log:
 
     def barrier(self, owner: BlockOwner | None = None) -> None:
         """Make lazy news urgent, of ``owner`` or of all; what ``wait`` is given next waits for it too."""
-        if self._open.has_news(owner):
+        if self._open.has_changes(owner):
             self._open.content = True
             self.urgent()
 
@@ -313,9 +313,9 @@ class Log:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.failure is None:
-            self.fail(Fenced("the log was closed"), tell=False)
+            self.fail(Fenced("the log was closed"), notify=False)
 
-    def tell_adopted(self, adopted: Sequence[Adopted]) -> list[Adopted]:
+    def notify_adopted(self, adopted: Sequence[Adopted]) -> list[Adopted]:
         """Pass on which blocks took the places of others; returns those to be told of again."""
         return [one for listener in self._listeners for one in listener.blocks_adopted(adopted)]
 
@@ -380,7 +380,7 @@ class Log:
         waiters = self._waiters.take()
         urgent_ns = self._open.urgent_ns
         self._open = OpenSegment(self._open.lazy)
-        self._schedule.cut()
+        self._schedule.segment_closed()
         if self._open.lazy:
             self._timers.set_lazy()
         if not said and not heartbeat and not self.lease_expired:
@@ -414,7 +414,7 @@ class Log:
     # Putting.
 
     def _begin(self, segment: Segment) -> None:
-        segment.landed_before = self.state.position.number
+        segment.stored_before = self.state.position.number
         task = self._loop.create_task(self._write(segment), name=f"commit {segment.position}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -432,12 +432,12 @@ class Log:
             return
         for block, failure in segment.failures:
             self._take_offline(block.owner, segment.position.number, failure)
-        self._segments.landed(segment, proved_ns)
+        self._segments.mark_stored(segment, proved_ns)
         if self._lease.renew(self._segments.in_flight):
             self._loop.call_soon(self._lease_renewed)
-        self._schedule.landed(len(segment.sealed), self._clock.monotonic_ns() - segment.began_ns)
+        self._schedule.record_put(len(segment.sealed), self._clock.monotonic_ns() - segment.began_ns)
         try:
-            for persisted in self._segments.take_persisted():
+            for persisted in self._segments.pop_persisted():
                 self._persist(persisted)
         except Exception as error:
             _log.exception("applying a segment failed")
@@ -495,7 +495,7 @@ class Log:
         for listener in self._listeners:
             listener.lease_renewed()
 
-    def fail(self, error: BaseException, tell: bool = True) -> None:
+    def fail(self, error: BaseException, notify: bool = True) -> None:
         """Stop for good: what is not persisted never will be, and its waiters never run."""
         if self.failure is not None:
             return
@@ -513,7 +513,7 @@ class Log:
         for future in self._futures:
             if not future.done():
                 future.set_exception(error)
-        if tell:
+        if notify:
             for listener in self._listeners:
                 listener.log_failed(error)
 

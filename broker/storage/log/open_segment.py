@@ -56,7 +56,7 @@ class OpenSegment:
         """Whether it should be closed as soon as a put may begin."""
         return (self.urgent or self.overdue) and (self.has_content or bool(self.lazy))
 
-    def has_news(self, owner: BlockOwner | None) -> bool:
+    def has_changes(self, owner: BlockOwner | None) -> bool:
         """Whether ``owner``, or any owner, has something that is not in a closed segment, lazy news included."""
         if owner is None:
             return bool(self.lazy) or self.has_content

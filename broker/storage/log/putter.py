@@ -39,8 +39,8 @@ _BLOCK_BYTES = 4096
 class Segment:
     """A closed segment: its contents are fixed, and so are its bytes once ``data`` is set."""
 
-    __slots__ = ("before", "began_ns", "blocks", "data", "encoded", "failures", "landed", "landed_before", "on_encoded",
-                 "position", "proved_ns", "raw_bytes", "sealed", "urgent_ns", "waiters", "whole")
+    __slots__ = ("before", "began_ns", "blocks", "data", "encoded", "failures", "on_encoded", "position",
+                 "proved_ns", "raw_bytes", "sealed", "stored", "stored_before", "urgent_ns", "waiters", "whole")
 
     def __init__(self, position: Position, blocks: list[OpenBlock[Any]], waiters: list[Waiter], raw_bytes: int) -> None:
         self.position = position
@@ -58,8 +58,8 @@ class Segment:
         """Blocks that it should have held, and why it could not."""
         self.before: Segment | None = None
         """The segment before it, while that may not be encoded yet."""
-        self.landed = False
-        self.landed_before: int | None = None
+        self.stored = False
+        self.stored_before: int | None = None
         """Once it is in flight: the number up to which all had landed when its put began."""
         self.urgent_ns = 0
         """Since when something waits for it, by the monotonic clock; 0: nothing does."""
@@ -215,7 +215,7 @@ class Putter:
         if self.broken:
             segment.sealed = [block for block in segment.sealed if number < self.broken.get(block.stream_id, number + 1)]
         data = encode_segment(segment.position, self._nonce, segment.sealed, self._settings.codec,
-                              failures=segment.failures, landed=segment.landed_before)
+                              failures=segment.failures, landed=segment.stored_before)
         if segment.failures:
             for block, error in segment.failures:
                 if not block.stream_id:

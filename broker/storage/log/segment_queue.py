@@ -66,15 +66,15 @@ class SegmentQueue:
         self.in_flight.append(segment)
         return segment
 
-    def landed(self, segment: Segment, proved_ns: int) -> None:
+    def mark_stored(self, segment: Segment, proved_ns: int) -> None:
         """The put of ``segment``, which proves the shard ours as of ``proved_ns``, has landed."""
-        segment.landed, segment.proved_ns = True, proved_ns
+        segment.stored, segment.proved_ns = True, proved_ns
         if self._last is segment:
             self._last = None
 
-    def take_persisted(self) -> Iterator[Segment]:
+    def pop_persisted(self) -> Iterator[Segment]:
         """Take out, in log order, each segment that has landed with all before it."""
-        while self.in_flight and self.in_flight[0].landed:
+        while self.in_flight and self.in_flight[0].stored:
             segment = self.in_flight.popleft()
             yield segment
 

@@ -6,20 +6,20 @@ from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
-from broker.storage.put import Fenced, Patience
+from broker.storage.put import Fenced, StoreRetry
 from broker.storage.read.snapshot import Snapshot, replay
 from broker.storage.read.steps import run
 
 __all__ = ["recover"]
 
 
-async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, patience: Patience | None = None) -> Snapshot:
+async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, retry: StoreRetry | None = None) -> Snapshot:
     """Replay the shard up to the opening of ``epoch``, which is ours and was just put, or to an empty segment of ours.
 
     Raises: Fenced if there is a later epoch, or a checkpoint in ours that we did not write; Corrupt, naming the object;
         StoreError.
     """
-    snapshot = await run(replay(paths, thorough=False), store, patience)
+    snapshot = await run(replay(paths, thorough=False), store, retry)
     end = snapshot.state.position
     if (snapshot.roots and snapshot.roots[-1].epoch >= epoch) or end.epoch > epoch:
         raise Fenced(f"the log goes on beyond epoch {epoch}, which is ours: at {end}")

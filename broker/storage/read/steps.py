@@ -18,7 +18,7 @@ from broker.base.clock import SystemClock
 from broker.storage.format.header import Position
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
 from broker.storage.paths import parse
-from broker.storage.put import Patience
+from broker.storage.put import StoreRetry
 
 __all__ = ["Gets", "Listing", "Request", "Steps", "drive", "list_positions", "run", "run_answering", "run_blocking"]
 
@@ -61,19 +61,19 @@ async def drive(steps: Steps[T], answer: Callable[[Request], Awaitable[Answer]])
         given = await answer(request)
 
 
-async def run(steps: Steps[T], store: ObjectStore, patience: Patience | None = None) -> T:
-    """Drive ``steps`` with an object store, each call with ``patience``. Raises: as ``steps``; StoreError."""
-    patience = patience or Patience(store, SystemClock(), random.Random())
-    return await drive(steps, lambda request: _answer(request, store, patience))
+async def run(steps: Steps[T], store: ObjectStore, retry: StoreRetry | None = None) -> T:
+    """Drive ``steps`` with an object store, each call with ``retry``. Raises: as ``steps``; StoreError."""
+    retry = retry or StoreRetry(store, SystemClock(), random.Random())
+    return await drive(steps, lambda request: _answer(request, store, retry))
 
 
-async def _answer(request: Request, store: ObjectStore, patience: Patience) -> Answer:
+async def _answer(request: Request, store: ObjectStore, retry: StoreRetry) -> Answer:
     if isinstance(request, Listing):
-        return await patience.ask(lambda: store.list(request.prefix, request.after), f"list {request.prefix}")
+        return await retry.call(lambda: store.list(request.prefix, request.after), f"list {request.prefix}")
 
     async def get(key: str, start: int, end: int | None) -> bytes | None:
         try:
-            return await patience.ask(lambda: store.get(key, start, end), f"get {key}")
+            return await retry.call(lambda: store.get(key, start, end), f"get {key}")
         except NotFound:
             return None
 

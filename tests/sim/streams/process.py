@@ -106,7 +106,7 @@ class Process:
         self.store.halt()
         self.world.died(self)
         if self.shard is not None:
-            self.shard.log.fail(Fenced("killed"), tell=False)
+            self.shard.log.fail(Fenced("killed"), notify=False)
         self._task.cancel()
         self.resume()
         self._burial = self.world.loop.create_task(self._bury(), name=f"bury {self.name}")
@@ -189,7 +189,7 @@ class Process:
         reader = BlockReader(patient, self.cache, shard.key_of, PATHS)
         try:
             if world.staging is not None:
-                await self.js.open(0, shard.log, reader, inbox=world.staging.settings, let_go=shard.sweeper.let_go)
+                await self.js.open(0, shard.log, reader, inbox=world.staging.settings, release_runs=shard.sweeper.release_runs)
             else:
                 await self.js.open(0, shard.log, reader)
             self.serving = True

@@ -83,7 +83,7 @@ def grown(count: int) -> Facts:
 def test_small_blocks_wait_while_they_grow() -> None:
     """As long as more messages come, until none came for a pause."""
     schedule = CommitSchedule(LogSettings())
-    schedule.landed(BLOCKS_MANY, 100 * MS)
+    schedule.record_put(BLOCKS_MANY, 100 * MS)
     assert [schedule.decide(grown(300 + i), NOW + i * MS).action for i in range(5)] == [WAIT] * 5
     assert schedule.decide(grown(304), NOW + 5 * MS).action is WAIT
     assert schedule.decide(grown(304), NOW + 4 * MS + PAUSE_NS).action is CUT
@@ -92,8 +92,8 @@ def test_small_blocks_wait_while_they_grow() -> None:
 def test_small_blocks_wait_no_longer_than_the_last_such_segment_took() -> None:
     """A message's wait doubles at most; a segment of few blocks does not count as a measurement."""
     schedule = CommitSchedule(LogSettings())
-    schedule.landed(BLOCKS_MANY, 3 * MS)
-    schedule.landed(1, 100 * MS)
+    schedule.record_put(BLOCKS_MANY, 3 * MS)
+    schedule.record_put(1, 100 * MS)
     assert [schedule.decide(grown(300 + i), NOW + i * MS).action for i in range(4)] == [WAIT, WAIT, WAIT, CUT]
 
 
@@ -102,5 +102,5 @@ def test_the_next_segment_grows_from_nothing() -> None:
     schedule = CommitSchedule(LogSettings())
     assert schedule.decide(grown(300), NOW).action is WAIT
     assert schedule.decide(grown(301), NOW + MS).action is CUT
-    schedule.cut()
+    schedule.segment_closed()
     assert schedule.decide(grown(300), NOW + 2 * MS).action is WAIT

@@ -10,7 +10,7 @@ import pytest
 from broker.base.clock import GuardedClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.header import Position
-from broker.storage.log.heartbeat import Pulse
+from broker.storage.log.heartbeat import RecoveryHeartbeat
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
@@ -199,14 +199,14 @@ def test_signs_of_life_come_each_third_of_the_lease_until_the_work_is_done() -> 
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock, faults=Faults(latency_ns=10 * MS))
         taken = await rig.take()
-        pulse = Pulse(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng, LogSettings(lease_ns=T),
+        heartbeat = RecoveryHeartbeat(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng, LogSettings(lease_ns=T),
                       taken.began_ns)
-        assert await pulse.beside(asyncio.sleep(62, "done")) == "done"
-        assert pulse.position == Position(1, 12) == rig.log_keys()[-1]
-        assert clock.monotonic_ns() - pulse.proved_ns <= T // 3
+        assert await heartbeat.renew_during(asyncio.sleep(62, "done")) == "done"
+        assert heartbeat.position == Position(1, 12) == rig.log_keys()[-1]
+        assert clock.monotonic_ns() - heartbeat.proved_ns <= T // 3
         stall = rig.store.stall_put(rig.store.puts)
-        beside = asyncio.ensure_future(Pulse(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng,
-                                             LogSettings(lease_ns=T), taken.began_ns - T).beside(asyncio.sleep(1)))
+        beside = asyncio.ensure_future(RecoveryHeartbeat(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng,
+                                             LogSettings(lease_ns=T), taken.began_ns - T).renew_during(asyncio.sleep(1)))
         await asyncio.sleep(4)
         assert not beside.done()
         stall.release()
@@ -219,9 +219,9 @@ def test_an_owner_sealed_while_it_recovers_is_told_at_once_and_by_whom() -> None
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock, "a", settings=ShardSettings(log=LogSettings(lease_ns=T)))
         taken = await rig.take()
-        pulse = Pulse(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng, LogSettings(lease_ns=T),
+        heartbeat = RecoveryHeartbeat(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng, LogSettings(lease_ns=T),
                       taken.began_ns)
-        beside = asyncio.ensure_future(pulse.beside(asyncio.sleep(3600)))
+        beside = asyncio.ensure_future(heartbeat.renew_during(asyncio.sleep(3600)))
         await asyncio.sleep(1)
         await Rig(rig.shared, clock, "b", 2).take()
         began_ns = clock.monotonic_ns()

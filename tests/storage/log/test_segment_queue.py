@@ -21,10 +21,10 @@ def test_segments_are_persisted_in_the_order_of_their_numbers() -> None:
     first, second = queue.begin(10), queue.begin(20)
     assert [segment.position.number for segment in queue] == [8, 9, 10]
     assert (queue.next, queue.began_ns, queue.newest) == (Position(3, 11), 20, queue.closed[0])
-    queue.landed(second, 20)
-    assert list(queue.take_persisted()) == []
-    queue.landed(first, 10)
-    assert list(queue.take_persisted()) == [first, second]
+    queue.mark_stored(second, 20)
+    assert list(queue.pop_persisted()) == []
+    queue.mark_stored(first, 10)
+    assert list(queue.pop_persisted()) == [first, second]
     queue.clear()
     assert queue.newest is None
 
@@ -35,7 +35,7 @@ def test_a_segment_waits_for_the_encoding_of_the_one_before() -> None:
     first = queue.begin(1)
     queue.close([], [])
     assert queue.closed[0].before is first
-    queue.landed(first, 1)
+    queue.mark_stored(first, 1)
     second = queue.begin(2)
     second.encoded = True
     queue.close([], [])
@@ -52,10 +52,10 @@ def test_a_lease_counts_from_the_newest_put_without_a_gap_before_it() -> None:
     first, second = queue.begin(0), queue.begin(0)
     clock.advance(301)
     assert lease.expired
-    queue.landed(second, clock.monotonic_ns())
+    queue.mark_stored(second, clock.monotonic_ns())
     assert not lease.renew(queue.in_flight)
     assert lease.expired
-    queue.landed(first, began_ns + 5)
+    queue.mark_stored(first, began_ns + 5)
     assert lease.renew(queue.in_flight)
     assert not lease.expired
     assert not lease.renew(queue.in_flight)
