@@ -1,16 +1,17 @@
-"""When the log closes its open segment and when it begins a put: the rules alone. No I/O, no clock.
+"""The rules for when the log closes its open segment and when it begins a put. No I/O, no clock.
 
-Owns the choice between the next steps and until when to wait. Does not own segments or timers (``log``), which gathers
-the facts, asks, acts on the answer and asks again.
+Owns the choice of the next step and how long to wait for it. Does not own segments or timers: the log gathers the
+facts, calls ``decide``, takes the step and calls ``decide`` again.
 
-    a segment that is full is closed, and one that is closed is put, as soon as a put may begin
-    a put begins while fewer than ``puts_in_flight`` are under way
-    the open segment is closed when something waits for it, and
-        no put is in flight; or the last one's bytes are there and its blocks are few, and ``commit_interval`` has passed
-            since it began or, where there is none, this segment is large. Never sooner than that interval after the last
-        and its blocks are few, or hold many messages each, or have stopped growing
-    with a lease of T, a segment is put every T/3, an empty one if necessary
-    while commits are paused, no other put begins
+    Close the open segment        if it is full
+    Begin a put                   if a closed segment waits, and fewer than ``puts_in_flight`` puts are in flight
+    Close the open segment        if something waits for it, and all of these hold:
+                                    ``commit_interval`` has passed since the last put began
+                                    no put is in flight; or the last one is encoded, has few blocks, and there is a
+                                      ``commit_interval`` or the open segment is large
+                                    its blocks are few, or hold many messages each, or have stopped growing
+    Put a segment, even empty     if a lease of T is to be renewed: T/3 after the last put began
+    Begin no other put            while commits are paused
 """
 
 from __future__ import annotations
@@ -24,44 +25,45 @@ from broker.storage.log.settings import LogSettings
 __all__ = ["BLOCKS_MANY", "BYTES_MANY", "PAUSE_NS", "Action", "CommitSchedule", "Decision", "Facts"]
 
 BLOCKS_MANY = 256
-"""With this many blocks, they dominate a segment's cost, whatever they hold: the next one waits until it has landed,
-and spreads that cost over more messages. With a thousand streams this was 30 to 50 % faster than puts side by side."""
+"""A segment with this many blocks costs more for its blocks than for its messages. The next put begins only after such
+a segment is stored, and so spreads the cost over more messages. With a thousand streams this was 30 to 50 % faster than
+concurrent puts."""
 
 BYTES_MANY = 1 << 20
-"""So many bytes are worth a put beside the one in flight: they take longer to write than a put costs. An object's chunks, 32 of
-them in flight, reached a directory on a busy disk 10 to 60 % faster."""
+"""Start another put beside the one in flight once the open segment has this many bytes: writing them takes longer than
+a put's fixed cost. 32 concurrent chunks of an object reached a directory on a busy disk 10 to 60 % faster."""
 
 _MESSAGES_A_BLOCK = 8
-"""With this many messages in each, blocks no longer dominate the cost."""
+"""Blocks with this many messages each no longer dominate the cost of a segment."""
 
 PAUSE_NS = 2_000_000
-"""Publishers that sent nothing for this long are waiting for answers: stop waiting for them."""
+"""Publishers that sent nothing for this long are waiting for answers, so the segment is closed."""
 
 
 @dataclass(slots=True)
 class Facts:
-    """What the log knows when it asks. Instants are of the monotonic clock."""
+    """The state of the log on which ``decide`` depends. Instants are of the monotonic clock."""
 
     began_ns: int
-    """When the last put began."""
+    """The instant at which the last put began."""
     in_flight: int = 0
-    """Puts that have begun and are not persisted."""
+    """The number of puts that have begun and are not persisted."""
     beside: bool = False
-    """Whether the last of them is encoded and has few blocks, so that another may begin beside it."""
+    """True if the last put is encoded and has few blocks, so that another put may begin beside it."""
     closed: bool = False
-    """Whether a closed segment waits for its put."""
+    """True if a closed segment waits for its put."""
     full: bool = False
-    """Whether the open segment is."""
+    """True if the open segment has reached a segment's bounds."""
     asked: bool = False
-    """Whether something in the open segment is waited for, or has been put off long enough."""
+    """True if something waits for the open segment, or it has lazy changes that were put off long enough."""
     paused: bool = False
-    """Whether commits are paused."""
+    """True while commits are paused."""
     blocks: int = 0
-    """In the open segment."""
+    """Blocks in the open segment."""
     count: int = 0
-    """Its messages."""
+    """Messages in the open segment."""
     bytes: int = 0
-    """Theirs."""
+    """Raw bytes in the open segment."""
 
 
 class Action(Enum):
@@ -74,7 +76,7 @@ class Action(Enum):
 
 
 class Decision(NamedTuple):
-    """The next step, and for WAIT when to ask again; None: no timer is needed."""
+    """The next step. For WAIT, ``until_ns`` is when to ask again; None: no timer is needed."""
 
     action: Action
     until_ns: int | None = None
@@ -84,7 +86,7 @@ _BEGIN, _CUT, _HEARTBEAT = Decision(Action.BEGIN), Decision(Action.CUT), Decisio
 
 
 class CommitSchedule:
-    """The rules above. Beside the facts it remembers how the open segment grows."""
+    """The rules above. Remembers how the open segment grows."""
 
     def __init__(self, settings: LogSettings) -> None:
         self._puts_max = settings.puts_in_flight
@@ -97,7 +99,7 @@ class CommitSchedule:
         self._grown_at_ns = 0
 
     def decide(self, facts: Facts, now_ns: int) -> Decision:
-        """What to do now. Ask again after each step but WAIT."""
+        """Return the next step. Call it again after each step except WAIT."""
         if facts.full:
             return _CUT
         if facts.in_flight >= self._puts_max:
@@ -121,27 +123,27 @@ class CommitSchedule:
         return _CUT
 
     def segment_closed(self) -> None:
-        """The open segment was closed: the next one grows from nothing."""
+        """Measure the growth of the next open segment from zero."""
         self._grown = 0
 
     def record_put(self, blocks: int, took_ns: int) -> None:
-        """A segment of ``blocks`` blocks landed, ``took_ns`` after its put began."""
+        """Record that a segment of ``blocks`` blocks was stored ``took_ns`` after its put began."""
         if blocks >= BLOCKS_MANY:
             self._took_ns = took_ns
 
     def _wait(self, facts: Facts, now_ns: int, until_ns: int | None = None) -> Decision:
-        """Until ``until_ns`` or the next heartbeat, whichever comes first."""
+        """Wait until ``until_ns`` or the next heartbeat, whichever comes first."""
         if self._heartbeat_ns is not None:
             heartbeat_ns = max(facts.began_ns, now_ns - self._lease_ns) + self._heartbeat_ns
             until_ns = heartbeat_ns if until_ns is None else min(until_ns, heartbeat_ns)
-            if until_ns <= now_ns:  # it is due, but something in flight holds it up, and landing asks again
+            if until_ns <= now_ns:  # It is due, but a put in flight delays it. ``decide`` is called when that put ends.
                 until_ns = now_ns + self._heartbeat_ns
         return Decision(Action.WAIT, until_ns)
 
     def _growing(self, facts: Facts, now_ns: int) -> bool:
-        """Whether to wait a little, since many blocks of a few messages each are gathering and more keep coming.
+        """Return whether to wait a little, because many blocks of few messages each still receive more.
 
-        At most as long as the last such segment took to land, so a message's wait doubles at most.
+        The wait is at most as long as the put of the last such segment, so a message's latency at most doubles.
         """
         blocks, count = facts.blocks, facts.count
         if blocks < BLOCKS_MANY or not count or count >= _MESSAGES_A_BLOCK * blocks:

@@ -1,12 +1,12 @@
-"""The heartbeat of an owner that does not serve yet: empty segments after its opening while it recovers.
+"""The heartbeat of an owner during its recovery: empty segments after its opening, before it serves.
 
-On S3 the log is the lease, and a recovery may outlast it (a long log, a slow store). A standby looks at the log's next
-number alone, so an owner that recovers in silence is taken for dead; the next one needs as long to recover, and so on for
-ever.
+On S3 the log is the lease, and a recovery may take longer than the lease (a long log, a slow store). A standby reads
+only the log's next number. It would take a recovering owner that puts nothing for dead; the next owner would need as
+long to recover, and so on for ever.
 
-Owns the epoch's numbers from 1 on until ``beside`` returns; the log goes on after the last of them. An empty segment holds
-nothing for a replay, so it may be put before the state is known; and an owner that was sealed meets the seal here as it
-would later.
+Owns the epoch's numbers from 1 on until ``renew_during`` returns. The log continues after the last of them. An empty
+segment holds nothing for a replay, so it may be put before the state is known. An owner whose epoch was sealed finds
+the seal here, as it would later in the log.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ T = TypeVar("T")
 
 
 class RecoveryHeartbeat:
-    """Attributes: ``position`` of our last segment, the opening at first; ``proved_ns``: when, by the outside
-    clock, the put of it began, from which the lease counts."""
+    """Renews the lease of a recovering owner by empty segments.
+
+    Attributes: ``position`` of our last segment, the opening at first; ``proved_ns`` is when, by the outside clock, the
+        put of that segment began: the lease counts from then.
+    """
 
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes, clock: Clock,
                  rng: random.Random, settings: LogSettings, began_ns: int) -> None:
-        """For an ``epoch`` that was just opened. ``began_ns`` is when the put of the opening began, by the outside clock."""
+        """Args: ``epoch`` was just opened; ``began_ns`` is when the put of the opening began, by the outside clock."""
         self.position = Position(epoch, 0)
         self.proved_ns = began_ns
         self._clock = clock
@@ -45,8 +48,9 @@ class RecoveryHeartbeat:
     async def renew_during(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``, a recovery, and renew the lease until it is done.
 
-        Raises: Fenced, as soon as a seal is met; Corrupt when another writer's object has our key; else what ``work`` raises,
-            once it is certain that the shard is still ours: what another owner swept meanwhile is no damage.
+        Raises: Fenced, as soon as a seal is found; Corrupt if another writer's object has our key; otherwise the error
+            of ``work``, once it is certain that the shard is still ours: objects that another owner swept are no
+            damage.
         """
         if self._lease_ns is None:
             return await work
@@ -58,7 +62,7 @@ class RecoveryHeartbeat:
             error = working.exception() if working.done() else None
             damaged = isinstance(error, FormatError | CutOff)
             if error is None or damaged:
-                # Wait for a put under way, however long the store takes: its number is used, or it meets a seal.
+                # Wait for a put in flight, however long the store takes: its number is used, or it finds a seal.
                 await beating
             if damaged:
                 await self._put()
@@ -89,5 +93,5 @@ class RecoveryHeartbeat:
 
 
 def _fail(owner: object, number: int, error: Exception) -> None:
-    """An empty segment has no block that could fail."""
+    """Raise ``error``: an empty segment has no block that could fail."""
     raise error

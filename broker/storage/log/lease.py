@@ -1,4 +1,4 @@
-"""The lease on a shard: for how long a put that landed proves that the shard is still ours."""
+"""The lease on a shard: how long a stored put proves that the shard is still ours."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ __all__ = ["Lease"]
 
 
 class Lease:
-    """``lease_ns`` from the beginning of the newest put that proves it; None: a lock is the lease, and never expires.
+    """A period of ``lease_ns`` from the beginning of the newest put that proves our ownership.
 
-    The outside clock measures it: the lease must not outlast the wait of another broker, whose machine kept running while
-    this one was suspended.
+    The outside clock measures it: the lease must not outlast the wait of another broker, whose machine kept running
+    while this one was suspended.
 
-    Attributes: ``proved_ns``: when, by that clock, that put began.
+    Args: ``lease_ns`` None: a lock is the lease, and it never expires.
+    Attributes: ``proved_ns`` is when, by the outside clock, the put that proves our ownership began.
     """
 
     __slots__ = ("_clock", "_lease_ns", "proved_ns")
@@ -28,20 +29,23 @@ class Lease:
 
     @property
     def expired(self) -> bool:
-        """Whether the proof is too old to read, deliver or acknowledge by."""
+        """True if the proof is too old to read, deliver or acknowledge."""
         lease_ns = self._lease_ns
         return lease_ns is not None and self._clock.outside_ns() - self.proved_ns > lease_ns
 
     @property
     def renew_at_ns(self) -> int | None:
-        """When, by the outside clock, the next put should begin even if there is nothing to put; None: never."""
+        """The instant, by the outside clock, at which the next put should begin even if it is empty; None: never."""
         return None if self._lease_ns is None else self.proved_ns + self._lease_ns // 3
 
     def renew(self, in_flight: Iterable[Segment]) -> bool:
-        """One of the puts ``in_flight``, in log order, has landed; returns whether that ended an expiry."""
+        """Renew the lease after one of the puts ``in_flight``, in log order, is stored.
+
+        Returns: True if the lease had expired and is valid again.
+        """
         expired = self.expired
         for segment in in_flight:
-            # Beyond a put that has not landed there may be a seal, and what lands beyond a seal proves nothing.
+            # An earlier put that is not stored may find a seal in its place, and a put beyond a seal proves nothing.
             if not segment.stored:
                 break
             self.proved_ns = max(self.proved_ns, segment.proved_ns)

@@ -1,4 +1,4 @@
-"""What a log reports to others than its streams: the checkpointer, the cache, the engine, the process."""
+"""The interface for listeners of a log: the checkpointer, the cache, the engine, the process."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ __all__ = ["LogListener"]
 
 
 class LogListener:
-    """Override the methods needed, and pass the instance to ``Log.listen``. All calls are synchronous, on the loop."""
+    """Override the methods needed, and pass the instance to ``Log.listen``. All calls are synchronous, on the event
+    loop."""
 
     def segment_applied(self, segment: Segment) -> None:
-        """``segment`` is in the store and in the applied state; the owners of its blocks have not been notified yet."""
+        """Handle a segment that is stored and in the applied state. Owners of its blocks are notified after this."""
 
     def segment_persisted(self, segment: Segment) -> None:
-        """All that follows from ``segment`` was done: owners were notified, and what waited for it was called."""
+        """Handle a segment after its owners were notified and the first calls that waited for it were made."""
 
     def blocks_adopted(self, adopted: Sequence[Adopted]) -> Sequence[Adopted]:
-        """Blocks of runs have taken the places of others in the applied state. Returns those to be told of again: a live
-        stream is in the middle of something that relies on the old ones."""
+        """Handle the replacement of blocks by blocks of runs in the applied state.
+
+        Returns: the adoptions to report again later, because a live stream still uses the old blocks.
+        """
         return ()
 
     def lease_renewed(self) -> None:
-        """A put has renewed an expired lease: while it was expired nothing was served."""
+        """Handle the renewal of an expired lease: nothing was served while it was expired."""
 
     def log_failed(self, error: BaseException) -> None:
-        """The log is fenced or must stop. What was not acknowledged by then never will be. Called once."""
+        """Handle the end of the log: it is fenced or cannot continue. It acknowledges nothing more. Called once."""
 
     def commits_paused(self) -> bool:
-        """While true of any listener, only heartbeats are put. Call ``Log.schedule_commit`` when it ends."""
+        """Return True to let the log put only heartbeats. Call ``Log.schedule_commit`` when the pause ends."""
         return False

@@ -1,4 +1,4 @@
-"""What one stream adds to the open segment: lists that grow, and their sizes. No I/O."""
+"""The part of the open segment that one stream has added: growing lists and their sizes. No I/O."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BODY_BYTES_MAX: Final = 128 << 20
 """No message is larger: max_payload is at most 64 MiB, and headers count in it."""
 
 NAMES_BYTES: Final = 256
-"""What a message's subject and reply may take without counting towards a segment: 10 MB in one of 2 * 20 000 messages.
-They may be as long as max_control_line, 1 MiB; an index may have 256 MiB."""
+"""The bytes of a message's subject and reply that do not count towards a segment: at most 10 MB in a segment of 2 * 20
+000 messages. Names may be as long as max_control_line, 1 MiB; an index may have 256 MiB."""
 
 Owner = TypeVar("Owner")
 
@@ -40,15 +40,15 @@ class Tally:
 
 
 class OpenBlock(Generic[Owner]):
-    """What one stream adds to the open segment.
+    """The part of the open segment that one stream has added.
 
-    ``raw_bytes`` is its size so far (bodies, records, removed ranges, long names), which decides when a segment is full;
-    ``first_seq`` and ``last_seq`` are 0 while it holds no message. ``outcome`` is set by the owner before it is sealed.
-    Whatever is added counts in ``tally`` too.
+    ``raw_bytes`` is its size so far (bodies, records, removed ranges, long names) and decides when a segment is full.
+    ``first_seq`` and ``last_seq`` are 0 while it has no message. The owner sets ``outcome`` before the block is sealed.
+    Each addition also counts in ``tally``.
     """
 
-    __slots__ = ("_hlens", "_starts", "bodies", "count", "first_seq", "last_seq", "outcome", "owner", "raw_bytes", "records",
-                 "removed", "runs", "stream_id", "subjects", "tally")
+    __slots__ = ("_hlens", "_starts", "bodies", "count", "first_seq", "last_seq", "outcome", "owner", "raw_bytes",
+                 "records", "removed", "runs", "stream_id", "subjects", "tally")
 
     def __init__(self, stream_id: int, owner: Owner, tally: Tally | None = None) -> None:
         self.stream_id = stream_id
@@ -61,18 +61,20 @@ class OpenBlock(Generic[Owner]):
         self.last_seq = 0
         self.subjects: list[bytes] = []
         self.bodies: list[bytes] = []
-        # Most blocks have neither: a list each would be one more thing for the garbage collector to look at.
+        # Most blocks have neither, and a list for each block would be one more object for the garbage collector to
+        # scan.
         self.records: list[Record] | tuple[()] = ()
         self.removed: list[Removed] | tuple[()] = ()
         self.runs: list[tuple[int, int, int]] = []
-        """first_seq, messages, time_ns"""
+        """Runs of messages with one time each: first_seq, number of messages, time_ns."""
         self._starts: list[int] | tuple[()] = ()
-        """The first ordinal of each run, as far as a block with gaps was asked: a mirror may have a run for each message."""
+        """The first ordinal of each run, computed on demand and only for a block with gaps: a mirror may have a run for
+        each message."""
         self._hlens: list[int] | None = None
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to persist; an outcome alone is nothing."""
+        """True if there is nothing to store. An outcome alone needs no block."""
         return not (self.count or self.records or self.removed)
 
     @property
@@ -81,7 +83,7 @@ class OpenBlock(Generic[Owner]):
         return self._hlens
 
     def run_of(self, ordinal: int) -> tuple[int, int, int]:
-        """The run that message ``ordinal`` was appended in: its first ordinal, its first sequence, its time."""
+        """Return the run that message ``ordinal`` was appended in: its first ordinal, its first sequence, its time."""
         runs = self.runs
         if self.last_seq - self.first_seq + 1 == self.count:
             first_seq, _, time_ns = runs[bisect_right(runs, self.first_seq + ordinal, key=itemgetter(0)) - 1]
@@ -101,8 +103,9 @@ class OpenBlock(Generic[Owner]):
                    bodies: Sequence[bytes], time_ns: int, names_bytes: int | None = None) -> None:
         """Add messages with the sequences from ``first_seq`` on, all at ``time_ns`` (UTC, from 1970 to 2262).
 
-        ``first_seq`` is above every sequence before it, with or without a gap. hlens None: none has headers.
-        ``names_bytes`` are those of the subjects, and of what else is held for these messages until they are stored.
+        ``first_seq`` is above every sequence before it, with or without a gap. hlens None: no message has headers.
+        ``names_bytes`` counts the subjects and all else that is kept in memory for these messages until they are
+        stored.
         """
         count = len(bodies)
         if not count:
@@ -133,7 +136,7 @@ class OpenBlock(Generic[Owner]):
         self.last_seq = first_seq + count - 1
 
     def append_one(self, seq: int, subject: bytes, body: bytes, time_ns: int) -> None:
-        """``append_run`` for one message without headers, with names of at most ``NAMES_BYTES``."""
+        """Append one message without headers, whose names have at most ``NAMES_BYTES``: a faster ``append_run``."""
         if seq <= self.last_seq or not 0 <= time_ns <= TIME_NS_MAX:
             raise ValueError(f"message {seq} at {time_ns} cannot follow {self.last_seq}")
         if self._hlens is not None:
@@ -152,11 +155,11 @@ class OpenBlock(Generic[Owner]):
         self.last_seq = seq
 
     def add(self, body: RecordBody) -> None:
-        """Add a record that applies after the messages appended so far. It is packed now."""
+        """Add a record that applies after the messages appended so far. It is packed at once."""
         self._add(Record.pack(body, self.last_seq))
 
     def add_record(self, kind: int, body: object, must_understand: bool = True) -> None:
-        """``add`` for a body in plain values, as a writer of another version may give it."""
+        """Add a record whose body is given in plain values, as a writer of another version may give it."""
         self._add(Record.of(kind, self.last_seq, body, must_understand))
 
     def _add(self, record: Record) -> None:

@@ -1,6 +1,6 @@
-"""The segment that is being gathered: the blocks that streams add to, and why it may have to be closed soon.
+"""The open segment: the blocks that streams add to, and the reasons to close it soon.
 
-Owns what goes into the segment. Does not own when it is closed (``commit_schedule``), nor its position (``log``).
+Owns the contents of the segment. Does not own when it is closed (``commit_schedule``), nor its position (``log``).
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ __all__ = ["OpenSegment"]
 
 
 class OpenSegment:
-    """Attributes:
-        blocks: by stream_id; ``tally`` counts what they hold.
-        lazy: owners with news that nothing waits for, by stream_id. What becomes lazy while this segment closes belongs
-            to the next.
-        content: whether there is something to put although every block is empty: lazy news that was made urgent,
-            or a proof of the lease.
-        urgent: something waits for what is in here, since ``urgent_ns``. overdue: lazy news has waited long enough.
+    """The segment that streams add to.
+
+    Attributes:
+        blocks: by stream_id. ``tally`` counts their bytes and messages.
+        lazy: owners with lazy changes, which nothing waits for, by stream_id. Owners that become lazy while this
+        segment
+            closes belong to the next one.
+        content: True if there is something to put although every block is empty: lazy changes that were made urgent, or
+            a proof of the lease.
+        urgent: True if something has waited for this segment since ``urgent_ns``.
+        overdue: True if lazy changes have waited long enough.
     """
 
     __slots__ = ("blocks", "content", "lazy", "overdue", "tally", "urgent", "urgent_ns")
@@ -37,34 +41,35 @@ class OpenSegment:
         self.overdue = False
 
     def add_block(self, owner: BlockOwner) -> OpenBlock[Any]:
-        """A new block for a stream that has none in here."""
+        """Return a new block for a stream that has none in this segment."""
         block = self.blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner, self.tally)
         return block
 
     def full(self, settings: LogSettings, times: int = 1) -> bool:
-        """Whether it has reached a segment's bounds, or ``times`` as much."""
+        """Return whether it has reached ``times`` a segment's bounds."""
         return (self.tally.bytes >= times * settings.segment_bytes
                 or self.tally.count >= times * settings.segment_count)
 
     @property
     def has_content(self) -> bool:
-        """Whether it has something to put, lazy news aside."""
+        """True if there is something to put apart from lazy changes."""
         return self.content or self.tally.bytes > 0 or self.tally.count > 0
 
     @property
     def asked(self) -> bool:
-        """Whether it should be closed as soon as a put may begin."""
+        """True if it should be closed as soon as a put may begin."""
         return (self.urgent or self.overdue) and (self.has_content or bool(self.lazy))
 
     def has_changes(self, owner: BlockOwner | None) -> bool:
-        """Whether ``owner``, or any owner, has something that is not in a closed segment, lazy news included."""
+        """Return whether ``owner``, or any owner, has changes that are in no closed segment, including lazy ones."""
         if owner is None:
             return bool(self.lazy) or self.has_content
         block = self.blocks.get(owner.stream_id)
         return owner.stream_id in self.lazy or (block is not None and not block.empty)
 
-    def finish(self, failed: Collection[int], on_error: Callable[[BlockOwner, Exception], None]) -> list[OpenBlock[Any]]:
-        """Ask every owner with changes for its outcome, and then the owners that these calls have changed.
+    def finish(self, failed: Collection[int], on_error: Callable[[BlockOwner, Exception], None]
+               ) -> list[OpenBlock[Any]]:
+        """Call ``sealing`` of every owner with changes, and then of the owners that these calls have changed.
 
         Args: failed are streams that are offline; it may grow meanwhile. on_error is called for an owner that cannot
             give its outcome.

@@ -1,4 +1,4 @@
-"""What the log asks of the owner of a block, and the owner of the shard's own block."""
+"""The interface between the log and the owner of a block, and the owner of the shard's own block."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ __all__ = ["BlockOwner", "ShardBlockOwner"]
 
 
 class BlockOwner(Protocol):
-    """A live stream, as the log sees it. All calls are synchronous."""
+    """A live stream as the log knows it. All calls are synchronous."""
 
     @property
     def stream_id(self) -> int: ...
 
     def sealing(self, block: OpenBlock[Any]) -> None:
-        """The segment closes: set ``block.outcome`` as of everything sequenced so far, and add lazy records."""
+        """Set ``block.outcome`` to the state after everything sequenced so far, and add lazy records: the segment
+        closes."""
 
     def persisted(self, block: SealedBlock[Any]) -> None:
-        """``block`` is in the store and in the applied state. Waiters run once the segment's owners are notified."""
+        """Handle a block that is stored and in the applied state. Calls that wait are made after all owners are
+        notified."""
 
     def failed(self, error: Exception) -> None:
-        """The stream can no longer store anything, from a block on that is sequenced and not persisted. Called once,
-        perhaps in the middle of a decision: change nothing but what keeps others out."""
+        """Handle the failure of a block that is sequenced and not persisted: the stream can store nothing any more.
+
+        Called once, perhaps in the middle of a decision: change nothing except what refuses further work.
+        """
 
     def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
-        """The ``items`` that ``fn`` was to be called with (see ``Log.wait_batched``), without those about this stream."""
+        """Return the ``items`` of a pending call of ``fn`` (see ``Log.wait_batched``) without those of this stream."""
 
 
 class ShardBlockOwner:
