@@ -133,7 +133,7 @@ class Bus(Protocol):
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
         """Whether anybody subscribes to the literal ``subject`` (in that queue group, when given)."""
 
-    def heard(self, subject: bytes) -> bool:
+    def has_client_interest(self, subject: bytes) -> bool:
         """Whether a client subscribes to the literal ``subject``."""
 
     def destination(self, subject: bytes) -> tuple[str, bytes] | None:

@@ -181,7 +181,7 @@ class JetStream:
         """
         api, account = self.apis.pop(name), self.accounts.pop(name, None)
         api.stop_listening()
-        self.external.look_again()
+        self.external.wake_all()
         task = self._start(self._leave(api, account, self._leaving.get(name)), "remove account")
         self._leaving[name] = task
         task.add_done_callback(lambda _: self._left(name, task))
@@ -303,12 +303,11 @@ class JetStream:
             api.start()
 
     async def open(self, shard: int, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0,
-                   inbox: InboxSettings | None = None,
-                   release_runs: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
+                   inbox: InboxSettings | None = None, delete_runs: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
         """Restore the streams and consumers of ``log.state``, the state of ``shard``, which this broker owns from now on.
 
-        Args: ``inbox`` are the settings of the shard's inbox, None: requests are carried out only when asked.
-            ``release_runs(keys)`` deletes runs that nothing will ever name.
+        Args: ``inbox``: how the shard's inbox is looked after, None: only when asked; ``delete_runs(keys)`` deletes runs that nothing
+            will ever name.
         Returns once the consumers serve, or after ``wait_seconds``: those whose messages take long to count continue
         opening.
         """
@@ -324,8 +323,8 @@ class JetStream:
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
         settings, writing = inbox or InboxSettings(poll_ns=None), self._inflight.writing
-        writing.aside, writing.release_runs = settings.aside, release_runs
-        opened.start_inbox(self.clock, settings, release_runs, open_runs=writing.keys)
+        writing.in_thread, writing.delete_runs = settings.in_thread, delete_runs
+        opened.start_inbox(self.clock, settings, delete_runs, open_runs=writing.keys)
 
     async def close(self, *, tell: bool = False) -> None:
         """Drop all streams and consumers at once.

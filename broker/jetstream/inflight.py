@@ -57,14 +57,13 @@ class BatchLimits(Value):
 class Writing:
     """The bytes of atomic batches that are on their way to the store.
 
-    Attributes: ``aside`` calls a function that takes milliseconds, in a thread; ``release_runs(keys)`` deletes runs
-        that nothing will ever name; ``keys``: the runs of open batches, which nothing names yet and nobody may sweep;
-        ``encoding``: see ``_ENCODING_MAX``.
+    Attributes: ``in_thread``: how what takes milliseconds is called; ``delete_runs(keys)`` deletes runs that nothing will ever name;
+        ``keys``: the runs of open batches, which nothing names yet and nobody may sweep; ``encoding``: see ``_ENCODING_MAX``.
     """
 
     def __init__(self) -> None:
-        self.aside: Callable[..., Awaitable[Any]] = asyncio.to_thread
-        self.release_runs: Callable[[Sequence[str]], object] = lambda keys: None
+        self.in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread
+        self.delete_runs: Callable[[Sequence[str]], object] = lambda keys: None
         self.keys: set[str] = set()
         self.encoding = asyncio.Semaphore(_ENCODING_MAX)
         self.bytes = 0

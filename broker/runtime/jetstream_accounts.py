@@ -54,7 +54,7 @@ class JetStreamAccounts:
                 self._add_or_change(account)
             except ApiError as error:
                 log.error("Error enabling jetstream on account %r: %s", name, error)
-        js.external.look_again()
+        js.external.wake_all()
 
     async def look_up(self, owners: Iterable[str]) -> None:
         """Have the accounts that own stored streams, which no user has asked for yet."""
@@ -73,7 +73,7 @@ class JetStreamAccounts:
         """An account was added or changed while the broker runs; its users wait for its streams."""
         if account.is_system:
             return None
-        self._jetstream.external.look_again()
+        self._jetstream.external.wake_all()
         try:
             return self._add_or_change(account)
         except ApiError as error:

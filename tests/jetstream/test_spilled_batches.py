@@ -175,8 +175,8 @@ async def test_a_commit_decides_as_for_a_small_batch(name: str, monkeypatch: pyt
     for spill_bytes in (1 << 20, 2000):
         monkeypatch.setattr(atomic, "SPILL_BYTES", spill_bytes)
         async with Inside() as broker:
-            release_runs: list[str] = []
-            broker.js._inflight.writing.release_runs = release_runs.extend
+            deleted: list[str] = []
+            broker.js._inflight.writing.delete_runs = deleted.extend
             await create(broker, **config)
             if name == "what nobody waits for makes room":
                 await broker.ok("CONSUMER.CREATE.S.C", {"stream_name": "S", "config": {
@@ -203,7 +203,7 @@ async def test_a_commit_decides_as_for_a_small_batch(name: str, monkeypatch: pyt
             spilled = spill_bytes == 2000 and not {"storage", "republish", "subject_transform", "allow_msg_schedules",
                                                    "allow_msg_counter"} & config.keys()
             assert bool(runs(broker.store)) == spilled
-            assert sorted(release_runs) == sorted(runs(broker.store) if "error" in answer else [])
+            assert sorted(deleted) == sorted(runs(broker.store) if "error" in answer else [])
     assert outcomes[0] == outcomes[1]
 
 
@@ -259,8 +259,8 @@ async def test_what_is_published_behind_the_commit_comes_after_it(broker: Inside
 async def test_a_batch_that_ends_without_a_commit_leaves_nothing(broker: Inside) -> None:
     """A gap, and a stream that allows no batches any more: its runs are let go, and nothing counts for it."""
     await create(broker)
-    release_runs: list[str] = []
-    broker.js._inflight.writing.release_runs = release_runs.extend
+    deleted: list[str] = []
+    broker.js._inflight.writing.delete_runs = deleted.extend
     await publish(broker, rows_of(20), last=False)
     await broker.client.flush()
     await eventually(lambda: _there(broker, 3))
@@ -268,12 +268,12 @@ async def test_a_batch_that_ends_without_a_commit_leaves_nothing(broker: Inside)
     answer = await broker.client.request("s.0", b"x", headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "30"}, timeout=30)
     assert json.loads(answer.data)["error"]["err_code"] == 10176
     first = runs(broker.store)
-    assert set(release_runs) >= set(first)
+    assert set(deleted) >= set(first)
     await publish(broker, rows_of(20), "c", last=False)
     await broker.client.flush()
     await eventually(lambda: _there(broker, len(first) + 3))
     await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"]})
-    assert set(release_runs) >= set(runs(broker.store))
+    assert set(deleted) >= set(runs(broker.store))
     await eventually(lambda: _idle(broker))
     nothing_is_left(broker)
     assert (await broker.ok("STREAM.INFO.S"))["state"]["messages"] == 0
@@ -293,14 +293,14 @@ async def test_the_inbox_sweeps_no_open_batch(broker: Inside) -> None:
     await publish(broker, rows_of(20), last=False)
     await broker.client.flush()
     await eventually(lambda: _there(broker, 3))
-    release_runs: list[str] = []
+    deleted: list[str] = []
     shared = broker.js._inflight.writing
 
     async def swept() -> list[str]:
         inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock,
-                      InboxSettings(poll_ns=0, staged_grace_ns=-(1 << 60)), release_runs.extend, open_runs=shared.keys)
+                      InboxSettings(poll_ns=0, staged_grace_ns=-(1 << 60)), deleted.extend, open_runs=shared.keys)
         await inbox.sweep()
-        return release_runs
+        return deleted
 
     assert await swept() == []
     answer = await commit(broker, rows_of(21))
@@ -355,10 +355,10 @@ async def test_a_batch_of_too_many_blocks_is_refused(broker: Inside, monkeypatch
     """With the batch, what was written of it."""
     monkeypatch.setattr(atomic, "BLOCKS_MAX", 3)
     await create(broker)
-    release_runs: list[str] = []
-    broker.js._inflight.writing.release_runs = release_runs.extend
+    deleted: list[str] = []
+    broker.js._inflight.writing.delete_runs = deleted.extend
     assert (await publish(broker, rows_of(22)))["error"]["err_code"] == 10176
-    assert len(release_runs) == 3
+    assert len(deleted) == 3
     await eventually(lambda: _idle(broker))
     nothing_is_left(broker)
     assert (await broker.ok("STREAM.INFO.S"))["state"]["messages"] == 0
@@ -373,8 +373,8 @@ async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str,
     inside = (Inside(limits=AccountLimits(max_storage=most)) if whose == "the account's"
               else Inside(JetStreamSettings(server=ServerLimits(max_storage=most))))
     async with inside as broker:
-        release_runs: set[str] = set()
-        broker.js._inflight.writing.release_runs = release_runs.update
+        deleted: set[str] = set()
+        broker.js._inflight.writing.delete_runs = deleted.update
         await create(broker)
         advisories = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.S")
         refused = []
@@ -397,7 +397,7 @@ async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str,
         first = next(json.loads(data) for data in answers if data)
         assert first["error"]["err_code"] == (10002 if whose == "the account's" else 10023)
         await eventually(lambda: _written(broker))
-        staged = sum(len(broker.store.objects[key]) for key in runs(broker.store) if key not in release_runs)
+        staged = sum(len(broker.store.objects[key]) for key in runs(broker.store) if key not in deleted)
         assert most // 8 < staged <= most
         await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"]})
         await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "allow_atomic": True})

@@ -342,16 +342,16 @@ def summaries_forget_a_segment(patch: pytest.MonkeyPatch) -> None:
 
 def acks_held_back(patch: pytest.MonkeyPatch) -> None:
     """A consumer stores nothing while one of its acked messages has to be read, and answers other acks all the same."""
-    take_delta = Consumer.take_delta
+    pop_delta = Consumer.pop_delta
 
     def broken(self: Consumer) -> ConsumerDelta | None:
         removal = self._double_acks._removal
         if removal is not None and not removal.done():
             self._dirty = False
             return None
-        return take_delta(self)
+        return pop_delta(self)
 
-    patch.setattr(Consumer, "take_delta", broken)
+    patch.setattr(Consumer, "pop_delta", broken)
 
 
 def leavings_not_recorded(patch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ class ExternalFollowers:
         for follower in self._by_origin.get(name, ()):
             follower.wake()
 
-    def look_again(self) -> None:
+    def wake_all(self) -> None:
         """Accounts, or what they share, have changed."""
         for name in self._by_origin:
             self.changed(name)

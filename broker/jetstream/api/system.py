@@ -84,7 +84,7 @@ class SystemApi:
         They cannot answer it: unlike nats-server's, the copy has no reply subject.
         """
         subject, _, hlen, body = request
-        if source is None or not self._bus.heard(subject):
+        if source is None or not self._bus.has_client_interest(subject):
             return
         info = wire.dump(source.identity())
         block = headers.set(headers.remove(body[:hlen], _REQUEST_INFO) if hlen else b"", _REQUEST_INFO, info)

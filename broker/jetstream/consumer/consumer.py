@@ -4,7 +4,7 @@ Owns the consumer's configuration and lifecycle, and the order in which its part
 
     pull request ──> PullAdmission, Waiting ─┐                                ┌──> Deliveries to an inbox or deliver_subject
     listeners ─────> PushSide ───────────────┼─> DeliveryLoop ── Cursor ──────┤
-    commit landed ─> wake ───────────────────┘        └─── AckState ──────────┴──> take_delta: a record in the stream's
+    commit landed ─> wake ───────────────────┘        └─── AckState ──────────┴──> pop_delta: a record in the stream's
     ack ───────────> AckHandler ─────────────────────────────^                     next block
 
     Prefetcher: what has to be read from the store first    InactivityTimer: whether it is in use
@@ -17,7 +17,7 @@ first, so it sees all events in order. Time comes from the clock, timers from ``
 can control both.
 
 It does not validate configurations (consumer_rules), decide where a new consumer starts (start), store anything itself
-(the stream calls ``take_delta`` when it seals a block), or remove messages on acks: the stream is notified of acks, and
+(the stream calls ``pop_delta`` when it seals a block), or remove messages on acks: the stream is notified of acks, and
 may ask that they not be answered before it has removed what no consumer waits for.
 
 Source: nats-server consumer.go; ADR-37 (pull), ADR-13, ADR-15.
@@ -370,10 +370,10 @@ class Consumer:
         self._cursor.forget_count()
         self._prefetcher.count()
 
-    def take_delta(self) -> ConsumerDelta | None:
+    def pop_delta(self) -> ConsumerDelta | None:
         """The record of what changed since the last call; None: nothing changed, or state is not stored."""
         self._dirty = False
-        delta = self._acks.take_delta(self.name)
+        delta = self._acks.pop_delta(self.name)
         self._large_acks.sealed()
         return delta if self.config.stored else None
 

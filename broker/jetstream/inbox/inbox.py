@@ -53,8 +53,8 @@ class InboxSettings:
     takes milliseconds is called."""
 
     def __init__(self, *, poll_ns: int | None = 60_000_000_000, staged_grace_ns: int = 86_400_000_000_000,
-                 max_payload: Callable[[str], int] | None = None, aside: Aside = asyncio.to_thread) -> None:
-        self.aside = aside
+                 max_payload: Callable[[str], int] | None = None, in_thread: Aside = asyncio.to_thread) -> None:
+        self.in_thread = in_thread
         self.poll_ns = poll_ns
         self.staged_grace_ns = staged_grace_ns
         self.max_payload = max_payload
@@ -103,20 +103,17 @@ class _Errand:
 
 
 class Inbox:
-    """Carries out the requests of one shard's inbox.
-
-    Args: ``release_runs(keys)`` deletes runs that nothing will ever name; ``open_runs`` are the keys of the runs that
-        open batches have staged.
-    """
+    """Args: ``delete_runs(keys)`` deletes runs that nothing will ever name; ``open_runs`` are the keys of those that batches under way
+    have staged."""
 
     def __init__(self, host: Host, log: Log, paths: ShardPaths, clock: Clock, settings: InboxSettings,
-                 release_runs: Callable[[Sequence[str]], object], open_runs: Container[str] = ()) -> None:
+                 delete_runs: Callable[[Sequence[str]], object], open_runs: Container[str] = ()) -> None:
         self.settings = settings
         self._host = host
         self._log = log
         self._store = log.store
         self._clock = clock
-        self._release_runs = release_runs
+        self._delete_runs = delete_runs
         self._paths = paths
         self._open_runs = open_runs
         self._under_way: dict[int, _Errand] = {}
@@ -316,7 +313,7 @@ class Inbox:
 
     async def _read(self, stream: Stream, request: Request) -> Staged:
         """Raises: NotAdoptable; StoreError."""
-        staged = await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max, aside=self.settings.aside)
+        staged = await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max, aside=self.settings.in_thread)
         limit = self.settings.max_payload
         if limit is not None and staged.body_bytes_max > (most := limit(request.account)):
             raise NotAdoptable(f"it has a message of {staged.body_bytes_max} bytes, and max_payload is {most}: raise that, or "
@@ -389,7 +386,7 @@ class Inbox:
         self._gone.update(dict.fromkeys(found, 0))
         if found:
             _log.info("%d staged runs that nobody asked for are swept", len(found))
-            self._release_runs(found)
+            self._delete_runs(found)
 
     async def _abandoned(self, before_ns: int) -> set[str]:
         """Staged runs that were made before this time and that no stream names; if they are many, the next ones of them."""

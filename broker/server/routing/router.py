@@ -299,7 +299,7 @@ class Router:
             return len(route.receivers) > len(route.relays) or any(relay.interested(subject) for relay in route.relays)
         return any(group[0].queue == queue for group in route.groups)
 
-    def heard(self, subject: bytes) -> bool:
+    def has_client_interest(self, subject: bytes) -> bool:
         """Whether a client subscribes to the literal ``subject``."""
         return any(sub.peer is not None for sub in self.routes.of(subject).receivers)
 

@@ -428,7 +428,7 @@ class World:
 
     def stored(self, consumer: Consumer, state: ConsumerState) -> ConsumerState:
         """Fold the consumer's delta into ``state``, as a segment's replay does."""
-        delta = consumer.take_delta()
+        delta = consumer.pop_delta()
         if delta is not None:
             state.apply_delta(ConsumerDelta.decode(Record.pack(delta, 0).body))
         return state

@@ -618,18 +618,18 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
     await broker.store.put(newer, [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), body, 1)])
     await stage(broker.store, broker.state, "S", [(b"S", b"")], now_ns=1_000_000_000)
     await request(broker.store, await stage(broker.store, broker.state, "S", [(b"S", b"")]), "job")
-    release_runs: list[str] = []
-    inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), release_runs.extend)
+    deleted: list[str] = []
+    inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), deleted.extend)
     done = {one.request_id: one for one in await inbox.carry_out_all()}
     assert done[1].stays
     assert "version 2" in done[1].why
     assert done[request_id_of("job")].answer is not None
     await inbox.sweep()
-    assert (newer in broker.store.objects, release_runs) == (True, [])
+    assert (newer in broker.store.objects, deleted) == (True, [])
     await broker.store.delete(newer)
     inbox._swept_at_ns = None
     await inbox.sweep()
-    assert len(release_runs) == 1
+    assert len(deleted) == 1
 
 
 async def test_runs_of_an_offline_stream_stay_until_it_is_deleted(broker: Inside) -> None:
@@ -642,14 +642,14 @@ async def test_runs_of_an_offline_stream_stay_until_it_is_deleted(broker: Inside
     assert state is not None
     broker.state.take_offline(state.stream_id, "a record of a newer release")
     await broker.restart()
-    release_runs: list[str] = []
-    inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), release_runs.extend)
+    deleted: list[str] = []
+    inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), deleted.extend)
     await inbox.sweep()
-    assert ["/%54/" in key for key in release_runs] == [True]
+    assert ["/%54/" in key for key in deleted] == [True]
     await broker.ok("STREAM.DELETE.S")
     inbox._swept_at_ns = None
     await inbox.sweep()
-    assert ["/%53/" in key for key in release_runs] == [False, True]
+    assert ["/%53/" in key for key in deleted] == [False, True]
 
 
 async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -662,11 +662,11 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
     keys = [key for key in sorted(broker.store.objects) if "/runs/" in key]
     for n, writer in enumerate(writers[:4]):
         await request(broker.store, writer, str(n))
-    release_runs: list[str] = []
-    inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), release_runs.extend)
+    deleted: list[str] = []
+    inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), deleted.extend)
     for _ in range(4):
         await inbox.sweep()
-    assert sorted(release_runs) == keys[4:]
+    assert sorted(deleted) == keys[4:]
     reached, may_go_on = asyncio.Event(), asyncio.Event()
     read = inbox._read
 
@@ -680,7 +680,7 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
     late = await request(broker.store, writers[5], "late")
     granting = asyncio.create_task(inbox.carry_out(int(late, 16)))
     await reached.wait()
-    for key in release_runs:
+    for key in deleted:
         await broker.store.delete(key)
     for _ in range(4):
         inbox._swept_at_ns = None
@@ -691,7 +691,7 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
         await granting
     inbox._swept_at_ns = None
     await inbox.sweep()
-    assert (len(inbox._gone), len(release_runs)) == (0, 7)
+    assert (len(inbox._gone), len(deleted)) == (0, 7)
 
 
 @pytest.mark.parametrize("change", [

@@ -113,7 +113,7 @@ class Listener:
     def purged(self, next_seq: int) -> None:
         self.moved.append(next_seq)
 
-    def take_delta(self) -> ConsumerDelta | None:
+    def pop_delta(self) -> ConsumerDelta | None:
         delta, self.delta = self.delta, None
         return delta
 

@@ -541,12 +541,12 @@ def test_deliver_in_process(router: Router) -> None:
 def test_heard_by_clients(router: Router) -> None:
     """Handlers of the broker do not count, subscriptions with wildcards do."""
     router.subscribe(b"a.>", Heard())
-    assert not router.heard(b"a.b")
+    assert not router.has_client_interest(b"a.b")
     sub = FakePeer(router).sub(b"*.b", b"1", queue=b"q")
-    assert router.heard(b"a.b")
-    assert not router.heard(b"a.c")
+    assert router.has_client_interest(b"a.b")
+    assert not router.has_client_interest(b"a.c")
     router.remove(sub)
-    assert not router.heard(b"a.b")
+    assert not router.has_client_interest(b"a.b")
 
 
 def test_watches(router: Router) -> None:

@@ -54,7 +54,7 @@ class Staging:
         self._store = store
         self._rng = random.Random(world.seed)
         self._staged: dict[int, _Staged] = {}
-        self.settings = InboxSettings(poll_ns=60 * SECOND, staged_grace_ns=3600 * SECOND, aside=_at_once)
+        self.settings = InboxSettings(poll_ns=60 * SECOND, staged_grace_ns=3600 * SECOND, in_thread=_at_once)
 
     def stage(self, record: StreamRecord, requests: Requests) -> None:
         """Put some messages for a stream, ask for them to join, and perhaps tell the broker."""

@@ -71,7 +71,7 @@ class AckState:
         self._low = 0
         self._unsettled = False
         self.changed = False
-        """Whether ``take_delta`` has something to return."""
+        """Whether ``pop_delta`` has something to return."""
         self._delta = AckDelta()
 
     # ---- deliveries
@@ -397,15 +397,15 @@ class AckState:
 
     @property
     def unstored(self) -> int:
-        """About how many messages ``take_delta`` would list as pending."""
+        """About how many messages ``pop_delta`` would list as pending."""
         return self._delta.fresh_msgs
 
     @property
     def unstored_acks(self) -> int:
-        """How many messages ``take_delta`` would list as no longer pending."""
+        """How many messages ``pop_delta`` would list as no longer pending."""
         return len(self._delta.dropped)
 
-    def take_delta(self, name: str) -> ConsumerDelta | None:
+    def pop_delta(self, name: str) -> ConsumerDelta | None:
         """Net change since the last call, for the consumer ``name``; None when nothing changed."""
         if not self.changed:
             return None
@@ -416,7 +416,7 @@ class AckState:
         return delta
 
     def forget_changes(self) -> None:
-        """Nothing of this state is stored, so no changes are to be remembered for ``take_delta``."""
+        """Nothing of this state is stored, so no changes are to be remembered for ``pop_delta``."""
         self.changed = False
         self._delta.clear()
 

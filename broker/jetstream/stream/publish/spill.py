@@ -140,12 +140,12 @@ class Spill:
             task.cancel()
         # One whose put was cancelled may land behind its deletion: the inbox sweeps it. So it does with all when the log ends.
         if keys and self._log.room():
-            writing.release_runs(keys)
+            writing.delete_runs(keys)
 
     async def _put(self, key: str, position: Position, run_id: int, blocks: list[Sequence[Row]]) -> list[BlockRef]:
         parts, log, writing = self._parts, self._log, self._inflight.writing
         async with writing.encoding:
-            data, refs = await writing.aside(encode_run, parts.stream_id, position, run_id, log.nonce, blocks, log.settings.codec)
+            data, refs = await writing.in_thread(encode_run, parts.stream_id, position, run_id, log.nonce, blocks, log.settings.codec)
         blocks.clear()
 
         async def put() -> None:

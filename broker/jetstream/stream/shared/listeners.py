@@ -42,7 +42,7 @@ class Changed(Protocol):
     @property
     def name(self) -> str: ...
 
-    def take_delta(self) -> ConsumerDelta | None:
+    def pop_delta(self) -> ConsumerDelta | None:
         """The record of what changed, or None."""
 
 
@@ -105,7 +105,7 @@ class Listeners:
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             for listener in dirty.values():
-                delta = listener.take_delta()
+                delta = listener.pop_delta()
                 if delta is not None and self.by_name.get(listener.name) is listener:
                     yield delta
 

@@ -221,11 +221,11 @@ def test_answers_in_a_crowd_do_what_they_do_one_by_one(kinds: list[bytes], polic
         assert not w.bus.take()
         naked = [(e["stream_seq"], e["consumer_seq"], e["deliveries"]) for e in w.events("MSG_NAKED")]
         again = w.pull(consumer, b"100")
-        results.append((state(consumer), naked, [(d.seq, d.count, d.cseq) for d in again], consumer.acks.take_delta("C")))
+        results.append((state(consumer), naked, [(d.seq, d.count, d.cseq) for d in again], consumer.acks.pop_delta("C")))
         ops = [(d.reply, b"", 0, b"") for d in again[::2]]
         for run in [ops] * bool(ops) if together else [[op] for op in ops]:
             consumer.on_ack(run, 0, len(run), None, w.clock.now_ns())
-        results[-1] += state(consumer), consumer.acks.take_delta("C")
+        results[-1] += state(consumer), consumer.acks.pop_delta("C")
     assert results[0] == results[1]
     assert results[0][1] or policy == "all" or b"-NAK" not in kinds  # where an early ack may have covered them
 

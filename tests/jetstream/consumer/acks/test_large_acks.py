@@ -137,7 +137,7 @@ def test_the_record_of_the_acks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         world.loop.settle()
         if consumer._large_acks.under_way:
             assert world.stream.log.barriers
-        delta = consumer.take_delta()
+        delta = consumer.pop_delta()
         if delta is None:
             break
         assert len(delta.dropped) <= 8 + FEW
@@ -159,7 +159,7 @@ def test_a_store_that_does_not_answer_holds_up_no_deliveries(monkeypatch: pytest
     assert len(consumer.acks.pending) == 32
     assert seqs(world.pass_time(SECOND)) == [41]
     assert list(consumer.acks.pending) == [41]
-    delta = consumer.take_delta()
+    delta = consumer.pop_delta()
     assert delta is not None
     assert delta.dropped == list(range(1, 41))
 

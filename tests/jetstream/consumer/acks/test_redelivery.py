@@ -143,15 +143,15 @@ def test_deliver_and_ack_between_two_deltas_costs_nothing() -> None:
     w = World()
     w.stream.add(*["a"] * 100)
     consumer = w.consumer()
-    consumer.take_delta()
+    consumer.pop_delta()
     got = w.pull(consumer, b"100")
     w.ack(consumer, *got)
-    delta = consumer.take_delta()
+    delta = consumer.pop_delta()
     assert delta is not None
     assert delta.delivered is not None
     assert delta.delivered[:2] == [100, 100]
     assert (delta.dropped, delta.pending, delta.redelivered, delta.extra) == (None, None, None, None)
-    assert consumer.take_delta() is None
+    assert consumer.pop_delta() is None
 
 
 def test_memory_consumers_store_nothing() -> None:
@@ -159,7 +159,7 @@ def test_memory_consumers_store_nothing() -> None:
     w.stream.add("a")
     consumer = w.consumer(mem_storage=True)
     w.pull(consumer, b"1")
-    assert consumer.take_delta() is None
+    assert consumer.pop_delta() is None
 
 
 def test_removed_messages_are_terminated() -> None:
