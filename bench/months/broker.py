@@ -81,7 +81,7 @@ class VirtualBroker:
     async def stop(self) -> None:
         """As kill -9 would, but that nothing stays behind in this process."""
         assert self.shard is not None
-        await self.js.close(tell=False)
+        await self.js.close(notify=False)
         await self.js.stop()
         await self.shard.abandon()
 

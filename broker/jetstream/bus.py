@@ -1,11 +1,11 @@
-"""What JetStream needs from the server around it: to subscribe, to publish, and to know about interest.
+"""The interface through which JetStream uses the server around it: subscribing, publishing, and interest.
 
-The in-process router provides it; JetStream never imports the server. Everything here is synchronous and runs on the
-event loop: a handler takes a whole run of messages and returns, it never awaits.
+The in-process router implements it; JetStream never imports the server. Every call is synchronous and runs on the
+event loop. A handler takes a whole run of messages and never awaits.
 
-JetStream may publish to a subject that one of its own streams stores. So no call of the bus calls a handler before it
-returns: what is published here reaches clients at once, and handlers, in order, in a later iteration of the loop. A
-stream never receives a message while it is processing another.
+JetStream may publish to a subject that one of its own streams stores. Therefore no call of the bus calls a handler
+before it returns. Clients receive a published message at once; handlers receive it, in order, in a later turn of the
+loop. So a stream never receives a message while it is processing another.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ Msg = tuple[bytes, bytes, int, bytes]
 
 
 class Source(Protocol):
-    """The client connection that published a message. Compared by identity; may be closed by the time it is used."""
+    """The client connection that published a message. Compared by identity; it may be closed by the time it is used."""
 
     def identity(self) -> dict[str, Any]:
-        """The client, as advisories show it: members of nats-server's ClientInfo, without empty ones."""
+        """Return the client as advisories show it: members of nats-server's ClientInfo, without empty ones."""
 
     def hold(self) -> None:
-        """Stop reading from this client until ``release``: back-pressure. Holds nest; never on leafs or routes."""
+        """Stop reading from this client until ``release``: back-pressure. Holds nest; leafs and routes are never
+        held."""
 
     def release(self) -> None:
         """Undo one ``hold``."""
 
 
 class OwnSource:
-    """A part of a stream that publishes to the stream itself: by this, checks know its messages."""
+    """The source of messages that a part of a stream publishes to the stream itself; checks recognise them by it."""
 
     def identity(self) -> dict[str, Any]:
         return {}
 
     def hold(self) -> None:
-        """Its messages wait in the queue like any other."""
+        """Do nothing: these messages wait in the queue like any other."""
 
     def release(self) -> None:
         """See ``hold``."""
@@ -48,8 +49,9 @@ class OwnSource:
 BatchHandler = Callable[[Sequence[Msg], int, int, "Source | None", int], Collection[int] | None]
 """handler(ops, start, end, source, now_ns): ops[start:end] are publishes with one route, in order, read at now_ns.
 
-Returns: the indexes of those for which it does not count as a responder; None: it counts for all.
-``source`` is None for messages that the broker itself published."""
+Returns: the indexes of the messages for which the handler does not count as a responder; None: it counts for all.
+``source`` is None for messages that the broker itself published.
+"""
 
 
 class Subscription(Protocol):
@@ -97,14 +99,18 @@ class Bus(Protocol):
     """One account's subject space."""
 
     def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"", stream: str = "") -> Subscription:
-        """Subscribe to ``subject`` (wildcards allowed). In-process subscribers count as responders. ``stream``: for
-        traces."""
+        """Subscribe to ``subject`` (wildcards allowed). In-process subscribers count as responders.
+
+        ``stream`` is the name of the stream that message traces show.
+        """
 
     def unsubscribe(self, subscription: Subscription) -> None: ...
 
     def count_work(self, amount: int) -> None:
-        """Add to the work of the current turn of the loop, in deliveries (about a microsecond each). A client that has
-        caused too much of it continues on a later turn."""
+        """Add to the work of the current turn of the loop, in deliveries (about a microsecond each).
+
+        A client that has caused too much work in one turn continues on a later turn.
+        """
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         """Route one message to all subscribers (clients and in-process); returns how many receive it."""
@@ -118,9 +124,9 @@ class Bus(Protocol):
     def deliver(self, to: bytes, batch: Deliveries, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
 
-        Returns how many of the batch had a receiver, counted from its front (fewer than ``len(batch)``: there is no
-        subscriber left, the caller takes the rest back). ``queue`` not empty: one member of that queue group gets each
-        message.
+        Return how many messages at the front of the batch had a receiver. If that is fewer than ``len(batch)``, no
+        subscriber is left, and the caller takes the rest back. If ``queue`` is not empty, one member of that queue
+        group gets each message.
         """
 
     def pub_acks(self, source: Source | None, replies: Sequence[bytes], prefix: bytes, first_seq: int,
@@ -128,27 +134,32 @@ class Bus(Protocol):
         """Publish ``prefix + str(first_seq + i) + suffix`` to ``replies[i]`` for each i with a reply (b"" has none)."""
 
     def pub_acks_each(self, acks: Sequence[bytes | int]) -> None:
-        """Publish ``prefix + str(seq) + b"}"`` to ``reply`` for each of ``acks``: reply, prefix, seq, reply, prefix, …"""
+        """Publish ``prefix + str(seq) + b"}"`` to ``reply`` for each ack in ``acks``: reply, prefix, seq, reply, …"""
 
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
-        """Whether anybody subscribes to the literal ``subject`` (in that queue group, when given)."""
+        """Return whether anybody subscribes to the literal ``subject`` (in that queue group, when given)."""
 
     def has_client_interest(self, subject: bytes) -> bool:
-        """Whether a client subscribes to the literal ``subject``."""
+        """Return whether a client subscribes to the literal ``subject``."""
 
     def destination(self, subject: bytes) -> tuple[str, bytes] | None:
-        """The account, and the subject there, where the broker receives a request to the literal ``subject``: through the
-        account's mappings and the services that it imports. None: no handler of the broker receives it."""
+        """Return the account, and the subject there, where the broker receives a request to the literal ``subject``.
+
+        The request passes the account's mappings and the services that it imports. None: no handler of the broker
+        receives it.
+        """
 
     def receives(self, account: str, subject: bytes) -> bool:
-        """Whether a subscription here to the literal ``subject`` gets what ``account`` publishes to that same subject."""
+        """Return whether a subscription here to the literal ``subject`` gets what ``account`` publishes to it."""
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
-        """Call ``changed(now_interested)`` on each change from now on; its ``interested`` is the current state.
+        """Call ``changed(now_interested)`` on each change from now on; the watch's ``interested`` is the current state.
 
-        Interest is a subscription with just this subject and queue group; those with wildcards do not count.
+        Interest is a subscription with exactly this subject and queue group; subscriptions with wildcards do not count.
         """
 
     def pending_bytes(self, subject: bytes) -> int:
-        """Unsent bytes queued for the subscribers of ``subject``, so that delivery slows down before they become slow
-        consumers."""
+        """Return the unsent bytes queued for the subscribers of ``subject``.
+
+        Delivery slows down by them before the subscribers become slow consumers.
+        """

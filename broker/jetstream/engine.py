@@ -1,4 +1,4 @@
-"""JetStream of one broker: its accounts, and the shards that have their streams.
+"""JetStream of one broker: its accounts, and the shards that hold their streams.
 
     JetStream ── Api: $JS.API.> ── Account "$G" ── streams
         │     ├─ DisabledApi: $JS.API.>           (an account without JetStream: 10039)
@@ -6,8 +6,9 @@
         └─ ShardStreams: log, reader, inbox (streams with storage file); memory_log (storage memory)
 
 Accounts may change at any time (``add_account``, ``change_limits``, ``remove_account``). Call ``listen`` at process
-start, ``open`` when this broker gets the shard, ``close`` when it loses it; outside of that, requests are answered with
-10008. What an account has stored stays in the store when the account is removed, and is restored when it returns.
+start, ``open`` when this broker gets the shard, and ``close`` when it loses the shard. Outside of ``open`` to
+``close``, requests are answered with 10008. The streams of a removed account stay in the store, and are restored when
+the account is added again.
 """
 
 from __future__ import annotations
@@ -61,13 +62,15 @@ _PURGED_AT_ONCE = 100
 
 
 class JetStream:
-    """JetStream of one broker. Exists as long as the process; has streams between ``open`` and ``close``.
+    """JetStream of one broker. It exists as long as the process, and has streams between ``open`` and ``close``.
 
     Args: ``settings`` from the configuration; ``direct_bytes_max`` are the bytes after which a batched direct get ends
         (nats-server: max_pending).
-    Attributes: ``accounts`` that have JetStream, and ``apis`` of all accounts, by name; ``shards`` that this broker owns, by
-        number; ``external``: mirrors and sources of other accounts' streams, which are to look again when accounts share
-        other things.
+    Attributes:
+        ``accounts``: the accounts that have JetStream, by name.
+        ``apis``: the APIs of all accounts, by name.
+        ``shards``: the shards that this broker owns, by number.
+        ``external``: the mirrors and sources of other accounts' streams; they retry when accounts share other things.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, settings: JetStreamSettings | None = None, *,
@@ -88,7 +91,7 @@ class JetStream:
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
         self.external = ExternalFollowers()
-        self._waiting = Waiting(self.settings, self._tell_dropped)
+        self._waiting = Waiting(self.settings, self._publish_dropped)
         self._inflight = Inflight(BatchLimits.of(limits))
         self._budget = BlockBudget(
             lambda: [stream for account in self.accounts.values() for stream in account.streams.values()], clock)
@@ -96,7 +99,7 @@ class JetStream:
 
     @property
     def available(self) -> bool:
-        """Whether this broker owns a shard and the proof of it is fresh."""
+        """True if this broker owns a shard and the proof of it is fresh."""
         return any(shard.available for shard in self.shards.values())
 
     @property
@@ -133,8 +136,8 @@ class JetStream:
         """Serve an account on its ``bus``; its stored state is restored, now or at ``open``.
 
         Args: ``limits`` None: JetStream is not enabled for the account, and every request gets 10039.
-        Returns: done once its streams are restored, or at once while JetStream is not open.
-        Raises: ApiError 10028, 10047 where the limits of all accounts exceed the server's; ValueError: it exists.
+        Returns: a future that is done once the streams are restored, or at once while JetStream is not open.
+        Raises: ApiError 10028, 10047 if the limits of all accounts exceed the server's; ValueError: the account exists.
         """
         from broker.jetstream.api.disabled import DisabledApi
 
@@ -156,9 +159,10 @@ class JetStream:
         return restored
 
     def change_limits(self, name: str, limits: AccountLimits | None) -> asyncio.Future[None]:
-        """Change an account's limits; None disables JetStream for it. What exists already stays.
+        """Change an account's limits; None disables JetStream for it. Existing streams stay, even if they exceed the
+        limits.
 
-        Returns: as ``remove_account`` where this disables JetStream, otherwise as ``add_account``.
+        Returns: as ``remove_account`` if this disables JetStream, otherwise as ``add_account``.
         Raises: ApiError as ``add_account``, and nothing has changed; KeyError: there is no such account.
         """
         api, account = self.apis[name], self.accounts.get(name)
@@ -176,7 +180,9 @@ class JetStream:
     def remove_account(self, name: str) -> asyncio.Future[None]:
         """Stop serving an account: its requests get no answer from now on, and its stored streams stay in the store.
 
-        Returns: done once everything its streams had sequenced is stored. It may be added again before that.
+        Returns: a future that is done once everything that its streams had sequenced is stored. The account may be
+            added again
+            before that.
         Raises: KeyError: there is no such account.
         """
         api, account = self.apis.pop(name), self.accounts.pop(name, None)
@@ -192,7 +198,7 @@ class JetStream:
         self._system_api = SystemApi(name, bus, self.settings.domain, self.purge)
         self._system_events = SystemEvents(bus, self.clock, self.rng, self.settings.domain, self.server_name)
 
-    def _tell_dropped(self, requests: int) -> None:
+    def _publish_dropped(self, requests: int) -> None:
         if self._system_events is not None:
             self._system_events.limit_reached(requests)
 
@@ -201,13 +207,15 @@ class JetStream:
             self._system_api.show(request, source)
 
     def purge(self, name: str) -> asyncio.Task[None]:
-        """Delete all streams of an account, also stored ones that are not served here; the account stays.
+        """Delete all streams of an account, including stored ones that are not served here; the account stays.
 
-        Not: streams that are being restored from an archive, and those that cannot store anything.
-        Returns: done once that is stored. Raises, when awaited: ApiError 10008; StoreError, FormatError.
+        It leaves streams that are being restored from an archive, and streams that cannot store anything.
+        Returns: a task that is done once the deletions are stored.
+        Raises, when awaited: ApiError 10008; StoreError, FormatError.
         """
         task = self._start(self._purge(name, self._leaving.get(name)), "purge account")
-        # The account's streams are not restored in between: they are in the applied state until this is stored.
+        # The account's streams are not restored in between: they are in the applied state until the deletions are
+        # stored.
         self._leaving[name] = task
         task.add_done_callback(lambda _: self._left(name, task))
         return task
@@ -235,7 +243,7 @@ class JetStream:
                 raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             if isinstance(one, Stream):
                 if account is not None and account.streams.get(one.name) is one:
-                    with suppress(ApiError):  # somebody else has deleted it meanwhile
+                    with suppress(ApiError):  # another request has deleted it meanwhile
                         await account.delete_stream(one)
             else:
                 state, shard = one
@@ -267,10 +275,10 @@ class JetStream:
         if self._leaving.get(name) is task:
             del self._leaving[name]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("what the streams of account %s had sequenced could not be stored: %s", name, error)
+            _log.warning("changes of the streams of account %s could not be stored: %s", name, error)
 
     async def _restore_later(self, account: Account) -> None:
-        """Restore an account after what was sequenced before its removal is in the applied state."""
+        """Restore an account after everything sequenced before its removal is in the applied state."""
         while leaving := self._leaving.get(account.name):
             await asyncio.wait([leaving])
         if self.shards and self.accounts.get(account.name) is account:
@@ -281,8 +289,9 @@ class JetStream:
                                 if state.account == account.name])
 
     def _check_limits(self, name: str, limits: AccountLimits) -> None:
-        """Raises: ApiError 10028, 10047 where reservations for accounts, or by streams, exceed the server's limits.
+        """Check an account's limits against the server's, with the reservations of all accounts and streams.
 
+        Raises: ApiError 10028, 10047 if they exceed the server's limits.
         Source: nats-server, server/jetstream.go sufficientResources.
         """
         account = self.accounts.get(name)
@@ -303,13 +312,14 @@ class JetStream:
             api.start()
 
     async def open(self, shard: int, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0,
-                   inbox: InboxSettings | None = None, delete_runs: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
-        """Restore the streams and consumers of ``log.state``, the state of ``shard``, which this broker owns from now on.
+                   inbox: InboxSettings | None = None,
+                   delete_runs: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
+        """Restore the streams and consumers of ``log.state``, the state of ``shard``, which this broker now owns.
 
-        Args: ``inbox``: how the shard's inbox is looked after, None: only when asked; ``delete_runs(keys)`` deletes runs that nothing
-            will ever name.
-        Returns once the consumers serve, or after ``wait_seconds``: those whose messages take long to count continue
-        opening.
+        Return once the consumers serve, or after ``wait_seconds``. Consumers whose messages take long to count continue
+        opening after that.
+        Args: ``inbox``: how often the shard's inbox is read, None: only on request; ``delete_runs(keys)`` deletes runs
+            that nothing will ever name.
         """
         opened = self.shards[shard] = ShardStreams(shard, log, reader, self, self._budget)
         if self._memory_log is None:
@@ -317,8 +327,8 @@ class JetStream:
             self._budget.start()
         unknown = Counter(state.account for state in log.state.streams.values() if state.account not in self.accounts)
         for name, count in unknown.items():
-            _log.warning("%d streams of account %s stay in the store unused: there is no such account here with JetStream",
-                         count, name)
+            _log.warning("%d streams of account %s stay in the store unused: "
+                         "there is no such account here with JetStream", count, name)
         openings = [opening for account in self.accounts.values() for opening in self._restore(account, (opened,))]
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
@@ -326,15 +336,16 @@ class JetStream:
         writing.in_thread, writing.delete_runs = settings.in_thread, delete_runs
         opened.start_inbox(self.clock, settings, delete_runs, open_runs=writing.keys)
 
-    async def close(self, *, tell: bool = False) -> None:
+    async def close(self, *, notify: bool = False) -> None:
         """Drop all streams and consumers at once.
 
-        Args: ``tell`` for a clean stop: waiting pull requests are notified, and each stream writes its last record,
-            persisted when the log is drained, after this. Otherwise nothing is written and no client is notified.
+        Args: ``notify`` for a clean stop: waiting pull requests are notified, and each stream writes its last record,
+            which is persisted when the log is drained, after this. Otherwise nothing is written and no client is
+            notified.
         """
         for shard in self.shards.values():
             await shard.stop_inbox()
-        if tell:
+        if notify:
             for account in self.accounts.values():
                 account.prepare_shutdown()
         for api in self._all_apis():
@@ -364,22 +375,23 @@ class JetStream:
     # --- for accounts (Host) ------------------------------------------------------------------------------------------
 
     def server_usage(self, storage: str) -> ServerUsage:
-        """The bytes of all streams of a storage kind."""
+        """Return the bytes of all streams of a storage kind."""
         return self._usage[storage]
 
     def reserved(self, storage: str, *, except_stream: Stream | None = None) -> int:
-        """The total max_bytes of all accounts' streams of a storage kind, except one stream."""
-        return sum(reserved(account.streams, storage, except_stream=except_stream) for account in self.accounts.values())
+        """Return the total max_bytes of all accounts' streams of a storage kind, except one stream."""
+        return sum(reserved(account.streams, storage, except_stream=except_stream)
+                   for account in self.accounts.values())
 
     def stream(self, account: str, name: str) -> Stream:
-        """The live stream of an account. Raises: ApiError, as that account's API answers."""
+        """Return the live stream of an account. Raises: ApiError, as that account's API answers."""
         found = self.accounts.get(account)
         if found is None:
             raise ApiError(ApiErrors.NOT_ENABLED_FOR_ACCOUNT)
         return found.stream(name)
 
     async def carry_out(self, request_id: int, stream: Stream) -> Answer:
-        """Have a request in the inbox of the stream's shard answered now. Raises: ApiError; StoreError."""
+        """Answer a request in the inbox of the stream's shard now. Raises: ApiError; StoreError."""
         inbox = self.shard_of(stream.account, stream.name).inbox if self.shards else None
         if inbox is None:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
@@ -402,9 +414,10 @@ class JetStream:
         elif created_ns is None:
             created_ns = self.clock.now_ns()
         stream = Stream(
-            config, state, account=account, stream_id=shard.new_stream_id(self.rng) if state is None else state.stream_id,
-            created_ns=created_ns, log=self._memory_log if memory else shard.log, reader=shard.reader, bus=bus, clock=self.clock,
-            rng=self.rng, domain=self.settings.domain, usage=usage, inflight=self._inflight, listeners=listeners)
+            config, state, account=account,
+            stream_id=shard.new_stream_id(self.rng) if state is None else state.stream_id, created_ns=created_ns,
+            log=self._memory_log if memory else shard.log, reader=shard.reader, bus=bus, clock=self.clock, rng=self.rng,
+            domain=self.settings.domain, usage=usage, inflight=self._inflight, listeners=listeners)
         stream.on_loaded = self._budget.changed
         return stream
 

@@ -1,7 +1,7 @@
 """Compiled subject filters: which of a stream's subjects a consumer or a request wants.
 
 Owns: matching a literal subject against a set of filters, cached by subject.
-Does not own: whether a filter is well formed (protocol.subject), nor which blocks are worth reading (stream_reader).
+Does not own: whether a filter is well formed (protocol.subject), which blocks to read for a filter (stream.shared).
 
 A subject matches a ``Filters`` when any of its filters matches it; no filters, or ``>`` among them, match everything.
 A filter has NATS's form: tokens separated by dots, ``*`` for one token, a final ``>`` for one or more.
@@ -23,11 +23,10 @@ __all__ = ["ALL", "Filters", "filters_of"]
 _REMEMBERED_MAX = 65_536
 
 _TRIED_MAX = 32
-"""Wildcard filters that are always tried one after the other."""
+"""The largest number of wildcard filters that are always tried one after the other."""
 
 _TRIED_IN_A_SHAPE = 8
-"""Wildcard filters that are tried in the time of a look-up by the tokens of one shape, 0.12 µs."""
-
+"""Wildcard filters tried in the time of one look-up by the tokens of one shape, 0.12 µs."""
 
 _MANY = 256
 """Filters that take a millisecond to compile."""
@@ -54,7 +53,7 @@ def _always(subject: bytes) -> bool:
 
 
 def _any_of(wildcards: Sequence[bytes]) -> Callable[[bytes], object] | None:
-    """A function that returns whether any of these wildcard filters matches."""
+    """Return a function that returns whether any of these wildcard filters matches."""
     if len(wildcards) > _TRIED_MAX:
         shapes = SubjectShapes(wildcards)
         if len(shapes) * _TRIED_IN_A_SHAPE <= len(wildcards):
@@ -63,8 +62,10 @@ def _any_of(wildcards: Sequence[bytes]) -> Callable[[bytes], object] | None:
 
 
 def _pattern(wildcards: Iterable[bytes]) -> Callable[[bytes], object] | None:
-    """A function that returns whether any of these wildcard filters matches, in one pass of the regex engine, which tries one
-    after the other."""
+    """Return a function that returns whether any of these wildcard filters matches.
+
+    It is one pass of the regex engine, which tries the filters one after the other.
+    """
     parts = []
     for wildcard in wildcards:
         tokens = [b"[^.]+" if token == b"*" else re.escape(token) for token in wildcard.split(b".")]
@@ -76,16 +77,16 @@ def _pattern(wildcards: Iterable[bytes]) -> Callable[[bytes], object] | None:
 
 
 class Filters:
-    """Filters of one consumer or request.
+    """The filters of one consumer or request.
 
     Attributes:
         subjects: the filters as given.
-        all: every subject matches.
-        contiguous: all that is in ``spans`` matches, and nothing else.
+        all: true if every subject matches.
+        contiguous: true if everything in ``spans`` matches, and nothing else.
         literals: the filters without wildcards.
-        literal: there are filters and none has a wildcard, so ``literals`` is the whole answer.
+        literal: true if there are filters and none has a wildcard, so ``literals`` is the whole answer.
         match: ``match(subject: bytes) -> bool``.
-        spans: disjoint ranges [start, end), where what matches is; empty: it may be anywhere.
+        spans: disjoint ranges [start, end) that contain all matching subjects; empty: they may be anywhere.
     """
 
     __slots__ = ("_prefix", "_wild", "all", "contiguous", "literal", "literals", "match", "spans", "subjects")
@@ -114,11 +115,11 @@ class Filters:
         return f"Filters({list(self.subjects)!r})"
 
     def decide(self, subject: bytes) -> bool:
-        """``match`` without the cache: for a pass over very many distinct subjects."""
+        """Do as ``match`` without the cache: for a pass over very many distinct subjects."""
         return self.all or self._decide(subject)
 
     def select(self, subjects: Sequence[bytes]) -> list[bytes]:
-        """Those that match, in order, without the cache: for a pass over very many distinct subjects."""
+        """Return the subjects that match, in order, without the cache: for a pass over very many distinct subjects."""
         if self.all:
             return list(subjects)
         prefix = self._prefix
@@ -135,12 +136,13 @@ class Filters:
         return subject in self.literals or (self._wild is not None and bool(self._wild(subject)))
 
     def any(self, subjects: Iterable[bytes]) -> bool:
-        """Whether one of ``subjects`` matches."""
+        """Return whether one of ``subjects`` matches."""
         return self.all or any(map(self.match, subjects))
 
 
 def filters_of(subjects: Sequence[str]) -> Filters:
-    """The filters of a consumer. If they are very many, a second call for the same ones costs next to nothing."""
+    """Return the compiled filters of a consumer. If there are very many, a second call for the same ones costs
+    little."""
     return _many(tuple(subjects)) if len(subjects) > _MANY else Filters([one.encode() for one in subjects])
 
 
@@ -150,7 +152,7 @@ def _many(subjects: tuple[str, ...]) -> Filters:
 
 
 def _lead(subject: bytes) -> bytes:
-    """The tokens before the first wildcard, with their dots."""
+    """Return the tokens before the first wildcard, with their dots."""
     tokens = subject.split(b".")
     lead = list(takewhile(lambda token: token not in (b"*", b">"), tokens))
     return subject if len(lead) == len(tokens) else b"".join(token + b"." for token in lead)
@@ -168,14 +170,15 @@ def _spans(wild: Sequence[bytes], literals: Iterable[bytes]) -> tuple[tuple[byte
     leads = sorted(set(map(_lead, wild)))
     if not leads or b"" in leads:
         return ()
-    # One that begins with another comes after it, with nothing else in between.
+    # A lead that begins with another one comes directly after it.
     apart: list[bytes] = []
     for lead in leads:
         if not apart or not lead.startswith(apart[-1]):
             apart.append(lead)
     # No token is empty, and none has a NUL; "/" follows the dot that it replaces.
     spans = [(lead + b"\x01", lead[:-1] + b"/") for lead in apart]
-    return (*spans, *((one, one + b"\0") for one in literals if not one.startswith(apart[bisect_right(apart, one) - 1])))
+    outside = (one for one in literals if not one.startswith(apart[bisect_right(apart, one) - 1]))
+    return (*spans, *((one, one + b"\0") for one in outside))
 
 
 def _has_wildcard(subject: bytes) -> bool:
@@ -183,4 +186,4 @@ def _has_wildcard(subject: bytes) -> bool:
 
 
 ALL = Filters()
-"""Matches every subject."""
+"""Filters that match every subject."""

@@ -1,7 +1,8 @@
 """Limits on open batches: their number in one stream and in total, their duration, and their memory.
 
-Large atomic batches are written to the store while they arrive (``stream.publish.spill``). What all of them share is here: how
-many bytes are on their way, which publishers wait for that, and which runs are there that nothing names yet.
+Large atomic batches are written to the store while they arrive (``stream.publish.spill``). ``Writing`` has the state
+that all of them share: the bytes being written, the publishers that wait for these writes, and the runs that no stream
+names yet.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ if TYPE_CHECKING:
 __all__ = ["BATCH_BYTES_MAX", "BatchLimits", "Inflight", "Writing"]
 
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Bytes in memory of one atomic batch. One that cannot be spilled is stored in one block."""
+"""Bytes in memory of one atomic batch. A batch that cannot be spilled is stored in one block."""
 
 _WRITING_BYTES: Final = 48 << 20
-"""Publishers wait while more than this is being written."""
+"""Publishers are held while more than this is being written."""
 
 _ENCODING_MAX: Final = 2
-"""Runs encoded at a time, each of which takes its size again or twice."""
+"""Runs encoded at a time. Encoding one takes once or twice its size in memory."""
 
 _HOLD_SECONDS: Final = 4.0
-"""They wait no longer: their connections carry more than a batch."""
+"""Publishers are held no longer than this, because their connections carry more than the batch."""
 
 
 class BatchLimits(Value):
-    """nats-server's limits by default; ``staged_bytes`` bounds the memory of all uncommitted atomic batches, which
-    nats-server keeps on disk."""
+    """Limits on open batches, nats-server's by default.
+
+    ``staged_bytes`` bounds the memory of all uncommitted atomic batches, which nats-server keeps on disk.
+    """
 
     max_msgs: int = 1000
     per_stream: int = 50
@@ -43,22 +46,25 @@ class BatchLimits(Value):
     fast_per_stream: int = 1000
     fast_total: int = 50_000
 
-
     @classmethod
     def of(cls, given: ServerLimits) -> BatchLimits:
-        """The configured limits, with defaults for the others."""
+        """Return the configured limits, with defaults for the others."""
         usual = cls()
         per_stream, total = given.batch_max_inflight_per_stream, given.batch_max_inflight_total
-        return cls(max_msgs=given.batch_max_msgs or usual.max_msgs, timeout_ns=given.batch_timeout_ns or usual.timeout_ns,
+        return cls(max_msgs=given.batch_max_msgs or usual.max_msgs,
+                   timeout_ns=given.batch_timeout_ns or usual.timeout_ns,
                    per_stream=per_stream or usual.per_stream, total=total or usual.total,
                    fast_per_stream=per_stream or usual.fast_per_stream, fast_total=total or usual.fast_total)
 
 
 class Writing:
-    """The bytes of atomic batches that are on their way to the store.
+    """The bytes of atomic batches that are being written to the store.
 
-    Attributes: ``in_thread``: how what takes milliseconds is called; ``delete_runs(keys)`` deletes runs that nothing will ever name;
-        ``keys``: the runs of open batches, which nothing names yet and nobody may sweep; ``encoding``: see ``_ENCODING_MAX``.
+    Attributes:
+        ``in_thread``: runs a function of some milliseconds outside the loop.
+        ``delete_runs(keys)``: deletes runs that nothing will ever name.
+        ``keys``: the runs of open batches; no stream names them yet, and they must not be swept.
+        ``encoding``: bounds the runs encoded at a time (``_ENCODING_MAX``).
     """
 
     def __init__(self) -> None:
@@ -71,7 +77,7 @@ class Writing:
         self._timer: asyncio.TimerHandle | None = None
 
     def began(self, size: int, source: Source | None) -> None:
-        """``size`` bytes from ``source`` are to be written."""
+        """Count ``size`` bytes from ``source`` that are to be written, and hold ``source`` if there are too many."""
         self.bytes += size
         if source is None or self.bytes <= _WRITING_BYTES:
             return
@@ -81,7 +87,7 @@ class Writing:
             self._timer = asyncio.get_running_loop().call_later(_HOLD_SECONDS, self._release)
 
     def ended(self, size: int) -> None:
-        """They are written, or dropped."""
+        """Subtract bytes that were written or dropped."""
         self.bytes -= size
         if self._held and self.bytes <= _WRITING_BYTES:
             self._release()

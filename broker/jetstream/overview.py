@@ -1,4 +1,4 @@
-"""JetStream as the monitoring pages show it, from memory only, never from the store."""
+"""JetStream as the monitoring pages show it: from memory only, never from the store."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ __all__ = ["consumer_count", "consumer_exists", "streams"]
 
 
 def streams(account: Account, stored_bytes: Mapping[int, int], consumers: bool) -> Iterator[dict[str, Any]]:
-    """Each stream as ``{name, created, cluster, config, state}`` in the API's own JSON, with iterators ``consumer_detail`` and
-    ``direct_consumer_detail`` if ``consumers``, and ``jetblock`` if it is known what the stream takes in the store.
+    """Yield each stream as ``{name, created, cluster, config, state}``, in the API's own JSON.
 
-    ``num_subjects`` is there if it can be known without reading the store, or counting for long.
+    If ``consumers``, a stream also has the iterators ``consumer_detail`` and ``direct_consumer_detail``. The member
+    ``jetblock`` is there if the bytes that the stream takes in the store are known. The member ``num_subjects`` is
+    there if it can be counted quickly and without reading the store.
     """
     for name in sorted(account.streams):
         stream = account.streams.get(name)
@@ -30,7 +31,7 @@ def streams(account: Account, stored_bytes: Mapping[int, int], consumers: bool) 
 
 
 def consumer_count(account: Account) -> int:
-    """The consumers of an account, less those that are for mirrors and sources."""
+    """Return the number of an account's consumers, without those of mirrors and sources."""
     return sum(len(_public(account.consumers(stream))) for stream in account.streams.values())
 
 
@@ -45,7 +46,7 @@ def _infos(account: Account, stream: Stream, consumers: list[Consumer]) -> Itera
 
 
 def consumer_exists(account: Account, stream: str, consumer: str) -> bool:
-    """Whether the account has this consumer on this stream."""
+    """Return whether the account has this consumer on this stream."""
     found = account.streams.get(stream)
     return found is not None and consumer in account.consumers(found)
 
@@ -65,5 +66,6 @@ def _stream(account: Account, stream: Stream, consumers: dict[str, Consumer], wi
              **account.upstreams.info(stream)}
     if with_consumers:
         shown["consumer_detail"] = _infos(account, stream, _public(consumers))
-        shown["direct_consumer_detail"] = _infos(account, stream, [one for one in consumers.values() if one.config.direct])
+        direct = [one for one in consumers.values() if one.config.direct]
+        shown["direct_consumer_detail"] = _infos(account, stream, direct)
     return shown

@@ -17,7 +17,7 @@ SUBJECTS_PAGE = 100_000
 
 
 def level_refused(block: bytes) -> bool:
-    """Whether a request's headers require a higher API level than this server's, or one that is not a number."""
+    """Return whether a request's headers require a higher API level than this server's, or one that is not a number."""
     wanted = headers.get(block, _REQUIRED_LEVEL)
     if not wanted:
         return False

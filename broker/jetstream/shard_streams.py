@@ -1,4 +1,4 @@
-"""One shard's part of JetStream: its log and block reader, its inbox, and whether its streams may be served."""
+"""A shard's part of JetStream: its log and block reader, its inbox, and whether its streams may be served."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Broker(Protocol):
     accounts: dict[str, Account]
 
     def stream(self, account: str, name: str) -> Stream:
-        """The live stream of an account. Raises: ApiError."""
+        """Return the live stream of an account. Raises: ApiError."""
 
 
 class ShardStreams(LogListener):
     """A shard that this broker owns, from ``JetStream.open`` to ``JetStream.close``.
 
-    Attributes: ``failed_streams``: the streams that cannot store anything until the next start, by id, with the reason.
-        ``inbox`` is None until the shard's consumers serve.
+    Attributes: ``failed_streams``: the streams that cannot store anything until the next start, by id, with the reason;
+        ``inbox``: None until the shard's consumers serve.
     """
 
     def __init__(self, number: int, log: Log, reader: BlockReader, broker: Broker, budget: BlockBudget) -> None:
@@ -55,7 +55,7 @@ class ShardStreams(LogListener):
 
     @property
     def available(self) -> bool:
-        """Whether this broker owns the shard and the proof of it is fresh."""
+        """True if this broker owns the shard and the proof of it is fresh."""
         return self.log.failure is None and not self.log.lease_expired
 
     def stream(self, account: str, name: str) -> Stream:
@@ -63,7 +63,7 @@ class ShardStreams(LogListener):
         return self._broker.stream(account, name)
 
     def new_stream_id(self, rng: random.Random) -> int:
-        """An unused incarnation in this log: random, so that two brokers do not choose the same one."""
+        """Return an unused incarnation in this log: random, so that two brokers do not choose the same one."""
         used: Mapping[int, object] = self.log.state.streams
         while True:
             stream_id = rng.getrandbits(63) | 1 << 62
@@ -77,7 +77,7 @@ class ShardStreams(LogListener):
         self.inbox.start()
 
     async def stop_inbox(self) -> None:
-        """Leave the requests that were not answered in the inbox."""
+        """Stop reading the inbox. Requests that were not answered stay in it."""
         if self.inbox is not None:
             await self.inbox.stop()
             self.inbox = None
@@ -102,7 +102,8 @@ class ShardStreams(LogListener):
                 if not follow(stream, one):
                     again.append(one)
             except ValueError as error:
-                _log.exception("stream %s > %s does not have what compaction has joined", stream.account, stream.name)
+                _log.exception("stream %s > %s does not have the blocks that compaction has merged", stream.account,
+                               stream.name)
                 stream.failed(error)
         return again
 
@@ -113,7 +114,7 @@ class ShardStreams(LogListener):
                 consumer.wake()
 
     def _live(self) -> Iterator[tuple[Account, Stream]]:
-        """The shard's live streams, each with its account."""
+        """Yield the shard's live streams, each with its account."""
         for account in self._broker.accounts.values():
             for stream in account.streams.values():
                 if stream.log is self.log:

@@ -1,17 +1,18 @@
 """Counters of the bytes of live messages, and the limits on them.
 
     ServerUsage    all streams of one storage kind ("memory" or "file"), of all accounts
-    AccountUsage   those of one account with a limit of its own; its bytes count in the server's too
+    AccountUsage   the streams of one account that has a limit of its own; their bytes count in ServerUsage too
 
-Every stream adds what it sequences to its ``Usage`` and subtracts what it removes, and a publish compares once:
-``size_bytes + size > bytes_max`` means that ``refusal`` has to decide. The streams of an account without a limit count
-in the server's directly, so only accounts with a limit pay for one.
+Every stream adds what it sequences to its ``Usage`` and subtracts what it removes. A publish compares once: only if
+``size_bytes + size > bytes_max`` does it call ``refusal``, which decides. The streams of an account without a limit
+count in the server's usage directly, so only accounts with a limit pay for one.
 
-What open atomic batches have in the store counts by itself, against the same limits: a batch may be dropped, and its commit
-decides whether there is room for its messages. nats-server bounds only how many batches there are, each of a thousand messages.
+The bytes that open atomic batches have in the store are counted separately, against the same limits: a batch may be
+dropped, and its commit decides whether there is room for its messages. nats-server bounds only the number of batches,
+each of a thousand messages.
 
-nats-server's two rules differ: the server refuses when *more* than its limit is stored, so the message that exceeds it
-is still accepted; an account refuses the message that would exceed it.
+nats-server's two rules differ. The server refuses a publish when *more* than its limit is stored, so it accepts the
+message that exceeds the limit. An account refuses the message that would exceed its limit.
 
 Source: nats-server, server/jetstream.go (limitsExceeded, wouldExceedLimits), server/jetstream_cluster.go
 (resourcesExceededError).
@@ -29,13 +30,15 @@ __all__ = ["AccountUsage", "ServerUsage", "Usage"]
 
 _log = logging.getLogger(__name__)
 
-
 _LOG_INTERVAL_NS = 10_000_000_000
 
 
 class Usage(Protocol):
-    """Attributes: ``size_bytes``: user bytes of all live messages; ``bytes_max``: nothing is refused up to it; ``staged_bytes``:
-    of messages in the store that have not joined a stream."""
+    """The bytes of live messages under one limit.
+
+    Attributes: ``size_bytes``: user bytes of all live messages; ``bytes_max``: no publish is refused up to this size;
+        ``staged_bytes``: bytes of messages in the store that have not joined a stream.
+    """
 
     size_bytes: int
     staged_bytes: int
@@ -44,10 +47,11 @@ class Usage(Protocol):
     def bytes_max(self) -> int: ...
 
     def refusal(self, size: int, now_ns: int) -> int:
-        """The error code that refuses one more message of ``size`` bytes, which is logged; 0: it is accepted."""
+        """Return the error code that refuses one more message of ``size`` bytes, and log it; 0: the message is
+        accepted."""
 
     def staging_refusal(self, size: int, now_ns: int) -> int:
-        """The same for ``size`` bytes more of an open batch."""
+        """Return the error code that refuses ``size`` bytes more of an open batch, and log it; 0: they are accepted."""
 
 
 class ServerUsage:
@@ -85,7 +89,8 @@ class AccountUsage:
         self._account_max = account_max
         self._server = server
         self._size_bytes = self._staged_bytes = 0
-        self._limit_log = _LimitLog(logging.WARNING, f'JetStream {kind} resource limits exceeded for account: "{account}"')
+        self._limit_log = _LimitLog(logging.WARNING,
+                                    f'JetStream {kind} resource limits exceeded for account: "{account}"')
 
     @property
     def size_bytes(self) -> int:
@@ -128,7 +133,7 @@ class AccountUsage:
 
 
 class _LimitLog:
-    """Logs that publishes are refused, at a limited rate."""
+    """Log of refused publishes, written at a limited rate."""
 
     __slots__ = ("_level", "_text", "_written_at_ns")
 

@@ -65,7 +65,7 @@ async def adopt(settings: Settings) -> list[Carried]:
             raise Owned(f"another broker took the store meanwhile: {lost.result()}")
         return await carried
     finally:
-        await js.close(tell=owner.shard is not None)
+        await js.close(notify=owner.shard is not None)
         await owner.give_back()
         await host.close()
 

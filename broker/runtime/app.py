@@ -147,7 +147,7 @@ class App:
             await asyncio.gather(self._stepping_down, return_exceptions=True)
         self.server.stop_listening()
         if self.jetstream is not None:
-            await self.jetstream.close(tell=True)
+            await self.jetstream.close(notify=True)
         if self.shard_owner is not None:
             await self.shard_owner.give_back()
         if self.jetstream is not None:

@@ -188,7 +188,7 @@ async def test_abandoned_runs_are_swept_and_pending_ones_are_not(tmp_path: Path)
         late = await request(store, old, "too late")
         client = await nats.connect(broker.url)
         answer = json.loads((await client.request("$JS.API.JETBLOCK.ADOPT.S", json.dumps({"request": late}).encode())).data)
-        assert "is not there" in answer["error"]["description"] or "let go" in answer["error"]["description"]
+        assert "is not there" in answer["error"]["description"] or "was deleted" in answer["error"]["description"]
         await client.close()
         assert len(await held(broker, "S")) == 500
     await store.close()

@@ -1,14 +1,15 @@
-"""The inbox of a shard: requests of those who do not own it, granted or refused by its owner.
+"""The inbox of a shard: requests from programs that do not own the shard, granted or refused by its owner.
 
-    poked by the API ──┐                  ┌─ granted: the stream's record has the answer ─┐
-    looked at (poll) ──┴─> read, check ───┼─ refused: likewise                            ├─> the request is deleted
-                             its runs     └─ no such stream: nobody is to be told         ┘
+    carry_out (API) ────┐                  ┌─ granted: the answer is recorded in the stream ──┐
+    carry_out_all (poll)┴─> read, check ───┼─ refused: the refusal is recorded likewise       ├─> the request is deleted
+                              its runs     └─ no such stream: nothing is recorded ────────────┘
 
-A request is carried out by one task however many ask for it. What is persisted first is the answer, then the request goes:
-after a kill in between the next owner finds the answer, and grants nothing twice.
+One task carries out a request, even if several callers ask for it. The answer is persisted first, and then the request
+is deleted. If the broker is killed in between, the next owner finds the answer, so no request is granted twice.
 
-Owns: which requests are looked at and when, and that abandoned runs are swept. Does not own: what a stream accepts
-(stream.appending), reading runs (storage.staging.check), deleting them (the sweeper).
+Owns: which requests are carried out and when, and sweeping abandoned runs.
+Does not own: what a stream accepts (stream.appending), reading runs (storage.staging.check), deleting them (the
+sweeper).
 """
 
 from __future__ import annotations
@@ -40,17 +41,22 @@ _log = logging.getLogger(__name__)
 
 _LISTED_AT_ONCE: Final = 1000
 _SWEPT_AT_ONCE: Final = 4096
-"""Runs: they are named by one record."""
+"""Runs swept at once: one record names them all."""
 _SWEPT_EVERY_NS: Final = 60_000_000_000
-"""Whether runs are to be swept is asked as often, where requests are not looked for. Without a request to the store."""
+"""Time between two calls of ``sweep`` if the inbox is not polled. Most calls return without a request to the store."""
 _LATER: Final = frozenset((ApiErrors.CLUSTER_NOT_AVAIL, ApiErrors.STREAM_OFFLINE_REASON))
-"""Errors that say nothing about the request."""
+"""Errors that do not depend on the request: it stays in the inbox, and is carried out later."""
 
 
 class InboxSettings:
-    """How often requests are looked for (0: never; None: nothing is done unasked, nor is anything swept), after what time runs that
-    nobody asks for are swept, how large the messages of an account may be, headers included (None: as large as any), and how what
-    takes milliseconds is called."""
+    """The settings of an inbox.
+
+    Attributes:
+        ``poll_ns``: how often requests are read; 0: never; None: only on request, and nothing is swept.
+        ``staged_grace_ns``: the age at which runs that no request names are swept.
+        ``max_payload(account)``: the size limit of an account's messages, headers included; None: no limit.
+        ``in_thread``: runs a function of some milliseconds outside the loop.
+    """
 
     def __init__(self, *, poll_ns: int | None = 60_000_000_000, staged_grace_ns: int = 86_400_000_000_000,
                  max_payload: Callable[[str], int] | None = None, in_thread: Aside = asyncio.to_thread) -> None:
@@ -61,7 +67,11 @@ class InboxSettings:
 
 
 class Carried(NamedTuple):
-    """What became of a request: ``answer`` if it was granted, now or before; otherwise ``why`` not, and whether it stays."""
+    """The outcome of a request.
+
+    Attributes: ``answer``: if it was granted, now or before; ``why``: otherwise the reason; ``stays``: the request
+        stays in the inbox.
+    """
 
     request_id: int
     account: str
@@ -71,26 +81,26 @@ class Carried(NamedTuple):
     stays: bool
 
     def to_json(self) -> dict[str, Any]:
-        """For reports."""
-        said: dict[str, Any] = {"request": f"{self.request_id:016x}", "account": self.account, "stream": self.stream}
+        """Return the outcome as members of a report."""
+        shown: dict[str, Any] = {"request": f"{self.request_id:016x}", "account": self.account, "stream": self.stream}
         if self.answer is None:
-            return {**said, "stays" if self.stays else "refused": self.why}
-        return {**said, "messages": self.answer.messages, "duplicates": self.answer.duplicates,
+            return {**shown, "stays" if self.stays else "refused": self.why}
+        return {**shown, "messages": self.answer.messages, "duplicates": self.answer.duplicates,
                 "first_seq": self.answer.first_seq, "last_seq": self.answer.last_seq}
 
 
 class Host(Protocol):
-    """What the inbox needs of JetStream."""
+    """The parts of JetStream that the inbox uses."""
 
     @property
     def available(self) -> bool: ...
 
     def stream(self, account: str, name: str) -> Stream:
-        """The live stream of an account. Raises: ApiError."""
+        """Return the live stream of an account. Raises: ApiError."""
 
 
-class _Errand:
-    """A request that is being carried out, once it was read."""
+class _Running:
+    """A request that is being carried out. ``request`` and ``stream_id`` are set once it has been read."""
 
     __slots__ = ("request", "stream_id", "sweeps", "task")
 
@@ -98,13 +108,16 @@ class _Errand:
         self.request: Request | None = None
         self.stream_id = 0
         self.sweeps = sweeps
-        """How many searches for abandoned runs had begun before it."""
+        """The number of searches for abandoned runs that had begun before this request."""
         self.task: asyncio.Task[Answer]
 
 
 class Inbox:
-    """Args: ``delete_runs(keys)`` deletes runs that nothing will ever name; ``open_runs`` are the keys of those that batches under way
-    have staged."""
+    """The inbox of one shard.
+
+    Args: ``delete_runs(keys)`` deletes runs that nothing will ever name; ``open_runs`` are the keys of runs that open
+        atomic batches have staged.
+    """
 
     def __init__(self, host: Host, log: Log, paths: ShardPaths, clock: Clock, settings: InboxSettings,
                  delete_runs: Callable[[Sequence[str]], object], open_runs: Container[str] = ()) -> None:
@@ -116,26 +129,30 @@ class Inbox:
         self._delete_runs = delete_runs
         self._paths = paths
         self._open_runs = open_runs
-        self._under_way: dict[int, _Errand] = {}
-        self._gone = {key: 0 for released in log.state.released.values() for key in released.runs if key.startswith(STREAMS)}
-        """Runs that are deleted, or will be: nothing may name them any more. With the search that no longer found them, 0: none.
-        Then those requests alone that were being carried out may still have read them."""
+        self._running: dict[int, _Running] = {}
+        self._gone = {key: 0 for released in log.state.released.values()
+                      for key in released.runs if key.startswith(STREAMS)}
+        """Runs that are deleted or will be, so that nothing may name them any more, by key.
+
+        The value is the number of the search that first did not find the run in the store; 0: all have found it. Only
+        requests that were being carried out at that search can have read the run.
+        """
         self._sweeps = 0
         self._sweep_after = STREAMS
-        """The next search goes on after this key."""
+        """The key after which the next search continues."""
         self._left: dict[int, str] = {}
         """Requests that cannot be carried out here now, with the reason that was logged."""
         self._poll: asyncio.Task[None] | None = None
         self._swept_at_ns: int | None = None
 
     def start(self) -> None:
-        """Look at the inbox from now on, at once and then at the set rate, and sweep."""
+        """Carry out requests and sweep from now on: at once, and then every ``poll_ns``."""
         if self.settings.poll_ns is not None:
-            self._poll = asyncio.get_running_loop().create_task(self._look_again(), name="inbox")
+            self._poll = asyncio.get_running_loop().create_task(self._poll_inbox(), name="inbox")
 
     async def stop(self) -> None:
-        """End; requests that were not answered stay."""
-        tasks: list[asyncio.Task[Any]] = [errand.task for errand in self._under_way.values()]
+        """Cancel all work. Requests that were not answered stay in the inbox."""
+        tasks: list[asyncio.Task[Any]] = [running.task for running in self._running.values()]
         if self._poll is not None:
             tasks.append(self._poll)
         for task in tasks:
@@ -143,29 +160,30 @@ class Inbox:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def carry_out(self, request_id: int, stream: Stream | None = None) -> Answer:
-        """Grant or refuse a request now. ``stream`` is the one that it is said to be for.
+        """Grant or refuse a request now. ``stream`` is the stream that the caller expects the request to name.
 
-        Raises: ApiError, by which it is refused, for good unless that is 10008 or 10194; StoreError, and it stays.
+        Raises: ApiError if the request is refused: permanently, unless the error is 10008 or 10194; StoreError: the
+            request stays in the inbox.
         """
-        errand = self._begin(request_id, stream)
-        answer = await asyncio.shield(errand.task)
-        if stream is not None and errand.stream_id != stream.stream_id:
+        running = self._begin(request_id, stream)
+        answer = await asyncio.shield(running.task)
+        if stream is not None and running.stream_id != stream.stream_id:
             raise ApiError(ApiErrors.STREAM_GENERAL, err=f"request {request_id:016x} is for another stream")
         return answer
 
-    def _begin(self, request_id: int, stream: Stream | None = None) -> _Errand:
-        errand = self._under_way.get(request_id)
-        if errand is None:
-            errand = self._under_way[request_id] = _Errand(self._sweeps)
-            errand.task = asyncio.get_running_loop().create_task(self._carry_out(errand, request_id, stream),
-                                                                 name=f"request {request_id:016x}")
-            errand.task.add_done_callback(lambda task: self._ended(request_id, task))
-        return errand
+    def _begin(self, request_id: int, stream: Stream | None = None) -> _Running:
+        running = self._running.get(request_id)
+        if running is None:
+            running = self._running[request_id] = _Running(self._sweeps)
+            running.task = asyncio.get_running_loop().create_task(self._carry_out(running, request_id, stream),
+                                                                  name=f"request {request_id:016x}")
+            running.task.add_done_callback(lambda task: self._ended(request_id, task))
+        return running
 
     def _ended(self, request_id: int, task: asyncio.Task[Answer]) -> None:
-        del self._under_way[request_id]
+        del self._running[request_id]
         if not task.cancelled():
-            task.exception()  # whoever asked gets it, if anybody does
+            task.exception()  # retrieved here in case that every caller was cancelled
 
     async def carry_out_all(self) -> list[Carried]:
         """Carry out all requests that are there. Raises: StoreError if they cannot be listed."""
@@ -184,9 +202,9 @@ class Inbox:
         from broker.jetstream.stream.state.decision import Stuck
 
         stays, why, answer = False, "", None
-        errand = self._begin(request_id)
+        running = self._begin(request_id)
         try:
-            answer = await asyncio.shield(errand.task)
+            answer = await asyncio.shield(running.task)
         except ApiError as error:
             stays, why = error.err_code in _LATER, error.description
             if stays:
@@ -197,18 +215,18 @@ class Inbox:
         except StoreError as error:
             if self._log.failure is not None:
                 raise
-            # Perhaps the one object alone cannot be had: the other requests are carried out all the same.
-            _log.debug("request %016x is looked at later: %s", request_id, error)
+            # The store may fail for this one object only, so carry out the other requests all the same.
+            _log.debug("request %016x is carried out later: %s", request_id, error)
             stays, why = True, str(error)
         except Exception as error:
             if self._log.failure is not None:
                 raise
             _log.error("request %016x failed", request_id, exc_info=error)
             stays, why = True, repr(error)
-        asked = errand.request
+        asked = running.request
         return Carried(request_id, asked.account if asked else "", asked.stream if asked else "", answer, why, stays)
 
-    async def _look_again(self) -> None:
+    async def _poll_inbox(self) -> None:
         while self._log.failure is None:
             try:
                 if self._host.available:
@@ -216,35 +234,36 @@ class Inbox:
                         await self.carry_out_all()
                     await self.sweep()
             except StoreError as error:
-                _log.debug("the inbox is looked at later: %s", error)
+                _log.debug("the inbox is read later: %s", error)
             except Exception as error:
                 if self._log.failure is not None:
                     return
-                _log.error("looking at the inbox failed; it is tried again", exc_info=error)
+                _log.error("reading the inbox failed; it is tried again", exc_info=error)
             await asyncio.sleep((self.settings.poll_ns or _SWEPT_EVERY_NS) / 1e9)
 
     # --- one request --------------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, errand: _Errand, request_id: int, stream: Stream | None) -> Answer:
+    async def _carry_out(self, running: _Running, request_id: int, stream: Stream | None) -> Answer:
         key = self._paths.inbox(request_id)
         try:
-            request = errand.request = Request.decode(await self._store.get(key), request_id)
-            errand.stream_id = request.stream_id
+            request = running.request = Request.decode(await self._store.get(key), request_id)
+            running.stream_id = request.stream_id
         except NotFound:
             answer = stream.appending.requests.of(request_id) if stream is not None else None
             if stream is None or answer is None:
-                await self._prove()  # an owner after us may have granted it, and deleted it
+                await self._prove_ownership()  # an owner after us may have granted and deleted the request
                 if stream is not None and (refused := stream.appending.requests.refused(request_id)) is not None:
-                    errand.stream_id = stream.stream_id
+                    running.stream_id = stream.stream_id
                     raise refused from None
-                raise ApiError(ApiErrors.STREAM_GENERAL, err=f"there is no request {request_id:016x} in the inbox") from None
-            errand.stream_id = stream.stream_id
+                raise ApiError(ApiErrors.STREAM_GENERAL,
+                               err=f"there is no request {request_id:016x} in the inbox") from None
+            running.stream_id = stream.stream_id
             return answer
         except VersionUnknown as error:
             self._leave(request_id, str(error))
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
         except FormatError as error:
-            await self._prove()
+            await self._prove_ownership()
             _log.warning("a request in the inbox is damaged, and was dropped: %s", error)
             await self._delete(key)
             raise ApiError(ApiErrors.STREAM_GENERAL, err=f"the request is damaged: {error}") from None
@@ -256,7 +275,7 @@ class Inbox:
         except ApiError as error:
             if error.err_code in _LATER:
                 raise
-            await self._prove()
+            await self._prove_ownership()
             _log.info("request %016x is dropped: stream %s > %s of that incarnation does not exist", request_id,
                       request.account, request.stream)
             await self._delete(key)
@@ -264,8 +283,8 @@ class Inbox:
         answer = found.appending.requests.of(request_id)
         if answer is None:
             refused = found.appending.requests.refused(request_id, request.nonce)
-            if refused is not None:  # it was not deleted then, and whoever asked may have been told
-                await self._prove()
+            if refused is not None:  # refused before, and perhaps answered so, but the request was not deleted then
+                await self._prove_ownership()
                 await self._delete(key)
                 raise refused
             try:
@@ -278,7 +297,8 @@ class Inbox:
         return answer
 
     def _stream_of(self, request: Request) -> Stream:
-        """Raises: ApiError 10059 when it is gone; 10008 when it is not served here."""
+        """Return the stream that a request names. Raises: ApiError 10059 if it is deleted; 10008 if it is not served
+        here."""
         try:
             found = self._host.stream(request.account, request.stream)
         except ApiError as error:
@@ -305,23 +325,27 @@ class Inbox:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None  # the stream was closed, perhaps since it was deleted
-        _log.info("request %016x for stream %s > %s is refused: %s", request.request_id, stream.account, stream.name, refused)
+            # The stream was closed, perhaps because it was deleted.
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
+        _log.info("request %016x for stream %s > %s is refused: %s", request.request_id, stream.account, stream.name,
+                  refused)
         await stream.appending.refuse(request.request_id, request.nonce, refused)
         await self._delete(self._paths.inbox(request.request_id))
         raise refused
 
     async def _read(self, stream: Stream, request: Request) -> Staged:
-        """Raises: NotAdoptable; StoreError."""
-        staged = await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max, aside=self.settings.in_thread)
+        """Read and check the runs of a request. Raises: NotAdoptable; StoreError."""
+        staged = await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max,
+                                   aside=self.settings.in_thread)
         limit = self.settings.max_payload
         if limit is not None and staged.body_bytes_max > (most := limit(request.account)):
-            raise NotAdoptable(f"it has a message of {staged.body_bytes_max} bytes, and max_payload is {most}: raise that, or "
-                               f"stage smaller messages")
+            raise NotAdoptable(f"it has a message of {staged.body_bytes_max} bytes, and max_payload is {most}: "
+                               f"raise that, or stage smaller messages")
         return staged
 
     def _check_runs(self, request: Request) -> None:
-        """Raises: ApiError for a run that must not join any more."""
+        """Check that the runs of a request may join the stream. Raises: ApiError for a deleted run, or one that has
+        joined."""
         keys = _keys(request)
         asked = set(keys.values())
         gone = asked & self._gone.keys()
@@ -329,13 +353,15 @@ class Inbox:
             gone |= asked.intersection(released.runs)
         for run, key in keys.items():
             if key in gone:
-                raise ApiError(ApiErrors.STREAM_GENERAL, err=f"{key} was let go: stage it again")
+                raise ApiError(ApiErrors.STREAM_GENERAL, err=f"{key} was deleted: stage its messages again")
             if self._named((*run.position, run.run_id, request.stream_id)):
                 raise ApiError(ApiErrors.STREAM_GENERAL, err=f"{key} has joined the stream already, by another request")
 
-    async def _prove(self) -> None:
-        """Return once it is certain that we owned the shard after this call began: whoever owned it since may know a stream that
-        we do not. Raises: ApiError 10008."""
+    async def _prove_ownership(self) -> None:
+        """Return once it is certain that this broker owned the shard after this call began.
+
+        A later owner may know a stream or a request that this broker does not know. Raises: ApiError 10008.
+        """
         self._log.block(self._log.shard).add(Release())
         self._log.urgent()
         try:
@@ -347,10 +373,10 @@ class Inbox:
         try:
             await self._store.delete(key)
         except StoreError as error:
-            _log.debug("%s is deleted later: %s", key, error)  # it is found again, with its answer
+            _log.debug("%s is deleted later: %s", key, error)  # the next poll finds the request, and its answer
 
     def _leave(self, request_id: int, why: str) -> None:
-        """Say once why a request stays."""
+        """Log why a request stays in the inbox, once for each reason."""
         if self._left.get(request_id) != why:
             if len(self._left) >= _LISTED_AT_ONCE:
                 self._left.clear()
@@ -360,8 +386,10 @@ class Inbox:
     # --- abandoned runs -----------------------------------------------------------------------------------------------
 
     async def sweep(self) -> None:
-        """Let go of staged runs that are older than the grace and that no request names; at most once in a quarter of the grace.
-        Raises: StoreError."""
+        """Delete staged runs that are older than the grace and that no request names.
+
+        It does so at most once in a quarter of the grace. Raises: StoreError.
+        """
         now_ns, grace_ns = self._clock.now_ns(), self.settings.staged_grace_ns
         if not self._log.clock_trusted() or (
                 self._swept_at_ns is not None and 0 <= now_ns - self._swept_at_ns < grace_ns // 4):
@@ -370,10 +398,10 @@ class Inbox:
         self._forget_gone()
         old = await self._abandoned(now_ns - grace_ns)
         if self._sweep_after != STREAMS:
-            self._swept_at_ns = None  # there may be more: at the next look
+            self._swept_at_ns = None  # there may be more: the next call continues
         if not old:
             return
-        # After the runs: a request that comes later than this meets ``_gone``.
+        # Requests are listed after the runs: a request that comes later than this is refused because of ``_gone``.
         after = self._paths.requests
         while listed := await self._store.list(self._paths.requests, after, _LISTED_AT_ONCE):
             after = listed[-1].key
@@ -381,15 +409,18 @@ class Inbox:
                 try:
                     old -= await self._named_by(info.key)
                 except VersionUnknown:
-                    return  # a newer release's: it stays, and so does whatever it may name
+                    return  # a newer version's request: it stays, and so do all runs, because it may name any of them
         found = [text for text in sorted(old) if not self._may_be_named(_run_of(text))]
         self._gone.update(dict.fromkeys(found, 0))
         if found:
-            _log.info("%d staged runs that nobody asked for are swept", len(found))
+            _log.info("%d staged runs that no request names are swept", len(found))
             self._delete_runs(found)
 
     async def _abandoned(self, before_ns: int) -> set[str]:
-        """Staged runs that were made before this time and that no stream names; if they are many, the next ones of them."""
+        """Return staged runs that were made before this time and that no stream names.
+
+        If there are very many, return the next part of them; ``_sweep_after`` is then the last key that was listed.
+        """
         self._sweeps += 1
         old: set[str] = set()
         there: set[str] = set()
@@ -402,8 +433,8 @@ class Inbox:
                     there.add(info.key)
                     continue
                 epoch, number, _, stream_id = run = _run_of(info.key)
-                if (stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < before_ns and not self._may_be_named(run)
-                        and info.key not in self._open_runs):
+                if (stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < before_ns
+                        and not self._may_be_named(run) and info.key not in self._open_runs):
                     old.add(info.key)
             if len(old) >= _SWEPT_AT_ONCE:
                 self._sweep_after = after
@@ -416,8 +447,8 @@ class Inbox:
         return old
 
     def _forget_gone(self) -> None:
-        """Forget runs that are deleted and that no request under way can have read before."""
-        oldest = min((errand.sweeps for errand in self._under_way.values()), default=self._sweeps + 1)
+        """Forget runs that are deleted and that no running request can have read before."""
+        oldest = min((running.sweeps for running in self._running.values()), default=self._sweeps + 1)
         self._gone = {key: missed for key, missed in self._gone.items() if not missed or missed >= oldest}
 
     def _named(self, run: tuple[int, int, int, int]) -> bool:
@@ -425,11 +456,12 @@ class Inbox:
         return run in state.runs or run in state.freed_runs
 
     def _may_be_named(self, run: tuple[int, int, int, int]) -> bool:
-        """Whether a stream names the run, or a record may that could not be applied, since the stream is offline."""
+        """Return whether a stream names the run, or may name it in a record that was not applied because it is
+        offline."""
         return self._named(run) or self._log.state.is_offline(run[3])
 
     async def _named_by(self, key: str) -> set[str]:
-        """The runs that a request names. Raises: VersionUnknown; StoreError."""
+        """Return the runs that a request names. Raises: VersionUnknown; StoreError."""
         parsed = parse(key)
         try:
             request = Request.decode(await self._store.get(key), parsed.object_id if parsed is not None else 0)
@@ -441,13 +473,13 @@ class Inbox:
 
 
 def _keys(request: Request) -> dict[StagedRun, str]:
-    """The runs that a request names, with their keys."""
+    """Return the runs that a request names, with their keys."""
     paths = StreamPaths(request.account, request.stream, request.stream_id)
     return {run: paths.run(run.position, run.run_id) for run in request.runs}
 
 
 def _run_of(text: str) -> tuple[int, int, int, int]:
-    """Epoch, number and id of the run with this key, and its stream; zeros for any other key."""
+    """Return the epoch, number and id of the run with this key, and its stream's id; zeros for any other key."""
     key = parse(text)
     if key is None or key.position is None or key.incarnation is None:
         return 0, 0, 0, 0

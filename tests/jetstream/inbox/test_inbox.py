@@ -687,7 +687,7 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
         await inbox.sweep()
     assert len(inbox._gone) == 7
     may_go_on.set()
-    with pytest.raises(ApiError, match="was let go"):
+    with pytest.raises(ApiError, match="was deleted: stage its messages again"):
         await granting
     inbox._swept_at_ns = None
     await inbox.sweep()
@@ -782,7 +782,7 @@ async def test_a_stop_while_messages_join_gives_no_sequence_twice(broker: Inside
     await eventually(lambda: asyncio.sleep(0, stream.live.joining is not None))
     published = [asyncio.create_task(broker.publish("S")) for _ in range(3)]
     await eventually(lambda: asyncio.sleep(0, stream.queue.bytes))
-    await broker.js.close(tell=True)
+    await broker.js.close(notify=True)
     reachable.set()
     await broker.log.drain()
     assert isinstance(*await asyncio.gather(granting, return_exceptions=True), asyncio.CancelledError)

@@ -197,7 +197,7 @@ class Process:
                 await self._over.wait()
             self.serving = False
             clean = self._clean and shard.log.failure is None
-            await self.js.close(tell=clean)
+            await self.js.close(notify=clean)
             if clean:
                 end = await shard.close(checkpoint=self.rng.random() < 0.7)
                 await seal_at(self.store, PATHS, end, end.epoch, self._me, self.clock, self.rng)

@@ -145,7 +145,8 @@ class Spill:
     async def _put(self, key: str, position: Position, run_id: int, blocks: list[Sequence[Row]]) -> list[BlockRef]:
         parts, log, writing = self._parts, self._log, self._inflight.writing
         async with writing.encoding:
-            data, refs = await writing.in_thread(encode_run, parts.stream_id, position, run_id, log.nonce, blocks, log.settings.codec)
+            data, refs = await writing.in_thread(encode_run, parts.stream_id, position, run_id, log.nonce, blocks,
+                                                 log.settings.codec)
         blocks.clear()
 
         async def put() -> None:
