@@ -96,7 +96,7 @@ class Deliveries:
 
 
 class Bus(Protocol):
-    """One account's subject space."""
+    """The subject space of one account."""
 
     def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"", stream: str = "") -> Subscription:
         """Subscribe to ``subject`` (wildcards allowed). In-process subscribers count as responders.

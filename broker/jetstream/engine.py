@@ -113,7 +113,7 @@ class JetStream:
         return self._first_shard().log
 
     def shard_of(self, account: str, name: str) -> ShardStreams:
-        """The shard of a stored stream; for any other name, the shard in which its stream would be made."""
+        """Return the shard of a stored stream; for any other name, the shard in which its stream would be made."""
         for shard in self.shards.values():
             if shard.log.state.stream(account, name) is not None:
                 return shard
@@ -263,7 +263,7 @@ class JetStream:
             await api.stop()
             if account is None:
                 return
-            await account.openings.cancel()
+            await account.consumers.openings.cancel()
             account.prepare_shutdown()
         finally:
             if account is not None:
@@ -358,7 +358,7 @@ class JetStream:
         for account in self.accounts.values():
             account.upstreams.leave_all()
         for account in self.accounts.values():
-            await account.openings.cancel()
+            await account.consumers.openings.cancel()
             account.release()
         if self._memory_log is not None:
             self._memory_log.stop()

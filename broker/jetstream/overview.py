@@ -24,7 +24,7 @@ def streams(account: Account, stored_bytes: Mapping[int, int], consumers: bool) 
         stream = account.streams.get(name)
         if stream is None:
             continue  # deleted since the caller began to walk
-        shown = _stream(account, stream, account.consumers(stream), consumers)
+        shown = _stream(account, stream, account.consumers.of(stream), consumers)
         if stream.stream_id in stored_bytes:
             shown["jetblock"] = {"stored_bytes": stored_bytes[stream.stream_id]}
         yield shown
@@ -32,7 +32,7 @@ def streams(account: Account, stored_bytes: Mapping[int, int], consumers: bool) 
 
 def consumer_count(account: Account) -> int:
     """Return the number of an account's consumers, without those of mirrors and sources."""
-    return sum(len(_public(account.consumers(stream))) for stream in account.streams.values())
+    return sum(len(_public(account.consumers.of(stream))) for stream in account.streams.values())
 
 
 def _public(consumers: dict[str, Consumer]) -> list[Consumer]:
@@ -41,14 +41,14 @@ def _public(consumers: dict[str, Consumer]) -> list[Consumer]:
 
 def _infos(account: Account, stream: Stream, consumers: list[Consumer]) -> Iterator[dict[str, Any]]:
     for consumer in consumers:
-        if account.consumers(stream).get(consumer.name) is consumer:  # not deleted meanwhile
+        if account.consumers.of(stream).get(consumer.name) is consumer:  # not deleted meanwhile
             yield consumer.info()
 
 
 def consumer_exists(account: Account, stream: str, consumer: str) -> bool:
     """Return whether the account has this consumer on this stream."""
     found = account.streams.get(stream)
-    return found is not None and consumer in account.consumers(found)
+    return found is not None and consumer in account.consumers.of(found)
 
 
 def _stream(account: Account, stream: Stream, consumers: dict[str, Consumer], with_consumers: bool) -> dict[str, Any]:

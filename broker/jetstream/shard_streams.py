@@ -110,7 +110,7 @@ class ShardStreams(LogListener):
     def lease_renewed(self) -> None:
         """Resume the deliveries that consumers held back."""
         for account, stream in self._live():
-            for consumer in account.consumers(stream).values():
+            for consumer in account.consumers.of(stream).values():
                 consumer.wake()
 
     def _live(self) -> Iterator[tuple[Account, Stream]]:

@@ -82,7 +82,7 @@ def _streams(accounts: list[JetStreamAccount]) -> Iterator[Sample]:
     left = _CONSUMERS_COUNTED_MAX
     for account, name in islice(streams, STREAMS_MAX):
         stream, labels = account.streams[name], (account.name, name)
-        consumers = account.consumers(stream)
+        consumers = account.consumers.of(stream)
         yield Sample("jetblock_stream_messages", stream.msgs, labels)
         yield Sample("jetblock_stream_bytes", stream.size_bytes, labels)
         yield Sample("jetblock_stream_first_sequence", stream.first_seq, labels)

@@ -10,7 +10,7 @@ import nats
 import pytest
 
 from broker.config.settings import JetStreamSettings
-from broker.jetstream.api.waiting import Waiting, only_asks
+from broker.jetstream.api.waiting import Waiting, is_info_request
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.jetstream.in_process import Inside
 from tests.jetstream.schemas import broken
@@ -46,7 +46,7 @@ async def test_counts() -> None:
     assert [waiting.admit(asks) for asks in (True, False, True, False)] == [True, True, False, False]
     waiting.done(True)
     assert [waiting.admit(asks) for asks in (False, True)] == [False, True]
-    assert [only_asks(words.split(".")) for words in ("INFO", "STREAM.INFO.S", "STREAM.CREATE.S", "CONSUMER.LIST.S")] == [
+    assert [is_info_request(words.split(".")) for words in ("INFO", "STREAM.INFO.S", "STREAM.CREATE.S", "CONSUMER.LIST.S")] == [
         True, True, False, True]
     assert told == [1]
     waiting.close()

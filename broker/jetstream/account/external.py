@@ -5,11 +5,12 @@
     JS.b.API.CONSUMER.CREATE.S   ── mappings, service imports ──>   $JS.API.CONSUMER.CREATE.S in B
     deliver.a.M.<id>             <── a stream import from B ──      deliver.a.M.<id> in B
 
-nats-server copies through a consumer, which it makes by that request and which delivers to that subject. Here the other
-account's stream is read directly, and by the same permission: only if such a request and such deliveries would pass.
+nats-server copies through a consumer, which it creates by that request and which delivers to that subject. This broker
+reads the other account's stream directly, with the same permission: only if such a request and such deliveries would
+pass.
 
-Owns: finding the account, and telling followers that they should look again. Does not own: the streams (account), what
-followers do (upstream).
+Owns: finding the account, and waking followers when an origin may have changed.
+Does not own: the streams (account), what followers do (upstream).
 
 Source: nats-server, server/stream.go, setupMirrorConsumer, trySetupSourceConsumer.
 """
@@ -34,37 +35,41 @@ _CREATE = b"CONSUMER.CREATE."
 
 
 def account_of(given: StreamSource, bus: Bus, *, mirror: bool) -> str:
-    """The name of the account whose stream ``given`` names, as the account on ``bus`` reaches it.
+    """Return the name of the account whose stream ``given`` names, as the account on ``bus`` reaches it.
 
-    Raises: ApiError 10029 (for a mirror) or 10045 with what is missing; 10056 for the API of another stream.
+    Raises: ApiError 10029 (for a mirror) or 10045 with the missing import; 10056 if the API subject is another
+        stream's.
     """
     external = given.external
     if external is None:
         raise ValueError("the origin is of the same account")
 
     def failed(why: str) -> ApiError:
-        return ApiError(ApiErrors.MIRROR_CONSUMER_SETUP_FAILED if mirror else ApiErrors.SOURCE_CONSUMER_SETUP_FAILED, err=why)
+        return ApiError(ApiErrors.MIRROR_CONSUMER_SETUP_FAILED if mirror else ApiErrors.SOURCE_CONSUMER_SETUP_FAILED,
+                        err=why)
 
     request = _create_request(given, mirror=mirror)
     arrived = bus.destination(request) if is_literal(request) and is_valid(request) else None
     if arrived is None or not arrived[1].startswith(_API + _CREATE):
-        raise failed(f"no JetStream API is reached by {request.decode()}: the account needs an import of that service")
+        raise failed(f"no JetStream API is reached by {request.decode()}: "
+                     f"the account needs an import of that service")
     name, subject = arrived
     if subject.removeprefix(_API + _CREATE).split(b".")[0] != given.name.encode():
         raise ApiError(ApiErrors.STREAM_MISMATCH)
     delivery = _joined(external.deliver or "$JS", "M" if mirror else "S", "00000000")
     if not bus.receives(name, delivery):
-        raise failed(f"account {name} cannot deliver to {delivery.decode()}: the account needs an import of that stream")
+        raise failed(f"account {name} cannot deliver to {delivery.decode()}: "
+                     f"the account needs an import of that stream")
     return name
 
 
 def _create_request(given: StreamSource, *, mirror: bool) -> bytes:
-    """The subject by which nats-server would create the consumer."""
+    """Return the subject by which nats-server would create the consumer."""
     assert given.external is not None
     filters = [one.src for one in given.subject_transforms] or [given.filter_subject]
     tail = f"CONSUMER.CREATE.{given.name}"
     if len(filters) == 1 and filters[0]:
-        # Wildcards of a filter are words there; a literal in their place is let through by the same imports.
+        # Imports match the filter's wildcards as plain tokens, so a literal in their place passes the same imports.
         tail += f".JS_{'MIRROR' if mirror else 'SRC'}_00000000.{filters[0].replace('*', '_').replace('>', '_')}"
     return _joined(given.external.api, tail)
 
@@ -90,11 +95,11 @@ class ExternalFollowers:
                 del self._by_origin[follower.given.name]
 
     def changed(self, name: str) -> None:
-        """A stream of that name was created or removed in some account."""
+        """Wake the followers of streams of that name: one was created or removed in some account."""
         for follower in self._by_origin.get(name, ()):
             follower.wake()
 
     def wake_all(self) -> None:
-        """Accounts, or what they share, have changed."""
+        """Wake all followers: accounts, or the subjects that they share, have changed."""
         for name in self._by_origin:
             self.changed(name)

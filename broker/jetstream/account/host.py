@@ -24,7 +24,7 @@ class ShardStreams(Protocol):
     """The parts of a shard that an account uses."""
 
     failed_streams: dict[int, str]
-    """Streams that cannot store anything until the next start, by id, with the reason."""
+    """The streams that cannot store anything until the next start, by id, with the reason."""
 
     @property
     def log(self) -> StreamLog: ...
@@ -35,37 +35,37 @@ class Host(Protocol):
 
     server_name: str
     direct_bytes_max: int
-    """Bytes after which a batched direct get ends."""
+    """The bytes after which a batched direct get ends."""
 
     @property
     def available(self) -> bool:
-        """Whether this broker owns a shard and the proof of it is fresh."""
+        """True if this broker owns a shard and the proof of it is fresh."""
 
     @property
     def log(self) -> StreamLog:
         """The log of the first shard, whose owner answers the requests that are about no stream."""
 
     def shard_of(self, account: str, name: str) -> ShardStreams:
-        """The shard of a stored stream; for any other name, the shard in which its stream would be made."""
+        """Return the shard of a stored stream; for any other name, the shard in which its stream would be made."""
 
     def stream_failed(self, stream: Stream, reason: str) -> None:
         """Remember until the shard's next start that ``stream`` cannot store anything, and why."""
 
     def server_usage(self, storage: str) -> ServerUsage:
-        """The bytes of all streams of a storage kind."""
+        """Return the bytes of all streams of a storage kind."""
 
     def reserved(self, storage: str, *, except_stream: Stream | None = None) -> int:
-        """The total max_bytes of all accounts' streams of a storage kind, except one stream."""
+        """Return the total max_bytes of all accounts' streams of a storage kind, except one stream."""
 
     @property
     def external(self) -> ExternalFollowers:
         """The mirrors and sources of all accounts that read streams of other accounts."""
 
     def stream(self, account: str, name: str) -> Stream:
-        """The live stream of an account. Raises: ApiError, as that account's API answers."""
+        """Return the live stream of an account. Raises: ApiError, as that account's API answers."""
 
     async def carry_out(self, request_id: int, stream: Stream) -> Answer:
-        """Have a request in the shard's inbox answered now. Raises: ApiError; StoreError."""
+        """Answer a request in the shard's inbox now. Raises: ApiError; StoreError."""
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None,
                     created_ns: int | None = None, *, listeners: Mapping[str, Listener], usage: Usage) -> Stream:

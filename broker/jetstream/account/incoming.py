@@ -1,11 +1,11 @@
-"""Streams that are being restored from an archive: from the request until they are there, or are dropped.
+"""Streams that are being restored from an archive, from the request until they are complete or dropped.
 
     reserve ── the name ──> begin ── hidden, in the log ──┬── complete: one block makes it a stream, with its consumers
                                                           └── drop, or found at a start: deleted
 
-Nobody sees a stream before it is complete: it is no stream of the account, its subjects are not subscribed to, and its
-record in the log says that it is being restored (``RESTORING``). All that makes it one is in a single block, so a crash
-leaves the whole stream or none.
+Such a stream is hidden until it is complete: it is not among the account's streams, its subjects are not subscribed to,
+and its record in the log is marked as being restored (``RESTORING``). A single block removes the mark and adds the
+consumers, so a crash leaves the whole stream or none.
 
 Does not own: reading archives and the transfer (backup), the messages (stream.refill).
 """
@@ -36,14 +36,14 @@ __all__ = ["Incoming", "NewConsumer", "Parts"]
 
 
 class NewConsumer(NamedTuple):
-    """A consumer to be added, with the state that it starts with."""
+    """A consumer to be added, with its initial state."""
 
     config: ConsumerConfig
     record: ConsumerCreate
 
 
 class Owner(Protocol):
-    """What this module needs of the account."""
+    """The parts of the account that this module uses."""
 
     settings: JetStreamSettings
     events: AccountEvents
@@ -57,7 +57,7 @@ class Owner(Protocol):
 
 
 class Parts(NamedTuple):
-    """What the account does for a stream of its own."""
+    """Operations of the account on its streams."""
 
     neighbours: Mapping[str, StreamConfig]
     check_new: Callable[[StreamConfig], None]
@@ -69,11 +69,13 @@ class Parts(NamedTuple):
 
 
 class Provenance(NamedTuple):
-    """What a restore says beside the archive.
+    """Facts about a restored stream that its archive does not have.
 
-    ``created_ns``: when the stream was created where it comes from, so that streams that source from it know it again; None:
-    now. ``origins_restored``: the streams that it sources from are restored, too, at another time of creation: it goes on
-    where it was, whoever has their names now.
+    ``created_ns``: the time at which the original stream was created, so that streams that source from it recognise it;
+    None: now.
+    ``origins_restored``: the streams that it sources from are restored, too, and have new times of creation. It
+        continues
+    where it was, whatever streams have their names now.
     """
 
     created_ns: int | None = None
@@ -83,7 +85,7 @@ class Provenance(NamedTuple):
 class Incoming:
     """The streams of one account that are being restored.
 
-    Attributes: ``names``: those that are taken by them; ``streams``: those that have begun, by name.
+    Attributes: ``names``: the names that they take; ``streams``: the streams that have begun, by name.
     """
 
     def __init__(self, account: Owner, streams: dict[str, Stream], parts: Parts) -> None:
@@ -110,7 +112,10 @@ class Incoming:
         return config
 
     def begin(self, config: StreamConfig, created_ns: int | None = None) -> Stream:
-        """The stream, to be filled; ``config`` is as ``reserve`` returned it; created now, or then. Raises: ApiError."""
+        """Make the stream, to be filled, created at ``created_ns`` or now. Raises: ApiError.
+
+        Args: ``config`` as ``reserve`` returned it.
+        """
         name = config.name
         if config.num_replicas > 1:
             raise ApiError(ApiErrors.STREAM_REPLICAS_NOT_SUPPORTED)
@@ -126,8 +131,9 @@ class Incoming:
         stream.log.block(stream).add(record)
         return stream
 
-    def check_consumer(self, given: ConsumerConfig, stream: Stream, others: Collection[ConsumerConfig]) -> ConsumerConfig:
-        """Check a consumer of ``stream``, which is to have ``others`` too.
+    def check_consumer(self, given: ConsumerConfig, stream: Stream,
+                       others: Collection[ConsumerConfig]) -> ConsumerConfig:
+        """Check a consumer of ``stream``, which is to have the consumers ``others``, too.
 
         Returns: the configuration with its defaults. Raises: ApiError.
         """
@@ -140,7 +146,7 @@ class Incoming:
         return config
 
     def complete(self, stream: Stream, consumers: Collection[NewConsumer]) -> list[asyncio.Task[None]]:
-        """Make it a stream of the account. Returns: the openings of its consumers, each done once it serves."""
+        """Make the stream one of the account's. Returns: the openings of its consumers, each done once it serves."""
         block = stream.log.block(stream)
         block.add(StreamUpdate(stream.config.to_json(), {RESTORING: None}))
         for consumer in consumers:
@@ -160,13 +166,13 @@ class Incoming:
         return openings
 
     def drop(self, name: str) -> None:
-        """Give the name back, and delete what has been stored of the stream."""
+        """Give the name back, and delete everything that has been stored of the stream."""
         self.names.discard(name)
         if (stream := self.streams.pop(name, None)) is not None:
             self.discard(stream)
 
     def discard(self, stream: Stream) -> None:
-        """Delete a stream that is not one of the account's."""
+        """Delete a stream that is not among the account's streams."""
         if stream.offline is None:
             stream.log.block(stream).add(StreamDelete())
             stream.log.urgent()
@@ -175,7 +181,7 @@ class Incoming:
         stream.live.free_blocks()
 
     def release(self) -> None:
-        """Drop everything. Nothing is written: a start finds what has begun, and deletes it."""
+        """Drop everything and write nothing: the next start finds the streams that have begun, and deletes them."""
         for stream in self.streams.values():
             stream.close()
         self.streams.clear()

@@ -1,7 +1,7 @@
-"""Long work of one request, which must not hold the loop: in steps, or in a thread if it changes nothing.
+"""Long work of one request, which must not hold the loop: it runs in steps, or in a thread if it changes nothing.
 
-A generator yields between two steps. Its caller runs the steps in as many turns of the loop, or all of them at once where
-nobody else is served, as at a start.
+A generator yields between two steps. Its caller runs one step in each turn of the loop, or all steps at once if nobody
+is being served, as at a start.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Final, TypeVar
 
-__all__ = ["LONG", "Steps", "aside", "at_once", "in_turns"]
+__all__ = ["LONG", "Steps", "at_once", "in_thread_if_long", "in_turns"]
 
 T = TypeVar("T")
 
 Steps = Generator[None, None, None]
 
 LONG: Final = 512
-"""Elements of a configuration whose check takes some milliseconds."""
+"""The number of elements of a configuration whose check takes some milliseconds."""
 
 
-async def aside(elements: int, work: Callable[[], T]) -> T:
-    """The result of ``work``, which reads and changes nothing that others change; in a thread if it is long."""
+async def in_thread_if_long(elements: int, work: Callable[[], T]) -> T:
+    """Return the result of ``work``, run in a thread if it has ``LONG`` elements or more.
+
+    ``work`` changes nothing, and reads nothing that others change.
+    """
     return work() if elements < LONG else await asyncio.to_thread(work)
 
 

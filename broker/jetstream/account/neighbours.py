@@ -1,4 +1,7 @@
-"""The configurations of an account's streams, for the checks of a new one: looked up, not copied, as there may be very many."""
+"""The configurations of an account's streams, against which a new one is checked.
+
+They are read by name instead of copied, because there may be very many.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ __all__ = ["Neighbours"]
 
 
 class Neighbours(Mapping[str, "StreamConfig"]):
-    """By name: live ``streams``, those that are ``incoming``, and what is known of those that are ``offline``."""
+    """The configurations by name: of live ``streams``, of ``incoming`` streams, and of ``offline`` ones as far as
+    known."""
 
     def __init__(self, streams: Mapping[str, Stream], incoming: Mapping[str, Stream],
                  offline: Mapping[str, OfflineStream]) -> None:
@@ -23,7 +27,7 @@ class Neighbours(Mapping[str, "StreamConfig"]):
 
     def __getitem__(self, name: str) -> StreamConfig:
         if (gone := self._offline.get(name)) is not None:
-            # It keeps its subjects; the rest of its configuration does not matter.
+            # An offline stream keeps its subjects; the rest of its configuration does not matter.
             from broker.jetstream.config.stream import StreamConfig
 
             return StreamConfig(name=name, subjects=gone.subjects)
@@ -36,5 +40,6 @@ class Neighbours(Mapping[str, "StreamConfig"]):
         return len(dict.fromkeys(self))
 
     def hidden(self) -> Iterator[str]:
-        """The names of those whose subjects are theirs, though nobody can publish to them."""
+        """Yield the names of streams that keep their subjects though nobody can publish to them: incoming and offline
+        ones."""
         return chain(self._incoming, self._offline)

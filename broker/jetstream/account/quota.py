@@ -1,4 +1,4 @@
-"""What the streams of one account use and reserve, checked against its limits and the server's.
+"""The quota of one account: the bytes that its streams use and reserve, and the limits of the account and the server.
 
     used        bytes of live messages: bounds publishes (``Usage``)
     reserved    ``max_bytes`` of all streams that have one: bounds the creation and update of streams
@@ -32,14 +32,16 @@ NO_ROOM = {"memory": ApiErrors.MEMORY_RESOURCES_EXCEEDED, "file": ApiErrors.STOR
 
 
 def reserved(streams: Mapping[str, Stream], storage: str, *, except_stream: Stream | None = None) -> int:
-    """The total ``max_bytes`` of all streams of a storage kind, except one stream."""
+    """Return the total ``max_bytes`` of all streams of a storage kind, except one stream."""
     return sum(stream.config.max_bytes for stream in streams.values()
                if stream.config.storage == storage and stream.config.max_bytes > 0 and stream is not except_stream)
 
 
 class Quota:
-    """The limits and usage of the account ``name``; ``streams`` is the account's own mapping, ``incoming`` that of streams
-    which are still being restored."""
+    """The limits and usage of the account ``name``.
+
+    ``streams`` is the account's own mapping, ``incoming`` the mapping of streams that are being restored.
+    """
 
     def __init__(self, host: Host, name: str, streams: Mapping[str, Stream], limits: AccountLimits,
                  server: ServerLimits) -> None:
@@ -53,7 +55,7 @@ class Quota:
         self.change(limits)
 
     def change(self, limits: AccountLimits) -> None:
-        """Change the limits; what exists already stays, even if it exceeds them."""
+        """Change the limits; existing streams stay, even if they exceed them."""
         self.limits = limits
         for storage in STORAGES:
             self._usages[storage] = self._usage(storage)
@@ -66,20 +68,22 @@ class Quota:
         return server if limit < 0 else AccountUsage(self._name, storage, limit, server)
 
     def usage(self, storage: str) -> Usage:
-        """The ``Usage`` in which streams of that storage kind count their bytes."""
+        """Return the ``Usage`` in which streams of that storage kind count their bytes."""
         return self._usages[storage]
 
     def info(self, streams: int, consumers: int) -> dict[str, Any]:
-        """Usage and limits, as members of account info. Source: nats-server, server/jetstream.go JetStreamUsage."""
+        """Return usage and limits as members of account info. Source: nats-server, server/jetstream.go
+        JetStreamUsage."""
         used = {**self.figures(), "streams": streams, "consumers": consumers}
         if not self.limits.tiers:
             return {**used, "limits": self.limits.to_json()}
         unused, unset = dict.fromkeys(used, 0), {name: type(value)(0) for name, value in self.limits.to_json().items()}
         return {**used, "limits": unset, "tiers": {
-            name: {**(used if name == TIER else unused), "limits": limits.to_json()} for name, limits in self.limits.tiers}}
+            name: {**(used if name == TIER else unused), "limits": limits.to_json()}
+            for name, limits in self.limits.tiers}}
 
     def figures(self) -> dict[str, int]:
-        """Bytes used and reserved, under their names in account info."""
+        """Return the bytes used and reserved, under their names in account info."""
         shown = {"memory": 0, "storage": 0}
         for stream in self._streams.values():
             shown["memory" if stream.config.storage == "memory" else "storage"] += stream.size_bytes
@@ -118,7 +122,7 @@ class Quota:
             raise ApiError(ApiErrors.MAXIMUM_CONSUMERS_LIMIT)
 
     def _check_bytes(self, storage: str, account_bytes: Callable[[], int], server_bytes: Callable[[], int]) -> None:
-        """Add up only what has a limit: there may be very many streams.
+        """Check reservations against the limits. Only those with a limit are added up: there may be very many streams.
 
         Raises: ApiError 10028 or 10047 if the account or the server would exceed its reservation limit.
         """
@@ -130,7 +134,7 @@ class Quota:
                        rivals: Collection[ConsumerConfig] | None = None) -> None:
         """Check that a stream with the consumers ``others`` may have one more.
 
-        Args: ``rivals``: those that may get the same messages, if that is known.
+        Args: ``rivals``: the consumers that may get the same messages, if they are known.
         Raises: ApiError 10026, 10102, or 10099, 10100, 10101 of a work queue.
         """
         from broker.jetstream.config.consumer_rules import check_work_queue
@@ -144,6 +148,6 @@ class Quota:
             raise ApiError(ApiErrors.CONSUMER_NAME_TOO_LONG, max=NAME_MAX)
 
     def consumers_max(self, config: StreamConfig) -> int:
-        """How many consumers a stream may have; 0: any number."""
+        """Return the number of consumers that a stream may have; 0: any number."""
         caps = [cap for cap in (config.max_consumers, self.limits.max_consumers) if cap > 0]
         return min(caps, default=max(self._server.default_max_consumers, 0))

@@ -1,6 +1,6 @@
 """Restoring stored streams and consumers: reads their configurations, opens their consumers.
 
-A stored configuration that this version cannot serve, such as a newer version's, makes its stream ``OfflineStream``: it
+A stream whose configuration this version cannot serve, such as a newer version's, becomes an ``OfflineStream``: it
 keeps its name and subjects, and requests for it are refused with the reason.
 """
 
@@ -36,7 +36,7 @@ class OfflineStream(NamedTuple):
 
 
 def stored_config(state: StreamState) -> StreamConfig | None:
-    """The stream's configuration; None: it is offline, and ``state.offline`` says why."""
+    """Return the stream's configuration. None: the stream is offline, and ``state.offline`` is the reason."""
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.config.stream_rules import check_supported
 
@@ -52,7 +52,7 @@ def stored_config(state: StreamState) -> StreamConfig | None:
 
 
 def stored_consumers(state: StreamState) -> dict[str, ConsumerConfig]:
-    """The configurations of the stream's consumers by name, without those that this version cannot serve."""
+    """Return the configurations of the stream's consumers by name, without those that this version cannot serve."""
     from broker.jetstream.config.consumer import ConsumerConfig
 
     configs = {}
@@ -67,20 +67,20 @@ def stored_consumers(state: StreamState) -> dict[str, ConsumerConfig]:
 
 
 class Openings:
-    """The restored consumers of one account that are still being opened, each by a task."""
+    """The restored consumers of one account that are being opened, each by a task."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, consumer: Consumer) -> asyncio.Task[None]:
-        """Open a consumer; the task is done once it serves."""
+        """Open a consumer. Returns: a task that is done once the consumer serves."""
         task = asyncio.get_running_loop().create_task(_open(consumer), name="open consumer")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def cancel(self) -> None:
-        """Cancel all that are running."""
+        """Cancel all running tasks."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

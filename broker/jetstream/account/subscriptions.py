@@ -1,11 +1,10 @@
-"""The bus subscriptions of an account's streams and consumers.
+"""The bus subscriptions of an account's streams and consumers, and the subjects that its streams claim.
 
     stream      the subjects of its configuration
     consumer    its acks, in both forms; pull requests arrive at the API, which calls ``pulled_from``
 
-Also which streams have subjects in common with another's: a stream claims its subjects before it exists, and gives them
-back once it is deleted. The account lets one stream claim at a time, so of two streams with a subject in common the
-first is created and the second is refused.
+A stream claims its subjects before it exists, and gives them back once it is deleted. The account lets one stream claim
+at a time, so of two streams with a subject in common the first is created and the second is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["Subscriptions"]
 
 
 class Subscriptions:
-    """The subscriptions of one account; ``overlaps``: streams may have subjects in common."""
+    """The subscriptions of one account. If ``overlaps`` is given, streams may have subjects in common."""
 
     def __init__(self, bus: Bus, overlaps: Overlaps | None) -> None:
         self._bus = bus
@@ -45,21 +44,21 @@ class Subscriptions:
     def claim(self, name: str, subjects: Sequence[bytes]) -> Steps:
         """Claim the subjects for the stream ``name``. Raises: ApiError 10065 if one overlaps another stream's.
 
-        If that is so, or if the steps are not completed, none of them is claimed.
+        If that happens, or if the steps are not completed, none of them is claimed.
         """
-        claimed, looked_at = 0, 0
+        claimed, compared = 0, 0
         try:
             for subject in subjects:
                 if self._overlaps is None:
                     for owner in self._claims.overlapping(subject):
-                        looked_at += 1
+                        compared += 1
                         if owner != name:
                             raise ApiError(ApiErrors.STREAM_SUBJECT_OVERLAP)
                 self._claims.add(subject, name)
                 claimed += 1
-                looked_at += 1
-                if looked_at >= LONG:
-                    looked_at = 0
+                compared += 1
+                if compared >= LONG:
+                    compared = 0
                     yield
         except ApiError:
             yield from self.give_back(name, subjects[:claimed])
@@ -69,12 +68,12 @@ class Subscriptions:
             raise
 
     def claim_anyway(self, name: str, subjects: Iterable[bytes]) -> None:
-        """Claim the subjects of a restored stream."""
+        """Claim the subjects of a restored stream, even if they overlap another stream's."""
         for subject in subjects:
             self._claims.add(subject, name)
 
     def give_back(self, name: str, subjects: Sequence[bytes]) -> Steps:
-        """Undo ``claim``; completed even if the generator is closed."""
+        """Undo ``claim``. The rest is done at once if the generator is closed."""
         left = iter(subjects)
         try:
             while some := list(islice(left, LONG)):
@@ -86,15 +85,15 @@ class Subscriptions:
                 self._claims.discard(subject, name)
 
     def claims_one_of(self, name: str, subjects: Iterable[bytes]) -> bool:
-        """Whether the stream ``name`` has claimed a subject that overlaps one of these."""
+        """Return whether the stream ``name`` has claimed a subject that overlaps one of these."""
         return any(owner == name for subject in subjects for owner in self._claims.overlapping(subject))
 
     def overlap(self, subjects: Iterable[bytes]) -> bool:
-        """Whether some stream has claimed a subject that overlaps one of these."""
+        """Return whether some stream has claimed a subject that overlaps one of these."""
         return any(True for subject in subjects for _ in self._claims.overlapping(subject))
 
     def subscribe(self, stream: Stream) -> Steps:
-        """Subscribe to exactly the subjects in the stream's configuration, which are claimed.
+        """Subscribe to the claimed subjects in the stream's configuration, and unsubscribe from all others.
 
         The steps end early if the stream is unsubscribed between them.
         """
@@ -137,7 +136,7 @@ class Subscriptions:
     # --- acks and pull requests ---------------------------------------------------------------------------------------
 
     def subscribe_acks(self, consumer: Consumer) -> None:
-        """Route clients' messages to the consumer: acks in both forms, and pull requests."""
+        """Route clients' acks, in both forms, and pull requests to the consumer."""
         names = _names(consumer)
         self._pulled[names] = consumer
         if consumer.config.ack_policy in ("all", "explicit"):
@@ -151,7 +150,7 @@ class Subscriptions:
             self._bus.unsubscribe(subscription)
 
     def pulled_from(self, names: bytes) -> Consumer | None:
-        """The consumer that ``<stream>.<consumer>`` names in a pull request's subject."""
+        """Return the consumer that ``<stream>.<consumer>`` names in a pull request's subject."""
         return self._pulled.get(names)
 
 

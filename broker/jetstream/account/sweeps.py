@@ -1,4 +1,4 @@
-"""How long a request waits for what it removes."""
+"""The time for which a request waits for the removals that it causes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 __all__ = ["finished"]
 
 _SECONDS = 4.0
-"""Clients time out after 5 seconds."""
+"""The longest wait, in seconds: clients time out after 5."""
 
 
 async def finished(sweep: asyncio.Future[Any]) -> None:
-    """Wait for a request's removal, as long as a request may wait; the rest of it continues after the answer."""
+    """Wait for a request's removal, as long as a request may wait. The removal continues after that."""
     await asyncio.wait((sweep,), timeout=_SECONDS)

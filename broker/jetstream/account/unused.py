@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class UnusedStream:
-    """The owner of a stored stream's last block, which deletes it. Nobody else may write that stream's blocks."""
+    """The owner of a stored stream's last block, which deletes the stream. No other object may write the stream's
+    blocks."""
 
     def __init__(self, state: StreamState) -> None:
         self._state = state
@@ -33,7 +34,7 @@ class UnusedStream:
         return self._state.stream_id
 
     def delete(self, log: StreamLog) -> None:
-        """It leaves the applied state, and frees its objects, once what is sequenced is persisted."""
+        """Record the deletion. Once it is persisted, the stream leaves the applied state and its objects are freed."""
         log.block(self).add(StreamDelete())
 
     def sealing(self, block: OpenBlock[Any]) -> None:

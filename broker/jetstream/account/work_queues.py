@@ -1,6 +1,6 @@
 """The filters of the consumers of work queues: each message is for one consumer, so no two filters may overlap.
 
-There may be thousands of consumers; a new one is compared only with those whose filters overlap its own.
+There may be thousands of consumers. A new one is compared only with consumers whose filters overlap its own.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ __all__ = ["WorkQueues"]
 
 
 class WorkQueues:
-    """The filters of one account's work queues, collected when a stream's are first asked for."""
+    """The filters of one account's work queues. A stream's filters are collected at the first call of ``rival`` for
+    it."""
 
     def __init__(self) -> None:
         self._trees: dict[Stream, SubjectTree[str]] = {}
 
     def rival(self, stream: Stream, config: ConsumerConfig, consumers: Mapping[str, Consumer],
               existing: Consumer | None) -> ConsumerConfig | None:
-        """The configuration of a consumer other than ``existing`` that would get some of the same messages; None: none would."""
+        """Return the configuration of a consumer, other than ``existing``, whose filters overlap ``config``'s.
+
+        None: there is no such consumer.
+        """
         tree = self._trees.get(stream)
         if tree is None:
             tree = self._trees[stream] = SubjectTree()
@@ -39,19 +43,20 @@ class WorkQueues:
                     return other.config
         return None
 
-    def added(self, stream: Stream, consumer: Consumer) -> None:
-        """The stream has this consumer, with its current configuration, from now on."""
+    def add(self, stream: Stream, consumer: Consumer) -> None:
+        """Add the filters of a consumer's current configuration."""
         if (tree := self._trees.get(stream)) is not None:
             _add(tree, consumer)
 
-    def removing(self, stream: Stream, consumer: Consumer) -> None:
-        """The consumer, or its current configuration, is about to be removed."""
+    def remove(self, stream: Stream, consumer: Consumer) -> None:
+        """Remove the filters of a consumer's current configuration, before the consumer or the configuration is
+        removed."""
         if (tree := self._trees.get(stream)) is not None:
             for subject in _subjects(consumer.config):
                 tree.discard(subject, consumer.name)
 
-    def forget(self, stream: Stream) -> None:
-        """The stream's consumers are no longer the account's."""
+    def remove_stream(self, stream: Stream) -> None:
+        """Forget the filters of a stream's consumers."""
         self._trees.pop(stream, None)
 
 

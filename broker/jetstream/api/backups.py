@@ -26,7 +26,7 @@ __all__ = ["ROUTES"]
 
 
 _AHEAD_NS: Final = 86_400_000_000_000
-"""How far the clock that a stream was created by may be ahead of ours."""
+"""The time by which the clock of the broker that created a stream may be ahead of this one's."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _RestoreRequest:
     config: StreamConfig = wire.record(StreamConfig, "server.StreamConfig", always=True)
     state: _RestoredState = wire.record(_RestoredState, "server.StreamState", always=True)
 
-    # Ours, which nats-server passes over: what an archive does not say.
+    # Members of jetblock's own, which nats-server ignores: facts that an archive does not have.
     created: int | None = wire.time()
     origins_restored: bool = wire.boolean()
 
@@ -73,14 +73,15 @@ async def snapshot(request: Request) -> dict[str, Any]:
     stream.log.barrier(stream)
     state = await stream_state(request, stream)
     if not asked.no_consumers:
-        state["consumer_count"] = sum(not one.config.direct for one in request.account.consumers(stream).values())
-    request.transfers().snapshot(stream, state, request.source, to=asked.deliver_subject, consumers=not asked.no_consumers,
-                               chunk_size=asked.chunk_size, window_size=asked.window_size)
+        state["consumer_count"] = sum(not one.config.direct for one in request.account.consumers.of(stream).values())
+    request.transfers().snapshot(stream, state, request.source, to=asked.deliver_subject,
+                                 consumers=not asked.no_consumers, chunk_size=asked.chunk_size,
+                                 window_size=asked.window_size)
     return {"config": stream.config.to_json(), "state": state}
 
 
 async def restore(request: Request) -> dict[str, Any]:
-    """Expect a stream's archive at a subject. What the request says of its state is in the archive too."""
+    """Expect a stream's archive at a subject. The state in the request is ignored: the archive has it, too."""
     await request.need_body()
     asked = await request.decoded(lambda: _restore_request(request))
     given = asked.config
@@ -106,9 +107,10 @@ async def restore(request: Request) -> dict[str, Any]:
 def _restore_request(request: Request) -> _RestoreRequest:
     def read(value: object) -> _RestoreRequest:
         if isinstance(value, dict) and isinstance(state := value.get("state"), dict):
-            # Lists that may be long, and say nothing that the archive does not.
+            # These lists may be long, and the archive has the same.
             value["state"] = {key: one for key, one in state.items() if key not in ("subjects", "deleted", "lost")}
-        return wire.read(_RestoreRequest, value, "JSApiStreamRestoreRequest", lenient=not request.account.settings.strict)
+        return wire.read(_RestoreRequest, value, "JSApiStreamRestoreRequest",
+                         lenient=not request.account.settings.strict)
 
     return wire.load_as(read, request.payload)
 
@@ -117,4 +119,4 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("STREAM", "SNAPSHOT", "*"): Route("stream_snapshot_response", snapshot),
     ("STREAM", "RESTORE", "*"): Route("stream_restore_response", restore, {"deliver_subject": ""}),
 }
-"""Subject after $JS.API, ``*`` for any token, to its route."""
+"""The routes by subject after $JS.API; ``*`` is any token."""

@@ -53,7 +53,7 @@ class _ResetRequest:
 
 
 async def create_legacy(request: Request) -> dict[str, Any]:
-    """CONSUMER.CREATE.<stream>: an ephemeral consumer, which its configuration may name."""
+    """Serve CONSUMER.CREATE.<stream>: create an ephemeral consumer, which its configuration may name."""
     given = await request.body(ConsumerCreateRequest, "CreateConsumerRequest")
     _check_names(request.tokens[2], given, given.config.name)
     if given.config.durable_name:
@@ -62,7 +62,10 @@ async def create_legacy(request: Request) -> dict[str, Any]:
 
 
 async def create(request: Request) -> dict[str, Any]:
-    """CONSUMER.CREATE.<stream>.<consumer>[.<filter>]: the name in the subject wins, the filter must be the body's."""
+    """Serve CONSUMER.CREATE.<stream>.<consumer>[.<filter>].
+
+    The name in the subject takes precedence over the body's; the filter must equal the body's.
+    """
     given = await request.body(ConsumerCreateRequest, "CreateConsumerRequest")
     _, _, stream_name, name, *filter_tokens = request.tokens
     _check_names(stream_name, given, name)
@@ -78,7 +81,7 @@ async def create(request: Request) -> dict[str, Any]:
 
 
 async def create_durable(request: Request) -> dict[str, Any]:
-    """CONSUMER.DURABLE.CREATE.<stream>.<consumer>: the oldest form."""
+    """Serve CONSUMER.DURABLE.CREATE.<stream>.<consumer>, the oldest form."""
     given = await request.body(ConsumerCreateRequest, "CreateConsumerRequest")
     stream_name, name = request.tokens[3:]
     _check_names(stream_name, given, name)
@@ -91,13 +94,13 @@ async def create_durable(request: Request) -> dict[str, Any]:
 
 
 async def info(request: Request) -> dict[str, Any]:
-    """Configuration and state."""
+    """Return the configuration and state."""
     await request.need_empty()
     return await _info(request, request.consumer(*request.tokens[2:]))
 
 
 async def names(request: Request) -> dict[str, Any]:
-    """One page of consumer names, in order."""
+    """Return one page of consumer names, in order."""
     asked = await request.optional_body(_PagedRequest, "JSApiConsumersRequest")
     found = [consumer.name for consumer in _consumers(request, request.stream(request.tokens[2]))]
     offset = min(max(asked.offset, 0), len(found))
@@ -105,7 +108,7 @@ async def names(request: Request) -> dict[str, Any]:
 
 
 async def list_consumers(request: Request) -> dict[str, Any]:
-    """One page of consumer infos, in order of name."""
+    """Return one page of consumer infos, in order of name."""
     asked = await request.optional_body(_PagedRequest, "JSApiConsumersRequest")
     stream = request.stream(request.tokens[2])
     found = _consumers(request, stream)
@@ -125,7 +128,7 @@ async def delete(request: Request) -> dict[str, Any]:
     """Delete a consumer; its waiting requests are notified."""
     await request.need_empty()
     consumer = request.consumer(*request.tokens[2:])
-    if (sweep := request.account.delete_consumer(consumer)) is not None:
+    if (sweep := request.account.consumers.delete(consumer)) is not None:
         await finished(sweep)
     return {"success": True}
 
@@ -135,7 +138,7 @@ async def pause(request: Request) -> dict[str, Any]:
     asked = await request.optional_body(_PauseRequest, "JSApiConsumerPauseRequest")
     consumer = request.consumer(*request.tokens[2:])
     until_ns = None if asked.pause_until == ZERO_TIME_NS else asked.pause_until
-    request.account.pause_consumer(consumer, until_ns)
+    request.account.consumers.pause(consumer, until_ns)
     if until_ns is None:
         return {"paused": False, "pause_until": ZERO_TIME}
     remaining_ns = until_ns - request.account.clock.now_ns()
@@ -150,7 +153,8 @@ async def reset(request: Request) -> dict[str, Any]:
     try:
         consumer = request.consumer(*request.tokens[2:])
     except ApiError:
-        # In nats-server each consumer subscribes to its own resets, so this one gets no answer.
+        # In nats-server each consumer subscribes to its own resets, so a request for an unknown consumer gets no
+        # answer.
         raise Silent from None
     asked = _ResetRequest()
     if request.payload:
@@ -167,8 +171,9 @@ async def reset(request: Request) -> dict[str, Any]:
 
 async def unpin(request: Request) -> dict[str, Any]:
     """Remove the pin of a priority group, so that another client may get it."""
-    group = (await request.decoded(
-        lambda: wire.read(_UnpinRequest, wire.load_one(request.payload), "JSApiConsumerUnpinRequest", lenient=True))).group
+    asked = await request.decoded(
+        lambda: wire.read(_UnpinRequest, wire.load_one(request.payload), "JSApiConsumerUnpinRequest", lenient=True))
+    group = asked.group
     if not group:
         raise invalid_json("consumer group not specified")
     if not is_group_name(group):
@@ -197,14 +202,14 @@ async def _create(request: Request, given: ConsumerCreateRequest) -> dict[str, A
         if headers.get(request.headers, _IDENTITY) not in (None, b"", identity):
             raise ApiError(ApiErrors.CONSUMER_STREAM_IDENTITY_MISMATCH, msg=identity.decode())
         request.answer_headers = _identity_header(identity)
-    consumer = await request.account.create_consumer(stream, config, given.action, pedantic=given.pedantic)
+    consumer = await request.account.consumers.create(stream, config, given.action, pedantic=given.pedantic)
     if consumer.paused:
         stream.log.wait(consumer.events.pause, True, consumer.config.pause_until, of=stream)
     return await _info(request, consumer)
 
 
 def _identity(stream: Stream) -> bytes:
-    """Lets a stream that copies this one notice that it was replaced by another of the same name."""
+    """Return a text by which a stream that copies this one notices that another of the same name has replaced it."""
     return short_hash(format_time(stream.created_ns)).encode()
 
 
@@ -213,12 +218,12 @@ def _identity_header(identity: bytes) -> bytes:
 
 
 def _consumers(request: Request, stream: Stream) -> list[Consumer]:
-    return [consumer for _, consumer in sorted(request.account.consumers(stream).items())
+    return [consumer for _, consumer in sorted(request.account.consumers.of(stream).items())
             if not consumer.config.direct]
 
 
 async def _info(request: Request, consumer: Consumer) -> dict[str, Any]:
-    """The consumer's info; its unstored changes become urgent, so that the answer waits for them."""
+    """Return the consumer's info. Its unstored changes become urgent, so that the answer waits for them."""
     await consumer.counted()
     consumer.stream.log.barrier(consumer.stream)
     shown = consumer.info()
@@ -246,4 +251,4 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("CONSUMER", "RESET", "*", "*"): Route("consumer_reset_response", reset, {"reset_seq": 0}, Tracked.NONE),
     ("CONSUMER", "UNPIN", "*", "*"): Route("consumer_unpin_response", unpin),
 }
-"""Subject after $JS.API, ``*`` for any token and ``>`` for the rest, to its route."""
+"""The routes by subject after $JS.API; ``*`` is any token, ``>`` the rest."""

@@ -3,9 +3,9 @@
     DIRECT.GET.<stream>              a GetRequest: one message, a batch of next ones, or the last of several subjects
     DIRECT.GET.<stream>.<subject>    the last message of the subject
 
-Only streams with ``allow_direct`` answer; others have no responders. A get of one message that is in memory is answered at
-once, with the others of its run. The rest is served by a few tasks at a time, so that one that reads the store does not delay
-those that need not.
+Only streams with ``allow_direct`` answer; requests to others get "no responders". A get of one message that is in
+memory is answered at once, together with the others of its run. A few tasks serve the rest, so that a get that reads
+the store does not delay gets that need not.
 
 Source: nats-server 2.15, server/stream.go processDirectGetRequest, getDirectRequest, getDirectMulti.
 """
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.jetstream.account.long_work import aside
+from broker.jetstream.account.long_work import in_thread_if_long
 from broker.jetstream.api import raw_answers
 from broker.jetstream.api.messages import GetRequest, find
 from broker.jetstream.api.routes import API_PREFIX, DIRECT_GET
@@ -47,9 +47,9 @@ _log = logging.getLogger(__name__)
 
 WORKERS_MAX = 8
 GETS_MAX = 10_000
-"""Direct gets that may wait at once; beyond it they are dropped unanswered, as API requests are."""
+"""The largest number of waiting direct gets; more are dropped unanswered, as API requests are."""
 SUBJECTS_MAX = 1024
-"""Subjects that one multi_last may match."""
+"""The largest number of subjects that one multi_last may match."""
 
 _LEVEL = b"412 Required Api Level"
 _EMPTY = b"408 Empty Request"
@@ -61,21 +61,24 @@ _TOO_MANY = b"413 Too Many Results"
 _PREFIX_LEN = len(API_PREFIX + DIRECT_GET)
 
 _BY_SEQUENCE = re.compile(rb'\{"seq": ?([1-9]\d{0,17})\}').fullmatch
-"""What all clients send for one message by its sequence. To parse it as any JSON costs as much as all the rest."""
+"""The request that all clients send for one message by its sequence.
+
+Parsing it as any other JSON costs as much as the rest of the get.
+"""
 
 _AT_ONCE_BYTES = 1 << 20
-"""Answered in one turn of the loop, where each get counts for ``_GET_BYTES`` and its body."""
+"""The bytes answered in one turn of the loop; each get counts for ``_GET_BYTES`` and its body."""
 _GET_BYTES = 1024
 _AT_ONCE_BODY_BYTES = 4096
-"""A longer request is not served at once; it may take long to decode."""
+"""The size up to which a request is served at once; a longer one may take long to decode."""
 _FILTER_BYTES = 8
-"""The JSON of one filter, at least."""
+"""The smallest size of one filter in JSON."""
 _MESSAGES_AT_ONCE = 256
-"""Of one batch, sent in one turn of the loop."""
+"""The messages of one batch that are sent in one turn of the loop."""
 
 
 class _Refused(Exception):
-    """The request is answered with this status."""
+    """A refusal with the status of the answer."""
 
     def __init__(self, status: bytes) -> None:
         super().__init__(status)
@@ -90,11 +93,14 @@ class DirectGets:
         self._waiting: deque[tuple[Stream, bytes, Msg]] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._serving = 0
-        """Workers that will check the queue again; some of ``_workers`` may be finishing."""
+        """The number of workers that will check the queue again; others in ``_workers`` may be finishing."""
 
-    def take(self, ops: Sequence[Msg], start: int, end: int) -> list[int]:
-        """Serve the gets ops[start:end]. Returns: the indexes of those of streams that are not here, or do not answer."""
-        nobody: list[int] = []
+    def serve(self, ops: Sequence[Msg], start: int, end: int) -> list[int]:
+        """Serve the gets ops[start:end].
+
+        Returns: the indexes of gets from streams that do not exist here, or do not allow direct gets.
+        """
+        unserved: list[int] = []
         available = self._account.available
         replies: list[Msg] = []
         room = _AT_ONCE_BYTES
@@ -103,7 +109,7 @@ class DirectGets:
             name, _, subject = op[0][_PREFIX_LEN:].partition(b".")
             stream = self._answering(name.decode("utf-8", "replace")) if available else None
             if stream is None:
-                nobody.append(at)
+                unserved.append(at)
             elif op[1]:
                 reply = _at_once(stream, subject, op) if room > 0 else None
                 if reply is not None:
@@ -113,7 +119,7 @@ class DirectGets:
                     self._enqueue(stream, subject, op)
         if replies:
             self._account.bus.publish_all(replies)
-        return nobody
+        return unserved
 
     def _enqueue(self, stream: Stream, subject: bytes, op: Msg) -> None:
         if len(self._waiting) >= GETS_MAX:
@@ -127,7 +133,10 @@ class DirectGets:
             task.add_done_callback(self._workers.discard)
 
     def _answering(self, name: str) -> Stream | None:
-        """The stream itself or, if it does not exist, a mirror of it; None where the configuration forbids it."""
+        """Return the stream that answers gets from ``name``: itself or, if it does not exist, a mirror of it.
+
+        None: its configuration does not allow direct gets, or there is no such stream.
+        """
         stream = self._account.streams.get(name)
         if stream is not None:
             return stream if stream.config.allow_direct else None
@@ -149,7 +158,7 @@ class DirectGets:
             while self._waiting:
                 stream, subject, (_, reply, hlen, body) = self._waiting.popleft()
                 await self._serve_one(stream, subject, reply, hlen, body)
-                await asyncio.sleep(0)  # what is in memory would be served without a pause
+                await asyncio.sleep(0)  # a get that needs no reads would not pause
         finally:
             self._serving -= 1
 
@@ -157,12 +166,13 @@ class DirectGets:
         try:
             if hlen and level_refused(body[:hlen]):
                 raise _Refused(_LEVEL)
-            asked = await aside((len(body) - hlen) // _FILTER_BYTES, partial(_request, subject, body[hlen:]))
+            asked = await in_thread_if_long((len(body) - hlen) // _FILTER_BYTES,
+                                            partial(_request, subject, body[hlen:]))
             await self._answer(stream, asked, reply)
         except _Refused as refused:
             self._status(reply, refused.status)
         except (ApiError, StoreError, FormatError) as error:
-            # As nats-server reports an error of its store; the next get may succeed.
+            # nats-server reports an error of its store in this way, too; the next get may succeed.
             _log.warning("direct get from %s: %s", stream.name, error)
             text = error.description if isinstance(error, ApiError) else type(error).__name__
             self._status(reply, b"500 " + text.encode())
@@ -182,7 +192,7 @@ class DirectGets:
             self._account.bus.publish(*raw_answers.message(stream.name, reply, msg, asked.no_hdr))
 
     async def _batch(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
-        """Up to ``batch`` messages from a position on, skipping missing ones, then the end of batch."""
+        """Send up to ``batch`` messages from a position on, skipping missing ones, and then the end of the batch."""
         wanted = asked.next_by_subj.encode() or b">"
         filters = ALL if wanted == b">" else Filters([wanted])
         seq = asked.seq if asked.start_time is None else await stream.seq_at(asked.start_time)
@@ -198,7 +208,8 @@ class DirectGets:
             count, size = raw_answers.fitting(msgs, room)
             msgs = msgs.first(count)
             pendings = [max(0, left) for left in range(pending - 1, pending - 1 - count, -1)]
-            self._account.bus.publish_all(raw_answers.messages(stream.name, reply, msgs, asked.no_hdr, pendings, last_seq))
+            answers = raw_answers.messages(stream.name, reply, msgs, asked.no_hdr, pendings, last_seq)
+            self._account.bus.publish_all(answers)
             if not asked.no_hdr:
                 # nats-server decrements the count only where it shows it.
                 pending = pendings[-1]
@@ -211,7 +222,7 @@ class DirectGets:
         self._end(reply, pending, last_seq)
 
     async def _multi(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
-        """The last message of each matching subject, at or below a sequence or time: a consistent view."""
+        """Send the last message of each matching subject, at or below a sequence or time: a consistent view."""
         up_to_seq = asked.up_to_seq
         if asked.up_to_time is not None:
             up_to_seq = await stream.seq_at(asked.up_to_time)
@@ -221,7 +232,7 @@ class DirectGets:
         up_to_seq = up_to_seq or stream.last_seq
         if up_to_seq > stream.last_seq and stream.config.storage == "file":
             raise _Refused(_NO_RESULTS)  # a quirk of nats-server's file store that its memory store does not have
-        filters = await aside(len(asked.multi_last), partial(_filters, asked.multi_last))
+        filters = await in_thread_if_long(len(asked.multi_last), partial(_filters, asked.multi_last))
         found = await stream.last_seqs_by_subject(filters, up_to_seq)
         if len(found) > SUBJECTS_MAX:
             raise _Refused(_TOO_MANY)
@@ -233,10 +244,10 @@ class DirectGets:
         while at < len(seqs) and left > 0 and room > 0:
             if at:
                 await asyncio.sleep(0)
-            # What was removed meanwhile is left out, and counts neither as sent nor as pending.
-            msgs, there, looked_at = stream.peek_some(seqs[at:at + min(left, _MESSAGES_AT_ONCE)], _AT_ONCE_BYTES)
-            if not looked_at:
-                msg, looked_at = await stream.get(seqs[at]), 1
+            # Messages removed meanwhile are left out, and count neither as sent nor as pending.
+            msgs, there, checked = stream.peek_some(seqs[at:at + min(left, _MESSAGES_AT_ONCE)], _AT_ONCE_BYTES)
+            if not checked:
+                msg, checked = await stream.get(seqs[at]), 1
                 there, msgs = ((), StoredMsgs.of(())) if msg is None else ((0,), StoredMsgs.of((msg,)))
             count, size = raw_answers.fitting(msgs, room)
             if count:
@@ -245,7 +256,7 @@ class DirectGets:
                 msgs = msgs.first(count)
                 self._account.bus.publish_all(raw_answers.messages(stream.name, reply, msgs, False, pendings, last_seq))
                 last_seq = msgs.seqs[-1]
-            at += looked_at if count == len(there) else there[count - 1] + 1
+            at += checked if count == len(there) else there[count - 1] + 1
             left -= count
             room -= size
         self._end(reply, len(seqs) - at, last_seq, up_to_seq)
@@ -261,7 +272,7 @@ class DirectGets:
 
 
 def _at_once(stream: Stream, subject: bytes, op: Msg) -> Msg | None:
-    """The answer to a get of one message, if all that it takes is in memory."""
+    """Return the answer to a get of one message, if everything that it needs is in memory."""
     _, reply, hlen, body = op
     if hlen or len(body) > _AT_ONCE_BODY_BYTES:
         return None
@@ -269,7 +280,7 @@ def _at_once(stream: Stream, subject: bytes, op: Msg) -> Msg | None:
         msg, bare = _peek(stream, subject, body)
     except _Refused as refused:
         return raw_answers.status(reply, refused.status)
-    except Exception:  # whatever it is, the task that serves it then meets it again, and reports it
+    except Exception:  # the task that serves the get then meets the same error, and reports it
         return None
     if msg is None:
         return raw_answers.status(reply, _NOT_FOUND)
@@ -277,14 +288,17 @@ def _at_once(stream: Stream, subject: bytes, op: Msg) -> Msg | None:
 
 
 def _peek(stream: Stream, subject: bytes, body: bytes) -> tuple[StoredMsg | None, bool]:
-    """The one message that a get asks for, and whether without headers. Raises: _Refused; NotLoaded; as ``Stream.peek``."""
+    """Return the one message that a get asks for, and whether to leave out its headers.
+
+    Raises: _Refused; NotLoaded; as ``Stream.peek``.
+    """
     bare = False
     if body:
         if not subject and (one := _BY_SEQUENCE(body)) is not None:
             return stream.peek(int(one[1])), False
         asked = _request(subject, body)
         if asked.batch or asked.multi_last or asked.next_by_subj or asked.start_time is not None:
-            raise NotLoaded("more than one message, or one that is to be looked for")
+            raise NotLoaded("more than one message, or one that must be searched for")
         if not asked.last_by_subj:
             return stream.peek(asked.seq), asked.no_hdr
         subject, bare = asked.last_by_subj.encode(), asked.no_hdr

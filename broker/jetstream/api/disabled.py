@@ -1,7 +1,7 @@
-"""$JS.API of an account for which JetStream is not enabled.
+"""The API of an account for which JetStream is not enabled.
 
-A refusal has the form of the answer that the request would have got: its type and its zeros. Pull requests and direct
-gets have no responders, and what only a cluster serves is refused as in any account.
+A refusal has the form of the answer to the same request of an enabled account: its type and its zeros. Pull requests
+and direct gets get "no responders". Requests that only a cluster serves are refused as in any account.
 
 Source: nats-server 2.15, run with such an account.
 """
@@ -30,7 +30,7 @@ __all__ = ["DisabledApi"]
 
 
 class DisabledApi:
-    """Refuses every request with 10039."""
+    """The API that refuses every request with 10039."""
 
     def __init__(self, name: str, bus: Bus, clock: Clock, rng: random.Random, settings: JetStreamSettings,
                  server_name: str, show: Show) -> None:
@@ -41,8 +41,11 @@ class DisabledApi:
         self._subscriptions: list[Subscription] = []
 
     def start(self) -> None:
-        """Subscribe to the API; not by the domain's name, by which another account's may be imported. The account's
-        mappings have turned it into the plain one where it is not."""
+        """Subscribe to the API by its plain name only.
+
+        The API under the domain's name may be imported from another account. If it is not, the account's mappings turn
+        it into the plain name.
+        """
         self._subscriptions += subscribe_api(self.bus, "", self.on_requests)
 
     def stop_listening(self) -> None:
@@ -56,11 +59,14 @@ class DisabledApi:
         self.stop_listening()
 
     async def drop(self) -> None:
-        """Does nothing: no request is ever in progress."""
+        """Do nothing: no request is ever in progress."""
 
     def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> list[int]:
-        """Refuse a run of requests: the bus's handler."""
-        nobody: list[int] = []
+        """Refuse a run of requests, as a handler of the bus.
+
+        Returns: the indexes of pull requests and direct gets, which it does not answer.
+        """
+        unserved: list[int] = []
         for at in range(start, end):
             op = ops[at]
             subject = op[0]
@@ -71,8 +77,8 @@ class DisabledApi:
                 if route is not None and route.tracked is not Tracked.NONE:
                     self._refuse(route, op, source)
             else:
-                nobody.append(at)
-        return nobody
+                unserved.append(at)
+        return unserved
 
     def _refuse(self, route: Route, op: Msg, source: Source | None) -> None:
         from broker.jetstream.api.streams import clustered_only  # imported for the first request
@@ -81,7 +87,8 @@ class DisabledApi:
         if hlen and level_refused(body[:hlen]):
             error = ApiError(ApiErrors.REQUIRED_API_LEVEL)
         else:
-            error = ApiError(ApiErrors.CLUSTER_REQUIRED if route.handler is clustered_only else ApiErrors.NOT_ENABLED_FOR_ACCOUNT)
+            error = ApiError(ApiErrors.CLUSTER_REQUIRED if route.handler is clustered_only
+                             else ApiErrors.NOT_ENABLED_FOR_ACCOUNT)
         data = wire.dump({"type": TYPE_PREFIX + route.type, "error": error.to_json(), **route.zeros})
         if reply:
             self.bus.respond(reply, 0, data)

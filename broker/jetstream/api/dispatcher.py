@@ -1,4 +1,4 @@
-"""$JS.API: dispatches requests to their handlers, and sends the answers.
+"""The API of one account, $JS.API: dispatches requests to their handlers, and sends the answers.
 
 One subscription to ``$JS.API.>`` (and ``$JS.<domain>.API.>``) receives everything:
 
@@ -7,14 +7,14 @@ One subscription to ``$JS.API.>`` (and ``$JS.<domain>.API.>``) receives everythi
     the rest       a row of ROUTES                         JSON, in the order of arrival for each stream
     unknown                                                no answer, as nats-server: the subscription is a responder
 
-The first two get "no responders" when nothing serves them. JSON requests of one stream wait in its *lane*, so that
-a client's requests are served in order even if one of them has to read the store; an answer is sent through the log's
-queue, after everything that it shows is persisted. Requests about different streams overtake each other. nats-server
-2.15 promises less: it carries out requests side by side, so a client that does not wait for answers sees even those about
-one stream out of order (in 99 of 100 tries: CREATE, UPDATE, UPDATE, PURGE, DELETE, CREATE, INFO).
+Pull requests and direct gets get "no responders" if no consumer or stream serves them. JSON requests of one stream wait
+in its *lane*, so that a client's requests are served in order even if one of them has to read the store. An answer is
+sent through the log's queue, after everything that it shows is persisted. Requests about different streams overtake
+each other. nats-server 2.15 promises less: it carries out requests in parallel, so a client that does not wait for
+answers sees even requests about one stream out of order (in 99 of 100 tries: CREATE, UPDATE, UPDATE, PURGE, DELETE,
+CREATE, INFO).
 
-Source: nats-server 2.15, server/jetstream_api.go apiDispatch; reference for the silent cases and the order: seen on the
-wire.
+Source: nats-server 2.15, server/jetstream_api.go apiDispatch; for the silent cases and the order, its observed traffic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from broker.jetstream.api.routes import (
     route_of,
     subscribe_api,
 )
-from broker.jetstream.api.waiting import Waiting, only_asks
+from broker.jetstream.api.waiting import Waiting, is_info_request
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.error_table import ApiErrors
@@ -58,10 +58,10 @@ __all__ = ["Api"]
 _log = logging.getLogger(__name__)
 
 _IDLE_MAX = 4
-"""Tasks that wait for requests."""
+"""The largest number of tasks that wait for requests."""
 
 _WEIGHT_BYTES = 1024
-"""Bytes of JSON that take as long as the rest of a request."""
+"""The bytes of JSON that take as long as the rest of a request."""
 
 _DIRECT_GETS = API_PREFIX + DIRECT_GET
 
@@ -69,7 +69,7 @@ _DIRECT_GETS = API_PREFIX + DIRECT_GET
 class Api:
     """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and cancels requests in progress.
 
-    Args: ``show(request, source)`` is told each JSON request.
+    Args: ``show(request, source)`` is called with each JSON request.
     """
 
     def __init__(self, account: Account, rng: random.Random, waiting: Waiting, show: Show) -> None:
@@ -84,7 +84,7 @@ class Api:
         self._pace = Pace()
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[tuple[str, deque[Request]]]] = []
-        """What tasks without a lane wait for: starting a task for each request would cost more than a small request."""
+        """Futures on which tasks without a lane wait for one: starting a task costs more than a small request."""
         self._subscriptions: list[Subscription] = []
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Api:
         self._subscriptions += subscribe_api(self.bus, self.account.domain, self.on_requests)
 
     def stop_listening(self) -> None:
-        """Unsubscribe; requests already received are still served."""
+        """Unsubscribe. Requests that have arrived are served."""
         for subscription in self._subscriptions:
             self.bus.unsubscribe(subscription)
         self._subscriptions.clear()
@@ -106,7 +106,7 @@ class Api:
         """Drop all waiting and running requests unanswered."""
         for lane in self._lanes.values():
             for request in lane:
-                self._waiting.done(only_asks(request.tokens))
+                self._waiting.done(is_info_request(request.tokens))
         self._lanes.clear()
         self._idle.clear()
         tasks = list(self._tasks)
@@ -119,7 +119,7 @@ class Api:
             await self._directs.drop()
 
     def transfers(self) -> Transfers:
-        """Backups and restores. Imported for the first of them: few brokers see one, and all would start more slowly."""
+        """Return the backups and restores. They are imported at the first call: few brokers need them at all."""
         if self._transfers is None:
             from broker.jetstream.backup.transfers import Transfers
 
@@ -134,8 +134,11 @@ class Api:
         return self._directs
 
     def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> list[int]:
-        """Handle a run of requests: the bus's handler, which does not count for consumers and streams that are not here."""
-        nobody: list[int] = []
+        """Handle a run of requests, as a handler of the bus.
+
+        Returns: the indexes of requests to consumers and streams that do not exist here.
+        """
+        unserved: list[int] = []
         at = start
         while at < end:
             op = ops[at]
@@ -149,23 +152,24 @@ class Api:
                 if consumer is not None:
                     consumer.on_next(ops, at, until, source, now_ns)
                 else:
-                    nobody += range(at, until)
+                    unserved += range(at, until)
                 at = until
                 continue
             if rest.startswith(DIRECT_GET):
                 until = at + 1
                 while until < end and ops[until][0].startswith(_DIRECT_GETS):
                     until += 1
-                nobody += self._direct_gets().take(ops, at, until)
+                unserved += self._direct_gets().serve(ops, at, until)
                 at = until
                 continue
             at += 1
-            self._take(rest, op, source)
-        return nobody
+            self._admit(rest, op, source)
+        return unserved
 
     # --- JSON requests ------------------------------------------------------------------------------------------------
 
-    def _take(self, rest: bytes, op: Msg, source: Source | None) -> None:
+    def _admit(self, rest: bytes, op: Msg, source: Source | None) -> None:
+        """Refuse a JSON request, or put it into its lane; drop it if it is unknown or too many wait."""
         self._show(op, source)
         tokens = rest.decode("utf-8", "replace").split(".")
         route = route_of(tokens)
@@ -174,13 +178,13 @@ class Api:
         _, reply, hlen, body = op
         account = self.account
         request = Request(account, self.transfers, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
-        # Without the shard there is no log to ask.
+        # Without the shard there is no log whose state could be read.
         if not account.available or account.log.stuck or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
             # Answers wait for commits too: they must not pile up while the store is unavailable.
             self._refuse(request, route, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         elif hlen and level_refused(body[:hlen]):
             self._refuse(request, route, ApiError(ApiErrors.REQUIRED_API_LEVEL))
-        elif self._waiting.admit(only_asks(tokens)):
+        elif self._waiting.admit(is_info_request(tokens)):
             self._enqueue(request, route)
 
     def _enqueue(self, request: Request, route: Route) -> None:
@@ -194,7 +198,7 @@ class Api:
         self._lanes[key] = lane = deque([request])
         while self._idle:
             following = self._idle.pop()
-            if not following.done():  # as when its task was cancelled
+            if not following.done():  # it is done if its task was cancelled
                 following.set_result((key, lane))
                 return
         task = asyncio.get_running_loop().create_task(self._work(key, lane), name="api")
@@ -202,7 +206,7 @@ class Api:
         task.add_done_callback(self._tasks.discard)
 
     async def _work(self, key: str, lane: deque[Request]) -> None:
-        """Serve one lane after another, unless enough tasks wait for one."""
+        """Serve one lane after another, until enough other tasks wait for one."""
         while True:
             await self._serve(key, lane)
             if len(self._idle) == _IDLE_MAX:
@@ -219,9 +223,9 @@ class Api:
                 try:
                     await self._serve_one(request)
                 finally:
-                    self._waiting.done(only_asks(request.tokens))
+                    self._waiting.done(is_info_request(request.tokens))
         finally:
-            # No await since the lane was seen empty, so nothing was added meanwhile.
+            # There was no await since the lane was found empty, so no request was added meanwhile.
             if self._lanes.get(key) is lane:
                 del self._lanes[key]
 
@@ -245,7 +249,7 @@ class Api:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Not this lane was cancelled but what the request waited for, with its stream.
+            # This task was not cancelled, but the operation that the request waited for, with its stream.
             gone = request.about is not None and request.about.offline
             self._refuse(request, route,
                          ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=gone) if gone
@@ -269,7 +273,7 @@ class Api:
 
     def _answer(self, request: Request, answer: dict[str, Any], *, audited: bool, at_once: bool = False,
                 data: bytes | None = None) -> None:
-        """``data``: the answer as JSON, if it is known."""
+        """Send the answer, and its audit, once its state is persisted. ``data``: the answer as JSON, if it is known."""
         account = self.account
         audited = audited and account.events.audited()
         if not request.reply and not audited:
@@ -295,6 +299,6 @@ class Api:
 
 
 def _weight(request: Request) -> int:
-    """How much of a turn of the loop a request takes: lists, and requests of some kilobytes, take more than others."""
+    """Return the part of a turn of the loop that a request takes: lists and long requests take more than others."""
     lists = request.tokens[1:2] in (["NAMES"], ["LIST"])
     return HEAVY if lists else 1 + min(len(request.payload) // _WEIGHT_BYTES, HEAVY)

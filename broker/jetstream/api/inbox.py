@@ -1,4 +1,5 @@
-"""JETBLOCK.ADOPT of $JS.API: whoever put a request into the inbox has it carried out at once, and gets the answer.
+"""JETBLOCK.ADOPT of $JS.API: carries out a request in the shard's inbox at once, and answers the program that put it
+there.
 
 An addition of jetblock: nats-server has nothing like it.
 """
@@ -26,7 +27,7 @@ class _AdoptRequest:
 
 
 async def adopt(request: Request) -> dict[str, Any]:
-    """Let the staged messages of a request join the stream; answered once they have."""
+    """Let the staged messages of a request join the stream; answer after they have joined."""
     await request.need_body()
     asked = await request.body(_AdoptRequest, "JSApiJetblockAdoptRequest")
     if not _ID.fullmatch(asked.request):
@@ -39,4 +40,4 @@ async def adopt(request: Request) -> dict[str, Any]:
 ROUTES: dict[tuple[str, ...], Route] = {
     ("JETBLOCK", "ADOPT", "*"): Route("jetblock_adopt_response", adopt, apart=True),
 }
-"""Subject after $JS.API, ``*`` for any token, to its route."""
+"""The routes by subject after $JS.API; ``*`` is any token."""

@@ -41,7 +41,7 @@ class GetRequest:
 
     @property
     def conflicting(self) -> bool:
-        """Whether it names more than one kind of position."""
+        """True if the request names more than one kind of position."""
         timed = self.start_time is not None
         return bool((self.seq and self.last_by_subj) or (self.seq and timed) or (timed and self.last_by_subj)
                     or (self.last_by_subj and self.next_by_subj))
@@ -54,11 +54,11 @@ class _DeleteRequest:
 
 
 async def get(request: Request) -> dict[str, Any]:
-    """One message: by sequence, the last or next of a subject, or the first since a time."""
+    """Return one message: by sequence, the last or next of a subject, or the first since a time."""
     await request.need_body()
     asked = await request.body(GetRequest, "JSApiMsgGetRequest")
-    nowhere = not (asked.seq or asked.last_by_subj or asked.next_by_subj or asked.start_time is not None)
-    if asked.batch > 0 or asked.max_bytes > 0 or asked.conflicting or nowhere:
+    no_position = not (asked.seq or asked.last_by_subj or asked.next_by_subj or asked.start_time is not None)
+    if asked.batch > 0 or asked.max_bytes > 0 or asked.conflicting or no_position:
         raise ApiError(ApiErrors.BAD_REQUEST)
     msg = await find(request.stream(request.tokens[3]), asked)
     if msg is None:
@@ -87,7 +87,7 @@ async def delete(request: Request) -> dict[str, Any]:
 
 
 async def find(stream: Stream, asked: GetRequest) -> StoredMsg | None:
-    """The message that a request without a batch asks for."""
+    """Return the message that a request without a batch asks for."""
     if asked.last_by_subj:
         return await stream.get_last(asked.last_by_subj.encode())
     if asked.next_by_subj or asked.start_time is not None:
@@ -96,7 +96,7 @@ async def find(stream: Stream, asked: GetRequest) -> StoredMsg | None:
 
 
 def _gone(stream: Stream, seq: int) -> ApiError:
-    """nats-server's error for a missing sequence: its two stores differ beyond the ends of the stream."""
+    """Return nats-server's error for a missing sequence; its two stores differ beyond the ends of the stream."""
     if stream.config.storage == "file":
         if seq > stream.last_seq:
             return ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="stream store EOF")
@@ -109,4 +109,4 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("STREAM", "MSG", "GET", "*"): Route("stream_msg_get_response", get, tracked=Tracked.ERRORS),
     ("STREAM", "MSG", "DELETE", "*"): Route("stream_msg_delete_response", delete),
 }
-"""Subject after $JS.API, ``*`` for any token, to its route."""
+"""The routes by subject after $JS.API; ``*`` is any token."""

@@ -1,4 +1,7 @@
-"""How many requests are begun in one turn of the loop: a client may send a thousand at once, each of which takes a millisecond."""
+"""The number of requests begun in one turn of the loop.
+
+A client may send a thousand requests at once, each of which takes a millisecond.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,17 @@ HEAVY: Final = 8
 
 
 class Pace:
-    """Lets callers of ``begin`` with a weight of 16 together pass in a turn of the loop, and the others in the next ones, in
-    their order."""
+    """A limit on the work begun in one turn of the loop.
+
+    Callers of ``begin`` with a total weight of 16 pass in one turn, the others in the next turns, in their order.
+    """
 
     def __init__(self) -> None:
         self._left = _AT_ONCE
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     async def begin(self, weight: int = 1) -> None:
-        """Returns at once, unless too many have passed in this turn."""
+        """Return at once, or in a later turn if too many callers have passed in this one."""
         if self._left > 0:
             if self._left == _AT_ONCE:
                 asyncio.get_running_loop().call_soon(self._next_turn)
@@ -37,7 +42,7 @@ class Pace:
         self._left = _AT_ONCE
         while self._waiting and self._left > 0:
             passes, weight = self._waiting.popleft()
-            if not passes.done():  # as when its caller was cancelled
+            if not passes.done():  # it is done if its caller was cancelled
                 passes.set_result(None)
                 self._left -= weight
         if self._left < _AT_ONCE:

@@ -1,4 +1,4 @@
-"""The answers of direct gets as bytes: stored messages with headers that say where they are from, and statuses.
+"""The answers to direct gets as bytes: stored messages with headers that give their position, and statuses.
 
 Source: nats-server 2.15, server/stream.go getDirectRequest, getDirectMulti.
 """
@@ -25,7 +25,7 @@ _CRLF = b"\r\n"
 
 
 def message(stream: str, reply: bytes, msg: StoredMsg, bare: bool) -> Msg:
-    """The answer to a get of one message; ``bare``: its payload alone."""
+    """Return the answer to a get of one message; ``bare``: its payload alone."""
     if bare:
         return reply, b"", 0, msg.payload
     seq, subject, hlen, body, time_ns = msg
@@ -34,10 +34,12 @@ def message(stream: str, reply: bytes, msg: StoredMsg, bare: bool) -> Msg:
     return reply, b"", len(block), block + body[hlen:]
 
 
-def messages(stream: str, reply: bytes, msgs: StoredMsgs, bare: bool, pendings: Sequence[int], last_seq: int) -> list[Msg]:
-    """Answers of a batch.
+def messages(stream: str, reply: bytes, msgs: StoredMsgs, bare: bool, pendings: Sequence[int],
+             last_seq: int) -> list[Msg]:
+    """Return the answers of a batch.
 
-    Args: ``pendings``: how many follow each; ``last_seq``: the one before the first, 0 if that is the batch's first.
+    Args: ``pendings``: the number of messages that follow each; ``last_seq``: the sequence sent before ``msgs``, 0 if
+        they begin the batch.
     """
     seqs, subjects, hlens, bodies, times_ns = msgs
     heads: Sequence[bytes] = (_FIRST_LINE,) * len(seqs)
@@ -55,7 +57,10 @@ def messages(stream: str, reply: bytes, msgs: StoredMsgs, bare: bool, pendings: 
 
 
 def fitting(msgs: StoredMsgs, bytes_max: int) -> tuple[int, int]:
-    """How many of ``msgs`` a batch takes that ends with the message that reaches ``bytes_max``, and their bytes as limits count."""
+    """Return how many of ``msgs`` fit into a batch, and their bytes as limits count them.
+
+    The message that reaches ``bytes_max`` is the last that fits.
+    """
     sizes = list(map(add, map(len, msgs.subjects), map(len, msgs.bodies)))
     total = sum(sizes)
     if total < bytes_max:
@@ -67,7 +72,7 @@ def fitting(msgs: StoredMsgs, bytes_max: int) -> tuple[int, int]:
 
 
 def end(reply: bytes, pending: int, last_seq: int, up_to_seq: int | None = None) -> Msg:
-    """The end of a batch: how many messages follow its last one."""
+    """Return the end of a batch, with the number of messages that follow its last one."""
     items = [(b"Nats-Num-Pending", b"%d" % pending), (b"Nats-Last-Sequence", b"%d" % last_seq)]
     if up_to_seq is not None:
         items.append((b"Nats-UpTo-Sequence", b"%d" % up_to_seq))
@@ -76,6 +81,6 @@ def end(reply: bytes, pending: int, last_seq: int, up_to_seq: int | None = None)
 
 
 def status(reply: bytes, text: bytes) -> Msg:
-    """An answer without a message."""
+    """Return an answer without a message."""
     block = headers.build((), text)
     return reply, b"", len(block), block

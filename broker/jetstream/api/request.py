@@ -1,8 +1,8 @@
-"""One request to $JS.API, as its handler sees it, and the routes that list handlers.
+"""A request to $JS.API, as its handler sees it, and the routes that list handlers.
 
 A handler is a coroutine function that takes a ``Request`` and returns the members of the answer after ``type``, or
-raises ``ApiError``. It sets ``request.about`` to the stream that it read or changed, so that the answer waits for what
-it shows.
+raises ``ApiError``. It sets ``request.about`` to the stream that it read or changed. The answer is then sent after the
+state that it shows is persisted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker.jetstream.account.long_work import aside
+from broker.jetstream.account.long_work import in_thread_if_long
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
@@ -29,19 +29,19 @@ __all__ = ["Handler", "Request", "Route", "Show", "Silent", "Tracked"]
 T = TypeVar("T")
 
 _ELEMENT_BYTES = 16
-"""Bytes of JSON that take as long as one element of a configuration."""
+"""The bytes of JSON that take as long as one element of a configuration."""
 
 Show = Callable[["Msg", "Source | None"], None]
-"""Told a request as it came, and the client that made it."""
+"""A function that gets a request as it came, and the client that made it."""
 
 
 class Silent(Exception):
-    """The request gets no answer at all, as nats-server gives none."""
+    """Raised for a request that gets no answer, as nats-server gives none."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One request. ``tokens`` are those of its subject after ``$JS.API``; ``payload`` is its body without headers."""
+    """A request. ``tokens`` are those of its subject after ``$JS.API``; ``payload`` is its body without headers."""
 
     account: Account
     transfers: Callable[[], Transfers]
@@ -49,7 +49,7 @@ class Request:
     reply: bytes
     payload: bytes
     about: Stream | None = None
-    """The answer is sent after everything sequenced in its log so far is persisted; None: the account's log."""
+    """The stream whose log the answer waits for: everything sequenced there so far; None: the account's log."""
     route: Route | None = None
     source: Source | None = None
     """The client that sent the request."""
@@ -59,7 +59,7 @@ class Request:
     """The header block of the answer, unless it is an error."""
 
     async def body(self, of: type[T], go_name: str) -> T:
-        """The payload read as an ``of``; an empty one gives all defaults.
+        """Return the payload read as an ``of``; an empty payload gives all defaults.
 
         Raises: ApiError 10025.
         """
@@ -69,14 +69,14 @@ class Request:
 
     async def decoded(self, decode: Callable[[], T]) -> T:
         """Decode the payload by ``decode``, in a thread if it is long."""
-        return await aside(len(self.payload) // _ELEMENT_BYTES, decode)
+        return await in_thread_if_long(len(self.payload) // _ELEMENT_BYTES, decode)
 
     async def optional_body(self, of: type[T], go_name: str) -> T:
-        """Like ``body``, where nats-server reads the payload only if it begins with { or [."""
+        """Do as ``body``, but read the payload only if it begins with { or [, as nats-server does here."""
         return await self.body(of, go_name) if self.payload.lstrip(b" \t\r\n")[:1] in (b"{", b"[") else of()
 
     async def is_empty(self) -> bool:
-        """Whether the payload is empty: no bytes, or an object without members."""
+        """Return whether the payload is empty: no bytes, or an object without members."""
         if not self.payload or self.payload == b"{}":
             return True
         try:
@@ -85,34 +85,34 @@ class Request:
             return False
 
     async def need_empty(self) -> None:
-        """Raises: ApiError 10038 unless the payload is empty."""
+        """Check that the payload is empty. Raises: ApiError 10038."""
         if not await self.is_empty():
             raise ApiError(ApiErrors.NOT_EMPTY_REQUEST)
 
     async def need_body(self) -> None:
-        """Raises: ApiError 10003 when the payload is empty."""
+        """Check that the payload is not empty. Raises: ApiError 10003."""
         if await self.is_empty():
             raise ApiError(ApiErrors.BAD_REQUEST)
 
     def stream(self, name: str) -> Stream:
-        """The account's stream of that name; the answer waits for its log from now on.
+        """Return the account's stream of that name; the answer waits for its log from now on.
 
-        Raises: ApiError 10059; 10194 when it is offline.
+        Raises: ApiError 10059; 10194 if the stream is offline.
         """
         stream = self.account.stream(name)
         self.about = stream
         return stream
 
     def consumer(self, stream_name: str, name: str) -> Consumer:
-        """Raises: ApiError 10059, 10014."""
-        consumer = self.account.consumers(self.stream(stream_name)).get(name)
+        """Return a consumer of the account. Raises: ApiError 10059, 10014."""
+        consumer = self.account.consumers.of(self.stream(stream_name)).get(name)
         if consumer is None:
             raise ApiError(ApiErrors.CONSUMER_NOT_FOUND)
         return consumer
 
 
 class Tracked(Enum):
-    """Which answers nats-server counts in its statistics and reports to the audit."""
+    """The answers that nats-server counts in its statistics and reports to the audit."""
 
     ALL = auto()
     ERRORS = auto()
@@ -126,9 +126,11 @@ Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 class Route:
     """The handler for one form of subject.
 
-    Attributes: ``type`` is the last part of the answer's type; ``zeros`` are the members that nats-server shows next to
-        an error; ``tracked`` says which of its answers are counted and audited; ``apart``: it may take long, and other
-        requests about the stream do not wait for it.
+    Attributes:
+        ``type``: the last part of the answer's type.
+        ``zeros``: the members that nats-server shows next to an error.
+        ``tracked``: which of its answers are counted and audited.
+        ``apart``: true if the request may take long, so that other requests about the stream do not wait for it.
     """
 
     type: str

@@ -1,4 +1,4 @@
-"""The subjects of $JS.API, and what serves each.
+"""The subjects of $JS.API, and the part that serves each.
 
     pull request   CONSUMER.MSG.NEXT.<stream>.<consumer>   to its consumer, not one of ``routes``
     direct get     DIRECT.GET.<stream>[.<subject>]         to direct_get.py, not one of ``routes``
@@ -25,7 +25,8 @@ DIRECT_GET = b"DIRECT.GET."
 
 @cache
 def routes() -> dict[tuple[str, ...], Route]:
-    """What serves each subject. Imported for the first request: a start does not wait for it."""
+    """Return the routes by subject. Handlers are imported for the first request, so that a start does not wait for
+    them."""
     from broker.jetstream.api import backups, consumers, inbox, messages, streams
 
     return {**streams.ROUTES, **backups.ROUTES, **consumers.ROUTES, **messages.ROUTES, **inbox.ROUTES}
@@ -48,7 +49,7 @@ def subscribe_api(bus: Bus, domain: str, handler: BatchHandler) -> list[Subscrip
 
 
 def route_of(tokens: list[str]) -> Route | None:
-    """What serves these tokens, trying the most literal form first."""
+    """Return the route that serves these tokens, trying the most literal form first."""
     if "" in tokens:
         return None
     known = routes()
@@ -61,6 +62,6 @@ def route_of(tokens: list[str]) -> Route | None:
 
 
 def lane_of(tokens: list[str]) -> str:
-    """The stream that a request is about: the token after its verbs, which vary in number; "" for none."""
+    """Return the stream that a request is about: the token after its verbs, which vary in number; "" for none."""
     verbs = 3 if tokens[1:2] in (["MSG"], ["DURABLE"], ["LEADER"], ["PEER"]) else 2
     return tokens[verbs] if len(tokens) > verbs else ""

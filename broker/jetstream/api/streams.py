@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from broker.base.gotime import format_time
-from broker.jetstream.account.long_work import aside
+from broker.jetstream.account.long_work import in_thread_if_long
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.config.stream import StreamConfigRequest
 from broker.jetstream.config.stream_rules import with_dynamic_metadata
@@ -50,7 +50,7 @@ class _PurgeRequest:
 
 
 async def account_info(request: Request) -> dict[str, Any]:
-    """What the account uses and may use."""
+    """Return the account's usage and limits."""
     return request.account.info()
 
 
@@ -93,7 +93,7 @@ async def delete(request: Request) -> dict[str, Any]:
 
 
 async def info(request: Request) -> dict[str, Any]:
-    """Configuration and state; with ``subjects_filter`` the count of each matching subject, in pages."""
+    """Return the configuration and state; with ``subjects_filter`` the count of each matching subject, in pages."""
     asked = await request.optional_body(_InfoRequest, "JSApiStreamInfoRequest")
     stream = request.stream(request.tokens[2])
     stream.log.barrier(stream)
@@ -113,7 +113,7 @@ async def info(request: Request) -> dict[str, Any]:
 
 
 async def names(request: Request) -> dict[str, Any]:
-    """One page of stream names, in order; null rather than an empty list, as in nats-server."""
+    """Return one page of stream names, in order; null rather than an empty list, as in nats-server."""
     asked = await request.optional_body(_PagedRequest, "JSApiStreamNamesRequest")
     found = [stream.name for stream in await _matching(request, asked.subject)]
     offset = min(max(asked.offset, 0), len(found))
@@ -122,7 +122,7 @@ async def names(request: Request) -> dict[str, Any]:
 
 
 async def list_streams(request: Request) -> dict[str, Any]:
-    """One page of stream infos, in order of name."""
+    """Return one page of stream infos, in order of name."""
     asked = await request.optional_body(_PagedRequest, "JSApiStreamListRequest")
     found = await _matching(request, asked.subject)
     offset = min(max(asked.offset, 0), len(found))
@@ -149,23 +149,23 @@ async def purge(request: Request) -> dict[str, Any]:
     if stream.config.deny_purge:
         raise ApiError(ApiErrors.STREAM_PURGE_FAILED, err="stream purge not permitted")
     if asked.seq > SEQ_MAX:
-        # There would be no sequence left for the next message.
+        # No sequence would be left for the next message.
         raise ApiError(ApiErrors.STREAM_PURGE_FAILED, err=f"sequence {asked.seq} is above {SEQ_MAX}")
     purged = await stream.purge(asked.filter.encode() or None, asked.seq, asked.keep)
     return {"success": True, "purged": purged}
 
 
 async def clustered_only(request: Request) -> dict[str, Any]:
-    """Refused: requests that only make sense with Raft peers; there are none."""
+    """Refuse requests that make sense only with Raft peers, which this server does not have."""
     raise ApiError(ApiErrors.CLUSTER_REQUIRED)
 
 
 async def _matching(request: Request, subject_filter: str) -> list[Stream]:
-    """The account's streams whose subjects could overlap the filter, in order of name."""
+    """Return the account's streams whose subjects could overlap the filter, in order of name."""
     streams = sorted(request.account.streams.values(), key=attrgetter("name"))
     if not subject_filter:
         return streams
-    wanted, found, looked_at = subject_filter.encode(), [], 0
+    wanted, found, compared = subject_filter.encode(), [], 0
     for stream in streams:
         subjects = stream.config.subjects
         for at in range(0, len(subjects), _COMPARED_AT_ONCE):
@@ -173,23 +173,24 @@ async def _matching(request: Request, subject_filter: str) -> list[Stream]:
             if any(collide(wanted, subject.encode()) for subject in some):
                 found.append(stream)
                 break
-            looked_at += len(some)
-            if looked_at >= _COMPARED_AT_ONCE:
-                looked_at = 0
+            compared += len(some)
+            if compared >= _COMPARED_AT_ONCE:
+                compared = 0
                 await asyncio.sleep(0)
     return found
 
 
 async def stream_info(request: Request, stream: Stream, *, dynamic: bool, domain: bool = True,
-                      deleted_details: bool = False, subjects_filter: str = "", subjects_offset: int = 0) -> dict[str, Any]:
-    """The members of a StreamInfo."""
+                      deleted_details: bool = False, subjects_filter: str = "",
+                      subjects_offset: int = 0) -> dict[str, Any]:
+    """Return the members of a StreamInfo."""
     account = request.account
     state = await stream_state(request, stream, deleted_details, subjects_filter, subjects_offset)
     elements = stream.config.elements
-    config = await aside(elements, stream.config.to_json)
+    config = await in_thread_if_long(elements, stream.config.to_json)
     if dynamic:
         config["metadata"] = with_dynamic_metadata(stream.config.metadata, account.version)
-    upstream = await aside(elements, partial(account.upstreams.info, stream))
+    upstream = await in_thread_if_long(elements, partial(account.upstreams.info, stream))
     shown = {"config": config, "created": format_time(stream.created_ns), "state": state, **upstream}
     if domain and account.domain:
         shown["domain"] = account.domain
@@ -199,9 +200,9 @@ async def stream_info(request: Request, stream: Stream, *, dynamic: bool, domain
 
 async def stream_state(request: Request, stream: Stream, deleted_details: bool = False,
                        subjects_filter: str = "", subjects_offset: int = 0) -> dict[str, Any]:
-    """The members of a StreamState."""
+    """Return the members of a StreamState."""
     state = await stream.info_state(deleted_details, subjects_filter.encode(), subjects_offset)
-    state["consumer_count"] = sum(not consumer.config.direct for consumer in request.account.consumers(stream).values())
+    state["consumer_count"] = sum(not one.config.direct for one in request.account.consumers.of(stream).values())
     return state
 
 
@@ -228,4 +229,4 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("STREAM", "CANCEL_MOVE", "*"): Route("stream_cancel_move_response", clustered_only),
     ("CONSUMER", "LEADER", "STEPDOWN", "*", "*"): Route("consumer_leader_stepdown_response", clustered_only),
 }
-"""Subject after $JS.API, ``*`` for any token, to its route."""
+"""The routes by subject after $JS.API; ``*`` is any token."""

@@ -1,7 +1,7 @@
-"""$JS.API of the system account, which has no JetStream of its own. Its clients may watch the requests of all accounts.
+"""The API of the system account, which has no JetStream of its own. Its clients may watch the requests of all accounts.
 
     ACCOUNT.PURGE.<account>     deletes all streams of an account, also of one that no longer exists
-    what rules a cluster        no answer
+    cluster administration      no answer
     the rest                    10039
 
 Source: nats-server 2.15, server/jetstream_api.go, apiDispatch and jsLeaderAccountPurgeRequest.
@@ -34,11 +34,11 @@ _ACCOUNT: Final = b"ACCOUNT."
 _PURGE: Final = b"ACCOUNT.PURGE."
 _OF_CLUSTERS: Final = frozenset({b"META.LEADER.STEPDOWN", b"META.RESCUE", b"SERVER.REMOVE", b"SERVER.EVACUATE"})
 _AT_ONCE: Final = 100
-"""Purges that may wait; beyond it they are dropped unanswered, as the requests of other accounts are."""
+"""The largest number of waiting purges; more are dropped unanswered, as the requests of other accounts are."""
 
 
 class SystemApi:
-    """The API of the system account ``name``; ``purge(account)`` is done once the account's streams are deleted."""
+    """The API of the system account ``name``; ``purge(account)`` returns once the account's streams are deleted."""
 
     def __init__(self, name: str, bus: Bus, domain: str, purge: Callable[[str], Awaitable[None]]) -> None:
         self.name = name
@@ -60,14 +60,14 @@ class SystemApi:
         await self.drop()
 
     async def drop(self) -> None:
-        """Leave the running requests unanswered."""
+        """Cancel the running requests, without answers."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Handle a run of requests: the bus's handler. Only clients of this very account are heard."""
+        """Handle a run of requests, as a handler of the bus. Requests from clients of other accounts are ignored."""
         if source is None or source.identity().get("acc") != self.name:
             return
         for subject, reply, _, _ in ops[start:end]:
@@ -79,7 +79,7 @@ class SystemApi:
                              ApiError(ApiErrors.NOT_ENABLED_FOR_ACCOUNT))
 
     def show(self, request: Msg, source: Source | None) -> None:
-        """Show a request that a client of any account made to those who watch ``$JS.API.>``, with who made it.
+        """Publish a request of any account's client to the subscribers of ``$JS.API.>``, with the client's identity.
 
         They cannot answer it: unlike nats-server's, the copy has no reply subject.
         """

@@ -66,7 +66,7 @@ class Transfers:
                  chunk_size: int, window_size: int) -> None:
         """Send a stream, whose ``state`` is this now, to the subject ``to``, after what is in the log's queue."""
         account = self._account
-        sent = [one for one in account.consumers(stream).values() if consumers and not one.config.direct]
+        sent = [one for one in account.consumers.of(stream).values() if consumers and not one.config.direct]
         numbers = ArchivedStream(state["messages"], state["bytes"], state["first_seq"], state["last_seq"], state["first_ts"],
                                  state["last_ts"], len(sent))
         reader = StreamReader(stream, numbers, sent, lambda: account.streams.get(stream.name) is stream)
