@@ -313,12 +313,12 @@ class JetStream:
 
     async def open(self, shard: int, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0,
                    inbox: InboxSettings | None = None,
-                   delete_runs: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
+                   release_runs: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
         """Restore the streams and consumers of ``log.state``, the state of ``shard``, which this broker now owns.
 
         Return once the consumers serve, or after ``wait_seconds``. Consumers whose messages take long to count continue
         opening after that.
-        Args: ``inbox``: how often the shard's inbox is read, None: only on request; ``delete_runs(keys)`` deletes runs
+        Args: ``inbox``: how often the shard's inbox is read, None: only on request; ``release_runs(keys)`` deletes runs
             that nothing will ever name.
         """
         opened = self.shards[shard] = ShardStreams(shard, log, reader, self, self._budget)
@@ -333,8 +333,8 @@ class JetStream:
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
         settings, writing = inbox or InboxSettings(poll_ns=None), self._inflight.writing
-        writing.in_thread, writing.delete_runs = settings.in_thread, delete_runs
-        opened.start_inbox(self.clock, settings, delete_runs, open_runs=writing.keys)
+        writing.in_thread, writing.release_runs = settings.in_thread, release_runs
+        opened.start_inbox(self.clock, settings, release_runs, open_runs=writing.keys)
 
     async def close(self, *, notify: bool = False) -> None:
         """Drop all streams and consumers at once.

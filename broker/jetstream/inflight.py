@@ -62,14 +62,14 @@ class Writing:
 
     Attributes:
         ``in_thread``: runs a function of some milliseconds outside the loop.
-        ``delete_runs(keys)``: deletes runs that nothing will ever name.
+        ``release_runs(keys)``: deletes runs that nothing will ever name.
         ``keys``: the runs of open batches; no stream names them yet, and they must not be swept.
         ``encoding``: bounds the runs encoded at a time (``_ENCODING_MAX``).
     """
 
     def __init__(self) -> None:
         self.in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread
-        self.delete_runs: Callable[[Sequence[str]], object] = lambda keys: None
+        self.release_runs: Callable[[Sequence[str]], object] = lambda keys: None
         self.keys: set[str] = set()
         self.encoding = asyncio.Semaphore(_ENCODING_MAX)
         self.bytes = 0

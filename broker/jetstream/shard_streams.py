@@ -70,10 +70,10 @@ class ShardStreams(LogListener):
             if stream_id not in used:
                 return stream_id
 
-    def start_inbox(self, clock: Clock, settings: InboxSettings, delete_runs: Callable[[Sequence[str]], object],
+    def start_inbox(self, clock: Clock, settings: InboxSettings, release_runs: Callable[[Sequence[str]], object],
                     open_runs: Container[str]) -> None:
         """Carry out the requests in the shard's inbox from now on; for the arguments, see ``Inbox``."""
-        self.inbox = Inbox(self, self.log, ShardPaths(self.number), clock, settings, delete_runs, open_runs)
+        self.inbox = Inbox(self, self.log, ShardPaths(self.number), clock, settings, release_runs, open_runs)
         self.inbox.start()
 
     async def stop_inbox(self) -> None:

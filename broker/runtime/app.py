@@ -304,7 +304,8 @@ class App:
         storage = self.settings.storage
         inbox = InboxSettings(poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns,
                               max_payload=self._max_payload)
-        await self.jetstream.open(shard.number, shard.log, self.shard_owner.reader, delete_runs=shard.sweeper.let_go, inbox=inbox)
+        await self.jetstream.open(shard.number, shard.log, self.shard_owner.reader,
+                                  release_runs=shard.sweeper.release_runs, inbox=inbox)
         return shard.log
 
     def _max_payload(self, name: str) -> int:

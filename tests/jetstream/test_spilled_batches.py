@@ -176,7 +176,7 @@ async def test_a_commit_decides_as_for_a_small_batch(name: str, monkeypatch: pyt
         monkeypatch.setattr(atomic, "SPILL_BYTES", spill_bytes)
         async with Inside() as broker:
             deleted: list[str] = []
-            broker.js._inflight.writing.delete_runs = deleted.extend
+            broker.js._inflight.writing.release_runs = deleted.extend
             await create(broker, **config)
             if name == "what nobody waits for makes room":
                 await broker.ok("CONSUMER.CREATE.S.C", {"stream_name": "S", "config": {
@@ -260,7 +260,7 @@ async def test_a_batch_that_ends_without_a_commit_leaves_nothing(broker: Inside)
     """A gap, and a stream that allows no batches any more: its runs are let go, and nothing counts for it."""
     await create(broker)
     deleted: list[str] = []
-    broker.js._inflight.writing.delete_runs = deleted.extend
+    broker.js._inflight.writing.release_runs = deleted.extend
     await publish(broker, rows_of(20), last=False)
     await broker.client.flush()
     await eventually(lambda: _there(broker, 3))
@@ -356,7 +356,7 @@ async def test_a_batch_of_too_many_blocks_is_refused(broker: Inside, monkeypatch
     monkeypatch.setattr(atomic, "BLOCKS_MAX", 3)
     await create(broker)
     deleted: list[str] = []
-    broker.js._inflight.writing.delete_runs = deleted.extend
+    broker.js._inflight.writing.release_runs = deleted.extend
     assert (await publish(broker, rows_of(22)))["error"]["err_code"] == 10176
     assert len(deleted) == 3
     await eventually(lambda: _idle(broker))
@@ -374,7 +374,7 @@ async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str,
               else Inside(JetStreamSettings(server=ServerLimits(max_storage=most))))
     async with inside as broker:
         deleted: set[str] = set()
-        broker.js._inflight.writing.delete_runs = deleted.update
+        broker.js._inflight.writing.release_runs = deleted.update
         await create(broker)
         advisories = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.S")
         refused = []

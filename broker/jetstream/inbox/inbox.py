@@ -115,18 +115,18 @@ class _Running:
 class Inbox:
     """The inbox of one shard.
 
-    Args: ``delete_runs(keys)`` deletes runs that nothing will ever name; ``open_runs`` are the keys of runs that open
+    Args: ``release_runs(keys)`` deletes runs that nothing will ever name; ``open_runs`` are the keys of runs that open
         atomic batches have staged.
     """
 
     def __init__(self, host: Host, log: Log, paths: ShardPaths, clock: Clock, settings: InboxSettings,
-                 delete_runs: Callable[[Sequence[str]], object], open_runs: Container[str] = ()) -> None:
+                 release_runs: Callable[[Sequence[str]], object], open_runs: Container[str] = ()) -> None:
         self.settings = settings
         self._host = host
         self._log = log
         self._store = log.store
         self._clock = clock
-        self._delete_runs = delete_runs
+        self._release_runs = release_runs
         self._paths = paths
         self._open_runs = open_runs
         self._running: dict[int, _Running] = {}
@@ -414,7 +414,7 @@ class Inbox:
         self._gone.update(dict.fromkeys(found, 0))
         if found:
             _log.info("%d staged runs that no request names are swept", len(found))
-            self._delete_runs(found)
+            self._release_runs(found)
 
     async def _abandoned(self, before_ns: int) -> set[str]:
         """Return staged runs that were made before this time and that no stream names.

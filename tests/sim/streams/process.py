@@ -189,7 +189,7 @@ class Process:
         reader = BlockReader(patient, self.cache, shard.key_of, PATHS)
         try:
             if world.staging is not None:
-                await self.js.open(0, shard.log, reader, inbox=world.staging.settings, delete_runs=shard.sweeper.let_go)
+                await self.js.open(0, shard.log, reader, inbox=world.staging.settings, release_runs=shard.sweeper.release_runs)
             else:
                 await self.js.open(0, shard.log, reader)
             self.serving = True

@@ -140,7 +140,7 @@ class Spill:
             task.cancel()
         # One whose put was cancelled may land behind its deletion: the inbox sweeps it. So it does with all when the log ends.
         if keys and self._log.room():
-            writing.delete_runs(keys)
+            writing.release_runs(keys)
 
     async def _put(self, key: str, position: Position, run_id: int, blocks: list[Sequence[Row]]) -> list[BlockRef]:
         parts, log, writing = self._parts, self._log, self._inflight.writing
