@@ -1,4 +1,4 @@
-"""One block of a live stream: what is known of it without its rows, and which of its messages are dead."""
+"""One block of a live stream: its numbers, which are known without its rows, and its dead messages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class LiveBlock:
 
     Attributes:
         open: the writer's block until it is persisted, then None.
-        ref: where it is stored once persisted; None before, and always in a memory stream.
-        chunks: its messages, while they are held here and not in the cache (memory streams: always).
-        starts: first ordinal of each frame, once known; lets the reader find a chunk in the cache.
-        head: its head while it is pinned: memory streams, or an operation under way.
-        dead: sequences removed one by one; what is below the stream's first_seq need not be in it.
-        subjects: (subject, count, first_seq, last_seq) of each subject when they are few, otherwise None.
+        ref: the block's place in the store once it is persisted; None before, and always None in a memory stream.
+        chunks: the messages while the block itself keeps them, outside the cache (memory streams: always).
+        starts: the first ordinal of each frame, once known; with it the reader finds a chunk in the cache.
+        head: the block's head while it is pinned: always in memory streams, otherwise during an operation.
+        dead: sequences removed one by one; those below the stream's first_seq may be missing.
+        subjects: (subject, count, first_seq, last_seq) of each subject if they are few, otherwise None.
     """
 
     __slots__ = ("bytes", "chunks", "count", "dead", "first_seq", "first_time_ns", "head", "last_seq", "last_time_ns",
@@ -54,7 +54,7 @@ class LiveBlock:
 
     @classmethod
     def of_open(cls, block: OpenBlock[Any]) -> LiveBlock:
-        """For a block that has messages and is not persisted."""
+        """Return a live block for an open block that has messages and is not persisted."""
         hlens = block.hlens
         size = messages_size(block.count, 0 if hlens is None else block.count - hlens.count(0),
                              sum(map(len, block.subjects)), sum(map(len, block.bodies)))
@@ -64,7 +64,7 @@ class LiveBlock:
 
     @classmethod
     def of_entry(cls, entry: BlockEntry) -> LiveBlock:
-        """For a block as the applied state has it."""
+        """Return a live block for an entry of the applied state's block table."""
         ref = entry.ref
         live = cls(ref.first_seq, ref.last_seq, ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns)
         live.live_msgs -= entry.dead_count

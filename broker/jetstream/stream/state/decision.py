@@ -1,13 +1,15 @@
-"""Loads what a decision finds missing, and holds it until the decision is taken.
+"""Loads the data that a decision needs, and keeps it in memory until the decision has been taken.
 
-    decide ──> NotLoaded ──> bring ──> decide ──> NotLoaded ──> bring ──> decide ──> taken: release all
-                          └ heads: held here, so that they stay in memory
-                          └ work:  leaves its result in the stream's own state
+    decide ──> NotLoaded ──> load ──> decide ──> NotLoaded ──> load ──> decide ──> taken: release all
+                           └ heads: kept in this object, so that they stay in memory
+                           └ work:  leaves its result in the stream's own state
 
-Each turn must load something new. Asking again for what is held, or for work that was done while nothing changed since,
-would never end: that is ``Stuck``, a bug, which is logged and answered like a store that cannot be read.
+Each round must load something new. If a decision asks again for heads that are kept, or for work that was done while
+the stream has not changed since, it would never end. That is a bug and raises ``Stuck``; the caller logs it and answers
+it like a store that cannot be read.
 
-Does not own: what waits meanwhile, and for how long (publish.blocked, or the operation's own caller).
+Does not own: the requests that wait for a decision, and their time limit (publish.blocked, or the operation's own
+caller).
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ T = TypeVar("T")
 
 
 class Stuck(Exception):
-    """A decision cannot be taken: what it asks for was loaded already, or is more than it may hold at once."""
+    """Raised for a decision that asks for data that is loaded already, or for more heads than it may hold at once."""
 
 
 class Decision:
-    """What one decision has loaded."""
+    """The data that has been loaded for one decision."""
 
     def __init__(self, live: Live, heads: Heads) -> None:
         self._live = live
@@ -46,19 +48,19 @@ class Decision:
         self._done: tuple[object, ...] | None = None
 
     async def load_missing(self, not_loaded: NotLoaded) -> None:
-        """Load what the decision lacks. Raises: Stuck; StoreError; FormatError."""
+        """Load the data that the decision lacks. Raises: Stuck; StoreError; FormatError."""
         if not_loaded.work is not None:
             if (not_loaded.what, not_loaded.mark, *self._state()) == self._done:
                 raise Stuck(f"{not_loaded.what} was brought in, and is missing again")
             await not_loaded.work()
-            # The state after the work: what changed during the work is for the work itself to handle.
+            # Compare with the state after the work: the work itself handles changes that happen while it runs.
             self._done = not_loaded.what, not_loaded.mark, *self._state()
             return
         missing = [block for block in not_loaded.blocks if block not in self._held]
         if not missing:
             raise Stuck(f"{not_loaded.what} was brought in, and is missing again")
         if len(self._held) + len(missing) > HEADS_AT_ONCE:
-            # Not those that left the stream, or gave way to a larger block.
+            # Release the heads of blocks that have left the stream or were replaced by a larger block.
             self._held = {block: rows for block, rows in self._held.items() if self._live.holds(block)}
         if len(self._held) + len(missing) > HEADS_AT_ONCE:
             raise Stuck(f"more than {HEADS_AT_ONCE} heads are needed at once for {not_loaded.what}")
@@ -70,7 +72,10 @@ class Decision:
 
 
 async def decide(live: Live, heads: Heads, ask: Callable[[], T]) -> T:
-    """``ask()``, with all that it needs loaded. Raises: as ``ask`` and ``Decision.load_missing``."""
+    """Call ``ask()``, loading data until it no longer raises NotLoaded.
+
+    Raises: as ``ask`` and ``Decision.load_missing``.
+    """
     decision = Decision(live, heads)
     while True:
         try:

@@ -1,8 +1,9 @@
-"""What a stream does once it is due: passes over that, one at a time, begun by a timer.
+"""A timer that starts a stream's periodic passes, one at a time.
 
-Owns: the timer, the task of the pass. Does not own: what is due and when, what a pass does (retention.ttl, scheduler).
+Owns: the timer and the task of the current pass. Does not own: the due times and the work of a pass (retention.ttl,
+scheduler).
 
-Nothing begins while the clock is not trusted.
+No pass starts while the clock is not trusted.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["DuePasses"]
 
 _TIMER_NS_MAX = 3_600_000_000_000
-"""The wall clock may be set meanwhile, so it is read again at least this often."""
+"""Maximum delay of the timer: the wall clock may be set in the meantime, so it is read again at least this often."""
 
 
 class DuePasses:
-    """Args: ``carry_out`` is one pass; it returns when the next one is due, or NEVER, and how long that waits at least.
-    ``untrusted_ns``: how long to wait before the clock is asked again whether it is trusted."""
+    """The timer and the current pass of one stream.
+
+    Args: ``carry_out`` runs one pass. It returns the time of the next one, or NEVER, and the minimum delay until then.
+        ``what`` names the pass in logs. ``untrusted_ns`` is the delay after which an untrusted clock is checked again.
+    """
 
     def __init__(self, log: StreamLog, tasks: Tasks, clock: Clock, what: str,
                  carry_out: Callable[[], Awaitable[tuple[int, int]]], *, untrusted_ns: int) -> None:
@@ -42,33 +46,33 @@ class DuePasses:
 
     @property
     def running(self) -> bool:
-        """Whether a pass is under way."""
+        """True while a pass is running."""
         return self._pass is not None
 
     @property
     def waiting(self) -> bool:
-        """Whether the timer is set, or will be by the pass under way."""
+        """True if the timer is set, or if a running pass may set it when it ends."""
         return self._timer is not None or self._pass is not None
 
     def in_time_for(self, due_ns: int) -> bool:
-        """Whether the timer is set for then, or for earlier."""
+        """Return whether the timer is set for ``due_ns`` or earlier."""
         return self._timer is not None and due_ns >= self._timer_due_ns
 
     def set(self, due_ns: int, least_ns: int = 0) -> None:
-        """Begin a pass then, though not before ``least_ns`` have gone by."""
+        """Start a pass at ``due_ns``, but not before ``least_ns`` from now."""
         now_ns = self._clock.now_ns()
         delay_ns = min(max(due_ns - now_ns, least_ns, 0), _TIMER_NS_MAX)
         self._timer_due_ns = now_ns + delay_ns
         self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.begin)
 
     def cancel(self) -> None:
-        """Stop the timer; a pass under way goes on."""
+        """Stop the timer; a running pass continues."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def begin(self) -> None:
-        """The timer's callback."""
+        """Start a pass unless one is running. This is the timer's callback."""
         self.cancel()
         if self._pass is not None:
             return

@@ -1,10 +1,10 @@
-"""Where the front of a stream is cut, and how much leaves there: for limits, purges and roll-ups.
+"""Computes the messages that a cut at the front of a stream removes: for limits, purges and roll-ups.
 
-Most cuts remove a block or two. Thousands of blocks are removed in slices (``slice_below``), or, if most of all blocks
-leave, at once. Where nobody has to know which messages of which block leave, those of a slice or of all are counted, not
-listed one by one (``whole_front``).
+Most cuts remove a block or two. A cut that removes thousands of blocks is made in slices (``slice_below``), or at once
+if it removes most of all blocks. If no caller needs the removed messages of each block, only the totals of the cut are
+counted (``whole_front``).
 
-Decides nothing and changes nothing; what needs the rows of a block that is not in memory raises ``NotLoaded``.
+This module changes nothing. It raises ``NotLoaded`` if it needs the rows of a block that is not in memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["after_bytes", "after_msgs", "listed_front", "many_leave", "most_leave", "slice_below", "whole_front"]
 
 _REMOVED_AT_ONCE = 1024
-"""Blocks removed in one turn of the loop: about 2 ms."""
+"""Maximum number of blocks removed in one turn of the loop if they are listed: about 2 ms."""
 _WHOLE_AT_ONCE = 4096
-"""… if they are counted, not listed: about a millisecond."""
+"""Maximum number of blocks removed in one turn if they are counted, not listed: about a millisecond."""
 _MANY = _REMOVED_AT_ONCE // 4
 
 _live_bytes: Callable[[LiveBlock], int] = attrgetter("live_bytes")
@@ -34,24 +34,25 @@ _live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
 
 
 def after_msgs(live: Live, count: int) -> int:
-    """The sequence below which the first ``count`` live messages are, ``count <= msgs``. Raises: NotLoaded."""
+    """Return the sequence after the first ``count`` live messages, ``count <= msgs``. Raises: NotLoaded."""
     return _after(live, count, live.msgs, _live_msgs, _after_msgs_in)
 
 
 def after_bytes(live: Live, size: int) -> int:
-    """The sequence below which the fewest first messages of at least ``size`` user bytes are. Raises: NotLoaded."""
+    """Return the sequence after the fewest first messages that have ``size`` user bytes or more. Raises: NotLoaded."""
     return _after(live, size, live.size_bytes, _live_bytes, _after_bytes_in)
 
 
 def _after(live: Live, amount: int, total: int, held_by: Callable[[LiveBlock], int],
            after_in: Callable[[Live, LiveBlock, int], int]) -> int:
-    """The sequence below which the first messages of ``amount`` are, of the ``total`` that the stream has.
+    """Return the sequence after the first messages that make up ``amount`` of the stream's ``total``.
 
-    Args: held_by says how much of it a block holds, after_in where that is cut within a block that holds more than is left.
+    Args: ``held_by`` returns a block's share of the total. ``after_in`` finds the cut within a block whose share is
+        larger than the rest of the amount.
     """
     blocks = live.blocks
     if 2 * amount > total:
-        # From the end, where fewer are: the first block that still holds some of what stays.
+        # Count from the end, because fewer messages stay than leave: find the first block with messages that stay.
         keep, i = total - amount, len(blocks)
         while i and keep >= held_by(blocks[i - 1]):
             i -= 1
@@ -72,7 +73,7 @@ def _after(live: Live, amount: int, total: int, held_by: Callable[[LiveBlock], i
 
 
 def _after_msgs_in(live: Live, block: LiveBlock, count: int) -> int:
-    """The sequence of the live message of ``block`` that follows its first ``count``. Raises: NotLoaded."""
+    """Return the sequence of the live message of ``block`` that follows its first ``count``. Raises: NotLoaded."""
     start = max(block.first_seq, live.first_seq)
     if block.gapless and block.dead is None:
         return start + count
@@ -81,7 +82,7 @@ def _after_msgs_in(live: Live, block: LiveBlock, count: int) -> int:
 
 
 def _after_bytes_in(live: Live, block: LiveBlock, size: int) -> int:
-    """As ``after_bytes``, of one block, which has more of them. Raises: NotLoaded."""
+    """Return the same as ``after_bytes`` for one block that has more than ``size`` bytes. Raises: NotLoaded."""
     rows = live.rows(block)
     start = rows.ordinal_of(max(block.first_seq, live.first_seq))
     for at, one in enumerate(sizes(rows, start, block.count), start):
@@ -95,10 +96,10 @@ def _after_bytes_in(live: Live, block: LiveBlock, size: int) -> int:
 
 
 def slice_below(live: Live, end_seq: int, *, listed: bool) -> int:
-    """``end_seq``, or where a slice of the blocks below it ends, if they are so many that they must leave in slices.
+    """Return ``end_seq``, or the end of the first slice if there are too many blocks below ``end_seq`` for one turn.
 
-    The slice begins at the first live message: dead blocks that are not persisted yet may still precede it. ``listed``: what
-    leaves of each block must be known.
+    The slice begins at the first live message, because dead blocks that are not persisted yet may precede it.
+    ``listed``: the caller needs the removed messages of each block.
     """
     blocks, end = live.blocks, live.index_at(live.first_seq) + (_REMOVED_AT_ONCE if listed else _WHOLE_AT_ONCE)
     if end < len(blocks) and blocks[end].first_seq < end_seq and not most_leave(live, end_seq):
@@ -107,25 +108,26 @@ def slice_below(live: Live, end_seq: int, *, listed: bool) -> int:
 
 
 def many_leave(live: Live, end_seq: int) -> bool:
-    """Whether so many blocks are wholly below ``end_seq`` that ``whole_front`` is better than a list."""
+    """Return whether so many whole blocks are below ``end_seq`` that ``whole_front`` is faster than a list."""
     return live.index_at(end_seq) > _MANY
 
 
 def most_leave(live: Live, end_seq: int) -> bool:
-    """Whether many blocks are wholly below ``end_seq``, and no more beyond."""
+    """Return whether many whole blocks are below ``end_seq``, and at least half of all blocks."""
     whole = live.index_at(end_seq)
     return whole > _MANY and len(live.blocks) - whole <= whole
 
 
 def listed_front(live: Live, end_seq: int) -> list[Removal]:
-    """What leaves of each block when everything below ``end_seq`` does. Raises: NotLoaded."""
+    """Return the removal of each block if everything below ``end_seq`` is removed. Raises: NotLoaded."""
     gone = []
     for block in live.blocks:
         if block.first_seq >= end_seq:
             break
         if block.last_seq < end_seq:
             if block.live_msgs:
-                gone.append(Removal(block, max(block.first_seq, live.first_seq), block.last_seq, block.live_msgs, block.live_bytes))
+                gone.append(Removal(block, max(block.first_seq, live.first_seq), block.last_seq, block.live_msgs,
+                                    block.live_bytes))
             continue
         part = _part(live, block, end_seq)
         if part is not None:
@@ -135,7 +137,10 @@ def listed_front(live: Live, end_seq: int) -> list[Removal]:
 
 
 def whole_front(live: Live, end_seq: int) -> tuple[Front, Removal]:
-    """The removal of all below ``end_seq`` as one, counted where fewer blocks are; and of its last block. Raises: NotLoaded."""
+    """Return the removal of everything below ``end_seq`` as one value, and the removal of its last block.
+
+    The blocks that leave or the blocks that stay are counted, whichever are fewer. Raises: NotLoaded.
+    """
     blocks, whole = live.blocks, live.index_at(end_seq)
     part = None
     if whole < len(blocks) and blocks[whole].first_seq < end_seq:
@@ -153,12 +158,13 @@ def whole_front(live: Live, end_seq: int) -> tuple[Front, Removal]:
         whole -= 1
         block = blocks[whole]
         if block.live_msgs or not whole:
-            last = Removal(block, max(block.first_seq, live.first_seq), block.last_seq, block.live_msgs, block.live_bytes)
+            last = Removal(block, max(block.first_seq, live.first_seq), block.last_seq, block.live_msgs,
+                           block.live_bytes)
     return Front(min(end_seq, live.last_seq + 1), msgs, size, part), last
 
 
 def _part(live: Live, block: LiveBlock, end_seq: int) -> Removal | None:
-    """The live messages of ``block`` below ``end_seq``, which is within it. Raises: NotLoaded."""
+    """Return the live messages of ``block`` below ``end_seq``, a sequence within it. Raises: NotLoaded."""
     rows = live.rows(block)
     seqs = live.live_seqs(block, rows, block.first_seq, end_seq - 1)
     if not seqs:

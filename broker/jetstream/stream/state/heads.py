@@ -1,11 +1,11 @@
-"""The heads of one stream's blocks, for work that needs some of them, or all.
+"""Loads the heads of one stream's blocks, for work that needs some or all of them.
 
-Owns: how many are loaded side by side, in number and in bytes, and what becomes of blocks that leave meanwhile.
-Does not own: the cache and the loads (storage.reader), what is done with the rows.
+Owns: the limits on loads side by side, in number and in bytes, and the handling of blocks that leave in the meantime.
+Does not own: the cache and the loads (storage.reader), and the use of the rows.
 
-    of(block)       one
-    all_of(blocks)  a few at once; the caller keeps them below ``HEADS_AT_ONCE`` (``at_once`` cuts a list to that)
-    each(blocks)    any number, one after the other, loaded ahead within the same bounds
+    of(block)       loads one head
+    all_of(blocks)  loads a few at once; the caller passes at most ``HEADS_AT_ONCE`` (``at_once`` cuts a list to that)
+    each(blocks)    loads any number, one after the other, ahead of their use and within the same limits
 
 Rows that a caller holds stay valid: the cache frees nothing that is still in use.
 """
@@ -30,13 +30,13 @@ __all__ = ["BYTES_AT_ONCE", "HEADS_AT_ONCE", "Heads", "at_once", "blocks_back", 
 
 HEADS_AT_ONCE = 16
 BYTES_AT_ONCE = 8 << 20
-"""Of heads that one operation loads ahead or holds, as they are in memory; a single one may be larger."""
+"""Size in memory of the heads that one operation loads ahead or holds; a single head may be larger."""
 
 _ROWS_AT_ONCE = 4096
-"""Passed in one turn of the loop where all is in memory."""
+"""Rows that ``each`` yields in one turn of the loop if all heads are in memory."""
 
 _BYTES_OF_ROW = 40
-"""A message in a head has five columns at most."""
+"""Estimated bytes of one message in a head, which has five columns at most."""
 
 
 class Heads:
@@ -46,13 +46,13 @@ class Heads:
         self._live = live
         self._reader = reader
         self.walks = 0
-        """Loads and walks under way of blocks as they were: none of them may be replaced meanwhile."""
+        """Number of running operations that rely on the present blocks: compaction must not replace these meanwhile."""
 
     async def of(self, block: LiveBlock, *, neighbours: bool = False) -> Rows | None:
-        """The rows of a block; None when it has left the stream, and its object the store. ``neighbours``: other streams will soon
-        ask for theirs of the same object.
+        """Return the rows of a block; None if it has left the stream and its object has left the store.
 
-        Raises: NotFound when a block of the stream has no object; StoreError; FormatError.
+        Args: ``neighbours``: other streams will soon ask for their blocks of the same object.
+        Raises: NotFound if a block that is part of the stream has no object; StoreError; FormatError.
         """
         rows = self._live.resident(block)
         if rows is None:
@@ -72,7 +72,7 @@ class Heads:
         return loading
 
     async def all_of(self, blocks: Iterable[LiveBlock]) -> list[Rows | None]:
-        """``of`` each of a few blocks, side by side."""
+        """Return ``of`` for each of a few blocks, loaded side by side."""
         self.walks += 1
         try:
             return list(await asyncio.gather(*map(self.of, blocks)))
@@ -81,10 +81,11 @@ class Heads:
 
     async def each(self, blocks: Iterable[LiveBlock], *, slow_start: bool = False
                    ) -> AsyncGenerator[tuple[LiveBlock, Rows], None]:
-        """Blocks with their rows, in order; those that have left the stream meanwhile are passed over.
+        """Yield blocks with their rows, in order, without the blocks that have left the stream in the meantime.
 
-        ``slow_start``: one at first, then more and more ahead, for a caller that may need only the first one.
-        To be closed by the caller (``contextlib.aclosing``) if it stops before the end.
+        A caller that stops before the end must close the generator (``contextlib.aclosing``).
+
+        Args: ``slow_start``: load one head first, then more and more ahead, for a caller that may need only the first.
         """
         live, source = self._live, iter(blocks)
         ahead: deque[tuple[LiveBlock, Rows | asyncio.Task[Rows | None], int]] = deque()
@@ -122,13 +123,13 @@ class Heads:
 
 
 def _retrieve_exception(loading: asyncio.Task[Rows | None]) -> None:
-    """A walk that ends early, perhaps by the error of an earlier block, does not await those loaded ahead."""
+    """Mark the error of a load as retrieved: a walk that ends early does not await the heads loaded ahead."""
     if not loading.cancelled():
         loading.exception()
 
 
 def at_once(blocks: Iterable[LiveBlock]) -> list[LiveBlock]:
-    """As many of ``blocks``, from the first on, as may be loaded side by side."""
+    """Return as many of ``blocks``, from the first on, as may be loaded side by side."""
     few: list[LiveBlock] = []
     size = 0
     for block in islice(blocks, HEADS_AT_ONCE):
@@ -140,7 +141,7 @@ def at_once(blocks: Iterable[LiveBlock]) -> list[LiveBlock]:
 
 
 def blocks_from(live: Live, seq: int, end: int) -> Iterator[LiveBlock]:
-    """The blocks with live messages within seq..end, found one by one: the stream may change between two."""
+    """Yield the blocks with live messages within seq..end; the stream may change between two of them."""
     while (i := live.index_at(seq)) < len(live.blocks):
         block = live.blocks[i]
         if block.first_seq > end:
@@ -151,7 +152,7 @@ def blocks_from(live: Live, seq: int, end: int) -> Iterator[LiveBlock]:
 
 
 def blocks_back(live: Live, seq: int, start: int = 0) -> Iterator[LiveBlock]:
-    """The blocks with live messages within start..seq, from the last one back."""
+    """Yield the blocks with live messages within start..seq, from the last one to the first."""
     while (i := min(live.index_at(seq), len(live.blocks) - 1)) >= 0:
         block = live.blocks[i]
         if block.first_seq > seq:

@@ -1,7 +1,8 @@
-"""Sorting very many values without holding the loop: in slices, as many turns of the loop as that takes.
+"""Sorts very many values in slices, so that no turn of the event loop takes long.
 
-A slice is sorted, and later merged, by ``list.sort``, which finds runs that are in order already and merges them in C. To
-merge many runs, the values are cut at *pivots* into ranges that hold a few thousand each, however they are distributed.
+A slice is sorted, and later merged, by ``list.sort``, which finds runs that are in order already and merges them in C.
+To merge many runs, the values are cut at *pivots* into ranges of a few thousand values each, however they are
+distributed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ __all__ = ["merged_in_turns", "sorted_in_turns"]
 T = TypeVar("T", int, bytes)
 
 _AT_ONCE = 4096
-"""Sorted in one turn of the loop: about 2 ms at worst."""
+"""Number of values sorted in one turn of the loop: about 2 ms at worst."""
 
 
 async def sorted_in_turns(values: Sequence[T]) -> list[T]:
-    """``sorted(values)``; values that are nearly in order take a tenth of the time. ``values`` must not change meanwhile."""
+    """Return ``sorted(values)``; nearly sorted values take a tenth of the time.
+
+    ``values`` must not change meanwhile.
+    """
     if len(values) <= _AT_ONCE:
         return sorted(values)
     runs: list[list[T]] = []
@@ -36,11 +40,11 @@ async def sorted_in_turns(values: Sequence[T]) -> list[T]:
 
 
 async def merged_in_turns(runs: Sequence[list[T]]) -> list[T]:
-    """All values of ``runs``, each of which is in order, in order."""
+    """Return all values of ``runs`` in order; each run is in order already."""
     runs = [run for run in runs if run]
     if len(runs) <= 1:
         return runs[0] if runs else []
-    # Between two pivots are about _AT_ONCE values, and at most a step more of each run.
+    # Between two pivots there are about _AT_ONCE values, and at most one step more of each run.
     step = max(1, 4 * _AT_ONCE // len(runs))
     samples = sorted(value for run in runs for value in run[::step])
     pivots = samples[max(1, _AT_ONCE // step)::max(1, _AT_ONCE // step)]

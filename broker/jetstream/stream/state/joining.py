@@ -1,4 +1,4 @@
-"""Messages that are about to join a stream: recorded, and not yet persisted."""
+"""Messages that are about to join a stream: their record is written and not yet persisted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ __all__ = ["Joining"]
 
 
 class Joining:
-    """Attributes:
-        blocks: in order; each has a live message. ``numbers``: theirs in the request. ``ttls``: sequence and seconds of the
-            messages that have a TTL.
+    """The blocks of one adoption or large batch, with their totals.
+
+    Attributes: ``blocks``: the blocks in order; each has a live message. ``numbers``: their numbers in the request.
+        ``ttls``: (sequence, seconds) of each message that has a TTL.
     """
 
     __slots__ = ("blocks", "first_seq", "last_seq", "msgs", "numbers", "size_bytes", "ttls")
@@ -28,7 +29,7 @@ class Joining:
         self.ttls: list[tuple[int, int]] = []
 
     def add(self, number: int, block: LiveBlock) -> None:
-        """``block`` comes next."""
+        """Append ``block``, which has this number in the request."""
         self.numbers.append(number)
         self.blocks.append(block)
         self.last_seq = block.last_seq
@@ -37,6 +38,6 @@ class Joining:
 
     @property
     def first_live(self) -> tuple[int, int]:
-        """Sequence of the first live message, and the time of its block."""
+        """The sequence of the first live message, and the time of its block."""
         block = self.blocks[0]
         return block.first_seq if block.dead is None else block.dead.ends[0], block.first_time_ns

@@ -1,25 +1,26 @@
 """The live state of one stream: what has been sequenced and not removed, persisted or not.
 
 Owns: the stream's numbers (first and last sequence, messages, bytes), its block table, and which messages are dead.
-Does not own: why a message is removed (appender, retention), where the front is cut (front), where blocks come from (log)
-or are read (chunks, queries).
+Does not own: why a message is removed (appender, retention), where the front is cut (front), where blocks come from
+(log) or are read (chunks, queries).
 
     blocks   …│ persisted │ persisted │ sealed, in flight │ sealed │ open │
                ^first_seq              ^persisted_seq + 1            last_seq^
 
-Invariants: blocks are in order and do not overlap; a message is live when its block has it, ``first_seq <= seq`` and its
-block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the blocks' ``live_msgs`` and ``live_bytes``;
-``persisted_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before its first one.
+Invariants: blocks are in order and do not overlap; a message is live when its block has it, ``first_seq <= seq`` and
+its block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the blocks' ``live_msgs`` and
+``live_bytes``; ``persisted_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before
+its first one.
 
-The blocks are loaded when first needed: until then there are only publishers, which need the numbers alone, and what
-the stream has is known from the applied state and from what is in flight. Many blocks are loaded a slice at a time:
-callers await ``load_blocks``, and a decision that cannot wait raises ``NotLoaded``.
+The blocks are loaded when they are first needed. Until then the stream has publishers only, which need just the
+numbers, and these are known from the applied state and from the blocks in flight. Many blocks are loaded a slice at a
+time: callers await ``load_blocks``, and a decision that cannot wait raises ``NotLoaded``.
 
-There may be a million blocks. What touches all of them is done in C, or in slices: a purge of all replaces the table and
+There may be a million blocks. Work on all of them is done in C, or in slices: a purge of all replaces the table and
 frees the old one bit by bit.
 
-Everything else here is synchronous. What needs the rows of a block that is not in memory raises ``NotLoaded`` before it changes
-anything.
+Everything else in this module is synchronous. A method that needs the rows of a block that is not in memory raises
+``NotLoaded`` before it changes anything.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Live", "LiveBlock", "Removal"]
 
 _LOADED_AT_ONCE = 1024
-"""Blocks taken from the applied state between two turns of the loop: 2 to 4 ms."""
+"""Blocks copied from the applied state between two turns of the loop: 2 to 4 ms."""
 
 _live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
 
@@ -64,13 +65,18 @@ def _not_loaded(block: LiveBlock) -> Rows:
 class Live:
     """The numbers and the block table of one stream.
 
-    Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``stored`` gives the
-        stream's applied state at the first ``load_blocks``, for its persisted blocks; None: there are none, and never will be.
-        ``on_blocks_loaded(blocks)`` gets those, some at a time. ``usage`` counts the bytes of all streams of its kind. ``clock``
-        and ``extra``, what the stream's state keeps beside the configuration, are for ``ahead``.
-    Attributes: ``open``: the block that takes messages, if it has some already. ``joining``: messages that are not part of this
-        yet, and of the stream's next outcome. ``first_time_ns``: time of the first live
-        message, kept until the blocks are loaded.
+    Args:
+        stored_rows: returns the head of a persisted block if it is in memory, else None.
+        stored: returns the stream's applied state, from which ``load_blocks`` makes the persisted blocks; None for a
+            stream that has no persisted blocks and never will.
+        on_blocks_loaded: called with the blocks from the applied state, a slice at a time.
+        usage: counts the bytes of all streams of the same storage.
+        clock, extra: passed on to ``ahead``; ``extra`` has the values that the stream's state keeps with the
+            configuration.
+    Attributes:
+        open: the block that takes new messages; None before the first one.
+        joining: messages that are part of the stream's next outcome, and not part of the live state yet.
+        first_time_ns: time of the first live message, maintained until the blocks are loaded.
     """
 
     def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None],
@@ -90,7 +96,8 @@ class Live:
         self.joining: Joining | None = None
         self._tail: LiveBlock | None = None
         self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
-        """For each block that was cut and is not persisted: its live block, or itself until the blocks are loaded."""
+        """An entry for each block that was cut and is not persisted: its live block, or the block until all are
+        loaded."""
         self._stored = stored
         self._on_blocks_loaded = on_blocks_loaded
         self._loading: BlockLoading | None = None
@@ -101,33 +108,35 @@ class Live:
 
     @property
     def blocks_loaded(self) -> bool:
-        """Whether the blocks are loaded."""
+        """True once the blocks are loaded."""
         return self._stored is None
 
     @property
     def blocks(self) -> list[LiveBlock]:
-        """All of them, in order. Raises: NotLoaded when ``load_blocks`` must come first."""
+        """All blocks, in order. Raises: NotLoaded if ``load_blocks`` must come first."""
         if self._stored is not None:
             self._load_blocks_now()
         return self._blocks
 
     @property
     def _starts(self) -> list[int]:
-        """First sequence of each. Raises: NotLoaded."""
+        """First sequence of each block. Raises: NotLoaded."""
         if self._stored is not None:
             self._load_blocks_now()
         return self._begins
 
     async def load_blocks(self) -> None:
-        """Load the blocks, in as many turns of the loop as that takes. Nothing is removed meanwhile: removing messages
-        requires the blocks."""
+        """Load the blocks, in as many turns of the loop as that takes.
+
+        No message is removed in the meantime, because a removal requires the blocks.
+        """
         while self._stored is not None:
             if self._load_some_blocks(_LOADED_AT_ONCE):
                 return
             await asyncio.sleep(0)
 
     def ensure_blocks(self) -> None:
-        """Load the blocks. Raises: NotLoaded when ``load_blocks`` must come first."""
+        """Load the blocks. Raises: NotLoaded if ``load_blocks`` must come first."""
         if self._stored is not None:
             self._load_blocks_now()
 
@@ -136,11 +145,15 @@ class Live:
             raise NotLoaded("the stream's blocks", work=self.load_blocks)
 
     def _load_some_blocks(self, count: int) -> bool:
-        """Take up to ``count`` blocks, 0: only if a few are left, from the applied state; returns whether it has all."""
+        """Load up to ``count`` blocks from the applied state, or all if few are left; return whether all are loaded.
+
+        With ``count`` 0, nothing is loaded if many are left.
+        """
         assert self._stored is not None
         loading = self._loading
-        if loading is None or loading.first_seq != loading.state.first_seq or loading.swaps != loading.state.blocks.swaps:
-            # The second: nothing of ours was live in what the applied state has dropped meanwhile.
+        if (loading is None or loading.first_seq != loading.state.first_seq
+                or loading.swaps != loading.state.blocks.swaps):
+            # The applied state has dropped or replaced blocks: begin again. None of the dropped ones had live messages.
             state = self._stored()
             if state is None:
                 return self._add_in_flight([], [])
@@ -151,13 +164,13 @@ class Live:
         loading.load(loading.left)
         blocks, self._loading = loading.blocks, None
         if blocks:
-            # What left at the front is known from the stream's totals alone.
+            # Messages removed at the front are known from the stream's totals alone.
             blocks[0].live_msgs += loading.state.msgs - loading.msgs
             blocks[0].live_bytes += loading.state.bytes - loading.bytes
         return self._add_in_flight(blocks, loading.begins)
 
     def _add_in_flight(self, blocks: list[LiveBlock], begins: list[int]) -> bool:
-        """``blocks`` are those of the applied state as it is now: add those in flight, and keep them."""
+        """Keep ``blocks``, those of the applied state as it is now, together with the blocks in flight; return True."""
         self._stored = None
         add_in_flight(blocks, self._in_flight)
         if self.open is not None:
@@ -169,14 +182,14 @@ class Live:
         return True
 
     def counts(self, block: OpenBlock[Any]) -> bool:
-        """Whether the numbers count every message of ``block``, which takes messages."""
+        """Return whether the numbers include every message of ``block``, the block that takes new messages."""
         tail = self._tail if self.open is block else None
         return block.last_seq <= self.last_seq and (tail is None or tail.count == block.count)
 
     # --- growing ------------------------------------------------------------------------------------------------------
 
     def appended(self, block: OpenBlock[Any], count: int, size: int, first_seq: int, time_ns: int) -> None:
-        """``count`` messages of ``size`` user bytes have joined ``block``, from ``first_seq`` on."""
+        """Count ``count`` messages of ``size`` user bytes that were appended to ``block``, from ``first_seq`` on."""
         if self.open is not block:
             self._begin(block)
         last_seq = first_seq + count - 1
@@ -208,23 +221,27 @@ class Live:
             self._begins.append(block.first_seq)
 
     def outcome(self, first_time_ns: int) -> Outcome:
-        """The stream as it stands, for its block; ``first_time_ns``: of its first message."""
+        """Return the stream's present numbers for the outcome of its block; ``first_time_ns`` is of its first
+        message."""
         joining = self.joining
         if joining is None:
             return Outcome(self.first_seq, self.last_seq, self.msgs, self.size_bytes, first_time_ns)
         first_seq = self.first_seq
         if not self.msgs and joining.msgs:
             first_seq, first_time_ns = joining.first_live
-        return Outcome(first_seq, joining.last_seq, self.msgs + joining.msgs, self.size_bytes + joining.size_bytes, first_time_ns)
+        return Outcome(first_seq, joining.last_seq, self.msgs + joining.msgs, self.size_bytes + joining.size_bytes,
+                       first_time_ns)
 
     def expect(self, joining: Joining) -> None:
-        """The record by which these messages join is about to be persisted. They count in ``usage`` from now on: other streams may
-        not take the room as well."""
+        """Announce messages whose joining record is about to be persisted.
+
+        Their bytes count in ``usage`` from now on, so that no other stream takes the same room.
+        """
         self.joining = joining
         self.usage.size_bytes += joining.size_bytes
 
     def join(self) -> None:
-        """The messages that were expected are persisted, as the last of the stream. The blocks are loaded."""
+        """Append the announced messages, which are persisted now, to the stream. The blocks must be loaded."""
         joining, self.joining = self.joining, None
         if joining is None or not joining.msgs:
             return
@@ -240,18 +257,18 @@ class Live:
         self.size_bytes += joining.size_bytes
 
     def cut(self, block: OpenBlock[Any]) -> None:
-        """``block`` takes no more, and is on its way into the store unless it is empty."""
+        """Close ``block`` for new messages; unless it is empty, it goes to the store next."""
         if not block.empty:
             self._in_flight.append((self._tail or block) if self.open is block else None)
         if self.open is block:
             self.open = self._tail = None
 
     def pop_in_flight(self) -> LiveBlock | OpenBlock[Any] | None:
-        """The oldest block in flight; None if it had no messages. Call it once for each."""
+        """Remove and return the oldest block in flight; None if it had no messages. Call this once for each block."""
         return self._in_flight.popleft()
 
     def persisted(self, block: LiveBlock, sealed: SealedBlock[Any], keep: bool) -> None:
-        """``block`` is in the store, or will never be (``keep``: a memory stream, its chunks stay here)."""
+        """Mark ``block`` as persisted. ``keep``: it belongs to a memory stream, so its chunks stay in memory here."""
         block.open = None
         block.ref = sealed.ref
         block.subjects = sealed.subjects
@@ -266,33 +283,33 @@ class Live:
                 fitted.add(first, last)
             block.dead = fitted
 
-    # --- looking ------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def rows(self, block: LiveBlock) -> Rows:
-        """The rows of a block. Raises: NotLoaded when they are not in memory."""
+        """Return the rows of a block. Raises: NotLoaded if they are not in memory."""
         if block.open is not None:
             return OpenRows(block.open)
         return block.head or self._stored_rows(block) or _not_loaded(block)
 
     def resident(self, block: LiveBlock) -> Rows | None:
-        """The rows of a block if they are in memory."""
+        """Return the rows of a block if they are in memory, else None."""
         if block.open is not None:
             return OpenRows(block.open)
         return block.head or self._stored_rows(block)
 
     def within(self, first: int, last: int) -> list[LiveBlock]:
-        """The blocks that begin within first..last, and one before them that reaches into it."""
+        """Return the blocks that begin within first..last, and one before them that reaches into that range."""
         return self.blocks[self.index_at(first):bisect_right(self._starts, last)]
 
     def index_at(self, seq: int) -> int:
-        """Place of the first block that ends at or after ``seq``; ``len(blocks)`` when there is none."""
+        """Return the index of the first block that ends at or after ``seq``; ``len(blocks)`` if there is none."""
         i = bisect_right(self._starts, seq) - 1
         if i < 0:
             return 0
         return i if self.blocks[i].last_seq >= seq else i + 1
 
     def find(self, seq: int) -> LiveBlock | None:
-        """The block whose range holds ``seq``, unless that sequence is known to be dead."""
+        """Return the block whose range includes ``seq``; None if there is none or the sequence is known to be dead."""
         if seq < self.first_seq:
             return None
         i = bisect_right(self._starts, seq) - 1
@@ -304,16 +321,19 @@ class Live:
         return block
 
     def holds(self, block: LiveBlock) -> bool:
-        """Whether ``block`` is still part of the stream."""
+        """Return whether ``block`` is still part of the stream."""
         i = bisect_right(self._starts, block.first_seq) - 1
         return i >= 0 and self.blocks[i] is block
 
     def next_live(self, block: LiveBlock, seq: int) -> int:
-        """The first sequence of ``block`` at or after ``seq`` that is live; beyond its last one when there is none."""
+        """Return the first live sequence of ``block`` at or after ``seq``; one beyond its last if there is none."""
         return next_live(block, seq, self.resident)
 
     def last_live(self) -> int:
-        """The last live sequence, or 0; in a block with gaps whose head is not in memory, one that is not below it."""
+        """Return the last live sequence, or 0.
+
+        In a block with gaps whose head is not in memory, the result may be a later sequence that has no message.
+        """
         for block in reversed(self.blocks):
             if not block.live_msgs:
                 continue
@@ -326,11 +346,11 @@ class Live:
         return 0
 
     def is_live(self, block: LiveBlock, seq: int) -> bool:
-        """Whether ``seq``, a message of ``block``, is still live."""
+        """Return whether ``seq``, a message of ``block``, is still live."""
         return seq >= self.first_seq and (block.dead is None or seq not in block.dead)
 
     def live_seqs(self, block: LiveBlock, rows: Rows, start: int, end: int) -> Sequence[int]:
-        """The live sequences of ``block`` within start..end (inclusive)."""
+        """Return the live sequences of ``block`` within start..end (inclusive)."""
         start, end = max(start, block.first_seq, self.first_seq), min(end, block.last_seq)
         if start > end:
             return ()
@@ -341,7 +361,7 @@ class Live:
         return [seq for seq in seqs if dead is None or seq not in dead]
 
     def live_from(self, seq: int) -> int:
-        """How many live messages are at or above ``seq``. Raises: NotLoaded for a block with gaps."""
+        """Return the number of live messages at or above ``seq``. Raises: NotLoaded for a block with gaps."""
         if seq <= self.first_seq:
             return self.msgs
         blocks, i = self.blocks, self.index_at(seq)
@@ -360,7 +380,8 @@ class Live:
 
     @property
     def first_time(self) -> tuple[int, bool]:
-        """(time of the first live message, exact?); where its head is not in memory its block's first time is used."""
+        """(time of the first live message, exact?); inexact is the first time of its block, whose head is not in
+        memory."""
         if not self.msgs:
             return 0, True
         block = self.blocks[self.index_at(self.first_seq)]
@@ -374,7 +395,7 @@ class Live:
     # --- removing -----------------------------------------------------------------------------------------------------
 
     def remove_front(self, gone: Sequence[Removal], end_seq: int) -> None:
-        """Carry out ``listed_front(end_seq)``."""
+        """Remove ``gone``, the result of ``listed_front(end_seq)``."""
         for block, _, _, msgs, size in gone:
             block.live_msgs -= msgs
             block.live_bytes -= size
@@ -390,7 +411,7 @@ class Live:
         self._seek_first(end_seq)
 
     def remove_whole_front(self, front: Front) -> None:
-        """Carry out ``whole_front``: what leaves is cut off in one piece, and freed bit by bit."""
+        """Remove ``front``, a result of ``whole_front``: cut the blocks off in one piece, and free them bit by bit."""
         blocks, end_seq = self.blocks, front.end_seq
         whole = self.index_at(end_seq)
         stay = whole
@@ -414,11 +435,14 @@ class Live:
 
     @property
     def blocks_held(self) -> int:
-        """How many blocks are in memory as objects."""
+        """Number of blocks that are in memory as objects."""
         return len(self._blocks)
 
     def drop(self, stored: Callable[[], StreamState | None]) -> int:
-        """Let go of the blocks, which the next question loads again at once; returns how many. 0: they are not all stored."""
+        """Unload the blocks; the next access loads them again at once.
+
+        Returns: the number of unloaded blocks; 0 if the blocks are not loaded, or not all of them are stored.
+        """
         state = stored()
         if (self._stored is not None or self.open is not None or self._in_flight or state is None
                 or (self.first_seq, self.msgs, self.size_bytes) != (state.first_seq, state.msgs, state.bytes)):
@@ -429,14 +453,15 @@ class Live:
         return count
 
     def free_blocks(self) -> None:
-        """The stream is gone, and its blocks with it."""
+        """Free all blocks of a stream that was deleted."""
         if self._stored is None:
             self.remove_whole_front(Front(self.last_seq + 1, self.msgs, self.size_bytes, None))
 
     def remove_seqs(self, block: LiveBlock, seqs: Sequence[int], size: int) -> list[Removal]:
-        """Remove live messages of one block, ``size`` user bytes in all; returns them as ranges.
+        """Remove live messages of one block, ``size`` user bytes in all; return them as ranges.
 
-        The size of each range is exact when there is one; of several, the first carries it all, so that their sum is.
+        The size of a single range is exact. If there are several, the first one has the whole size, so the sum is
+        right.
         """
         dead = dead_set(block)
         removed = [(first, last, last - first + 1) for first, last in ranges(seqs)]
@@ -457,27 +482,28 @@ class Live:
         return [Removal(block, first, last, msgs, 0 if i else size) for i, (first, last, msgs) in enumerate(removed)]
 
     def replace_blocks(self, old: Sequence[LiveBlock], new: LiveBlock | None) -> None:
-        """Put ``new``, in which exactly the live messages of the neighbours ``old`` live, in their place; None: none do."""
+        """Replace ``old``, which are neighbours, by ``new``, which has exactly their live messages; None: they have
+        none."""
         i = bisect_right(self._starts, old[0].first_seq) - 1
         live_msgs = 0 if new is None else new.live_msgs
         if i < 0 or self.blocks[i:i + len(old)] != list(old) or live_msgs != sum(block.live_msgs for block in old):
-            raise ValueError("a block may take the place of its neighbours only with all that lives in them")
+            raise ValueError("a block can replace its neighbours only if it has all their live messages")
         self.blocks[i:i + len(old)] = [] if new is None else [new]
         self._begins[i:i + len(old)] = [] if new is None else [new.first_seq]
 
     def leave(self) -> None:
-        """The stream is gone: neither what it holds nor what still happens to that counts in ``usage``."""
+        """Subtract this deleted stream from ``usage``, and no longer count its changes there."""
         self.count_in(ServerUsage())
 
     def count_in(self, usage: Usage) -> None:
-        """Count what the stream holds in another ``usage`` from now on."""
+        """Count the stream's bytes in another ``usage`` from now on."""
         size = self.size_bytes + (0 if self.joining is None else self.joining.size_bytes)
         self.usage.size_bytes -= size
         usage.size_bytes += size
         self.usage = usage
 
     def skip_to(self, last_seq: int) -> None:
-        """Use up the sequences up to ``last_seq`` without storing anything."""
+        """Skip the sequences up to ``last_seq`` without storing anything."""
         self.last_seq = last_seq
         if not self.msgs:
             self.first_seq = last_seq + 1

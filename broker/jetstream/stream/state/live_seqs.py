@@ -1,4 +1,4 @@
-"""Which sequences of one block are live: sets of the dead, made, skipped, and turned into runs."""
+"""Live sequences of one block: functions that build, skip and list its set of dead sequences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["GAPLESS", "alive", "dead_set", "next_live", "over_gaps", "ranges"]
 
 
 class _Gapless:
-    """Stands in for rows that are not needed, since the block has no gaps."""
+    """A stand-in for the rows of a block without gaps: its sequences are known without them."""
 
     def ordinal_of(self, seq: int) -> int:
         raise AssertionError("a gapless block needs no rows for this")
@@ -47,7 +47,7 @@ _ALIVE = [bytes(1 - (byte >> bit & 1) for bit in range(8)) for byte in range(256
 
 
 def alive(dead: DeadSet, seqs: range) -> Sequence[int]:
-    """Those of ``seqs``, which are within the block, that are not dead."""
+    """Return the sequences of ``seqs`` that are not dead; all of ``seqs`` are within the block."""
     if dead.bits is None:
         return [seq for seq in seqs if seq not in dead]
     at = seqs.start - dead.first_seq
@@ -57,7 +57,7 @@ def alive(dead: DeadSet, seqs: range) -> Sequence[int]:
 
 
 def _past_dead(dead: DeadSet, seq: int) -> int:
-    """The first sequence at or after ``seq`` that is not dead; it may be beyond the block."""
+    """Return the first sequence at or after ``seq`` that is not dead; it may be beyond the block."""
     bits = dead.bits
     if bits is None:
         i = bisect_right(dead.ranges, (seq, 1 << 64)) - 1
@@ -78,7 +78,7 @@ def _past_dead(dead: DeadSet, seq: int) -> int:
 
 
 def ranges(seqs: Sequence[int]) -> list[tuple[int, int]]:
-    """Rising sequences as runs of neighbours."""
+    """Return rising sequences as (first, last) runs of neighbours."""
     if isinstance(seqs, range) or seqs[-1] - seqs[0] + 1 == len(seqs):
         return [(seqs[0], seqs[-1])]
     ranges = []
@@ -93,8 +93,10 @@ def ranges(seqs: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def over_gaps(removed: Sequence[tuple[int, int, int]], block: LiveBlock, rows: Rows) -> list[tuple[int, int, int]]:
-    """``removed``, as (first, last, messages), each up to the block's next message: what is live after a gap is then
-    found without the rows."""
+    """Extend each range of ``removed``, (first, last, messages), up to the block's next message.
+
+    The first live message after a gap is then found without the rows.
+    """
     extended: list[tuple[int, int, int]] = []
     for first, last, msgs in removed:
         at = rows.ordinal_of(last + 1)
@@ -107,10 +109,10 @@ def over_gaps(removed: Sequence[tuple[int, int, int]], block: LiveBlock, rows: R
 
 
 def next_live(block: LiveBlock, seq: int, hot: Callable[[LiveBlock], Rows | None]) -> int:
-    """The first live sequence of ``block`` at or after ``seq``; beyond its last one when there is none.
+    """Return the first live sequence of ``block`` at or after ``seq``; one beyond its last if there is none.
 
-    In a block with gaps whose head is not in memory it may be a gap's sequence before the message: still no live message
-    is below it.
+    In a block with gaps whose head is not in memory, the result may be a sequence in a gap before that message. In any
+    case no live message of the block is between ``seq`` and the result.
     """
     dead = block.dead
     if dead is not None:

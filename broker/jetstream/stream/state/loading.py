@@ -1,4 +1,4 @@
-"""Loads the blocks of a restarted stream into its live state, and frees blocks, a slice at a time."""
+"""Loads the blocks of a live stream from its applied state, and frees blocks, a slice at a time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["BlockLoading", "add_in_flight", "free_in_turns"]
 
 _FREED_AT_ONCE = 8192
-"""Blocks freed between two turns of the loop: about 2 ms."""
+"""Number of blocks freed between two turns of the loop: about 2 ms."""
 
 
 class BlockLoading:
-    """Blocks being loaded from the applied state, which may grow at its end meanwhile."""
+    """A partial copy of the applied state's block table, which may grow at its end in the meantime."""
 
     def __init__(self, state: StreamState, on_blocks_loaded: Callable[[Sequence[LiveBlock]], object] | None) -> None:
         self.state = state
@@ -31,7 +31,7 @@ class BlockLoading:
         self.blocks: list[LiveBlock] = []
         self.begins: list[int] = []
         self.msgs = self.bytes = 0
-        """Live in ``blocks``, except for what left at the front."""
+        """Live messages and bytes of ``blocks``, including those that were removed at the stream's front."""
         self._stored = state.blocks.steady()
 
     @property
@@ -49,9 +49,11 @@ class BlockLoading:
 
 
 def add_in_flight(blocks: list[LiveBlock], in_flight: deque[LiveBlock | OpenBlock[Any] | None]) -> None:
-    """Append the open blocks of ``in_flight`` to ``blocks``, those of the applied state as it is now, and put their live blocks
-    in their places."""
-    # Some of them, the newest of all, may be in the applied state before ``persisted`` is called.
+    """Append the open blocks of ``in_flight`` to ``blocks``, and replace each by its live block in ``in_flight``.
+
+    ``blocks`` are those of the applied state as it is now.
+    """
+    # The newest of the applied blocks may be among those in flight: ``persisted`` is called after they are applied.
     applied = {block.first_seq: block for block in blocks[len(blocks) - min(len(blocks), len(in_flight)):]}
     for at, mine in enumerate(in_flight):
         if mine is not None:
@@ -64,7 +66,7 @@ def add_in_flight(blocks: list[LiveBlock], in_flight: deque[LiveBlock | OpenBloc
 
 
 def free_in_turns(blocks: list[LiveBlock]) -> None:
-    """Empty a list that nothing else holds, a slice in each turn of the loop: freeing a million blocks takes time."""
+    """Empty a list that nothing else uses, a slice in each turn of the loop: freeing a million blocks takes time."""
     del blocks[-_FREED_AT_ONCE:]
     if blocks:
         asyncio.get_running_loop().call_soon(free_in_turns, blocks)
