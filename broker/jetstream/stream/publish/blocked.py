@@ -97,6 +97,6 @@ class BlockedPublish:
     def _failed(self, error: BaseException) -> None:
         pause_ns = self._pause_ns
         self._tasks.warn("a publish is refused, and for %g s others like it, since what it depends on cannot be read: %s",
-                          pause_ns / 1e9, error, unforeseen=not isinstance(error, (StoreError, FormatError, Stuck)))
+                          pause_ns / 1e9, error, unexpected=not isinstance(error, (StoreError, FormatError, Stuck)))
         self._not_before_ns = self._clock.monotonic_ns() + pause_ns
         self._pause_ns = min(max(2 * pause_ns, _PAUSE_NS), _PAUSE_NS_MAX)

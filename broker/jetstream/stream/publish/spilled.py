@@ -87,7 +87,7 @@ class SpilledCommits:
             if isinstance(failed, StoreFull):
                 error = ApiError(ApiErrors.INSUFFICIENT_RESOURCES)
             self._parts.tasks.warn("a batch is refused, since it or what it depends on cannot be stored or read: %s", failed,
-                                   unforeseen=not isinstance(failed, (StoreError, FormatError, Stuck)))
+                                   unexpected=not isinstance(failed, (StoreError, FormatError, Stuck)))
         else:
             self._replies.committed(reply, batch.batch_id, len(batch.msgs), self._parts.live.last_seq)
             return

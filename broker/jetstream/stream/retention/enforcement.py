@@ -189,7 +189,7 @@ class Enforcement:
         """Log that a try failed. Returns: the seconds until the next one."""
         delay = backoff.next()
         self._tasks.warn("%s stays for now, trying again in %g s: %s", what, delay, error,
-                          unforeseen=not isinstance(error, (StoreError, FormatError, Stuck, TimeoutError)))
+                          unexpected=not isinstance(error, (StoreError, FormatError, Stuck, TimeoutError)))
         return delay
 
     def sweep(self) -> asyncio.Task[None] | None:

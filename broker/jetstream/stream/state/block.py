@@ -1,4 +1,4 @@
-"""One block of a live stream: its numbers, which are known without its rows, and its dead messages."""
+"""A block of a live stream: its numbers, which are known without its rows, and its dead messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LiveBlock"]
 
 
 class LiveBlock:
-    """One block of a live stream.
+    """A block of a live stream.
 
     Attributes:
         open: the writer's block until it is persisted, then None.

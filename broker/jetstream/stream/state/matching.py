@@ -1,4 +1,5 @@
-"""Which messages of a block match filters: as far as its subject list or filter can say, and exactly by its rows."""
+"""Finds the messages of a block that match filters: roughly by its subject list or subject filter, exactly by its
+rows."""
 
 from __future__ import annotations
 
@@ -16,22 +17,26 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.rows import Rows
 
-__all__ = ["EXCLUDED_AT_ONCE", "candidates", "listed_match", "matching_ids", "matching_ordinals", "matching_rows", "may_match"]
+__all__ = ["EXCLUDED_AT_ONCE", "candidates", "listed_match", "matching_ids", "matching_ordinals", "matching_rows",
+           "may_match"]
 
 EXCLUDED_AT_ONCE: Final = 256
-"""Blocks that their filters may exclude before the loop has a turn."""
+"""Blocks that may be excluded by their subject filters before the loop gets a turn."""
 
 _SEARCHED_MAX: Final = 16
-"""So many subjects are searched for in a block's list of subjects, which may be thousands; with more, each of those is matched."""
+"""Up to this number of literal subjects are searched for in a block's subject list; with more, the list is scanned."""
 
 
 def listed_match(block: LiveBlock, filters: Filters) -> bool:
-    """Whether a block may hold a matching message, as far as its short list of subjects says."""
+    """Return whether a block may hold a matching message, as far as its short list of subjects tells."""
     return filters.all or block.subjects is None or any(filters.match(one[0]) for one in block.subjects)
 
 
 def may_match(block: LiveBlock, filters: Filters) -> bool:
-    """The same, as far as is known without its head. Takes about 10 µs where the block has a subject filter."""
+    """Return whether a block may hold a matching message, as far as is known without its head.
+
+    This takes about 10 µs if the block has a subject filter.
+    """
     if filters.all:
         return True
     if block.subjects is not None or block.ref is None or block.ref.subject_filter is None:
@@ -41,7 +46,10 @@ def may_match(block: LiveBlock, filters: Filters) -> bool:
 
 
 def candidates(blocks: Iterable[LiveBlock], filters: Filters) -> Iterator[LiveBlock]:
-    """Those of ``blocks`` that may match, for loading; after many that cannot, one of those, as a turn for the loop."""
+    """Yield the blocks that may match, to be loaded.
+
+    After many excluded blocks one of them is yielded as well, so that the caller's load gives the loop a turn.
+    """
     excluded = 0
     for block in blocks:
         if not listed_match(block, filters):
@@ -55,13 +63,14 @@ def candidates(blocks: Iterable[LiveBlock], filters: Filters) -> Iterator[LiveBl
 
 @lru_cache(maxsize=256)
 def _hashes(subjects: tuple[bytes, ...]) -> tuple[int, ...]:
-    """Hashes of which a block's filter has one if the block holds a match; none: nothing can be concluded."""
+    """Return hashes of which a block's filter contains at least one if the block holds a match; empty: no
+    conclusion."""
     found = [pattern_hash(subject) for subject in subjects]
     return () if None in found else tuple(one for one in found if one is not None)
 
 
 def matching_ids(head: Head, filters: Filters) -> set[int]:
-    """Places in the head's subject columns of those that match."""
+    """Return the indices of the matching subjects in the head's subject columns."""
     subjects, found = head.subjects, set[int]()
     if filters.literal and len(filters.literals) <= _SEARCHED_MAX:
         return {i for subject in filters.literals if (i := head.subject_id(subject)) is not None}
@@ -73,7 +82,7 @@ def matching_ids(head: Head, filters: Filters) -> set[int]:
 
 
 def matching_ordinals(head: Head, filters: Filters) -> Sequence[int]:
-    """Ordinals of the block's messages that match, dead ones included, in order."""
+    """Return the ordinals of the block's messages that match, dead ones included, in order."""
     if filters.all:
         return range(head.count)
     wanted, ids = matching_ids(head, filters), head.subject_ids
@@ -82,12 +91,12 @@ def matching_ordinals(head: Head, filters: Filters) -> Sequence[int]:
     if len(wanted) == 1:
         return head.postings(*wanted)
     if len(wanted) == sum(map(head.subject_counts.__getitem__, wanted)):
-        return sorted(map(head.subject_firsts.__getitem__, wanted))  # one message each, as of most keys
+        return sorted(map(head.subject_firsts.__getitem__, wanted))  # one message for each subject
     return array("I", [at for at, i in enumerate(ids) if i in wanted])
 
 
 def matching_rows(rows: Rows, block: LiveBlock, filters: Filters) -> list[tuple[int, bytes]]:
-    """(sequence, subject) of the block's messages that match, dead ones included."""
+    """Return (sequence, subject) of the block's messages that match, dead ones included."""
     if not isinstance(rows, Head):
         match = filters.match
         return [(rows.seq_of(at), subject) for at in range(block.count) if match(subject := rows.subject_of(at))]

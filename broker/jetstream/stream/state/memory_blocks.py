@@ -1,9 +1,9 @@
-"""Keeps the blocks of a memory stream few, and free of dead messages: what compaction is for streams in the store.
+"""Keeps the blocks of a memory stream few and free of dead messages, as compaction does for stored streams.
 
-A memory stream gets a block each time the loop turns: one for each message of a publisher that waits for each PubAck. Eight
-neighbours of one size class are joined into one of the next, so a message is copied three times at most; a block less
-than half of which is live is rewritten, some in each turn of the loop. Joined blocks hold live messages only, so their
-sequences may have gaps.
+A memory stream gets a block in each turn of the loop; a publisher that waits for each PubAck causes one block per
+message. Eight neighbours of one size class are joined into one block of the next class, so a message is copied at most
+three times. A block of which less than half is live is rewritten, a few blocks in each turn of the loop. Joined blocks
+hold live messages only, so their sequences may have gaps.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ __all__ = ["MemoryBlocks"]
 
 _JOINED_AT_ONCE = 8
 _CLASSES = 3
-"""Blocks of 8, 64 and 512 messages or more; the last are left as they are."""
+"""Size classes: blocks of 8, 64 and 512 messages or more; blocks of the last class are not joined."""
 
 _COPIED_AT_ONCE = 4096
-"""Messages of blocks rewritten between two turns of the loop: about 10 ms; a single block may have more."""
+"""Messages copied into rewritten blocks between two turns of the loop: about 10 ms; a single block may have more."""
 
 _HELD_SECONDS = 0.1
-"""Until blocks that were held are looked at again."""
+"""Delay until blocks are rewritten that an operation had pinned."""
 
 
 class MemoryBlocks:
-    """Keeps the blocks of one memory stream in order. ``held``: whether an operation that goes on holds blocks, which must stay
-    as they are."""
+    """Joins and rewrites the blocks of one memory stream.
+
+    Args: ``held``: returns True while an operation relies on the present blocks, which must not be replaced then.
+    """
 
     def __init__(self, live: Live, held: Callable[[], bool]) -> None:
         self._live = live
@@ -47,21 +49,21 @@ class MemoryBlocks:
 
     @property
     def untidy(self) -> bool:
-        """Whether blocks that lost messages are still to be looked at."""
+        """True if blocks that lost messages have not been checked yet."""
         return bool(self._shrunk)
 
     def removed(self, gone: Iterable[Removal]) -> None:
-        """Messages left these blocks."""
+        """Record the blocks that lost messages."""
         self._shrunk.update((id(removal.block), removal.block) for removal in gone)
 
     def tidy(self) -> None:
-        """A block came: rewrite and join what there is to."""
+        """Rewrite and join blocks where that is worthwhile. Call this when a block was added."""
         self.close()
         held = self._held()
         if not held and not self._rewrite():
             self._join_small()
         if self._shrunk:
-            # Not with the next publish, which may never come.
+            # Set a timer instead of waiting for the next publish, which may never come.
             self._timer = asyncio.get_running_loop().call_later(_HELD_SECONDS if held else 0, self.tidy)
 
     def close(self) -> None:
@@ -71,7 +73,7 @@ class MemoryBlocks:
             self._timer = None
 
     def _join_small(self) -> None:
-        """Join the newest persisted blocks as long as eight of them are of one size."""
+        """Join the newest persisted blocks as long as eight of them are in one size class."""
         live = self._live
         while True:
             end = len(live.blocks)
@@ -86,7 +88,7 @@ class MemoryBlocks:
             _replace(live, live.blocks[start:end])
 
     def _rewrite(self) -> bool:
-        """Write some of those that lost messages anew, where less than half lives; returns whether some are left."""
+        """Rewrite some of the blocks less than half of which is live; return whether blocks remain to be checked."""
         live, shrunk, copied = self._live, self._shrunk, 0
         while shrunk and copied < _COPIED_AT_ONCE:
             _, block = shrunk.popitem()
@@ -115,7 +117,7 @@ def _replace(live: Live, blocks: Sequence[LiveBlock]) -> None:
 
 
 def _copy(live: Live, block: LiveBlock, joined: OpenBlock[Any]) -> None:
-    """Append the live messages of ``block``."""
+    """Append the live messages of ``block`` to ``joined``."""
     assert block.chunks is not None
     for chunk in block.chunks:
         count, start = len(chunk), 0
@@ -124,7 +126,7 @@ def _copy(live: Live, block: LiveBlock, joined: OpenBlock[Any]) -> None:
             if not live.is_live(block, seq):
                 start += 1
                 continue
-            # As far as its neighbours arrived with it and are live.
+            # Extend the run while the next messages arrived at the same time and are live.
             end, time_ns = start + 1, chunk.times[start]
             while end < count and chunk.times[end] == time_ns and chunk.seq(end) == seq + end - start and live.is_live(
                     block, seq + end - start):

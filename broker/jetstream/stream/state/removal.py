@@ -1,6 +1,6 @@
-"""What leaves a stream, as values: the messages of one block, or all below a sequence.
+"""Removals from a stream, as values: live messages of one block, or everything below a sequence.
 
-Does not own: where the front is cut (front), nor how the state changes (live).
+Does not own: where the front is cut (front), and the change of the state (live).
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ class Removal(NamedTuple):
 
 
 class Front(NamedTuple):
-    """All below ``end_seq``: ``msgs`` live messages of ``size`` user bytes, ``part`` of them in the block at the edge."""
+    """The removal of everything below ``end_seq``.
+
+    Attributes: ``msgs``: number of live messages; ``size``: their user bytes; ``part``: the removal from the block that
+        ``end_seq`` cuts, which is included in both.
+    """
 
     end_seq: int
     msgs: int
@@ -34,7 +38,8 @@ class Front(NamedTuple):
 
 
 def joined(gone: Sequence[Removal]) -> list[tuple[int, int, int]]:
-    """(first, last, messages) of what left, neighbours without a gap as one, so that notifications are few."""
+    """Return ``gone`` as (first, last, messages), with gapless neighbours as one range, so that there are few
+    notifications."""
     ranges: list[tuple[int, int, int]] = []
     for _, first, last, msgs, _ in gone:
         if ranges and msgs == last - first + 1:

@@ -1,7 +1,7 @@
 """The messages of one block as rows, without their bodies: from the open block, or from a stored block's head.
 
-What limits, deletes and subject state need of a message is its sequence, subject, time and size. ``Head`` has the
-same methods for stored blocks; this module gives them to a block that is still open, and sums that run in C for both.
+Limits, deletes and subject state need only the sequence, subject, time and size of a message. ``Head`` has the same
+methods for stored blocks. This module gives them to a block that is still open, and sums sizes in C for both.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["NotLoaded", "OpenRows", "Rows", "size_between", "sizes"]
 
 
 class Rows(Protocol):
-    """One block's messages by ordinal, 0 to count - 1."""
+    """The messages of one block by ordinal, 0 to count - 1."""
 
     def ordinal_of(self, seq: int) -> int:
-        """Ordinal of the first message at or after ``seq``; ``count`` when there is none."""
+        """Return the ordinal of the first message at or after ``seq``; ``count`` if there is none."""
 
     def seq_of(self, ordinal: int) -> int: ...
 
     def ordinal_at(self, time_ns: int) -> int:
-        """Ordinal of the first message at or after ``time_ns``; ``count`` when there is none."""
+        """Return the ordinal of the first message at or after ``time_ns``; ``count`` if there is none."""
 
     def time_of(self, ordinal: int) -> int: ...
 
@@ -39,11 +39,17 @@ class Rows(Protocol):
 
 
 class NotLoaded(Exception):
-    """A decision needs what is not in memory. Nothing was changed; load it with ``Decision.load_missing``, then decide again.
+    """Raised by a decision that needs data that is not in memory; nothing has been changed.
 
-    ``blocks`` are blocks whose heads are needed at once, which are few. What takes more than a few heads is ``work``
-    instead: it streams through them, and leaves behind what the decision asks for (an index, a place, a plan). It is
-    done once for the same ``what`` and ``mark`` while the stream does not change.
+    The caller loads the data with ``Decision.load_missing`` and takes the decision again.
+
+    Attributes:
+        what: names the data, for errors.
+        blocks: the few blocks whose heads are needed at once.
+        work: loads data that takes more than a few heads: it streams through them, and leaves behind what the decision
+            needs (an index, a place, a plan). It runs once for the same ``what`` and ``mark`` while the stream is
+            unchanged.
+        mark: distinguishes successive requests for the same ``what``.
     """
 
     def __init__(self, what: str, blocks: Sequence[LiveBlock] = (), *,
@@ -56,7 +62,7 @@ class NotLoaded(Exception):
 
 
 class OpenRows:
-    """The rows of an open block, or of one that is sealed and not persisted yet. Grows with it."""
+    """The rows of an open block, or of a sealed block that is not persisted yet. It grows with its block."""
 
     __slots__ = ("block",)
 
@@ -74,7 +80,8 @@ class OpenRows:
         return bisect_left(range(block.count), seq, key=self.seq_of)
 
     def ordinals_of(self, seqs: Sequence[int]) -> list[int]:
-        """``ordinal_of`` each of the sequences, which rise and are in the block: there may be tens of thousands."""
+        """Return ``ordinal_of`` for each of ``seqs``, rising sequences of this block; there may be tens of
+        thousands."""
         block = self.block
         first_seq = block.first_seq
         if block.last_seq - first_seq + 1 == block.count:
@@ -110,12 +117,12 @@ class OpenRows:
 
 
 def sizes(rows: Rows, start: int, end: int) -> Sequence[int]:
-    """Sizes of the messages ``start`` to ``end`` (half open)."""
+    """Return the sizes of the messages ``start`` to ``end`` (half open)."""
     return list(map(rows.size_of, range(start, end)))
 
 
 def size_between(rows: Rows, start: int, end: int) -> int:
-    """Size of the messages ``start`` to ``end`` (half open), all together."""
+    """Return the total size of the messages ``start`` to ``end`` (half open)."""
     count = end - start
     hlens: Sequence[int] | None
     if isinstance(rows, OpenRows):

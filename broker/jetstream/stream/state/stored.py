@@ -1,4 +1,4 @@
-"""Messages as a stream holds them: one, or several as columns."""
+"""Stored messages as values: a single message, or several messages as columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["NO_MSGS", "Gathering", "StoredMsg", "StoredMsgs", "columns_of", "fro
 
 
 class StoredMsg(NamedTuple):
-    """One stored message; ``body`` is headers (its first ``hlen`` bytes) and payload as published."""
+    """A stored message; ``body`` is headers (its first ``hlen`` bytes) and payload as published."""
 
     seq: int
     subject: bytes
@@ -46,7 +46,7 @@ class StoredMsgs(NamedTuple):
         return cls(*zip(*msgs, strict=True)) if msgs else NO_MSGS
 
     def first(self, n: int) -> StoredMsgs:
-        """The first ``n`` of them."""
+        """Return the first ``n`` messages."""
         seqs, subjects, hlens, bodies, times_ns = self
         return StoredMsgs(seqs[:n], subjects[:n], None if hlens is None else hlens[:n], bodies[:n], times_ns[:n])
 
@@ -55,7 +55,10 @@ NO_MSGS = StoredMsgs((), (), None, (), ())
 
 
 class Gathering:
-    """Stored messages from several chunks, put together in sequence order. ``body_bytes``: of their bodies."""
+    """A builder that puts stored messages of several chunks together, in sequence order.
+
+    Attributes: ``body_bytes``: total length of the bodies.
+    """
 
     __slots__ = ("_bodies", "_headers", "_hlens", "_seqs", "_subjects", "_times", "body_bytes")
 
@@ -98,7 +101,7 @@ class Gathering:
 
 
 def from_open(block: OpenBlock[Any], seq: int) -> StoredMsg | None:
-    """The message ``seq`` of a block that is not stored yet, None if it has no such message."""
+    """Return message ``seq`` of a block that is not stored yet; None if the block has no such message."""
     rows = OpenRows(block)
     at = rows.ordinal_of(seq)
     if at >= rows.count or rows.seq_of(at) != seq:
@@ -108,12 +111,12 @@ def from_open(block: OpenBlock[Any], seq: int) -> StoredMsg | None:
 
 
 def columns_of(chunk: Chunk, ordinals: Sequence[int]) -> StoredMsgs:
-    """Messages of one chunk, at least one."""
-    start, subjects, hlens, bodies, times, there = chunk.start, chunk.subjects, chunk.hlens, chunk.bodies, chunk.times, chunk.seqs
+    """Return messages of one chunk as columns; ``ordinals`` has at least one, in order."""
+    start, subjects, hlens, bodies, times = chunk.start, chunk.subjects, chunk.hlens, chunk.bodies, chunk.times
     first, last = ordinals[0] - start, ordinals[-1] - start
     if last - first + 1 == len(ordinals):
         cut = slice(first, last + 1)
-        seqs = range(chunk.first_seq + first, chunk.first_seq + last + 1) if there is None else there[cut]
+        seqs = range(chunk.first_seq + first, chunk.first_seq + last + 1) if chunk.seqs is None else chunk.seqs[cut]
         return StoredMsgs(seqs, subjects[cut], None if hlens is None else hlens[cut], bodies[cut], times[cut])
     places = [ordinal - start for ordinal in ordinals]
     return StoredMsgs([chunk.seq(i) for i in places], [subjects[i] for i in places],
@@ -122,7 +125,7 @@ def columns_of(chunk: Chunk, ordinals: Sequence[int]) -> StoredMsgs:
 
 
 def from_chunk(chunk: Chunk, ordinal: int) -> StoredMsg:
-    """The message with this ordinal in the chunk's block."""
+    """Return the message with this ordinal in the chunk's block."""
     i = ordinal - chunk.start
     return StoredMsg(chunk.seq(i), chunk.subjects[i], 0 if chunk.hlens is None else chunk.hlens[i], chunk.bodies[i],
                      chunk.times[i])

@@ -1,19 +1,20 @@
-"""What a stream knows of its subjects: how many live messages each has, and which is its last.
+"""The index of a stream's subjects: the number of live messages of each subject, and its last sequence.
 
 Owns: counts and last sequences by subject, and, in a *tracked* stream, the sequences themselves.
-Does not own: when they are looked up, or how messages of blocks not in memory get here (``subject_state``).
+Does not own: the times of lookups, and reading the messages of blocks that are not in memory (``subject_state``).
 
-Two ways to keep them, by what the stream's limits need:
+There are two kinds of index; the stream's limits decide which one is needed:
 
     plain     subject → row; count[row], last[row]. Removing the last message of a subject leaves its ``last`` unknown
               (the caller finds the one before and calls ``set_last``).
     tracked   (max_msgs_per_subject > 0) also size[row] of the last message, and for subjects with two messages or more
-              an array of all (seq, size) pairs, so that a publish which replaces a message reads nothing from the store.
+              an array of all (seq, size) pairs. So a publish that replaces a message reads nothing from the store.
 
-Messages that leave at the stream's front need no update in a tracked stream: whatever is below ``first_seq`` is gone,
-and each subject drops it when it is next looked at (``sweep`` visits all).
+In a tracked stream, messages that leave at the stream's front need no update: everything below ``first_seq`` is gone,
+and each subject drops those messages at its next lookup (``sweep`` visits all subjects).
 
-Memory of 1 M subjects of 21 bytes: about 190 bytes each while they have one message (dictionary and name 150, columns 24).
+Memory for 1 M subjects of 21 bytes: about 190 bytes for each subject with one message (dictionary and name 150, columns
+24).
 """
 
 from __future__ import annotations
@@ -27,24 +28,25 @@ from broker.jetstream.stream.state.subject_order import SubjectOrder
 __all__ = ["UNKNOWN", "SubjectIndex"]
 
 UNKNOWN = -1
-"""Instead of a sequence: it must be found again."""
+"""Stands for a last sequence that must be found again."""
 _UNKNOWN = 0
-"""In ``last``: to be found again. No message has sequence 0."""
+"""Stands in column ``last`` for a sequence that must be found again. No message has sequence 0."""
 
 
 class SubjectIndex:
     """Counts and last sequences of a stream's subjects, for the messages at or below ``merged_seq``."""
 
-    __slots__ = ("_counts", "_free", "_history", "_lasts", "_rows", "_sizes", "merged_seq", "order", "swept_seq", "tracked")
+    __slots__ = ("_counts", "_free", "_history", "_lasts", "_rows", "_sizes", "merged_seq", "order", "swept_seq",
+                 "tracked")
 
     def __init__(self, tracked: bool) -> None:
         self.tracked = tracked
         self.merged_seq = 0
-        """Live messages up to this sequence are in the index; those after it are not yet."""
+        """Live messages up to this sequence are in the index; later ones are not yet."""
         self.swept_seq = 0
         """Tracked: no subject has messages below this sequence."""
         self.order: SubjectOrder | None = None
-        """The subjects in order, where somebody asks for few of many."""
+        """The subjects in order; made once a search reads few of many subjects."""
         self._rows: dict[bytes, int] = {}
         self._counts = array("I")
         self._lasts = array("Q")
@@ -62,7 +64,7 @@ class SubjectIndex:
         return iter(self._rows)
 
     def clear(self) -> None:
-        """Forget every message; what was merged stays merged."""
+        """Remove all messages; ``merged_seq`` and ``swept_seq`` stay."""
         self._rows = {}
         self._history = {}
         self._free = []
@@ -72,7 +74,7 @@ class SubjectIndex:
     # --- looking up ---------------------------------------------------------------------------------------------------
 
     def count(self, subject: bytes, first_seq: int) -> int:
-        """Live messages of ``subject``; ``first_seq`` is the stream's."""
+        """Return the number of live messages of ``subject``; ``first_seq`` is the stream's."""
         row = self._rows.get(subject)
         if row is None:
             return 0
@@ -81,7 +83,7 @@ class SubjectIndex:
         return self._counts[row]
 
     def last(self, subject: bytes, first_seq: int) -> int | None:
-        """Sequence of the last live message of ``subject``, 0 when it has none, None when it must be found again."""
+        """Return the last live sequence of ``subject``; 0 if it has none, None if it must be found again."""
         row = self._rows.get(subject)
         if row is None:
             return 0
@@ -91,19 +93,19 @@ class SubjectIndex:
         return last if last >= first_seq else 0
 
     def counts(self, subjects: Sequence[bytes], first_seq: int) -> list[int]:
-        """``count`` of each of ``subjects``."""
+        """Return ``count`` for each of ``subjects``."""
         self.sweep(subjects, first_seq)
         counts = self._counts
         return [0 if row is None else counts[row] for row in map(self._rows.get, subjects)]
 
     def alive(self, subjects: Sequence[bytes], first_seq: int) -> list[bytes]:
-        """Those of ``subjects`` that have live messages."""
+        """Return the ``subjects`` that have live messages."""
         self.sweep(subjects, first_seq)
         rows = self._rows
         return [subject for subject in subjects if subject in rows]
 
     def lasts(self, subjects: Sequence[bytes], first_seq: int) -> list[int]:
-        """``last`` of each of ``subjects``; ``UNKNOWN`` where it must be found again."""
+        """Return ``last`` for each of ``subjects``; ``UNKNOWN`` if it must be found again."""
         lasts = self._lasts
         found = [0 if row is None else lasts[row] or UNKNOWN for row in map(self._rows.get, subjects)]
         if found and min(found) < first_seq:
@@ -111,7 +113,8 @@ class SubjectIndex:
         return found
 
     def first(self, subject: bytes, first_seq: int) -> tuple[int, int]:
-        """(sequence, size) of the first live message of ``subject`` in a tracked stream; (0, 0) when it has none."""
+        """Return (sequence, size) of the first live message of ``subject`` in a tracked stream; (0, 0) if it has
+        none."""
         row = self._rows.get(subject)
         if row is None or not self._trim(subject, row, first_seq):
             return 0, 0
@@ -119,7 +122,7 @@ class SubjectIndex:
         return (self._lasts[row], self._sizes[row]) if history is None else (history[0], history[1])
 
     def messages(self, subject: bytes, first_seq: int) -> list[tuple[int, int]]:
-        """(sequence, size) of all live messages of ``subject`` in a tracked stream, oldest first."""
+        """Return (sequence, size) of all live messages of ``subject`` in a tracked stream, oldest first."""
         row = self._rows.get(subject)
         if row is None or not self._trim(subject, row, first_seq):
             return []
@@ -129,8 +132,10 @@ class SubjectIndex:
         return list(zip(history[::2], history[1::2], strict=True))
 
     def next(self, subject: bytes, seq: int) -> int:
-        """The first live message of ``subject`` at or after ``seq``, which is not below the stream's first, in a tracked stream;
-        0 when there is none."""
+        """Return the first live message of ``subject`` at or after ``seq`` in a tracked stream; 0 if there is none.
+
+        ``seq`` is not below the stream's first sequence.
+        """
         row = self._rows.get(subject)
         if row is None or self._lasts[row] < seq:
             return 0
@@ -140,8 +145,10 @@ class SubjectIndex:
         return history[2 * _place(history, seq)]
 
     def seqs(self, subject: bytes, first_seq: int, last_seq: int, most: int) -> list[int]:
-        """The first ``most`` live messages of ``subject`` from ``first_seq``, which is not below the stream's first, up to
-        ``last_seq``, in a tracked stream."""
+        """Return the first ``most`` live messages of ``subject`` within first_seq..last_seq, in a tracked stream.
+
+        ``first_seq`` is not below the stream's first sequence.
+        """
         row = self._rows.get(subject)
         if row is None or self._lasts[row] < first_seq:
             return []
@@ -154,7 +161,7 @@ class SubjectIndex:
         return found[:bisect_right(found, last_seq)]
 
     def count_within(self, subject: bytes, first_seq: int, last_seq: int) -> int:
-        """How many messages ``seqs`` has, without a bound."""
+        """Return how many messages ``seqs`` would return without ``most``."""
         row = self._rows.get(subject)
         if row is None:
             return 0
@@ -166,9 +173,9 @@ class SubjectIndex:
     # --- changing -----------------------------------------------------------------------------------------------------
 
     def add(self, subject: bytes, seq: int, size: int) -> int:
-        """Add the message ``seq``, later than all others; returns how many the subject has now.
+        """Add message ``seq``, later than all others; return how many messages the subject has now.
 
-        In a tracked stream that number may count messages below the stream's first_seq: ask ``count`` where it matters.
+        In a tracked stream the result may include messages below the stream's first_seq; ``count`` excludes them.
         """
         row = self._rows.get(subject)
         if row is None:
@@ -187,12 +194,12 @@ class SubjectIndex:
 
     def add_run(self, subjects: Sequence[bytes], sizes: Iterable[int], seq: int, limit: int,
                 first_seq: int) -> list[tuple[int, int]]:
-        """Tracked: ``add`` messages from ``seq`` on, and take out the oldest of each subject beyond ``limit`` of them.
+        """Add messages from ``seq`` on, and remove the oldest of each subject beyond ``limit`` messages; tracked only.
 
-        Returns: (sequence, size) of those taken out that are at or above ``first_seq``, the stream's.
+        Returns: (sequence, size) of the removed messages that are at or above ``first_seq``, the stream's.
         """
         if not self.tracked:
-            raise ValueError("what one message is replaced by is known of tracked subjects only")
+            raise ValueError("only a tracked index knows the messages that new ones replace")
         rows, counts, lasts, of_last, histories = self._rows, self._counts, self._lasts, self._sizes, self._history
         find, out = rows.get, list[tuple[int, int]]()
         for subject, size in zip(subjects, sizes, strict=True):
@@ -230,7 +237,7 @@ class SubjectIndex:
         return out
 
     def merge(self, subject: bytes, count: int, last_seq: int) -> None:
-        """Plain: add ``count`` messages, later than all others, the last of them at ``last_seq``."""
+        """Add ``count`` messages, later than all others and the last of them at ``last_seq``; plain only."""
         row = self._rows.get(subject)
         if row is None:
             self._insert(subject, count, last_seq, 0)
@@ -239,7 +246,7 @@ class SubjectIndex:
             self._lasts[row] = last_seq
 
     def merge_all(self, subjects: Iterable[bytes], counts: Iterable[int], last_seqs: Iterable[int]) -> None:
-        """``merge`` many subjects."""
+        """Call ``merge`` for many subjects."""
         rows, counted, lasts, insert = self._rows, self._counts, self._lasts, self._insert
         for subject, count, last_seq in zip(subjects, counts, last_seqs, strict=True):
             row = rows.get(subject)
@@ -250,7 +257,7 @@ class SubjectIndex:
                 lasts[row] = last_seq
 
     def remove(self, subject: bytes, seq: int) -> None:
-        """Take out one message. Unknown ones are no error: a tracked subject may have dropped them before."""
+        """Remove one message, if the index has it: a tracked subject may have dropped it before."""
         row = self._rows.get(subject)
         if row is None:
             return
@@ -269,7 +276,7 @@ class SubjectIndex:
             self._update_columns(subject, row, history)
 
     def subtract(self, subject: bytes, count: int, last_seq: int) -> None:
-        """Plain: take out ``count`` messages, the last of them at ``last_seq``."""
+        """Remove ``count`` messages, the last of them at ``last_seq``; plain only."""
         row = self._rows.get(subject)
         if row is None:
             return
@@ -282,13 +289,13 @@ class SubjectIndex:
             self._lasts[row] = _UNKNOWN
 
     def set_last(self, subject: bytes, seq: int) -> None:
-        """Plain: the last message of ``subject``, found again."""
+        """Set the last message of ``subject``, which was found again; plain only."""
         row = self._rows.get(subject)
         if row is not None and self._lasts[row] == _UNKNOWN:
             self._lasts[row] = seq
 
     def sweep(self, subjects: Iterable[bytes], first_seq: int) -> None:
-        """Tracked: forget what ``subjects`` have below ``first_seq``, and those of them that have nothing else."""
+        """Remove messages below ``first_seq`` of ``subjects``, and the subjects that have no others; tracked only."""
         if not self.tracked or first_seq <= self.swept_seq:
             return
         find, lasts, history = self._rows.get, self._lasts, self._history.get
@@ -323,7 +330,7 @@ class SubjectIndex:
             self.order.drop(subject)
 
     def _trim(self, subject: bytes, row: int, first_seq: int) -> bool:
-        """Tracked: forget messages below ``first_seq``; False when none is left and the row is gone."""
+        """Remove messages below ``first_seq``; False if none is left and the row is removed. Tracked only."""
         if self._lasts[row] < first_seq:
             self._drop(subject, row)
             return False
@@ -335,7 +342,7 @@ class SubjectIndex:
         return True
 
     def _update_columns(self, subject: bytes, row: int, history: array[int]) -> None:
-        """Bring a row's columns in line with its shortened history."""
+        """Update a row's columns from its shortened history."""
         n = len(history) >> 1
         if not n:
             self._drop(subject, row)
@@ -347,5 +354,5 @@ class SubjectIndex:
 
 
 def _place(history: Sequence[int], seq: int) -> int:
-    """How many of the messages of a subject, as (sequence, size), are below ``seq``."""
+    """Return how many messages of a subject's history, (sequence, size) pairs, are below ``seq``."""
     return bisect_left(range(len(history) >> 1), seq, key=lambda i: history[2 * i])

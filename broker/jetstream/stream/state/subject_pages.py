@@ -1,10 +1,11 @@
-"""The subjects of a stream's stored messages as checkpoints have them, instead of the heads of very many blocks.
+"""Reads the subjects of stored messages from checkpoint pages, which is cheaper than the heads of very many blocks.
 
-Owns: which page is in memory, and what happens when one cannot be read: it is let go, and the blocks are read instead.
-Does not own: the pages (storage.checkpoint.subject_pages), the index made of them (subject_state).
+Owns: the page that is in memory, and the reaction to an unreadable page: it is dropped, and the blocks are read
+    instead.
+Does not own: the pages (storage.checkpoint.subject_pages), and the index made of them (subject_state).
 
-A page says nothing of what was removed since: whoever asks takes from it the messages of the blocks that are there, and leaves
-out their dead.
+A page does not show later removals. A caller must use only the messages of blocks that are in the stream, without their
+dead ones.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class SubjectPages:
-    """The pages of one stream. ``stored`` gives its applied state; None: it is gone."""
+    """The pages of one stream. ``stored`` returns its applied state; None if the stream was deleted."""
 
     def __init__(self, stored: Callable[[], StreamState | None], reader: BlockReader) -> None:
         self._stored = stored
@@ -36,18 +37,19 @@ class SubjectPages:
         self._rows: SubjectRows | None = None
 
     def rows_at(self, seq: int) -> SubjectRows | None:
-        """The rows of the page with ``seq``, if it is the one in memory."""
+        """Return the rows of the page that contains ``seq``, if that page is in memory."""
         rows = self._rows
         return rows if rows is not None and rows.first_seq <= seq <= rows.last_seq else None
 
     def covering(self, seq: int) -> SubjectPage | None:
-        """The page with ``seq``."""
+        """Return the page that contains ``seq``, if there is one."""
         state = self._stored()
         return None if state is None else covering(state.subjects, seq)
 
     async def load(self, page: SubjectPage) -> None:
-        """Have this page in memory, and no other; if it cannot be read, ``covering`` gives neither it nor later ones any more.
+        """Load this page into memory in place of the previous one.
 
+        If it cannot be read, it and all later pages are dropped, and ``covering`` no longer returns them.
         Raises: StoreError.
         """
         self._rows = None
@@ -55,12 +57,12 @@ class SubjectPages:
             self._rows = await self._reader.subjects(page)
         except (NotFound, FormatError) as error:
             state = self._stored()
-            if state is not None and page in state.subjects:  # otherwise another took its place meanwhile
+            if state is not None and page in state.subjects:  # otherwise another page has replaced it in the meantime
                 _log.warning("a page with the subjects of stream %s/%s cannot be used; its blocks are read instead: %s",
                              state.account, state.name, error)
                 state.subjects = state.subjects[:state.subjects.index(page)]
                 state.dirty = True
 
     def release(self) -> None:
-        """Have none in memory."""
+        """Release the page that is in memory."""
         self._rows = None

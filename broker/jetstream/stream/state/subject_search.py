@@ -1,11 +1,11 @@
-"""Searches a stream's subjects: those that match, all of them or a page in order, and how many there are.
+"""Searches a stream's subjects: all matching ones, a page of them in order, or their number.
 
-Owns: how many subjects are looked at in one turn of the loop, and when an order of them is worth its making. Does not own: the
-index and its being up to date (subject_state), the order (subject_order).
+Owns: how many subjects are compared in one turn of the loop, and when it pays to make an order of them. Does not own:
+the index and its updates (subject_state), the order (subject_order).
 
-    literal filters ──> looked up
-    few subjects ─────> all are looked at
-    many ─────────────> once many were looked at in vain: those between a filter's bounds, in the order
+    literal filters ──> looked up in the index
+    few subjects ─────> all are compared
+    many subjects ────> once many were compared in vain: only those between a filter's bounds, in the order
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ if TYPE_CHECKING:
 __all__ = ["SubjectSearch"]
 
 _NAMES_AT_ONCE = 4096
-"""Subjects looked at in one go: about 2 ms of the loop."""
+"""Subjects compared in one turn of the loop: about 2 ms."""
 
 _IN_VAIN = 4
-"""So many subjects may be looked at for each that matches."""
+"""Number of comparisons per matching subject that do not count as in vain."""
 _ORDER_WORTH = 3
-"""Subjects looked at in vain, for each that there is, that cost as much as to sort them."""
+"""Comparisons in vain, per subject of the index, that cost as much as sorting all subjects."""
 _UNORDERED_MAX = 16_384
-"""So many are sorted for each page of them."""
+"""Up to this number of subjects are sorted again for each page."""
 
 
 class SubjectSearch:
-    """The subjects of one stream that have live messages, by their names."""
+    """The search for subjects of one stream that have live messages."""
 
     def __init__(self, live: Live, subjects: SubjectState) -> None:
         self._live = live
         self._subjects = subjects
         self._ordering = asyncio.Lock()
         self._in_vain = 0
-        """Subjects that were looked at and did not match, since there is no order."""
+        """Number of comparisons in vain since an order was last used."""
 
     async def matching(self, filters: Filters) -> list[bytes]:
-        """Those that match, in no order; in as many turns of the loop as it takes."""
+        """Return all matching subjects, in no order; takes as many turns of the loop as needed."""
         index = await self._subjects.build()
         first_seq = self._live.first_seq
         if filters.literal:
             return index.alive(list(filters.literals), first_seq)
         parts: list[Part] = []
-        if filters.spans and (index.order is not None or self._in_vain > _ORDER_WORTH * max(len(index), _NAMES_AT_ONCE)):
+        enough_in_vain = self._in_vain > _ORDER_WORTH * max(len(index), _NAMES_AT_ONCE)
+        if filters.spans and (index.order is not None or enough_in_vain):
             parts = (await self._ordered(index)).within(filters.spans)
         if not parts:
             names = list(index)
@@ -66,7 +67,7 @@ class SubjectSearch:
         return found
 
     async def page(self, filters: Filters, offset: int, limit: int) -> tuple[list[bytes], int]:
-        """Up to ``limit`` of ``matching``, in order and after the first ``offset`` of them; and how many they all are."""
+        """Return up to ``limit`` matching subjects in order, after the first ``offset`` ones, and the number of all."""
         index = await self._subjects.build()
         if filters.literal or (index.order is None and len(index) <= _UNORDERED_MAX):
             found = await sorted_in_turns(await self.matching(filters))
@@ -81,28 +82,31 @@ class SubjectSearch:
         return found[offset:offset + limit], len(found)
 
     async def distinct(self) -> int:
-        """How many subjects have live messages."""
+        """Return the number of subjects that have live messages."""
         index = await self._subjects.build()
         if self._subjects.tracked and index.swept_seq < self._live.first_seq:
             return len(await self.matching(Filters()))
         return len(index)
 
     async def _select(self, index: SubjectIndex, parts: Sequence[Part], filters: Filters) -> list[bytes]:
-        """Those in ``parts``, of which there may be one for each filter, that have live messages and match."""
+        """Return the subjects in ``parts`` that have live messages and match."""
         found: list[bytes] = []
-        looked_at = 0
+        compared = 0
         for names, start, end in parts:
             for at in range(start, end, _NAMES_AT_ONCE):
-                if looked_at >= _NAMES_AT_ONCE:
-                    looked_at = 0
+                if compared >= _NAMES_AT_ONCE:
+                    compared = 0
                     await asyncio.sleep(0)
                 some = names[at:min(at + _NAMES_AT_ONCE, end)]
-                looked_at += len(some)
+                compared += len(some)
                 found += index.alive(filters.select(some), self._live.first_seq)
         return found
 
     async def _ordered(self, index: SubjectIndex, *, complete: bool = False) -> SubjectOrder:
-        """The subjects in order, but for those that came lately; ``complete``: but for those that come meanwhile."""
+        """Return the order of the subjects, merged as needed.
+
+        A few of the newest subjects may be unsorted; ``complete``: only those added during this call.
+        """
         async with self._ordering:
             order, names = index.order, list[bytes]()
             if order is None or order.worn:

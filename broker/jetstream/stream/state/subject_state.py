@@ -1,21 +1,22 @@
-"""Keeps a stream's subject index up to date with its live state, only when it is needed.
+"""Keeps a stream's subject index up to date with its live state, but only while the index is needed.
 
-Owns: when the index is built, how far it has merged the stream's messages, and removals it has yet to take in.
-Does not own: the index (subject_index), which subjects match (subject_search), the messages (live), the loading of heads
-(heads).
+Owns: when the index is built, up to which message it is merged, and the removals that are not applied to it yet.
+Does not own: the index (subject_index), the search for subjects (subject_search), the messages (live), the loading of
+heads (heads).
 
-A stream that never asks for its subjects has no index and pays nothing. Once asked, everything up to ``merged_seq`` is in
-it, and what came later is merged at the next question: from the open block's lists, from a block's short list of subjects,
-from its head, or from a checkpoint's page that has the subjects of very many blocks. A tracked stream
-(max_msgs_per_subject) merges each message as it is sequenced.
+A stream whose subjects are never needed has no index and pays nothing. Otherwise everything up to ``merged_seq`` is in
+the index. Later messages are merged at the next access, from the cheapest source: the open block's lists, a block's
+short list of subjects, its head, or a checkpoint's page with the subjects of very many blocks. A tracked stream
+(max_msgs_per_subject) merges each message when it is sequenced.
 
-Removals below ``merged_seq`` are taken out at once where their rows are in memory. Otherwise they are a *debt*, settled
-at the next question; if debts become too many, or a head is gone, the index is dropped and rebuilt when asked for.
+Removals below ``merged_seq`` are subtracted at once if the rows of their block are in memory. Otherwise they are
+*deferred* until the next access. If there are too many deferred removals, or a head is gone, the index is dropped and
+built again when it is needed.
 
     _update ─┬─ up to date ───────> the index
-            ├─ out of time ──────> go on in the next turn of the loop
-            ├─ needs these heads > load them, hold them, go on: each of them is merged before it is released
-            └─ needs this page ──> the same; it serves block after block, as far as its messages still live
+             ├─ out of time ──────> continue in the next turn of the loop
+             ├─ needs these heads > load and keep them, continue: each of them is merged before it is released
+             └─ needs this page ──> load it, continue: it serves block after block, as long as their messages are live
 """
 
 from __future__ import annotations
@@ -42,23 +43,23 @@ __all__ = ["SubjectState"]
 
 _DEFERRED_MAX = 64
 _FEW = 16
-"""Subjects that are looked up one by one."""
+"""Maximum number of subjects that are looked up one by one."""
 _ROWS_AT_ONCE = 4096
-"""Merged in one go: about 2 ms of the loop."""
+"""Messages merged in one turn of the loop: about 2 ms."""
 _COUNTED_UNASKED_MAX = 10_000
-"""Messages, or subjects, that may be counted for a page of which nobody may have asked for the count."""
+"""Messages or subjects that may be counted for a monitoring page whose reader may not need the count."""
 _COUNTS_WORTH = 8
-"""Counts by a stream's blocks that take as long as building its index: they skip blocks, and look for a few names only."""
+"""Counts by blocks that take as long as building the index: they skip blocks and search for a few names only."""
 _COUNTED_BEFORE = _COUNTS_WORTH * _ROWS_AT_ONCE
-"""So that an index which lacks little is used at once."""
+"""Initial value of the counted messages, so that an index that lacks few messages is used at once."""
 _EXAMINED_AT_ONCE = 64
-"""Blocks examined at once for heads to load side by side."""
+"""Blocks examined at once for heads that can be loaded side by side."""
 _VAIN_MAX = 16
-"""Consecutive loads that may be made useless by messages that leave."""
+"""Maximum number of consecutive loads that removals made useless."""
 
 
 class _Deferred(NamedTuple):
-    """Messages first..last of a block left the stream, and the index does not know it yet."""
+    """Messages first..last of a block that have left the stream and are not subtracted from the index yet."""
 
     block: LiveBlock
     first: int
@@ -68,7 +69,7 @@ class _Deferred(NamedTuple):
 class SubjectState:
     """The subjects of one stream.
 
-    ``ready`` gives an index that is up to date, or raises ``NotLoaded``; ``build`` waits until there is one.
+    ``ready`` returns an index that is up to date, or raises ``NotLoaded``; ``build`` waits until there is one.
     """
 
     def __init__(self, live: Live, heads: Heads, tracked: bool, pages: SubjectPages | None = None) -> None:
@@ -78,41 +79,44 @@ class SubjectState:
         self.tracked = tracked
         self._index: SubjectIndex | None = None
         self._forgotten = 0
-        """How often the index was dropped."""
+        """Number of times that the index was dropped."""
         self._steps = 0
-        """Rises with all that is merged or settled."""
+        """Counter that rises with each merged block and each deferred removal that is applied."""
         self._deferred: list[_Deferred] = []
         self._counted = _COUNTED_BEFORE
-        """Messages in the blocks by which others were counted."""
+        """Number of messages in the blocks that counts without the index had to read."""
         self._building: asyncio.Lock = asyncio.Lock()
 
     @property
     def index(self) -> SubjectIndex | None:
-        """The index as far as it has got, if there is one."""
+        """The index, which may not be up to date; None if there is none."""
         return self._index
 
     @property
     def has_deferred(self) -> bool:
-        """Whether removals are still to be taken in, by their blocks."""
+        """True if removals have not been subtracted yet; they need their blocks."""
         return bool(self._deferred)
 
     def set_tracked(self, tracked: bool) -> None:
-        """Whether the stream limits messages by subject, from now on."""
+        """Set whether the stream limits messages by subject from now on."""
         if tracked != self.tracked:
             self.tracked = tracked
             self.forget()
 
-    # --- asking -------------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     def ready(self) -> SubjectIndex:
-        """The index, with every live message in it. Raises: NotLoaded."""
+        """Return the index with every live message in it. Raises: NotLoaded."""
         index = self._update()
         if not isinstance(index, SubjectIndex):
             raise NotLoaded("the index of subjects", work=self.build, mark=self._forgotten)
         return index
 
     async def build(self) -> SubjectIndex:
-        """As ``ready``, in as many turns of the loop as it takes. Raises: StoreError; FormatError; Stuck."""
+        """Return the same as ``ready``, in as many turns of the loop as needed.
+
+        Raises: StoreError; FormatError; Stuck.
+        """
         await self._live.load_blocks()
         async with self._building:
             try:
@@ -128,16 +132,16 @@ class SubjectState:
             found = self._update()
             if isinstance(found, SubjectIndex):
                 return found
-            # Heads may be next where time ran out a turn before; between two loads something must be merged, or
-            # messages that left meanwhile ask for other heads.
+            # Each round must make progress. The exception: after a round without time, heads may be next; and between
+            # two loads, removals may have led to other heads.
             if found:
                 overtaken = overtaken + 1 if self._steps == loaded else 0
                 wanted: list[LiveBlock | SubjectPage] = [found] if isinstance(found, SubjectPage) else [*found]
                 if overtaken and (overtaken > _VAIN_MAX or wanted == asked):
-                    raise Stuck("the index of subjects does not come on")
+                    raise Stuck("the index of subjects makes no progress")
                 loaded, asked = self._steps, wanted
             elif self._steps == paused:
-                raise Stuck("the index of subjects does not come on")
+                raise Stuck("the index of subjects makes no progress")
             else:
                 paused = self._steps
             if isinstance(found, SubjectPage):
@@ -146,7 +150,7 @@ class SubjectState:
             elif found:
                 held = await self._heads.all_of(found)
                 if None in held:
-                    # It left the stream, and its object the store, before it was taken out.
+                    # The block left the stream, and its object left the store, before it was subtracted.
                     self._steps += 1
                     if self._deferred:
                         self.forget()
@@ -154,10 +158,13 @@ class SubjectState:
                 await asyncio.sleep(0)
 
     def _update(self) -> SubjectIndex | Sequence[LiveBlock] | SubjectPage:
-        """Update the index, for a few milliseconds; if not done, the page that is next, or the blocks whose heads are (none: no
-        time)."""
+        """Update the index for a few milliseconds.
+
+        Returns: the index if it is up to date; the page that is needed next; or the blocks whose heads are needed next,
+            which are none if only time ran out.
+        """
         live, index = self._live, self._index
-        live.ensure_blocks()  # what an index says to remove is found there, in the middle of a decision
+        live.ensure_blocks()  # a decision removes messages that the index names, and must find their blocks
         if index is None:
             index = self._index = SubjectIndex(self.tracked)
             index.swept_seq = max(live.first_seq, 1)
@@ -169,17 +176,17 @@ class SubjectState:
         return index if left is None else left
 
     def forget(self) -> None:
-        """Drop the index; the next question builds it again."""
+        """Drop the index; the next access builds it again."""
         self._index = None
         self._counted = _COUNTED_BEFORE
         self._forgotten += 1
         self._deferred.clear()
 
     def index_is_worthwhile(self, seq: int) -> bool:
-        """Whether counting by the index is worth what it takes to bring it up to ``seq``; else count by the blocks.
+        """Return whether to count by the index, after bringing it up to ``seq``, instead of by the blocks.
 
-        A caller that is told no counts by the blocks. Told so again and again, all counts together would take longer than the
-        index: it is built instead once they did.
+        A caller that gets False counts by the blocks. Once such counts together took as long as building the index
+        would, the index is built instead.
         """
         merged_seq = 0 if self._index is None else self._index.merged_seq
         behind = seq - max(merged_seq, self._live.first_seq - 1)
@@ -189,7 +196,7 @@ class SubjectState:
         return False
 
     def last(self, subject: bytes) -> int:
-        """Sequence of the last live message of ``subject``, or 0. Raises: NotLoaded."""
+        """Return the sequence of the last live message of ``subject``, or 0. Raises: NotLoaded."""
         index = self.ready()
         last = index.last(subject, self._live.first_seq)
         if last is None:
@@ -198,8 +205,10 @@ class SubjectState:
         return last
 
     def next(self, filters: Filters, seq: int) -> int | None:
-        """The first live message at or after ``seq`` of a few literal subjects, 0 when there is none; None: it is not known
-        without a look at the blocks."""
+        """Return the first live message at or after ``seq`` of a few literal subjects, or 0.
+
+        Returns None if the answer is not known without reading blocks.
+        """
         index = self._exact(filters, _FEW)
         if index is None:
             return None
@@ -207,22 +216,26 @@ class SubjectState:
         return min(filter(None, (index.next(subject, seq) for subject in filters.literals)), default=0)
 
     def seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
-        """The first ``most`` persisted live messages at or after ``seq`` of one literal subject; None: as ``next``."""
+        """Return the first ``most`` persisted live messages at or after ``seq`` of one literal subject; None: as
+        ``next``."""
         index, live = self._exact(filters, 1), self._live
         if index is None:
             return None
         return index.seqs(filters.subjects[0], max(seq, live.first_seq), live.persisted_seq, most)
 
     def count_from(self, filters: Filters, seq: int) -> int | None:
-        """How many persisted live messages at or after ``seq`` there are of one literal subject; None: as ``next``."""
+        """Return the number of persisted live messages at or after ``seq`` of one literal subject; None: as
+        ``next``."""
         index, live = self._exact(filters, 1), self._live
         if index is None:
             return None
         return index.count_within(filters.subjects[0], max(seq, live.first_seq), live.persisted_seq)
 
     def _exact(self, filters: Filters, most: int) -> SubjectIndex | None:
-        """The index, if it has each persisted live message of every subject, and no others, and ``filters`` are at most so many
-        literal subjects."""
+        """Return the index if it has exactly the persisted live messages, and ``filters`` are few literal subjects.
+
+        ``most`` is the maximum number of subjects. Returns None otherwise.
+        """
         index = self._index
         if (index is None or not index.tracked or self._deferred or index.merged_seq < self._live.persisted_seq
                 or not filters.literal or len(filters.literals) > most):
@@ -230,11 +243,11 @@ class SubjectState:
         return index
 
     def count(self, subject: bytes) -> int:
-        """Live messages of ``subject``. Raises: NotLoaded."""
+        """Return the number of live messages of ``subject``. Raises: NotLoaded."""
         return self.ready().count(subject, self._live.first_seq)
 
     def known_count(self) -> int | None:
-        """How many subjects have live messages; None if that is not known without loading or much counting."""
+        """Return how many subjects have live messages; None if that needs loading or much counting."""
         index = self._index
         if index is None and self._live.msgs > _COUNTED_UNASKED_MAX:
             return None
@@ -249,7 +262,7 @@ class SubjectState:
         return sum(1 for subject in list(found) if found.count(subject, first_seq))
 
     def _find_last(self, subject: bytes) -> int:
-        """BlockLoading through the blocks from the end. Raises: NotLoaded."""
+        """Search the blocks from the end for the last message of ``subject``. Raises: NotLoaded."""
         live = self._live
         for block in reversed(live.blocks):
             if not _may_hold(block, subject):
@@ -262,12 +275,12 @@ class SubjectState:
         return 0
 
     async def _seek_last(self, subject: bytes) -> None:
-        """``_find_last`` through blocks that are not in memory, and remember it."""
+        """Do the same as ``_find_last`` with blocks that are not in memory, and store the result in the index."""
         live = self._live
         blocks = (block for block in blocks_back(live, live.last_seq) if _may_hold(block, subject))
         async with aclosing(self._heads.each(blocks, slow_start=True)) as found:
             async for block, rows in found:
-                # A message that came meanwhile has set its place in the index, and then this one is not needed.
+                # If a newer message came in the meantime, the index has it already and ignores this one.
                 if (seq := self._last_in(block, rows, subject)) and self._index is not None:
                     self._index.set_last(subject, seq)
                     return
@@ -282,11 +295,12 @@ class SubjectState:
 
     @property
     def subtracts(self) -> bool:
-        """Whether ``removing_front`` must list what leaves. Tracked subjects need no update: what is below first_seq is gone."""
+        """True if ``removing_front`` needs a list of removals; tracked subjects drop what is below first_seq by
+        themselves."""
         return self._index is not None and not self.tracked
 
     def removing_front(self, gone: Iterable[Removal]) -> None:
-        """Messages are about to leave at the front; the live state still has them."""
+        """Subtract messages that are about to be removed at the front; the live state still has them."""
         index = self._index
         if index is None or self.tracked:
             return
@@ -303,12 +317,12 @@ class SubjectState:
             self.forget()
 
     def removed(self, subject: bytes, seq: int) -> None:
-        """One message was removed; earlier ones may still be there."""
+        """Subtract one removed message; earlier ones may still be in the stream."""
         index = self._index
         if index is not None and seq <= index.merged_seq:
             index.remove(subject, seq)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- updates ------------------------------------------------------------------------------------------------------
 
     def _emptied(self, index: SubjectIndex) -> None:
         if len(index):
@@ -318,7 +332,7 @@ class SubjectState:
         index.swept_seq = index.merged_seq + 1
 
     def _apply_deferred(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
-        """Settle the debts. Returns: None when there are none left; otherwise as ``_update``."""
+        """Subtract the deferred removals. Returns: None if none is left; otherwise as ``_update``."""
         live, budget = self._live, _ROWS_AT_ONCE
         while self._deferred:
             if budget <= 0:
@@ -339,8 +353,8 @@ class SubjectState:
     def _subtract(self, index: SubjectIndex, block: LiveBlock, first: int, last: int) -> int | None:
         """Subtract the live messages first..last of ``block``, a few thousand at most.
 
-        ``first`` is at or above the first_seq of the time they left, and nothing in between has died since.
-        Returns: the sequence that is next; None when all is done.
+        ``first`` is at or above the stream's first_seq at the time of the removal, and no message of the range was
+        removed one by one since then. Returns: the next sequence to subtract; None if all are subtracted.
         """
         if block.subjects is not None and not _needs_rows(block):
             index.subtract(block.subjects[0][0], last - first + 1, last)
@@ -365,7 +379,7 @@ class SubjectState:
         return left
 
     def _merge(self, index: SubjectIndex) -> Sequence[LiveBlock] | SubjectPage | None:
-        """Bring ``merged_seq`` up to the stream's end. Returns: None when it is there; otherwise as ``_update``."""
+        """Merge messages up to the stream's end. Returns: None if all are merged; otherwise as ``_update``."""
         live, pages, budget = self._live, self._pages, _ROWS_AT_ONCE
         while (i := live.index_at(index.merged_seq + 1)) < len(live.blocks):
             if budget <= 0:
@@ -398,7 +412,7 @@ class SubjectState:
         return None
 
     def _unpaged(self, i: int) -> Iterable[LiveBlock]:
-        """Block ``i``, which no page has, and those after it up to the next that one has."""
+        """Yield block ``i``, which is in no page, and the following blocks up to the next one that is in a page."""
         blocks, pages = self._live.blocks, self._pages
         yield blocks[i]
         for block in blocks[i + 1:i + _EXAMINED_AT_ONCE]:
@@ -407,16 +421,19 @@ class SubjectState:
             yield block
 
     def _whole(self, block: LiveBlock, index: SubjectIndex) -> bool:
-        """Whether all the messages that a block ever had are to be merged, by their numbers alone."""
+        """Return whether all messages that a block ever had are to be merged, as its numbers show."""
         return (not index.tracked and block.live_msgs == block.count
                 and block.first_seq >= max(index.merged_seq + 1, self._live.first_seq))
 
     def _summarized(self, block: LiveBlock, index: SubjectIndex) -> bool:
-        """Whether its short list of subjects is all that a merge needs of a block."""
+        """Return whether a merge needs nothing of a block except its short list of subjects."""
         return block.subjects is not None and self._whole(block, index)
 
     def _merge_rows(self, index: SubjectIndex, block: LiveBlock, rows: Rows | SubjectRows, start: int) -> int:
-        """Merge up to ``_ROWS_AT_ONCE`` messages of one block one by one, of those that ``rows`` has."""
+        """Merge up to ``_ROWS_AT_ONCE`` messages of one block one by one, as far as ``rows`` has them.
+
+        Returns: the cost, in units of merged messages.
+        """
         dead, at, last, stop = block.dead, rows.ordinal_of(start), block.last_seq, block.count
         if isinstance(rows, SubjectRows):
             last = min(last, rows.last_seq)
@@ -436,7 +453,7 @@ class SubjectState:
 
 
 def _needs_rows(block: LiveBlock) -> bool:
-    """Whether the subjects of some of its messages are known from its rows alone."""
+    """Return whether only its rows tell which subjects some messages of a block have."""
     return block.subjects is None or len(block.subjects) > 1 or not block.gapless or block.dead is not None
 
 
@@ -445,7 +462,7 @@ def _may_hold(block: LiveBlock, subject: bytes) -> bool:
 
 
 def _places(rows: Rows, block: LiveBlock, subject: bytes) -> list[int]:
-    """Ordinals of the messages of ``subject`` in a block."""
+    """Return the ordinals of the messages of ``subject`` in a block."""
     if isinstance(rows, Head):
         subject_id = rows.subject_id(subject)
         return [] if subject_id is None else rows.postings(subject_id)
