@@ -400,7 +400,7 @@ def batches_in_two_segments(patch: pytest.MonkeyPatch) -> None:
 
 def fast_acks_at_once(patch: pytest.MonkeyPatch) -> None:
     """Messages of a fast-ingest batch are acked before they are stored."""
-    patch.setattr(Replies, "told", lambda self, reply, answer: self._bus.publish(reply, b"", 0, answer))
+    patch.setattr(Replies, "batch_answered", lambda self, reply, answer: self._bus.publish(reply, b"", 0, answer))
 
 
 def totals_forgotten(patch: pytest.MonkeyPatch) -> None:

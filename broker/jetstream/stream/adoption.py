@@ -45,6 +45,6 @@ def follow(stream: Stream, adopted: Adopted) -> bool:
     if not new.live_msgs:
         new = None
     live.replace_blocks(old, new)
-    stream.msg_ids.swapped(old, new)
+    stream.msg_ids.blocks_replaced(old, new)
     stream.rollups.forget()
     return True

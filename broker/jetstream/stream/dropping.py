@@ -43,7 +43,7 @@ def drop_blocks(stream: Stream) -> int:
     state = stream.applied()
     count = stream.live.drop(stream.applied) if state is not None and len(state.blocks) <= _MANY else 0
     if count:
-        stream.msg_ids.dropped()
+        stream.msg_ids.blocks_unloaded()
         stream.chunks.dropped()
         stream.rollups.forget()
     return count

@@ -120,7 +120,7 @@ class Refill:
         if last_seq > live.last_seq:
             live.skip_to(last_seq)
         stream.subjects.forget()
-        stream.renumbered()
+        stream.reset_checks()
         stream.retention.arm()
         stream.ttls.arm()
         stream.scheduler.arm()

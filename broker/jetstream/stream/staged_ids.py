@@ -86,8 +86,8 @@ class StagedIds:
             for start in range(0, len(ids), _AT_ONCE):
                 some = ids[start:start + _AT_ONCE]
                 dedupe.expire(self._clock.now_ns())
-                again = set(self._seen.take(some))
-                if not dedupe.news(some):
+                again = set(self._seen.add_new(some))
+                if not dedupe.all_new(some):
                     again.update(at for at, msg_id in enumerate(some) if dedupe.seen(msg_id))
                 self._drop(number, block, [start + at for at in sorted(again)])
                 await asyncio.sleep(0)

@@ -164,10 +164,10 @@ class Stream:
                 self.live.first_seq, self.live.last_seq = config.first_seq, config.first_seq - 1
                 self.live.persisted_seq = config.first_seq - 1
             if self._asynchronous():
-                self.ceiling.ask(self.live.last_seq)
+                self.ceiling.request(self.live.last_seq)
         else:
             self._restore(state)
-        self.renumbered()
+        self.reset_checks()
 
     def _configure(self, config: StreamConfig) -> None:
         self.config = config
@@ -204,7 +204,7 @@ class Stream:
         return self.log.state.streams.get(self.stream_id)
 
     def _on_blocks_loaded(self, blocks: Sequence[LiveBlock]) -> None:
-        self.msg_ids.looked(blocks)
+        self.msg_ids.blocks_loaded(blocks)
         self.on_loaded()
 
     async def load_blocks(self) -> None:
@@ -251,7 +251,7 @@ class Stream:
         """Take publishes from the bus (a BatchHandler). Never waits: what must wait is queued, or refused."""
         if self.queue.closed or not self.log.room():
             self.queue.take(ops, start, end, source, now_ns)
-        elif end - start > 1 or not self.sequencer.one(ops[start], now_ns):
+        elif end - start > 1 or not self.sequencer.run_one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
 
     def publish_own(self, msgs: Sequence[Msg], source: Source | None = None) -> None:
@@ -263,7 +263,7 @@ class Stream:
     def sealing(self, block: OpenBlock[Any]) -> None:
         """The segment closes: add the stream's outcome and the records that nothing has waited for."""
         live = self.live
-        recorded = self.dedupe.take_recorded()
+        recorded = self.dedupe.pop_recorded()
         if recorded:
             block.add(MessageIds(OpenRows(block).ordinals_of([seq for seq, _ in recorded]), [msg_id for _, msg_id in recorded]))
             self.msg_ids.expire_later()
@@ -506,9 +506,9 @@ class Stream:
         if self.scheduler.schedules:
             self.scheduler.removed(first, last)
 
-    def renumbered(self) -> None:
+    def reset_checks(self) -> None:
         """The last sequence was set, not counted up."""
-        self.sequencer.renumbered()
+        self.sequencer.reset_checks()
 
     def trim_soon(self) -> None:
         """A trim needs the store or is incomplete: continue it in the next turn."""

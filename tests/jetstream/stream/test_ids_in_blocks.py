@@ -63,7 +63,7 @@ def test_only_blocks_of_parts_without_ids_are_read() -> None:
             blocks.append(_block(at, last, now))
             at = last + 1
         msg_ids = _msg_ids(ids, clock)
-        msg_ids.looked(blocks)
+        msg_ids.blocks_loaded(blocks)
         assert msg_ids._with_ids == [block for block in blocks
                                      if any(first <= block.last_seq and block.first_seq <= last for first, last in ranges)]
 
@@ -77,7 +77,7 @@ def test_hundreds_of_parts_cost_a_block_a_few_comparisons() -> None:
         ids.load(IdPart(10 * at + 6, 10 * at + 10, now, 1, 1, (b"chunk",)))
     blocks = [_block(2 * at + 1, 2 * at + 2, now) for at in range(2048)]
     Counted.compared = 0
-    _msg_ids(ids, clock).looked(blocks)
+    _msg_ids(ids, clock).blocks_loaded(blocks)
     assert 0 < Counted.compared < 12 * len(blocks)
 
 

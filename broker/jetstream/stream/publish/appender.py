@@ -27,7 +27,7 @@ __all__ = ["Appender"]
 
 _log = logging.getLogger(__name__)
 
-_TELL_NS = 1_000_000_000
+_LOG_INTERVAL_NS = 1_000_000_000
 """Unexpected errors are logged at most this often: every message may cause one."""
 
 
@@ -43,7 +43,7 @@ class Appender:
         self._live, self._subjects = parts.live, parts.subjects
         self._dedupe, self._retention, self._ttls = context.dedupe, context.retention, context.ttls
         self._replies, self._lost = replies, lost
-        self._told_ns = -_TELL_NS
+        self._logged_ns = -_LOG_INTERVAL_NS
 
     def append(self, pending: Pending) -> bool:
         """See ``Pending.append``."""
@@ -53,7 +53,7 @@ class Appender:
                 self._add(pending)
             except Exception as error:
                 appended = self._live.last_seq >= pending.first_seq
-                self.unforeseen(error, index=True)
+                self.handle_unexpected(error, index=True)
                 if not appended:
                     self._lost()
                     for _, reply, _, _ in pending.msgs:
@@ -85,7 +85,7 @@ class Appender:
         else:
             self._replies.accepted(pending.source, replies, first_seq)
         if pending.removed:
-            self._retention.take_out(pending.removed)
+            self._retention.remove_listed(pending.removed)
 
     def _count(self, pending: Pending) -> None:
         """Remember the totals of counters that were appended."""
@@ -94,7 +94,7 @@ class Appender:
             if total.as_stored:
                 self._context.totals.remember(subject, seqs[subject], total)
 
-    def pass_over(self, pending: Pending, candidate: Candidate) -> None:
+    def acknowledge_unstored(self, pending: Pending, candidate: Candidate) -> None:
         """Use a sequence for a message that is not stored, and acknowledge it. Nothing else is pending."""
         live, seq, msg_id = self._live, self._live.last_seq + 1, candidate.msg_id
         block = self._log.block(self._stream)
@@ -114,9 +114,9 @@ class Appender:
         try:
             after()
         except Exception as error:
-            self.unforeseen(error, index=True)
+            self.handle_unexpected(error, index=True)
 
-    def unforeseen(self, error: Exception, *, index: bool) -> None:
+    def handle_unexpected(self, error: Exception, *, index: bool) -> None:
         """Log an unexpected error, and ensure that nothing builds on a wrong state.
 
         ``index``: the subject index may be wrong; it is rebuilt from the messages.
@@ -124,8 +124,8 @@ class Appender:
         if index:
             self._subjects.forget()
         now_ns = self._clock.monotonic_ns()
-        if now_ns - self._told_ns >= _TELL_NS:
-            self._told_ns = now_ns
+        if now_ns - self._logged_ns >= _LOG_INTERVAL_NS:
+            self._logged_ns = now_ns
             _log.error("stream %s: a publish failed", self._name, exc_info=error)
         if not self._live.counts(self._log.block(self._stream)):
             _log.critical("stream %s: its numbers are not those of its messages, so nothing more is stored", self._name)

@@ -85,7 +85,7 @@ class AtomicBatches:
         self._open: dict[bytes, Batch] = {}
         self._timer = IdleTimer(clock, self.expire)
 
-    def take(self, msg: Msg, batch_id: bytes, headers: Mapping[bytes, bytes],
+    def stage(self, msg: Msg, batch_id: bytes, headers: Mapping[bytes, bytes],
              source: Source | None = None) -> Batch | None:
         """Stage a message.
 
@@ -129,7 +129,7 @@ class AtomicBatches:
         batch.plain = batch.plain and headers.keys() <= _PLAIN and not (hlen and has_unstored(hlen, body))
         self._defer(batch)
         if not eob:
-            self._stage(batch, (msg[0], b"", hlen, body), source)
+            self._hold(batch, (msg[0], b"", hlen, body), source)
         if commit is None:
             return None
         batch.commit = msg
@@ -139,9 +139,9 @@ class AtomicBatches:
             batch.msgs[-1] = subject, reply, len(block), block + body[hlen:]
         return batch
 
-    def take_run(self, ops: Sequence[Msg], start: int, end: int, size_max: int) -> int:
+    def stage_run(self, ops: Sequence[Msg], start: int, end: int, size_max: int) -> int:
         """Stage the messages from ``ops[start]`` on which continue one batch and have no other header, as clients write them, and
-        at most ``size_max`` bytes with their subject. Returns: how many those are; the next one is for ``take``."""
+        at most ``size_max`` bytes with their subject. Returns: how many those are; the next one is for ``stage``."""
         body, at = ops[start][3], len(_BLOCK)
         cut = body.find(b"\r\n", at, at + _ID_BYTES_MAX + 2) if body.startswith(_BLOCK) else -1
         batch = self._open.get(body[at:cut]) if cut > 0 else None
@@ -216,7 +216,7 @@ class AtomicBatches:
         batch.deadline_ns = self._clock.monotonic_ns() + timeout_ns
         self._timer.arm(timeout_ns)
 
-    def _stage(self, batch: Batch, msg: Msg, source: Source | None) -> None:
+    def _hold(self, batch: Batch, msg: Msg, source: Source | None) -> None:
         inflight = self._inflight
         size = _ROW_BYTES + len(msg[0]) + len(msg[3])
         if batch.whole_bytes + size > SPILL_BYTES and batch.whole_bytes and self.spill is not None:

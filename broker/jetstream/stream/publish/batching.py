@@ -54,7 +54,7 @@ class Sequencer(Protocol):
     @property
     def appender(self) -> Appender: ...
     def add(self, pending: Pending, candidate: Candidate) -> Callable[[], None] | None: ...
-    def whole(self, msgs: Sequence[Msg], source: Source | None, time_ns: int) -> bool: ...
+    def append_batch(self, msgs: Sequence[Msg], source: Source | None, time_ns: int) -> bool: ...
 
 
 class Batching:
@@ -74,7 +74,7 @@ class Batching:
     def configure(self, config: StreamConfig) -> None:
         """Apply the batch settings of ``config``; batches that it does not allow are dropped."""
         self._config = config
-        self.renumbered()
+        self.reset_checks()
         if not config.allow_atomic and self._atomic is not None:
             self._atomic.clear()
         if not config.allow_batched and self._fast is not None:
@@ -90,7 +90,7 @@ class Batching:
     def _spill(self, inflight: Inflight) -> Spill:
         return Spill(self._parts, inflight)
 
-    def renumbered(self) -> None:
+    def reset_checks(self) -> None:
         """See ``Sequencer``."""
         self._checks: Checks | None = None
         self._fast_checks: Checks | None = None
@@ -107,7 +107,7 @@ class Batching:
 
     # --- atomic -------------------------------------------------------------------------------------------------------
 
-    def take(self, sequencer: Sequencer, pending: Pending, candidate: Candidate, msg: Msg, batch_id: bytes) -> None:
+    def stage_or_commit(self, sequencer: Sequencer, pending: Pending, candidate: Candidate, msg: Msg, batch_id: bytes) -> None:
         """Stage one message, or store its batch with it.
 
         Raises: ApiError, NotLoaded; nothing is stored then. Committing: it will be, and ``msg`` is answered then.
@@ -115,7 +115,7 @@ class Batching:
         atomic = self._atomic
         if atomic is None:
             raise ApiError(ApiErrors.ATOMIC_PUBLISH_DISABLED)
-        batch = atomic.take(msg, batch_id, candidate.headers, pending.source)
+        batch = atomic.stage(msg, batch_id, candidate.headers, pending.source)
         if batch is None:
             self._replies.staged(msg[1])
             return
@@ -125,7 +125,7 @@ class Batching:
         first_seq = pending.first_seq
         staged: list[Candidate] | None = None
         try:
-            if not (batch.plain and sequencer.whole(batch.msgs, pending.source, pending.time_ns)):
+            if not (batch.plain and sequencer.append_batch(batch.msgs, pending.source, pending.time_ns)):
                 staged = self._check(batch, pending)
         except ApiError:
             atomic.close(batch)
@@ -148,7 +148,7 @@ class Batching:
         if size_max < 0:
             size_max = RECORD_BYTES_MAX // 2
         room = usage.bytes_max - usage.size_bytes - ROW_BYTES - HEADERS_BYTES
-        return self._atomic.take_run(ops, start, end, min(size_max, RECORD_BYTES_MAX // 2, room))
+        return self._atomic.stage_run(ops, start, end, min(size_max, RECORD_BYTES_MAX // 2, room))
 
     def _check(self, batch: Batch, pending: Pending) -> list[Candidate]:
         """The batch's messages as they will be stored. Raises: ApiError, NotLoaded."""
@@ -205,7 +205,7 @@ class Batching:
             block = header_block.remove(body[:hlen], REQUIRED_LEVEL)
             hlen, body = len(block), block + body[hlen:]
         again = batch.waiting is msg
-        answers, wanted = fast.take(batch, message, msg)
+        answers, wanted = fast.place(batch, message, msg)
         self._answer(pending, reply, answers)
         if not wanted:
             return
@@ -238,13 +238,13 @@ class Batching:
         """A whole run is in the stream, at its end: send the answers that are due."""
         if self._fast is not None:
             for at, answer in self._fast.stored_run(run, len(replies), self._live.last_seq):
-                self._replies.told(replies[at], answer)
+                self._replies.batch_answered(replies[at], answer)
 
     def _answer(self, pending: Pending, reply: bytes, answers: Sequence[bytes]) -> None:
         """Answer from the sequenced state, after appending what is pending."""
         if answers and pending.append():
             for answer in answers:
-                self._replies.told(reply, answer)
+                self._replies.batch_answered(reply, answer)
 
 
 def _store(sequencer: Sequencer, pending: Pending, staged: Sequence[Candidate]) -> bool:

@@ -21,22 +21,22 @@ _STEP = 65_536
 class SequenceCeiling:
     """The ceiling of one stream. ``value``: the persisted one; 0: none."""
 
-    __slots__ = ("_asked", "_log", "_queue", "_stream", "value")
+    __slots__ = ("_log", "_queue", "_requested", "_stream", "value")
 
     def __init__(self, parts: StreamParts, value: int = 0) -> None:
         self._stream, self._log, self._queue = parts.stream, parts.log, parts.queue
-        self.value = self._asked = value
+        self.value = self._requested = value
 
-    def ask(self, last_seq: int) -> None:
+    def request(self, last_seq: int) -> None:
         """Persist a ceiling well above ``last_seq``."""
-        ceiling = self._asked = (last_seq // _STEP + 2) * _STEP
+        ceiling = self._requested = (last_seq // _STEP + 2) * _STEP
         self._log.block(self._stream).add(Ceiling(ceiling))
         self._log.wait(self._persisted, ceiling, of=self._stream)
 
-    def near(self, last_seq: int) -> None:
+    def request_if_near(self, last_seq: int) -> None:
         """``last_seq`` is near the ceiling, or beyond it: ask for a higher one, unless one is already on its way."""
-        if last_seq >= self._asked - _STEP // 2:
-            self.ask(last_seq)
+        if last_seq >= self._requested - _STEP // 2:
+            self.request(last_seq)
             self._log.urgent()
 
     def wait(self) -> None:
@@ -46,8 +46,8 @@ class SequenceCeiling:
 
     def lower(self, next_seq: int) -> None:
         """After the last publish: the next start continues at ``next_seq``."""
-        if self._asked > next_seq:
-            self._asked = self.value = next_seq
+        if self._requested > next_seq:
+            self._requested = self.value = next_seq
             self._log.block(self._stream).add(Ceiling(next_seq))
             self._log.urgent()
 

@@ -25,7 +25,7 @@ atomic batches. The columns of a row:
     headers   the headers that the check reads: it is called for messages with one of them;
               ``candidate.headers`` has all that any check reads. ANY: every message with headers; None: every message.
               A check that depends on what an earlier check wrote into the candidate lists its headers too
-    bulk      for ANY and None: whether ``Sequencer._bulk`` and ``Sequencer.one`` may skip the check, since they test
+    bulk      for ANY and None: whether ``Sequencer._bulk`` and ``Sequencer.run_one`` may skip the check, since they test
               the same for a whole run, or do not handle such runs. False is always correct: where such a check is
               needed, every run is decided message by message, as is any run with a ``Nats-`` header other than an id
 

@@ -98,8 +98,8 @@ def add_copied(context: CheckContext, config: StreamConfig) -> Check | None:
         total, copied = latest.of(candidate), Total.of(b"", candidate.body[candidate.hlen:])
         if copied.broken:
             raise ApiError(ApiErrors.MESSAGE_COUNTER_BROKEN)
-        said = candidate.headers[SOURCE].decode("utf-8", "replace").split(" ")
-        origin, subject = said[0], said[4]
+        tokens = candidate.headers[SOURCE].decode("utf-8", "replace").split(" ")
+        origin, subject = tokens[0], tokens[4]
         subjects = total.sources.get(origin) or {}
         increment = copied.value - (integer(subjects.get(subject, ""), TOTAL_DIGITS_MAX) or 0)
         sources = total.sources | {origin: subjects | {subject: str(copied.value)}}

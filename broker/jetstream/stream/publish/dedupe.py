@@ -118,7 +118,7 @@ class Dedupe:
             self.bytes += _ENTRY_BYTES * len(ids) + sum(map(len, ids))
             self._append(_Run(time_ns, max(ids.values()), list(ids)))
 
-    def news(self, ids: Sequence[bytes]) -> bool:
+    def all_new(self, ids: Sequence[bytes]) -> bool:
         """Whether no id in ``ids`` (b"": none) was seen before or occurs twice; False if uncertain."""
         given = [msg_id for msg_id in ids if msg_id]
         return self._seqs.has_none_of(given) and len(set(given)) == len(given)
@@ -183,7 +183,7 @@ class Dedupe:
             del runs[:self._begin]
             self._begin = 0
 
-    def take_recorded(self) -> list[tuple[int, bytes]]:
+    def pop_recorded(self) -> list[tuple[int, bytes]]:
         """(sequence, id) of the messages with ids since the last call, in order: the open block's MSG_IDS."""
         recorded, self.recorded = self.recorded, []
         return recorded

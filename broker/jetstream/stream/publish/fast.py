@@ -135,7 +135,7 @@ class FastBatches:
         self._timer.arm(timeout_ns)
         return batch
 
-    def take(self, batch: FastBatch, message: FastMessage, msg: Msg) -> tuple[list[bytes], bool]:
+    def place(self, batch: FastBatch, message: FastMessage, msg: Msg) -> tuple[list[bytes], bool]:
         """Give a message its place. Returns: answers, and whether to store it: the caller then reports the outcome."""
         if batch.waiting is msg:
             return [], True

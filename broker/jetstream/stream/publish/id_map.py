@@ -81,7 +81,7 @@ class IdSet:
     def __contains__(self, msg_id: bytes) -> bool:
         return any(msg_id in part for part in self._parts)
 
-    def take(self, ids: Iterable[bytes]) -> list[int]:
+    def add_new(self, ids: Iterable[bytes]) -> list[int]:
         """Add some thousands of ids at most; returns the places of those that were here, or occur earlier among them."""
         parts = self._parts
         if len(parts[-1]) >= _SET_IDS_MAX:

@@ -20,9 +20,9 @@ class LastSeqs:
 
     def __init__(self, parts: StreamParts) -> None:
         self._live, self._subjects, self._queries = parts.live, parts.subjects, parts.queries
-        self._looked_up: dict[bytes, int] = {}
+        self._found: dict[bytes, int] = {}
         """Lookups for the publish at the head of the queue: filter → last sequence. A batch may need many."""
-        self._looked_up_at = 0
+        self._found_at = 0
         """The stream's last sequence at that time."""
 
     def of(self, subject: bytes) -> int:
@@ -30,14 +30,14 @@ class LastSeqs:
         if is_literal(subject):
             return self._subjects.last(subject)
         live = self._live
-        if self._looked_up_at == live.last_seq and (last := self._looked_up.get(subject)) is not None and (
+        if self._found_at == live.last_seq and (last := self._found.get(subject)) is not None and (
                 not last or live.find(last) is not None):
             # Nothing was appended since; the last match may have been removed.
             return last
-        raise NotLoaded(f"the last message of {subject!r}", work=partial(self._look_up, subject))
+        raise NotLoaded(f"the last message of {subject!r}", work=partial(self._load, subject))
 
-    async def _look_up(self, subject: bytes) -> None:
+    async def _load(self, subject: bytes) -> None:
         last = await self._queries.last_seq_of(Filters((subject,)))
-        if self._looked_up_at != self._live.last_seq:
-            self._looked_up, self._looked_up_at = {}, self._live.last_seq
-        self._looked_up[subject] = last
+        if self._found_at != self._live.last_seq:
+            self._found, self._found_at = {}, self._live.last_seq
+        self._found[subject] = last

@@ -74,7 +74,7 @@ class MsgIds:
         if self._timer is not None:
             self._timer.cancel()
 
-    def looked(self, blocks: Sequence[LiveBlock]) -> None:
+    def blocks_loaded(self, blocks: Sequence[LiveBlock]) -> None:
         """Take note of persisted blocks, as the stream loads their entries in order."""
         if self._dedupe.known:
             return
@@ -94,11 +94,11 @@ class MsgIds:
         since_ns, holds = self._since_ns, self._live.holds
         return any(block.last_time_ns > since_ns and not holds(block) for block in self._with_ids)
 
-    def dropped(self) -> None:
+    def blocks_unloaded(self) -> None:
         """The blocks are let go, and noted again when they are loaded again: nothing is removed before that. None is owed."""
         self._with_ids.clear()
 
-    def swapped(self, old: Sequence[LiveBlock], new: LiveBlock | None) -> None:
+    def blocks_replaced(self, old: Sequence[LiveBlock], new: LiveBlock | None) -> None:
         """``new`` has the ids of ``old`` that may still be asked for."""
         noted = self._with_ids
         if noted and (places := [at for at, block in enumerate(noted) if block in old]):
@@ -216,9 +216,9 @@ class MsgIds:
             core = await self._reader.core(block)
             for record in core.records:
                 if record.kind == MessageIds.KIND:
-                    said = MessageIds.decode(record.body)
-                    ordinals += said.ordinals
-                    ids += said.ids
+                    record_ids = MessageIds.decode(record.body)
+                    ordinals += record_ids.ordinals
+                    ids += record_ids.ids
             if not ids:
                 return IdRows((), (), ())
             if block.gapless and block.last_time_ns - block.first_time_ns <= _ONE_TIME_NS:

@@ -66,7 +66,7 @@ class Replies:
         if self._acks and reply:
             self._later(self._bus.publish, reply, b"", 0, self.batch_ack(seq, batch_id, count))
 
-    def told(self, reply: bytes, answer: bytes) -> None:
+    def batch_answered(self, reply: bytes, answer: bytes) -> None:
         """A fast-ingest batch's answer, from the sequenced state; sent even if the stream does not acknowledge."""
         self._later(self._bus.publish, reply, b"", 0, answer)
 
@@ -130,5 +130,5 @@ class Replies:
                 self._bus.publish(reply, b"", 0, body)
 
     def _refusal(self, error: ApiError) -> bytes:
-        told = marshal(error.to_json())
-        return b'{"error":%b%b' % (told, self._refusal_tail)
+        shown = marshal(error.to_json())
+        return b'{"error":%b%b' % (shown, self._refusal_tail)

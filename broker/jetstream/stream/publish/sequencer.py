@@ -5,7 +5,7 @@ appending what passed them (appender), the live state (live), the subjects (subj
 afterwards (retention), waiting for a turn (queue), the bytes of replies (replies).
 
     run of publishes ─┬─ no check concerns one message ──> one append, one waiter for all its PubAcks    (``_bulk``)
-                      ├─ the same, and a single message ─> the shortest way: many streams in turn        (``one``)
+                      ├─ the same, and a single message ─> the shortest way: many streams in turn        (``run_one``)
                       └─ headers or limits that decide ──> message by message, appended as runs          (``_one_by_one``)
                                                             └──> members of batches                       (batching)
     messages copied from another stream ─────────────────> message by message, or all at once            (``copy``)
@@ -82,14 +82,14 @@ class Sequencer:
         self._async = config.persist_mode == "async" and config.storage != "memory"
         self._batching.configure(config)
         self._selective = config.retention == "interest"
-        self.renumbered()
+        self.reset_checks()
         self.replies.configure(config)
         self._prefix = self.replies.prefix
 
-    def renumbered(self) -> None:
+    def reset_checks(self) -> None:
         """The stream's last sequence was set, not counted up: it determines which checks are needed."""
         self.checks: Checks | None = None
-        self._batching.renumbered()
+        self._batching.reset_checks()
         self._checks_of_copies: Checks | None = None
         self._bulky = may_go_in_bulk(self.context, self._config)
         self._plain = self._bulky and self._acks and not (
@@ -108,12 +108,12 @@ class Sequencer:
         if time_ns != now_ns:
             live.ahead.notice(now_ns, time_ns)
         if isinstance(traced := ops[start], TracedMsg):
-            if (told := self._tell(traced, source, now_ns, time_ns)) is None:
+            if (untraced := self._decide_traced(traced, source, now_ns, time_ns)) is None:
                 return work
-            ops, start, end = (told,), 0, 1
+            ops, start, end = (untraced,), 0, 1
         if (self._async and (last_seq := live.last_seq + end - start) >= self._ceiling.value - _CEILING_MARGIN
                 and live.last_seq < SEQ_MAX):
-            self._ceiling.near(last_seq)
+            self._ceiling.request_if_near(last_seq)
             if last_seq >= self._ceiling.value:
                 self._queue.requeue((ops, start, end, source, now_ns))
                 self._ceiling.wait()
@@ -131,28 +131,28 @@ class Sequencer:
             if self._ages:
                 self._retention.arm()
         except Exception as error:
-            self.appender.unforeseen(error, index=True)
+            self.appender.handle_unexpected(error, index=True)
         self._log.urgent()
         return work
 
-    def _tell(self, msg: TracedMsg, source: Source | None, now_ns: int, time_ns: int) -> Msg | None:
+    def _decide_traced(self, msg: TracedMsg, source: Source | None, now_ns: int, time_ns: int) -> Msg | None:
         """Tell a message's trace what becomes of it. Returns: it, as it is published; None if it is not, or has to wait."""
         try:
-            told = traces.tell(msg, source, time_ns, self.context, self._config, self.replies)
-            if told is None:
+            untraced = traces.decide(msg, source, time_ns, self.context, self._config, self.replies)
+            if untraced is None:
                 self._blocked.decided()
                 self._log.urgent()
-            return told
+            return untraced
         except NotLoaded as not_loaded:
             if self._blocked.begin(msg, not_loaded):
                 self._queue.requeue(((msg,), 0, 1, source, now_ns))
                 return None
         except Exception as error:
-            self.appender.unforeseen(error, index=False)
+            self.appender.handle_unexpected(error, index=False)
         self.replies.refused(msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         return None
 
-    def one(self, msg: Msg, now_ns: int) -> bool:
+    def run_one(self, msg: Msg, now_ns: int) -> bool:
         """``run`` for a single message that needs no checks, which is how publishes to many streams in turn arrive.
         Returns: False if it needs ``run``."""
         subject, reply, hlen, body = msg
@@ -177,20 +177,20 @@ class Sequencer:
             if reply:
                 log.wait_batched(self._pub_acks_each, reply, self._prefix, seq)
         except Exception as error:
-            self.appender.unforeseen(error, index=False)
+            self.appender.handle_unexpected(error, index=False)
             if live.last_seq < seq:
                 self.replies.refused(reply, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         log.urgent()
         return True
 
-    def whole(self, msgs: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
+    def append_batch(self, msgs: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
         """Append the messages of an atomic batch, which have no headers but its own; False: they have to be checked one by one.
         Raises: ApiError after an unexpected error, which left none in the stream."""
         last_seq = self._live.last_seq
         try:
             return self._bulky and self._bulk(msgs, source, time_ns, batched=True)
         except Exception as error:
-            self.appender.unforeseen(error, index=bool(self._per_subject))
+            self.appender.handle_unexpected(error, index=bool(self._per_subject))
             if self._live.last_seq == last_seq:
                 raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from error
             return True
@@ -201,7 +201,7 @@ class Sequencer:
         try:
             return self._bulk(run, source, time_ns)
         except Exception as error:
-            self.appender.unforeseen(error, index=bool(self._per_subject))
+            self.appender.handle_unexpected(error, index=bool(self._per_subject))
             return self._live.last_seq > last_seq
 
     def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int, batched: bool = False) -> bool:
@@ -222,7 +222,7 @@ class Sequencer:
             if any(ids):
                 dedupe = self._dedupe
                 dedupe.expire(self._live.ahead.decision_ns(time_ns))
-                if not dedupe.known or dedupe.full or not dedupe.news(ids):
+                if not dedupe.known or dedupe.full or not dedupe.all_new(ids):
                     return False
             else:
                 ids = None
@@ -263,7 +263,7 @@ class Sequencer:
         else:
             self._batching.ingested(ingest, replies)
         if removed:
-            self._retention.take_out(removed)
+            self._retention.remove_listed(removed)
         return True
 
     def _one_by_one(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, time_ns: int) -> int:
@@ -289,7 +289,7 @@ class Sequencer:
                 pending.append()
                 replies.duplicate(msg[1], duplicate.seq)
             except Unwanted:
-                self.appender.pass_over(pending, candidate)
+                self.appender.acknowledge_unstored(pending, candidate)
             except Committing:
                 self._blocked.decided()
                 return i + 1
@@ -300,7 +300,7 @@ class Sequencer:
                 replies.refused(msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
             except Exception as error:
                 pending.append()
-                self.appender.unforeseen(error, index=pending.indexed)
+                self.appender.handle_unexpected(error, index=pending.indexed)
                 pending.indexed = False
                 replies.refused(msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
             if i == start:
@@ -337,8 +337,8 @@ class Sequencer:
                 self._retention.enforce()
             if self._ages:
                 self._retention.arm()
-        except Exception as unforeseen:
-            self.appender.unforeseen(unforeseen, index=True)
+        except Exception as unexpected:
+            self.appender.handle_unexpected(unexpected, index=True)
         return error
 
     def _copy_one_by_one(self, run: Sequence[Msg], time_ns: int, stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
@@ -369,7 +369,7 @@ class Sequencer:
                 return error if not failed else ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             except Exception as error:
                 pending.append()
-                self.appender.unforeseen(error, index=pending.indexed)
+                self.appender.handle_unexpected(error, index=pending.indexed)
                 return ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             if failed:
                 return ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
@@ -389,7 +389,7 @@ class Sequencer:
                 check(candidate)
         except BatchMember as member:
             pending.append()
-            self._batching.take(self, pending, candidate, msg, member.batch_id)
+            self._batching.stage_or_commit(self, pending, candidate, msg, member.batch_id)
             return None
         except FastMember:
             self._batching.ingest(self, pending, candidate, msg)

@@ -61,8 +61,8 @@ class Total(NamedTuple):
         """Parse a stored message."""
         try:
             value = ""
-            said = unmarshal(payload)
-            for _, given in assigned({} if said is None else said, ("val",)):
+            body = unmarshal(payload)
+            for _, given in assigned({} if body is None else body, ("val",)):
                 value = value if given is None else given
                 if type(value) is not str:
                     raise TypeError

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.publish.replies import Replies
 
-__all__ = ["tell"]
+__all__ = ["decide"]
 
 _KNOWN = next(at for at, rule in enumerate(TABLE) if rule.make is unwanted.unwanted)
 
@@ -44,7 +44,7 @@ _OTHER_WORDS = {ApiErrors.STREAM_MESSAGE_EXCEEDS_MAXIMUM: "maximum payload excee
                 ApiErrors.MESSAGE_TTL_DISABLED: "message TTL disabled"}
 
 
-def tell(msg: TracedMsg, source: Source | None, time_ns: int, context: CheckContext, config: StreamConfig,
+def decide(msg: TracedMsg, source: Source | None, time_ns: int, context: CheckContext, config: StreamConfig,
          replies: Replies) -> Msg | None:
     """Decide about a message, and tell its trace. Returns: the message as the stream is to take it, and will decide about
     it in the same way; None: it was for the trace alone. Raises: NotLoaded; nothing is told then."""

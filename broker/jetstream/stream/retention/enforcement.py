@@ -230,12 +230,12 @@ class Enforcement:
                     index.remove(subject, seq)
                     removed.append((seq, size))
             if len(removed) >= _ROWS_AT_ONCE or looked_at % (4 * _ROWS_AT_ONCE) == 0:
-                self._retention.take_out(removed)
+                self._retention.remove_listed(removed)
                 removed = []
                 await self._retention.breathe()
                 if self._parts.subjects.index is not index or _limit(self._stream.config) != limit:
                     return False
-        self._retention.take_out(removed)
+        self._retention.remove_listed(removed)
         return True
 
 

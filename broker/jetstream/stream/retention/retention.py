@@ -276,7 +276,7 @@ class Retention:
         await asyncio.sleep(0)
         await self._listeners.delivered()
 
-    def take_out(self, found: Iterable[tuple[int, int]]) -> None:
+    def remove_listed(self, found: Iterable[tuple[int, int]]) -> None:
         """Remove these live (sequence, size) messages, which the subjects have already forgotten."""
         live = self._live
         block: LiveBlock | None = None
@@ -365,7 +365,7 @@ class Retention:
                 self._log.block(self._stream).remove(live.last_seq + 1, end_seq - 1, 0, 0)
                 self._log.urgent()
             live.skip_to(end_seq - 1)
-            self._stream.renumbered()
+            self._stream.reset_checks()
         self.notify_purged(Filters(()), 0)
         return purged, end_seq, False
 

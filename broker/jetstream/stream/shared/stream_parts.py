@@ -49,7 +49,7 @@ class StreamOwner(BlockOwner, Protocol):
     def notify_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
         """``removed`` for blocks that left as a whole, as (first, last, messages)."""
 
-    def renumbered(self) -> None:
+    def reset_checks(self) -> None:
         """The last sequence was set, not counted up."""
 
     def trim_soon(self) -> None:

@@ -108,10 +108,10 @@ async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -
     assert world.bus.answer(after[1]) == {"stream": "S", "seq": 66}
     assert [seq for seq, _, _ in await everything(again)] == list(range(3, 67))
     known = await world.restart(again)
-    told = batch("c", (b"S.a", {}), (b"S.b", {"Nats_Msg_Id": "id59"}))
-    publish(world, known, *told)
+    repeated = batch("c", (b"S.a", {}), (b"S.b", {"Nats_Msg_Id": "id59"}))
+    publish(world, known, *repeated)
     await world.settle(known)
-    assert world.bus.answer(told[-1][1])["error"]["err_code"] == 10201
+    assert world.bus.answer(repeated[-1][1])["error"]["err_code"] == 10201
     assert known.last_seq == 66
     await world.close()
 
@@ -168,18 +168,18 @@ class Staging:
     def __init__(self, **limits: int) -> None:
         self.world = World()
         self.inflight = Inflight(BatchLimits(**limits))
-        self.told: list[tuple[bytes, Reason]] = []
+        self.abandoned: list[tuple[bytes, Reason]] = []
         self.batches = self.another()
 
     def another(self) -> AtomicBatches:
-        return AtomicBatches(self.inflight, self.world.clock, lambda batch_id, reason: self.told.append((batch_id, reason)))
+        return AtomicBatches(self.inflight, self.world.clock, lambda batch_id, reason: self.abandoned.append((batch_id, reason)))
 
-    def take(self, batch_id: str, place: int, *, size: int = 1, commit: bool = False, of: AtomicBatches | None = None) -> int:
+    def stage(self, batch_id: str, place: int, *, size: int = 1, commit: bool = False, of: AtomicBatches | None = None) -> int:
         """The error code, or 0."""
         batches = self.batches if of is None else of
         headers = {b"Nats-Batch-Sequence": b"%d" % place} | ({b"Nats-Batch-Commit": b"1"} if commit else {})
         try:
-            ready = batches.take(pub(b"S.a", bytes(size)), batch_id.encode(), headers)
+            ready = batches.stage(pub(b"S.a", bytes(size)), batch_id.encode(), headers)
         except ApiError as error:
             return error.err_code
         if ready is not None:
@@ -198,14 +198,14 @@ async def test_idle_batches_are_abandoned() -> None:
     staging = Staging()
     clock, batches = staging.world.clock, staging.batches
     begin_ns = clock.monotonic_ns()
-    assert staging.take("a", 1) == staging.take("b", 1) == 0
+    assert staging.stage("a", 1) == staging.stage("b", 1) == 0
     clock.advance(6_000_000_000)
-    assert staging.take("b", 2) == 0
+    assert staging.stage("b", 2) == 0
     assert batches.expire(begin_ns + 9_999_999_999) == begin_ns + 10_000_000_000
     assert batches.expire(begin_ns + 10_000_000_000) == begin_ns + 16_000_000_000
-    assert staging.told == [(b"a", "timeout")]
-    assert staging.take("a", 2) == 10176
-    assert staging.take("b", 3, commit=True) == 0
+    assert staging.abandoned == [(b"a", "timeout")]
+    assert staging.stage("a", 2) == 10176
+    assert staging.stage("b", 3, commit=True) == 0
     assert batches.expire(begin_ns + 20_000_000_000) is None
     await staging.close()
 
@@ -215,13 +215,13 @@ async def test_open_batches_are_bounded() -> None:
     """In one stream, in all streams, by messages and by bytes."""
     staging = Staging(per_stream=2, total=3, max_msgs=3, staged_bytes=5000)
     other = staging.another()
-    assert [staging.take(name, 1) for name in "abc"] == [0, 0, 10210]
-    assert [staging.take(name, 1, of=other) for name in "de"] == [0, 10210]
-    assert [staging.take("a", place) for place in (2, 3, 4, 4)] == [0, 0, 10199, 10199]
-    assert staging.told == [(b"a", "large")]
-    assert staging.take("f", 1, size=4000) == 0
-    assert staging.take("f", 2, size=4000) == 10210
-    assert staging.take("f", 1, size=4000) == 0
+    assert [staging.stage(name, 1) for name in "abc"] == [0, 0, 10210]
+    assert [staging.stage(name, 1, of=other) for name in "de"] == [0, 10210]
+    assert [staging.stage("a", place) for place in (2, 3, 4, 4)] == [0, 0, 10199, 10199]
+    assert staging.abandoned == [(b"a", "large")]
+    assert staging.stage("f", 1, size=4000) == 0
+    assert staging.stage("f", 2, size=4000) == 10210
+    assert staging.stage("f", 1, size=4000) == 0
     other.clear()
     await staging.close()
 
@@ -229,8 +229,8 @@ async def test_open_batches_are_bounded() -> None:
 async def test_a_batch_fits_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic_module, "BATCH_BYTES_MAX", 2 << 20)
     staging = Staging()
-    assert [staging.take("a", place, size=900_000) for place in (1, 2, 3)] == [0, 0, 10199]
-    assert staging.told == [(b"a", "large")]
+    assert [staging.stage("a", place, size=900_000) for place in (1, 2, 3)] == [0, 0, 10199]
+    assert staging.abandoned == [(b"a", "large")]
     await staging.close()
 
 

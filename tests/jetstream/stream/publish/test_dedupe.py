@@ -38,7 +38,7 @@ def test_against_a_plain_list() -> None:
                 continue
             seq += 1
             told[msg_id] = seq, now
-            if rng.random() < 0.5 and window.news((msg_id, b"")):
+            if rng.random() < 0.5 and window.all_new((msg_id, b"")):
                 window.add_run((msg_id, b""), seq, now)
                 seq += 1
             else:

@@ -128,7 +128,7 @@ class Opened:
             batch = batches.of(message)
         except ApiError as error:
             return error.err_code
-        assert batches.take(batch, message, pub(b"S.a", reply=reply)) == ([], True)
+        assert batches.place(batch, message, pub(b"S.a", reply=reply)) == ([], True)
         batches.stored(batch, message, place)
         return 0
 
@@ -168,11 +168,11 @@ async def test_a_message_that_waited_too_long_is_missing(gap: str, answers: list
     msgs = [fast(1, START, gap=gap), fast(2, gap=gap), fast(3, gap=gap)]
     messages = [FastMessage.parse(msg[1]) for msg in msgs]
     batch = opened.batches.of(messages[0])
-    assert opened.batches.take(batch, messages[0], msgs[0]) == ([], True)
+    assert opened.batches.place(batch, messages[0], msgs[0]) == ([], True)
     opened.batches.stored(batch, messages[0], 1)
-    assert opened.batches.take(batch, messages[1], msgs[1]) == ([], True)
-    assert opened.batches.take(batch, messages[1], msgs[1]) == ([], True)
-    assert opened.batches.take(batch, messages[2], msgs[2]) == (answers, gap == "ok")
+    assert opened.batches.place(batch, messages[1], msgs[1]) == ([], True)
+    assert opened.batches.place(batch, messages[1], msgs[1]) == ([], True)
+    assert opened.batches.place(batch, messages[2], msgs[2]) == (answers, gap == "ok")
     await opened.close()
 
 

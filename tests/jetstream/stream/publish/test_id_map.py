@@ -76,5 +76,5 @@ def test_a_set_says_which_ids_it_had(taken: list[list[bytes]]) -> None:
             if msg_id in model:
                 expected.append(at)
             model.add(msg_id)
-        assert ids.take(some) == expected
+        assert ids.add_new(some) == expected
         assert all((msg_id in ids) == (msg_id in model) for msg_id in map(b"%d".__mod__, range(20)))

@@ -89,7 +89,7 @@ STEPS: dict[str, Callable[[Stream], tuple[Any, str]]] = {
     "block": lambda stream: (stream.log, "block"),
     "answer": lambda stream: (stream.sequencer.replies, "accepted"),
     "refusal": lambda stream: (stream.retention, "enforce"),
-    "take out": lambda stream: (stream.retention, "take_out"),
+    "take out": lambda stream: (stream.retention, "remove_listed"),
     "trim": lambda stream: (stream.retention, "trim"),
     "front": lambda stream: (stream.retention, "remove_front"),
     "consumer": lambda stream: (stream.listeners.by_name["c"], "removed"),
