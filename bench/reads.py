@@ -38,6 +38,7 @@ from bench.run import load
 from bench.servers import Minio, Server, environment, jetblock
 from broker.config.settings import StorageSettings
 from broker.storage.objectstore.url import open_store
+from tests.eager_broker import compaction
 
 __all__ = ["main"]
 
@@ -286,7 +287,8 @@ def _gets(server: Server) -> tuple[int, int]:
 
 
 def _server(minio: Minio) -> Server:
-    server = jetblock(store=minio.url, env={**minio.env, "JETBLOCK_COMPACTION_QUIET": "1s"})
+    server = jetblock(store=minio.url, env={**minio.env, **compaction(quiet_ns=1_000_000_000)})
+    server.words[server.words.index("broker")] = "tests.eager_broker"
     server.words += ["--server_name", "reads"]  # it takes the store back at once, without waiting for its own lease
     return server
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.base.suggest import did_you_mean
-from broker.config.settings import ConfigError, settings_table
+from broker.config.settings import REMOVED, ConfigError, settings_table
 
 __all__ = ["PREFIX", "read_environment"]
 
@@ -29,8 +29,9 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     if not ours:
         return {}
     fields = {setting.variable: setting for setting in settings_table() if setting.variable}
-    errors = [f"environment: {name} names no setting of jetblock{did_you_mean(name, fields)}; "
-              f"see docs/CONFIGURATION.md"
+    removed = {PREFIX + key.rpartition(".")[2].upper(): why for key, why in REMOVED.items()}
+    errors = [f"environment: {name} was removed: {removed[name]}; unset it" if name in removed else
+              f"environment: {name} names no setting of jetblock{did_you_mean(name, fields)}; see docs/CONFIGURATION.md"
               for name in ours if name not in fields]
     if errors:
         raise ConfigError("\n".join(errors))

@@ -28,7 +28,7 @@ from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
 from broker.protocol.framing import MAX_CONTROL_LINE, MAX_PAYLOAD
 
-__all__ = ["MASK", "MASKED", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings",
+__all__ = ["MASK", "MASKED", "REMOVED", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings",
            "AuthSettings", "CertificateFiles", "ClientSettings", "ConfigError", "InvalidFile", "JetStreamSettings",
            "LoggingSettings", "MonitoringSettings", "NkeyUser", "OperatorSettings", "ProcessSettings",
            "ResolverTlsSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",
@@ -43,6 +43,12 @@ password that everybody knows."""
 
 MASKED = f'is "{MASK}", which stands for a secret in what --print-config shows: write the secret itself'
 """Replaces a secret where settings are shown."""
+
+
+REMOVED: dict[str, str] = dict.fromkeys(
+    ("jetblock.compaction_segments", "jetblock.compaction_quiet", "jetblock.compaction_puts_per_minute",
+     "jetblock.compaction_memory", "jetblock.compaction_dead_share"), "compaction has a constant in its place")
+"""Why earlier settings, by their keys in a file, are no longer there. They are refused, like unknown keys."""
 
 
 class ConfigError(Exception):
@@ -477,26 +483,12 @@ class StorageSettings(Section):
     compaction: bool = setting(
         True, kinds.boolean, "Whether small and half-dead blocks are merged into larger objects in the background.",
         "jetblock.compaction")
-    compaction_segments: int = setting(
-        64, kinds.integer(2, 1024), "Objects of about one size that are merged into one.", "jetblock.compaction_segments")
-    compaction_quiet_ns: int = setting(
-        30 * SECOND, kinds.duration_ns(10 * MS), "After so long without a commit as few as 8 small objects are merged.",
-        "jetblock.compaction_quiet")
     compaction_bytes_per_second: int = setting(
         16 * MIB, kinds.size(64 * KIB), "Bytes that compaction reads and writes in a second, at most.",
         "jetblock.compaction_bytes_per_second")
-    compaction_puts_per_minute: int = setting(
-        3000, kinds.integer(1, 1_000_000), "Objects that compaction writes in a minute, at most; while nobody publishes, each "
-        "needs one commit more.", "jetblock.compaction_puts_per_minute")
-    compaction_memory: int = setting(
-        32 * MIB, kinds.size(16 * MIB, 1024 * MIB), "Bytes of messages that one merge has in memory, at most; one goes on at a "
-        "time. Less means more merges, and smaller objects.", "jetblock.compaction_memory")
     compaction_cpu: int = setting(
         20, kinds.integer(1, 100), "Share of one core that compaction takes, at most, in percent.",
         "jetblock.compaction_cpu")
-    compaction_dead_share: int = setting(
-        50, kinds.integer(1, 100), "Share of removed bytes, in percent, from which on a large block is written again "
-        "without them.", "jetblock.compaction_dead_share")
     scrub_interval_ns: int = setting(
         7 * 24 * 60 * MINUTE, kinds.duration_ns(), "How often all stored objects are read and checked in the background, from one "
         "beginning to the next; 0: never.", "jetblock.scrub_interval")

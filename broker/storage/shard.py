@@ -74,10 +74,7 @@ class ShardSettings:
                 codec=SectionCodec(Compression[settings.compression.upper()])),
             checkpoint=None if costly else CheckpointSettings(segments=4096), sweep_grace_ns=settings.reader_grace_ns,
             compaction=CompactionSettings(
-                segments=settings.compaction_segments, quiet_ns=settings.compaction_quiet_ns,
-                bytes_per_second=settings.compaction_bytes_per_second,
-                puts_per_second=settings.compaction_puts_per_minute / 60, merge_bytes=settings.compaction_memory,
-                cpu=settings.compaction_cpu / 100, dead_share=settings.compaction_dead_share / 100,
+                cpu=settings.compaction_cpu / 100, bytes_per_second=settings.compaction_bytes_per_second,
                 # A directory is read from the page cache.
                 **({} if costly else {"recent_bytes": 0})) if settings.compaction else None)
 

@@ -29,13 +29,13 @@ from broker.storage.read.snapshot import read_snapshot
 from broker.storage.staging.answers import answer_in
 from broker.storage.staging.writer import request_id_of
 from tests.adversity.clients import read_all, unexpected
-from tests.harness import BrokerProcess
+from tests.eager_broker import EagerBrokerProcess, compaction
 from tests.jetstream.inbox.staging import eventually, request, stage
 from tests.real.s3 import S3Server
 
 ROWS = 300
 ENVIRON = {"JETBLOCK_LEASE": "3s", "JETBLOCK_PUT_TIMEOUT": "1s", "JETBLOCK_INBOX_INTERVAL": "200ms",
-           "JETBLOCK_COMPACTION_SEGMENTS": "8", "JETBLOCK_COMPACTION_QUIET": "1s"}
+           **compaction(segments=8, quiet_ns=1_000_000_000)}
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
@@ -53,7 +53,7 @@ async def test_both_owners_see_a_request(minio: S3Server, monkeypatch: pytest.Mo
     answered = 0
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
-        one, two = [BrokerProcess("--store", url, "-n", name, environ={**ENVIRON, **minio.env}) for name in ("one", "two")]
+        one, two = [EagerBrokerProcess("--store", url, "-n", name, environ={**ENVIRON, **minio.env}) for name in ("one", "two")]
         for broker in (one, two):
             stack.push_async_callback(broker.close)
         await one.start()

@@ -25,6 +25,7 @@ from broker.inspect.verify import verify
 from broker.storage.objectstore.file import FileStore
 from tests.adversity.clients import Writer, connect, health, read_all, unexpected, until
 from tests.adversity.full_store import CONFIG, check_full_store, request
+from tests.eager_broker import EagerBrokerProcess, compaction
 from tests.harness import BrokerProcess
 from tests.real.s3 import MISSING
 
@@ -193,9 +194,9 @@ async def test_a_disk_that_is_full_when_blocks_are_merged(small_disk: Path) -> N
         await nc.close()
     disk = os.statvfs(small_disk)
     (small_disk / "filler").write_bytes(bytes(disk.f_bavail * disk.f_frsize - (600 << 10)))
-    environ = {**ENVIRON, "JETBLOCK_RESERVE": "64kb", "JETBLOCK_COMPACTION_SEGMENTS": "100", "JETBLOCK_COMPACTION_QUIET": "200ms",
+    environ = {**ENVIRON, "JETBLOCK_RESERVE": "64kb", **compaction(segments=100, quiet_ns=200_000_000),
                "JETBLOCK_COMPACTION_CPU": "100", "JETBLOCK_READER_GRACE": "1s"}
-    async with BrokerProcess("--store", f"file://{store}", environ=environ) as broker:
+    async with EagerBrokerProcess("--store", f"file://{store}", environ=environ) as broker:
         async def merged() -> bool:
             return bool((await broker.monitor("/varz"))["jetblock"]["log"]["compaction"]["merges"])
 

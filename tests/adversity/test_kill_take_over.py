@@ -37,6 +37,7 @@ from tests.adversity.clients import connect, read_all, unexpected
 from tests.adversity.load import Load
 from tests.adversity.queue_load import QueueLoad
 from tests.adversity.staging_load import StagingLoad
+from tests.eager_broker import EagerBrokerProcess, compaction
 from tests.harness import BrokerProcess
 from tests.pipeline.read.test_scan import EXACT
 from tests.stores import Store, make_store
@@ -45,8 +46,8 @@ LEASE_S = 3
 SECONDS_MAX = 60
 """Within which a broker must serve again, whatever was done; on two cores that others use, too."""
 ENVIRON = {
-    "JETBLOCK_LEASE": f"{LEASE_S}s", "JETBLOCK_PUT_TIMEOUT": "1s", "JETBLOCK_COMPACTION_SEGMENTS": "8",
-    "JETBLOCK_COMPACTION_QUIET": "1s", "JETBLOCK_COMPACTION_CPU": "100", "JETBLOCK_COMPACTION_DEAD_SHARE": "10",
+    "JETBLOCK_LEASE": f"{LEASE_S}s", "JETBLOCK_PUT_TIMEOUT": "1s", "JETBLOCK_COMPACTION_CPU": "100",
+    **compaction(segments=8, quiet_ns=1_000_000_000, dead_share=0.1),
     "JETBLOCK_READER_GRACE": "5s", "JETBLOCK_INBOX_INTERVAL": "500ms"}
 """Compaction takes what it can get, and what it replaced is soon deleted."""
 LOOK_BACK = 3000
@@ -60,7 +61,7 @@ class Pair:
         self.rng, self.load = rng, load
         self.pauses = store.url.startswith("s3://")
         """A paused owner of a directory keeps it."""
-        self.brokers = [BrokerProcess("--store", store.url, "-n", name, environ={
+        self.brokers = [EagerBrokerProcess("--store", store.url, "-n", name, environ={
             **ENVIRON, **store.environ, "JETBLOCK_SERVER_NAME": name}) for name in ("one", "two")]
         self.urls = [f"nats://127.0.0.1:{broker.port}" for broker in self.brokers]
         self.kills = self.paused = self.merges = 0

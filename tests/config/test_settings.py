@@ -194,6 +194,8 @@ REFUSED: list[tuple[str, str]] = [
     ("resolver_tls { cipher_suites: x }", '"cipher_suites" is not supported'),
     ("resolver_tls: x", "resolver_tls must be a block"),
     ("mqtt { port: 1 }", '"mqtt" is nothing that jetblock has'),
+    ("jetblock { compaction_segments: 16 }",
+     '"compaction_segments" was removed: compaction has a constant in its place; delete the line'),
     ("gateway { name: g }", '"gateway" needs other servers'),
     ("authorization { users [ { user: a, proxy_required: 5 } ] }", "proxy_required must be true or false"),
     ("proxies: 5", "expected proxies to be a map/struct, got int64"),
@@ -410,6 +412,8 @@ def test_environment(load_with: Load) -> None:
 @pytest.mark.parametrize(("environ", "why"), [
     ({"JETBLOCK_PRT": "1"}, "JETBLOCK_PRT names no setting of jetblock; did you mean JETBLOCK_PORT?"),
     ({"JETBLOCK_USERS": "a"}, "JETBLOCK_USERS names no setting"),
+    ({"JETBLOCK_COMPACTION_MEMORY": "1GiB"},
+     "JETBLOCK_COMPACTION_MEMORY was removed: compaction has a constant in its place; unset it"),
     ({"JETBLOCK_PORT": "x"}, "environment: JETBLOCK_PORT must be a port number, or -1 for any free one, not 'x'"),
     ({"JETBLOCK_COMMIT_INTERVAL": "soon"}, "JETBLOCK_COMMIT_INTERVAL must be a duration"),
 ])

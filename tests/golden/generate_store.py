@@ -18,6 +18,7 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 
+from tests.eager_broker import EagerBrokerProcess, compaction
 from tests.harness import BrokerProcess
 from tests.migration.kinds import FILLED, fill, seen
 
@@ -69,8 +70,8 @@ async def write(name: str) -> None:
     """Streams of every kind, merged in part; a clean stop, a little more, and a kill."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        often = {"JETBLOCK_COMPACTION_SEGMENTS": "16", "JETBLOCK_COMPACTION_QUIET": "300ms"}
-        async with BrokerProcess("--store", f"file://{store}", environ=often) as broker:
+        often = compaction(segments=16, quiet_ns=300_000_000)
+        async with EagerBrokerProcess("--store", f"file://{store}", environ=often) as broker:
             client = await nats.connect(broker.url)
             await fill(client)
             while not (await broker.monitor("/varz"))["jetblock"]["log"]["compaction"]["merges"]:  # noqa: ASYNC110

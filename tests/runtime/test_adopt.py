@@ -243,6 +243,7 @@ async def test_no_message_is_larger_than_max_payload(tmp_path: Path, capsys: pyt
         assert await held(broker, "S") == [payload for _, payload in large]
 
 
+@pytest.mark.usefixtures("merges_on_request")
 async def test_compaction_rewrites_them_and_copies_have_them(tmp_path: Path) -> None:
     """Shows that small staged blocks are merged with published ones, that the runs leave the store then, and that a copy of the
     store, from before and after, is whole and serves the same messages."""

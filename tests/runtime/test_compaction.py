@@ -21,13 +21,12 @@ from broker.storage.format.header import key_position
 from broker.storage.objectstore.file import FileStore
 from broker.storage.paths import ShardPaths
 from broker.storage.shard import Shard
-from tests.harness import BrokerProcess
+from tests.eager_broker import EagerBrokerProcess, compaction
 
-pytestmark = pytest.mark.shows("store.compaction")
+pytestmark = [pytest.mark.shows("store.compaction"), pytest.mark.usefixtures("merges_on_request")]
 
-SETTINGS = {"storage.compaction_segments": 1000, "storage.compaction_quiet_ns": 3_600_000_000_000, "storage.compaction_cpu": 100,
-            "storage.compaction_bytes_per_second": 1 << 40, "storage.reader_grace_ns": 0}
-"""Works only when told to; what is released is deleted at once."""
+SETTINGS = {"storage.compaction_cpu": 100, "storage.compaction_bytes_per_second": 1 << 40, "storage.reader_grace_ns": 0}
+"""Compaction is not slowed down, and released objects are deleted at once."""
 
 
 def shard_of(broker: Broker) -> Shard:
@@ -187,8 +186,8 @@ async def test_a_work_queue(tmp_path: Path) -> None:
 
 async def test_what_a_stream_takes_in_the_store(tmp_path: Path) -> None:
     """``/jsz`` follows what is published, what is removed once it is rewritten, and what is purged."""
-    often = {"JETBLOCK_COMPACTION_SEGMENTS": "1000", "JETBLOCK_COMPACTION_QUIET": "300ms"}
-    async with BrokerProcess("--store", f"file://{tmp_path}", environ=often) as broker:
+    often = compaction(segments=1000, quiet_ns=300_000_000)
+    async with EagerBrokerProcess("--store", f"file://{tmp_path}", environ=often) as broker:
         client = await nats.connect(broker.url)
         js = client.jetstream()
         await js.add_stream(name="S", subjects=["s"])

@@ -16,6 +16,8 @@ from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.table import BODIES
 from tests.runtime.test_compaction import SETTINGS, compact, connected, shard_of
 
+pytestmark = pytest.mark.usefixtures("merges_on_request")
+
 
 @dataclass
 class FromTheFuture(RecordBody):

@@ -6,6 +6,8 @@ where those are read.
 
 from __future__ import annotations
 
+from broker.config.settings import REMOVED
+
 __all__ = ["ALONE", "LATER", "NOT_OURS", "NO_EFFECT", "REFUSED"]
 
 LATER = "is not supported by this version of jetblock"
@@ -34,6 +36,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("jetstream.key", "jetstream.ek", "jetstream.encryption_key", "jetstream.prev_key",
                      "jetstream.prev_ek", "jetstream.prev_encryption_key", "jetstream.cipher", "jetstream.tpm"),
                     f"{LATER}: let the bucket or the disk encrypt"),
+    **{key: f"was removed: {why}; delete the line" for key, why in REMOVED.items()},
     **dict.fromkeys(("jetstream.extension_hint", "jetstream.unique_tag", "jetstream.max_outstanding_catchup"), ALONE),
 }
 

@@ -1,43 +1,57 @@
-"""When compaction works, and how much of the machine and of the store it may use."""
+"""Bounds of compaction: when it works, and how much of the machine and of the store it may use.
+
+Operators set ``cpu`` and ``bytes_per_second`` (``broker.config.settings``). The other bounds are constants: docs/adr/0006 has
+the measurements behind them.
+"""
 
 from __future__ import annotations
 
-from math import inf
-
 __all__ = ["CompactionSettings"]
+
+SEGMENTS = 64
+"""Merging 64 objects at a time costs 1.6 % more puts; merging 16 at a time would cost 7 %."""
+QUIET_NS = 30_000_000_000
+"""Longer than the pauses of a publisher that sends now and then: each merge of few objects writes bytes again."""
+PUTS_PER_SECOND = 50.0
+"""As many as there are commits at the default interval of S3, 20 ms, so compaction at most doubles the puts."""
+MERGE_BYTES = 32 << 20
+"""A whole merge of the largest tier, 64 objects below 8 MiB, is rarely larger; the broker's memory has room for one."""
+DEAD_SHARE = 0.5
+"""With half, compaction writes at most as many bytes as it frees."""
 
 
 class CompactionSettings:
-    """Bounds of one shard's compaction.
+    """Bounds of one shard's compaction."""
 
-    Args: segments is how many objects of about one size are merged into one; quiet_ns for how long nothing may be persisted
-        before fewer are. bytes_per_second bounds what is read and written, puts_per_second the objects that are written, cpu
-        the share of one core that it takes. dead_share is the share of removed bytes from which on a large block is
-        rewritten. merge_bytes bounds what one merge has in memory, as messages count, beyond two objects. recent_bytes bounds the
-        segments that are kept in memory until they are merged, so that they need not be read.
-    """
-
-    def __init__(self, *, segments: int = 64, quiet_ns: int = 30_000_000_000, bytes_per_second: int = 16 << 20,
-                 puts_per_second: float = inf, cpu: float = 0.1, dead_share: float = 0.5, merge_bytes: int = 32 << 20,
-                 large_bytes: int = 1 << 20, object_bytes: int = 8 << 20, block_bytes: int = 4 << 20,
-                 block_messages: int = 32_768, few: int = 8, recent_bytes: int = 16 << 20) -> None:
+    def __init__(self, *, cpu: float = 0.2, bytes_per_second: int = 16 << 20, segments: int = SEGMENTS, few: int = 8,
+                 quiet_ns: int = QUIET_NS, puts_per_second: float = PUTS_PER_SECOND, merge_bytes: int = MERGE_BYTES,
+                 dead_share: float = DEAD_SHARE, large_bytes: int = 1 << 20, object_bytes: int = 8 << 20,
+                 block_bytes: int = 4 << 20, block_messages: int = 32_768, recent_bytes: int = 16 << 20) -> None:
         if segments < 2 or few < 2:
             raise ValueError("fewer than two objects cannot be merged")
-        self.segments = segments
-        self.quiet_ns = quiet_ns
-        self.bytes_per_second = bytes_per_second
-        self.puts_per_second = puts_per_second
         self.cpu = cpu
-        self.dead_share = dead_share
+        """Highest share of one core."""
+        self.bytes_per_second = bytes_per_second
+        """Most bytes read and written."""
+        self.segments = segments
+        """Objects of about one size that are merged into one."""
+        self.few = few
+        """Objects that are worth a merge when the shard is quiet."""
+        self.quiet_ns = quiet_ns
+        """The shard is quiet when it has had no commit for this long."""
+        self.puts_per_second = puts_per_second
+        """Most objects written."""
         self.merge_bytes = merge_bytes
+        """Most bytes of messages that one merge has in memory, beyond two objects."""
+        self.dead_share = dead_share
+        """A large block is rewritten when at least this share of its bytes is dead."""
         self.large_bytes = large_bytes
-        """A block with as many live bytes stays where it is, unless its dead share is too high."""
+        """A block with at least this many live bytes stays where it is, unless its dead share is too high."""
         self.object_bytes = object_bytes
-        """An object whose small blocks have as many is not merged again. A stream that has as many in a merge gets a run of its
-        own."""
+        """An object whose small blocks have at least this many live bytes is not merged again. A stream that has as many in
+        one merge gets a run of its own."""
         self.block_bytes = block_bytes
-        """Blocks are joined up to this, and to ``block_messages``."""
+        """Blocks are joined up to this size, and up to ``block_messages``."""
         self.block_messages = block_messages
         self.recent_bytes = recent_bytes
-        self.few = few
-        """How many objects are worth a merge when the shard is quiet."""
+        """New segments are kept in memory until they are merged, up to this many bytes, so that merging need not read them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def runs(shared: MemoryStore) -> int:
 def test_without_a_bound_a_minute_is_enough() -> None:
     """What the other tests measure against: all of the work is done."""
     async def main(clock: ManualClock) -> None:
-        found = await merging(MemoryStore(), clock)
+        found = await merging(MemoryStore(), clock, puts_per_second=inf)
         assert found.merges > SEGMENTS / 8
         assert found.read_bytes + found.written_bytes > 100_000
     in_virtual_time(main)
@@ -80,10 +81,8 @@ def test_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_configured_is_what_counts() -> None:
     """Settings of the configuration reach compaction, in its units."""
     chosen = ShardSettings.for_store(MemoryStore(), StorageSettings(
-        compaction_puts_per_minute=30, compaction_memory=64 << 20, compaction_cpu=5, compaction_bytes_per_second=1 << 20,
-        compaction_segments=16, compaction_quiet_ns=SECOND, compaction_dead_share=25)).compaction
-    expected = CompactionSettings(puts_per_second=0.5, merge_bytes=64 << 20, cpu=0.05, bytes_per_second=1 << 20, segments=16,
-                                  quiet_ns=SECOND, dead_share=0.25, recent_bytes=0)
+        compaction_cpu=5, compaction_bytes_per_second=1 << 20)).compaction
+    expected = CompactionSettings(cpu=0.05, bytes_per_second=1 << 20, recent_bytes=0)
     assert chosen is not None
     assert vars(chosen) == vars(expected)
 
