@@ -1,4 +1,4 @@
-"""Subjects of consumers' acks: those of one consumer differ in their numbers, and share a route."""
+"""Subjects of consumers' acks. The acks of one consumer differ in their numbers only, and share a route."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ACK_TOKENS: Final = 9
 
 
 def reads_acks(subject: bytes) -> bool:
-    """Whether a subscription distinguishes acks of one consumer, so that they cannot share a route.
+    """Return whether a subscription distinguishes acks of one consumer, so that they cannot share a route.
 
     ``$JS.ACK.<stream>.<consumer>.>`` and wider ones do not; nor does one with a word where acks have a number.
     """

@@ -1,4 +1,4 @@
-"""Who a message would go to, and who not, and why: for message traces.
+"""The receivers and non-receivers of a message, with reasons, for message traces.
 
 Source: nats-server, server/client.go (deliverMsg, processMsgResults).
 """
@@ -18,8 +18,11 @@ _DENIED = "Not delivered because subscription denies this subject"
 
 def audience(match: Match[Subscription], subject: bytes, source: Source,
              rng: random.Random) -> list[tuple[Subscription, str]]:
-    """The subscriptions that match the literal ``subject``, of a queue group those that are tried: a random one and, while
-    one may not receive it, the next. Each with the reason why it receives nothing from ``source``; "": it does."""
+    """Return the subscriptions that match the literal ``subject``, each with the reason why it does not receive it.
+
+    The reason is "" for a receiver. Members of a queue group are tried in turn from a random one; those after the first
+    receiver are left out.
+    """
     found = [(sub, _obstacle(sub, subject, source)) for sub in match.plain]
     for group in match.groups.values():
         first = rng.randrange(len(group))

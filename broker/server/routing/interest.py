@@ -1,4 +1,4 @@
-"""A watch on whether anybody subscribes to a subject: the router updates it, and it tells who watches.
+"""A watch on the interest in a subject: the router updates it, and it notifies its callback.
 
 Source: nats-server, server/sublist.go (RegisterNotification).
 """
@@ -11,16 +11,16 @@ __all__ = ["InterestWatch"]
 
 
 class InterestWatch:
-    """A watch on a subject; ``interested`` is always current, ``changed`` is called on a later turn of the loop."""
+    """A watch on a subject. ``interested`` is always current; ``changed`` is called on a later turn of the loop."""
 
-    __slots__ = ("_cancelled", "_scheduled", "_told", "_unwatch", "changed", "interested", "queue", "subject")
+    __slots__ = ("_cancelled", "_notified", "_scheduled", "_unwatch", "changed", "interested", "queue", "subject")
 
     def __init__(self, subject: bytes, queue: bytes, changed: Callable[[bool], None], interested: bool,
                  unwatch: Callable[[InterestWatch], None]) -> None:
         self._unwatch = unwatch
         self._cancelled = False
         self._scheduled = False
-        self._told = interested
+        self._notified = interested
         self.subject = subject
         self.queue = queue
         self.changed = changed
@@ -31,15 +31,15 @@ class InterestWatch:
         self._unwatch(self)
 
     def update(self, interested: bool, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """The router's subscriptions have changed; ``call_soon`` has a function called on a later turn of the loop."""
+        """Record a change of interest; ``call_soon`` runs the notification on a later turn of the loop."""
         self.interested = interested
-        # Never within a delivery or another handler: the watcher may itself be delivering.
+        # Never notify within a delivery or another handler: the watcher itself may be delivering.
         if not self._scheduled:
             self._scheduled = True
-            call_soon(self._tell)
+            call_soon(self._notify)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._scheduled = False
-        if not self._cancelled and self._told != self.interested:
-            self._told = self.interested
+        if not self._cancelled and self._notified != self.interested:
+            self._notified = self.interested
             self.changed(self.interested)

@@ -7,8 +7,8 @@ has already assigned. So a publish by the broker never calls a handler: it queue
     client's read ──> stream: decision ──> publish ──┬──> clients: bytes, at once
                                                      └──> queue ──(a later turn)──> stream: decision ──> …
 
-Order is kept. The queue is bounded by its input: a turn takes half of it, so it never holds more than twice what one
-turn of the loop publishes, and streams refuse messages they have no room for.
+Order is kept. The queue is bounded by its input: a turn handles half of it, so it never holds more than twice the
+messages that one turn of the loop publishes. Streams refuse messages for which they have no room.
 
 Source of the order that a client sees: nats-server, where such messages go through the queues of sendq.go and of
 stream.go, queueInbound.
@@ -25,7 +25,7 @@ from broker.protocol.run import Msg
 __all__ = ["Inward"]
 
 MSGS_AT_ONCE: Final = 2000
-"""At least this many are handled in one turn of the loop: a few milliseconds."""
+"""Number of messages that one turn of the loop handles at least: a few milliseconds."""
 
 Handler = Callable[[Sequence[Msg], int, int, None, int], object]
 
@@ -40,7 +40,7 @@ class _Subscription(Protocol):
 
 
 class Inward:
-    """One account's queue. ``call_soon`` has a function called on a later turn of the loop."""
+    """The queue of one account. ``call_soon`` runs a function on a later turn of the loop."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
@@ -50,7 +50,7 @@ class Inward:
         """Messages in the queue, each counted once per subscription."""
 
     def put(self, sub: _Subscription, ops: Sequence[Msg], start: int, end: int, now_ns: int) -> None:
-        """Queue ops[start:end] for ``sub``; dropped if its subscription ends first."""
+        """Queue ops[start:end] for ``sub``; they are dropped if the subscription ends first."""
         self._queue.append((sub, ops, start, end, now_ns))
         self.waiting += end - start
         if not self._scheduled:
@@ -58,7 +58,8 @@ class Inward:
             self._call_soon(self._turn)
 
     def _turn(self) -> None:
-        # Not what is published meanwhile: a handler that publishes to itself must yield the loop to others.
+        # Messages that handlers publish meanwhile wait: a handler that publishes to itself must yield the loop to
+        # others.
         left = min(self.waiting, max(self.waiting // 2, MSGS_AT_ONCE))
         queue = self._queue
         try:
@@ -72,7 +73,7 @@ class Inward:
                 if not sub.ended and sub.handler is not None:
                     sub.handler(ops, start, end, None, now_ns)
         finally:
-            # Even if a handler failed, which the loop reports: other handlers still get their messages.
+            # Continue even if a handler failed, which the loop reports: other handlers still get their messages.
             self._scheduled = bool(queue)
             if queue:
                 self._call_soon(self._turn)

@@ -1,4 +1,4 @@
-"""The parts around a router, as far as it knows them."""
+"""Interfaces of a router's neighbours: the parts of them that the router uses."""
 
 from __future__ import annotations
 
@@ -34,38 +34,39 @@ class Columns(Protocol):
 
 
 class Mapper(Protocol):
-    """An account's subject mappings; clients' publishes are mapped before they are checked and routed."""
+    """An account's subject mappings. Clients' publishes are mapped before they are checked and routed."""
 
     def map(self, subject: bytes) -> bytes:
-        """Where a message to ``subject`` goes; b"": nowhere."""
+        """Return the subject to which a message to ``subject`` goes; b"" if it goes nowhere."""
 
     def applies(self, subject: bytes) -> bool:
-        """Whether a mapping has ``subject`` among its sources; it may map the subject to itself."""
+        """Return whether ``subject`` is a source of a mapping, which may map the subject to itself."""
 
     def map_run(self, ops: Sequence[Msg], start: int, end: int) -> Sequence[Msg] | None:
-        """ops[start:end] under their mapped subjects; None: all of them stay as they are."""
+        """Return ops[start:end] under their mapped subjects; None if no subject changes."""
 
 
 class Tracing(Protocol):
-    """What an account does about messages that an outer trace (``traceparent``) samples."""
+    """An account's settings for messages that carry an outer trace (``traceparent``) marked as sampled."""
 
     @property
     def dest(self) -> bytes:
-        """Where their trace events go."""
+        """The subject that receives the trace events."""
 
     def sampled(self) -> bool:
-        """Whether this one is traced."""
+        """Return whether to trace this message; a random choice."""
 
 
 class Shadows(Protocol):
-    """The stream imports of an account, which follow its subscriptions."""
+    """The stream imports of an account, which mirror changes of its subscriptions."""
 
     def added(self, sub: Subscription) -> None: ...
 
     def removed(self, sub: Subscription) -> None: ...
 
     def end(self, subs: Iterable[Subscription]) -> None:
-        """These subscriptions receive nothing more, and will be removed."""
+        """Stop deliveries to these subscriptions, which will be removed."""
 
     def carries(self, account: str, subject: bytes) -> bool:
-        """Whether a subscription to the literal ``subject`` gets what ``account`` publishes to that same subject."""
+        """Return whether a subscription to the literal ``subject`` receives what ``account`` publishes to that
+        subject."""

@@ -1,13 +1,13 @@
-"""A queue of messages with very many receivers, which are sent to some of them in each turn of the loop.
+"""A queue of messages with very many receivers; each turn of the loop sends to some of the receivers.
 
     publish ──> Route: width × messages ──┬── few  ──> all receivers, at once
                                           └── many ──> steps, here ──(later turns)──> some receivers in each turn
 
-A client whose message is sent this way is held until all receivers have got it, so its messages stay in order, and an
-answer to its PING comes after them. Clients take turns. What the broker itself publishes keeps its order, too; if too much
-of that waits, the clients that publish are held until it has been sent (``hold_back``).
+A client whose message is sent this way is held until all receivers have got the message. So its messages stay in
+order, and the answer to its PING comes after them. Clients take turns. The broker's own messages keep their order,
+too; if too many of them wait, publishing clients are held until they have been sent (``hold_back``).
 
-Does not own: whom a message goes to, and how it is sent (``Route.steps``).
+Does not own: the receivers of a message, and how it is sent to them (``Route.steps``).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Final, Protocol
 __all__ = ["AT_ONCE", "Outward"]
 
 AT_ONCE: Final = 5000
-"""Deliveries in one turn of the loop, counting one for each receiver and a little for each message: a few milliseconds."""
+"""Work of one turn of the loop, in deliveries: one for each receiver and a little for each message. A few
+milliseconds."""
 
 _OWN_MAX: Final = 256
-"""Fan-outs of the broker's own messages that may wait before publishing clients are held."""
+"""Bound on waiting fan-outs of the broker's own messages; beyond it publishing clients are held."""
 
 
 class _Publisher(Protocol):
@@ -34,7 +35,7 @@ class _Publisher(Protocol):
 
 
 class Outward:
-    """One account's queue. ``call_soon`` has a function called on a later turn of the loop."""
+    """The queue of one account. ``call_soon`` runs a function on a later turn of the loop."""
 
     __slots__ = ("_call_soon", "_clients", "_held", "_own", "_scheduled", "_subjects", "work")
 
@@ -43,23 +44,24 @@ class Outward:
         self._clients: deque[tuple[Iterator[int], _Publisher]] = deque()
         self._own: deque[tuple[Iterator[int], Collection[bytes]]] = deque()
         self._subjects: Counter[bytes] = Counter()
-        """The subjects of ``_own``."""
+        """The subjects of the messages in ``_own``."""
         self._held: list[_Publisher] = []
         self._scheduled = False
         self.work = 0
-        """Work of the current turn, in deliveries: sending messages, and finding receivers. Whoever begins a turn sets it to 0."""
+        """Work of the current turn, in deliveries: sending messages and finding receivers. Each turn's first caller
+        resets it to 0."""
 
     @property
     def busy(self) -> bool:
-        """Whether messages of the broker itself wait; those that follow to the same receivers must wait, too."""
+        """Flag: messages of the broker itself are queued; later ones to the same receivers must wait, too."""
         return bool(self._own)
 
     def waits_for(self, subjects: Iterable[bytes]) -> bool:
-        """Whether messages of the broker itself wait that are routed by one of ``subjects``."""
+        """Return whether a queued message of the broker itself is routed by one of ``subjects``."""
         return bool(self._own) and not self._subjects.keys().isdisjoint(subjects)
 
     def put(self, steps: Iterator[int], source: _Publisher | None, subjects: Collection[bytes]) -> None:
-        """Have ``steps`` taken, each of which says how much work it was; ``subjects`` route the messages."""
+        """Queue ``steps``, each of which yields its work; ``subjects`` route the messages."""
         if source is None:
             self._own.append((steps, subjects))
             self._subjects.update(subjects)
@@ -69,7 +71,8 @@ class Outward:
         self._schedule()
 
     def hold_back(self, client: _Publisher) -> None:
-        """Hold ``client``, which has published, if too many messages of the broker wait; its publishes may have caused them."""
+        """Hold the publishing ``client`` if too many messages of the broker wait; its publishes may have caused
+        them."""
         if len(self._own) > _OWN_MAX:
             client.fan_out_began()
             self._held.append(client)

@@ -1,4 +1,4 @@
-"""A queue group's members, and which of a run's messages each of them receives."""
+"""Assignment of a run's messages to the members of a queue group."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _FIRST: Final = range(1)
 
 def assign(group: Sequence[Subscription], count: int, silent: Peer | None,
            rng: random.Random) -> list[tuple[Subscription, Sequence[int]]]:
-    """Give each of ``count`` messages to a member of ``group`` that may still receive it, and that is not of ``silent``.
+    """Assign each of ``count`` messages to a member of ``group`` that may still receive it and does not belong to
+    ``silent``.
 
-    The shares are as equal as can be, in random order. A share is a run of its own, which costs a third of messages that
-    are picked one by one.
+    The shares are as equal as possible, in random order. A member's share is one contiguous run, which costs a third of
+    messages that are picked one by one.
     """
     if silent is not None:
         group = [sub for sub in group if sub.peer is not silent]

@@ -1,7 +1,7 @@
-"""Delivering messages to one set of subscriptions.
+"""Delivery of messages to one set of subscriptions.
 
-Owns: handing a run of messages to peers, queue groups and handlers. Does not own: bytes on the wire, which each peer makes
-for its own protocol; which subscriptions a subject has, and how long that is cached (router).
+Owns: handing a run of messages to peers, queue groups and handlers. Does not own: bytes on the wire, which each peer
+makes for its own protocol; the subscriptions of a subject, and how long they are cached (router).
 
 Source: nats-server, server/client.go (processMsgResults, deliverMsg).
 """
@@ -23,13 +23,13 @@ from broker.server.routing.queue_group import assign
 from broker.server.routing.sublist import Match
 from broker.server.routing.subscription import BatchHandler, Peer, Relay, Source, Subscription
 
-__all__ = ["CROWD", "Refusal", "Route"]
+__all__ = ["RECEIVERS_MANY", "Refusal", "Route"]
 
-CROWD: Final = 2000
-"""From this many receivers on, making a route does not look at each of them more than once."""
+RECEIVERS_MANY: Final = 2000
+"""Number of receivers above which making a route visits each of them only once."""
 
 _JOINED: Final = 64
-"""Messages of one run that cost a receiver as much again as the first."""
+"""Number of further messages in a run that cost a receiver as much as the first one."""
 
 _ALL: Final = 1 << 30
 
@@ -38,18 +38,19 @@ _PEER = attrgetter("peer")
 _ORIGINAL = attrgetter("original")
 
 _Renamed = dict[Callable[[bytes], bytes], Run]
-"""The messages of one run under the subjects of an import."""
+"""Runs of the same messages, one for each import: under the subjects of that import."""
 
 
 class Route:
-    """The receivers of some subjects. Only ``limit`` ever changes one, so iterating is safe while subscriptions change.
+    """The receivers of some subjects. Only ``limit`` changes a route, so iterating is safe while subscriptions change.
 
-    Messages without a ``source`` come from the broker itself and reach handlers through ``inward``, never from here.
-    Where there are many receivers, messages reach them on later turns through ``outward``.
+    Messages without a ``source`` come from the broker itself and reach handlers through ``inward`` only.
+    If there are many receivers, messages reach them on later turns through ``outward``.
     """
 
-    __slots__ = ("__weakref__", "_first", "_one_by_one", "_spreads", "clients", "groups", "handlers", "inside", "inward", "limited",
-                 "only", "outward", "receivers", "relays", "rng", "shadowed", "shadows", "sole", "width")
+    __slots__ = ("__weakref__", "_counts_each", "_first", "_one_by_one", "clients", "groups", "handlers", "inside",
+                 "inward", "limited", "only", "outward", "receivers", "relays", "rng", "shadowed", "shadows", "sole",
+                 "width")
 
     def __init__(self, match: Match[Subscription], receivers: Sequence[Subscription], rng: random.Random,
                  inward: Inward, outward: Outward) -> None:
@@ -58,7 +59,7 @@ class Route:
         self.inward = inward
         self.outward = outward
         self.width = len(match.plain) + len(match.groups)
-        """The number of deliveries of one message, at most."""
+        """Upper bound of the deliveries of one message."""
         self._first: dict[Peer, Subscription] | None = None
         self.shadows: Sequence[Subscription] = ()
         self.relays: Sequence[Relay] = ()
@@ -67,16 +68,16 @@ class Route:
         self.groups: Sequence[list[Subscription]] = ()
         self.shadowed = False
         self.sole: BatchHandler | None = None
-        """The handler, if it is the only receiver: it takes every run as it is."""
+        """The handler, if it is the only receiver: each run goes to it unchanged."""
         self.only: Subscription | None = None
-        """The subscription, if it is a client's, the only receiver, and without a limit."""
+        """The subscription, if it belongs to a client, is the only receiver, and has no limit."""
         if len(receivers) == len(match.plain) == 1 and receivers[0].peer is not None and receivers[0].original is None:
-            # The usual one: where subjects never repeat, one is made for each message.
+            # Fast path for the usual case: if subjects never repeat, each message makes a route.
             self.clients = match.plain
             self.limited = bool(receivers[0].max)
             self._one_by_one = False
-            self._spreads = receivers[0].on_delivery is not None
-            if not self.limited and not self._spreads:
+            self._counts_each = receivers[0].on_delivery is not None
+            if not self.limited and not self._counts_each:
                 self.only = receivers[0]
             return
         plain = match.plain
@@ -95,23 +96,26 @@ class Route:
         # same message.
         self._one_by_one = _repeats(chain(
             filter(None, peers), *({_PEER(sub) for sub in group if sub.peer is not None} for group in self.groups)))
-        if len(receivers) > CROWD:
-            # Steps look at each receiver anyway.
-            self.limited = self._spreads = True
+        if len(receivers) > RECEIVERS_MANY:
+            # Deliveries to so many receivers are split into steps, which visit each receiver anyway.
+            self.limited = self._counts_each = True
             return
         self.limited = any(sub.max for sub in receivers)
-        self._spreads = (bool(self.groups or self.shadows or self.relays) or self._one_by_one
+        self._counts_each = (bool(self.groups or self.shadows or self.relays) or self._one_by_one
                          or any(sub.on_delivery is not None for sub in receivers))
         self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
 
     def limit(self) -> None:
-        """One of the receivers takes only so many messages from now on."""
+        """Record that one of the receivers now has a limit of messages."""
         self.limited = True
         self.only = None
 
     def destination(self, account: str, subject: bytes, hops: int) -> tuple[str, bytes] | None:
-        """The account, and the subject there, where a handler of the broker receives a message to the literal ``subject``
-        of ``account``, through at most ``hops`` other accounts; None: there is no such handler."""
+        """Return where a handler of the broker receives a message to the literal ``subject`` of ``account``.
+
+        The message may pass through at most ``hops`` other accounts.
+        Returns: the receiving account and the subject there; None if no handler receives the message.
+        """
         if self.inside:
             return account, subject
         for relay in self.relays if hops else ():
@@ -121,7 +125,7 @@ class Route:
         return None
 
     def shown(self, subject: bytes) -> Match[Subscription]:
-        """The receivers whose clients may be shown ``subject``."""
+        """Return the receivers whose clients may see ``subject``."""
         match: Match[Subscription] = Match()
         for sub in self.receivers:
             hides = (sub.original or sub).hides
@@ -134,8 +138,8 @@ class Route:
         if ((self.width > 1 or (source is None and self.outward.busy and self._waits(ops[start:end])))
                 and self._postpones(end - start, source)):
             return (end - start) * self._postpone(ops[start:end], source, now_ns)
-        if self._spreads or self.limited:
-            taken = self._spread(ops[start:end], source, now_ns)
+        if self._counts_each or self.limited:
+            taken = self._deliver_now(ops[start:end], source, now_ns)
             if source is not None and source.wants_no_responders and not all(taken):
                 self._report_no_responders(ops, [start + i for i, count in enumerate(taken) if not count], source)
             return sum(taken)
@@ -166,34 +170,35 @@ class Route:
 
     def call_only_handler(self, handler: BatchHandler, ops: Sequence[Msg], start: int, end: int, source: Source,
                           now_ns: int) -> None:
-        """``deliver`` with ``sole``."""
+        """Do what ``deliver`` does, for a route whose only receiver is ``handler``."""
         declined = handler(ops, start, end, source, now_ns)
         if declined and source.wants_no_responders:
             self._report_no_responders(ops, declined, source)
 
     @staticmethod
     def _report_no_responders(ops: Sequence[Msg], indexes: Iterable[int], source: Source) -> None:
-        """Tell ``source`` that nobody received these messages."""
+        """Notify ``source`` that nobody received these messages."""
         for i in indexes:
             if ops[i][1]:
                 source.no_responders(ops[i][0], ops[i][1])
 
-    def spread(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
-        """``deliver`` for any mixture of limits, queue groups and subscriptions with ``on_delivery``.
+    def deliver_counted(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
+        """Deliver messages under any mixture of limits, queue groups and ``on_delivery``, and count their receivers.
 
-        Args: ``to`` is the subject that all are routed by, where receivers are to see another; b"": they see the same.
+        Args: ``to`` is the subject that routes all messages if receivers are to see another subject; b"": each
+        message's own subject routes it.
         Returns: the number of receivers of each message.
         """
         if ((self.width > 1 or (source is None and self.outward.busy and self._waits(msgs, to)))
                 and self._postpones(len(msgs), source)):
             return [self._postpone(msgs, source, now_ns, to)] * len(msgs)
-        return self._spread(msgs, source, now_ns, to)
+        return self._deliver_now(msgs, source, now_ns, to)
 
-    def _spread(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
-        """``spread``, now."""
+    def _deliver_now(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
+        """Do what ``deliver_counted`` does, in this turn of the loop."""
         count = len(msgs)
         if self._one_by_one and count > 1:
-            return [self._spread([msg], source, now_ns, to)[0] for msg in msgs]
+            return [self._deliver_now([msg], source, now_ns, to)[0] for msg in msgs]
         taken = [0] * count
         silent = source.peer if source is not None and source.no_echo else None
         run = Run(msgs) if self.clients else None
@@ -249,8 +254,8 @@ class Route:
         return taken
 
     def plain_of(self, peer: Peer) -> Subscription | None:
-        """The first plain subscription of ``peer``, if it has one."""
-        if len(self.clients) <= CROWD:
+        """Return the first plain subscription of ``peer``, if it has one."""
+        if len(self.clients) <= RECEIVERS_MANY:
             return next((sub for sub in self.clients if sub.peer is peer), None)
         if self._first is None:
             self._first = {sub.peer: sub for sub in reversed(self.clients) if sub.peer is not None}
@@ -259,30 +264,36 @@ class Route:
     # Many receivers.
 
     def work(self, count: int) -> int:
-        """The work of sending ``count`` messages. Where they are encoded together, one of a run costs little more than none."""
+        """Return the work of sending ``count`` messages.
+
+        Messages of one run that are encoded together cost little more than one message.
+        """
         return self.width * (count if self._one_by_one else 1 + count // _JOINED)
 
     def msgs_at_once(self) -> int:
-        """How many messages of a run are sent in one turn of the loop."""
+        """Return the number of messages of a run that are sent in one turn of the loop."""
         if self.width > AT_ONCE:
-            return _ALL  # no turn sends even one
+            return _ALL  # one turn cannot send even one message to all receivers
         share = max(AT_ONCE // self.width, 1)
         return share if self._one_by_one else _JOINED * share
 
     def _postpones(self, count: int, source: Source | None) -> bool:
-        """Whether ``count`` messages are too much for the current turn. Only the broker's may wait for what the turn did before: a
-        client must not go on until its messages are sent, so its connection ends the turn."""
+        """Return whether ``count`` messages are too much work for the current turn.
+
+        Only the broker's own messages may wait because of earlier work in this turn. A client must not publish more
+        until its messages are sent; its connection ends the turn instead.
+        """
         outward = self.outward
         work = self.work(count)
         outward.work += work
         return work > AT_ONCE or (source is None and (outward.busy or outward.work > AT_ONCE))
 
     def _waits(self, msgs: Sequence[Msg], to: bytes = b"") -> bool:
-        """Whether earlier messages of the broker to these subjects wait, which these must not overtake."""
+        """Return whether earlier messages of the broker to these subjects are queued, so that these must wait, too."""
         return bool(self.receivers) and self.outward.waits_for(_routed_by(msgs, to))
 
     def _postpone(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> int:
-        """Send ``msgs`` on later turns. Returns: the number of receivers of each."""
+        """Send ``msgs`` on later turns. Returns: the number of receivers of each message."""
         silent = source.peer if source is not None and source.no_echo else None
         if source is not None and silent is not None and all(sub.peer is silent for sub in self.receivers):
             for subject, reply, _, _ in msgs if source.wants_no_responders else ():
@@ -293,7 +304,10 @@ class Route:
         return self.width
 
     def steps(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> Iterator[int]:
-        """``spread`` in steps; yields how much work each was. Subscriptions that end meanwhile get no more messages."""
+        """Do what ``deliver_counted`` does, in steps; yield the work of each step.
+
+        Subscriptions that end between two steps get no more messages.
+        """
         if self._one_by_one and len(msgs) > 1:
             for msg in msgs:
                 yield from self.steps([msg], source, now_ns, to)
@@ -311,7 +325,7 @@ class Route:
         for at in range(0, len(rest), size):
             few: Match[Subscription] = Match()
             few.plain = rest[at:at + size]
-            self._part(few)._spread(msgs, source, now_ns, to)
+            self._part(few)._deliver_now(msgs, source, now_ns, to)
             yield each * len(few.plain)
         for relay in self.relays:
             relay.pass_on(msgs, source, now_ns, to)
@@ -320,19 +334,19 @@ class Route:
             few = Match()
             few.groups = {group[0].queue: [sub for sub in group if not sub.ended]}
             if few.groups[group[0].queue]:
-                self._part(few)._spread(msgs, source, now_ns, to)
+                self._part(few)._deliver_now(msgs, source, now_ns, to)
             yield each + len(group) // 8
 
     def _part(self, match: Match[Subscription]) -> Route:
-        """A route to some of the receivers."""
+        """Return a route to some of the receivers."""
         receivers = (*match.plain, *chain.from_iterable(match.groups.values()))
         return Route(match, receivers, self.rng, self.inward, self.outward)
 
-    def _deliver_to_shadow(self, shadow: Subscription, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes,
-                   renamed: _Renamed) -> None:
+    def _deliver_to_shadow(self, shadow: Subscription, msgs: Sequence[Msg], source: Source | None, now_ns: int,
+                           to: bytes, renamed: _Renamed) -> None:
         """Send ``msgs`` to the shadow's original, under the subjects of its account.
 
-        Args: ``renamed`` has what other shadows of the same import were sent, and gets this.
+        Args: ``renamed`` caches the runs already made for other shadows of the same import; this call adds its own.
         """
         sub, rename = shadow.original, shadow.rename
         assert sub is not None
@@ -342,7 +356,7 @@ class Route:
             if not to or sub.handler is not None:
                 traced = msgs[0]
                 msgs = [(rename(to or subject), reply, hlen, body) for subject, reply, hlen, body in msgs]
-                if not all(map(_SUBJECT, msgs)):  # too long under the import's name
+                if not all(map(_SUBJECT, msgs)):  # b"": the subject is too long under the import's name
                     msgs = [msg for msg in msgs if msg[0]]
                     if not msgs:
                         return
@@ -358,13 +372,14 @@ class Route:
         else:
             sub.handler(known.msgs, 0, known.count, source, now_ns)
 
+
 def _routed_by(msgs: Sequence[Msg], to: bytes) -> Collection[bytes]:
-    """The subjects that messages are routed by: ``to``, or each its own."""
+    """Return the subjects that route the messages: ``to``, or each message's own."""
     return (to,) if to else {msg[0] for msg in msgs}
 
 
 class Refusal(Route):
-    """Subjects that only servers may publish to."""
+    """The route of subjects to which only servers may publish."""
 
     __slots__ = ()
 
@@ -376,7 +391,7 @@ class Refusal(Route):
 
 
 def _repeats(peers: Iterator[Peer | None]) -> bool:
-    """Whether one occurs twice; looks at no more than that takes."""
+    """Return whether one peer occurs twice; stop at the first repetition."""
     seen: set[Peer | None] = set()
     for peer in peers:
         if peer in seen:
@@ -386,8 +401,10 @@ def _repeats(peers: Iterator[Peer | None]) -> bool:
 
 
 def _deliver_to_present(subs: Sequence[Subscription], run: Run, silent: Peer | None) -> int:
-    """Deliver ``run`` to those of ``subs`` that have not ended meanwhile. A message that one peer receives by many
-    subscriptions is handed over once, at a tenth of the cost. Returns: the number of subscriptions that received something."""
+    """Deliver ``run`` to the members of ``subs`` that have not ended. Returns: the number of subscriptions served.
+
+    A message for many subscriptions of one peer is handed over once, at a tenth of the cost.
+    """
     count = run.count
     sent = 0
     joins = count == 1 and run.bytes < LARGE_BYTES

@@ -1,4 +1,4 @@
-"""One account's subject space: which receivers a message goes to.
+"""Routing in one account's subject space: finds the receivers of each message.
 
 A *route* delivers to one set of subscriptions. Subjects with the same receivers share one route object, so that
 messages of many subjects still travel as one run:
@@ -8,8 +8,9 @@ messages of many subjects still travel as one run:
 
 Routes are cached until a subscription that may match comes or goes (routes.py).
 
-This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); connections are ``Peer``s. What the broker publishes
-through it reaches clients at once and handlers, streams among them, on a later turn of the loop (inward.py).
+This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); connections are ``Peer``s. A message that the
+broker publishes through the router reaches clients at once. It reaches handlers, such as streams, on a later turn of
+the loop (inward.py).
 
 Source: nats-server, server/client.go (processMsgResults, deliverMsg, processInboundClientMsg).
 """
@@ -35,17 +36,18 @@ from broker.server.routing.subscription import BatchHandler, Peer, Source, Subsc
 __all__ = ["Router"]
 
 _LINE_MAX: Final = 4096
-"""Bytes of a body up to which copying it once more is cheaper than a write of its own."""
+"""Bytes of a body. Up to this size, copying the body once more is cheaper than a separate write."""
 
 _REPLIES_AT_ONCE: Final = 100_000
-"""Subscriptions that may be looked at to find who is told that there are no responders, before the work is measured again."""
+"""Subscriptions that may be visited to find the publishers that need a no-responders reply, before the work is measured
+again."""
 
 _HANDLED_AT_ONCE: Final = 512
-"""Messages of one call of a handler: a stream that decides them one by one needs some milliseconds."""
+"""Messages in one call of a handler. A stream that decides them one by one needs some milliseconds."""
 
 _DOT: Final = ord(".")
 _HOPS_MAX: Final = 64
-"""Accounts that a message is followed through."""
+"""Bound on the accounts through which one message is followed."""
 
 _REFUSED: Final = (b"$NRG.", b"_GR_.")
 _SYSTEM: Final = "$SYS"
@@ -53,8 +55,11 @@ _REFUSED_BY_SYSTEM: Final = (b"_GR_.",)
 
 
 class Router:
-    """One account's router. ``call_soon`` runs interest callbacks, and handlers of what the broker publishes, on a
-    later turn of the loop."""
+    """The router of one account.
+
+    ``call_soon`` runs a function on a later turn of the loop: interest callbacks, and handlers of messages that the
+    broker publishes.
+    """
 
     def __init__(self, clock: Clock, rng: random.Random, call_soon: Callable[[Callable[[], None]], object],
                  name: str = "$G") -> None:
@@ -68,7 +73,7 @@ class Router:
         self.subs: Sublist[Subscription] = Sublist()
         self.routes = Routes(self.subs, rng, self._inward, self.outward, self._refused)
         self._watches: dict[bytes, list[InterestWatch]] = {}
-        # What connects the account with others (broker/server/sharing); None: nothing does.
+        # Connections to other accounts (broker/server/sharing); None if there are none.
         self.mapper: Mapper | None = None
         self.shadows: Shadows | None = None
         self.tracing: Tracing | None = None
@@ -81,8 +86,9 @@ class Router:
     def route(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> int:
         """Deliver ops[start:end], published by ``source``, as runs.
 
-        Returns: the end of what was delivered. A client's messages that are too much work for one turn of the loop are left; at
-        least one is delivered. The rest must wait for a later turn, and until ``source`` has no ``fan_outs``.
+        Returns: the end of the delivered part. If a client's messages are too much work for one turn of the loop, the
+        last ones are not delivered; at least one always is. The caller routes the rest on a later turn, once ``source``
+        has no ``fan_outs``.
         """
         routes = self.routes
         outward = self.outward
@@ -90,7 +96,7 @@ class Router:
         resolve = routes.resolve
         waiting = source is None and outward.busy
         ahead: Route | None = None
-        # Single messages whose only receiver is one peer, handed over together.
+        # ``to`` is the only receiver of these single messages, so they are handed over together.
         subs: list[Subscription] = []
         msgs: list[Msg] = []
         to: Peer | None = None
@@ -105,7 +111,7 @@ class Router:
             while at < end:
                 following = ops[at][0]
                 if following is not subject:
-                    # Acks and replies come in bursts: comparing the head finds a sibling without a look-up.
+                    # Acks and replies come in bursts: comparing the head finds a sibling without a lookup.
                     if (not (head and following.startswith(head) and following.count(b".") == dots
                              and following[-1] != _DOT) and (ahead := get(following)) is not route
                             and (ahead is not None or resolve(following) is not route or outward.work > AT_ONCE)):
@@ -169,7 +175,7 @@ class Router:
         self.outward.work += amount
 
     def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"", stream: str = "") -> Subscription:
-        """Subscribe to ``subject`` (wildcards allowed) in process. In-process subscribers count as responders."""
+        """Subscribe to ``subject`` (wildcards allowed) within the process. Such subscribers count as responders."""
         sub = Subscription(subject, queue, handler=handler, stream=stream)
         self.add(sub)
         return sub
@@ -180,7 +186,8 @@ class Router:
         self.remove(subscription)
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
-        """Route one message to its subscribers; returns how many get it, handlers on a later turn of the loop."""
+        """Route one message to its subscribers; handlers receive it on a later turn. Returns: the number of
+        receivers."""
         route = self.routes.of(subject)
         return route.deliver(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
 
@@ -194,14 +201,14 @@ class Router:
             self.publish(to, b"", hlen, body)
 
     def publish_all(self, msgs: Sequence[Msg]) -> None:
-        """Route messages to their subscribers, handlers on a later turn of the loop."""
+        """Route messages to their subscribers; handlers receive them on a later turn of the loop."""
         self.route(msgs, 0, len(msgs), None, self._clock.now_ns())
 
     def deliver(self, to: bytes, batch: Columns, *, queue: bytes = b"") -> int:
-        """Send each message to the subscribers of ``to``, shown to them under its own subject.
+        """Send each message to the subscribers of ``to``, which see the message's own subject.
 
-        With ``queue``, messages count as received only if that group subscribes; all other subscribers of ``to`` get
-        them too, as with any message. Returns how many of the batch had a receiver, counted from its front.
+        All subscribers of ``to`` receive the messages. With ``queue``, messages count as received only if that group
+        subscribes. Returns: the number of messages at the front of the batch that had a receiver.
         """
         route = self.routes.of(to)
         count = len(batch)
@@ -219,31 +226,38 @@ class Router:
         msgs = run.msgs
         now_ns = self._clock.now_ns()
         hidden = any((sub.original or sub).hides is not None for sub in route.receivers)
-        taken = [self._show(route, msg, now_ns, to) for msg in msgs] if hidden else route.spread(msgs, None, now_ns, to)
+        taken = ([self._show(route, msg, now_ns, to) for msg in msgs] if hidden
+                 else route.deliver_counted(msgs, None, now_ns, to))
         return taken.index(0) if 0 in taken else count
 
     def _show(self, route: Route, msg: Msg, now_ns: int, to: bytes) -> int:
-        """Send a message to the receivers of ``route`` that may be shown its subject; returns how many received it.
-        If none may, it counts as received, since it would otherwise hold up the messages behind it."""
+        """Send a message to the receivers of ``route`` that may see its subject. Returns: the number of receivers.
+
+        If no receiver may see the subject, the message counts as received; otherwise it would block the messages
+        behind it.
+        """
         match = route.shown(msg[0])
-        return self.routes.of_match(match).spread([msg], None, now_ns, to)[0] if match.plain or match.groups else 1
+        if not match.plain and not match.groups:
+            return 1
+        return self.routes.of_match(match).deliver_counted([msg], None, now_ns, to)[0]
 
     def import_msgs(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
-        """Deliver messages that came through a service import; they do not go on into stream exports.
+        """Deliver messages that came through a service import; stream exports do not pass them on.
 
-        Args: ``to`` is the subject that all are routed by, where receivers are to see another; b"": they see the same.
+        Args: ``to`` is the subject that routes all messages if receivers are to see another subject; b"": each
+        message's own subject routes it.
         Returns: the number of receivers of each message.
         """
         if to or len(msgs) == 1:
-            return self._import_route(to or msgs[0][0]).spread(msgs, source, now_ns, to)
+            return self._import_route(to or msgs[0][0]).deliver_counted(msgs, source, now_ns, to)
         taken: list[int] = []
         while len(taken) < len(msgs):
             start = end = len(taken)
             route = self._import_route(msgs[start][0])
             while end < len(msgs) and self._import_route(msgs[end][0]) is route:
                 end += 1
-            # At least one, should routes that leave shadows out not be the same object twice.
-            taken += route.spread(msgs[start:max(end, start + 1)], source, now_ns)
+            # Take at least one message: two lookups may return different route objects if shadows are left out.
+            taken += route.deliver_counted(msgs[start:max(end, start + 1)], source, now_ns)
         return taken
 
     def _import_route(self, subject: bytes) -> Route:
@@ -265,7 +279,7 @@ class Router:
             self.publish_all(msgs)
 
     def pub_acks_each(self, acks: Sequence[Any]) -> None:
-        """Publish ``prefix + str(seq) + b"}"`` to ``reply`` for each of ``acks``: reply, prefix, seq, reply, prefix, …"""
+        """Publish ``prefix + str(seq) + b"}"`` for each PubAck; ``acks`` is flat: reply, prefix, seq, reply, …"""
         columns = acks[::3], acks[1::3], acks[2::3], b"}"
         sub = self._only_receiver(columns[0])
         if sub is not None:
@@ -274,9 +288,9 @@ class Router:
             self.publish_all(mixed_pub_acks(*columns))
 
     def _only_receiver(self, replies: Sequence[bytes]) -> Subscription | None:
-        """The only subscription of all ``replies``, found by the inbox that they share; None if uncertain.
+        """Return the only subscription of all ``replies``, found by the inbox that they share; None if uncertain.
 
-        Publishers wait at one inbox prefix, so one look-up and one formatting call then serve a whole batch of PubAcks.
+        Publishers wait at one inbox prefix, so one lookup and one formatting call serve a whole batch of PubAcks.
         """
         inbox = replies[0].rpartition(b".")[0]
         route = self.routes.inbox(inbox) if inbox and not self.outward.busy else None
@@ -284,14 +298,15 @@ class Router:
         if sub is None:
             return None
         count, dotted, joined = len(replies), inbox + b".", b"\n".join(replies)
-        # All begin with the prefix, and no dot is left for a further token; an empty reply fails the first.
+        # The first count proves that all replies begin with the prefix; an empty reply fails it. The others prove that
+        # exactly one token follows the prefix.
         if (joined.count(b"\n" + dotted) == count - 1 and joined.count(b".") == count * dotted.count(b".")
                 and b".\n" not in joined and joined[-1] != _DOT):
             return sub
         return None
 
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
-        """Whether the literal ``subject`` has a subscription (in that queue group, when given)."""
+        """Return whether the literal ``subject`` has a subscription (in the queue group ``queue``, if given)."""
         route = self.routes.of(subject)
         if not route.receivers:
             return False
@@ -300,7 +315,7 @@ class Router:
         return any(group[0].queue == queue for group in route.groups)
 
     def has_client_interest(self, subject: bytes) -> bool:
-        """Whether a client subscribes to the literal ``subject``."""
+        """Return whether a client subscribes to the literal ``subject``."""
         return any(sub.peer is not None for sub in self.routes.of(subject).receivers)
 
     def destination(self, subject: bytes) -> tuple[str, bytes] | None:
@@ -313,13 +328,13 @@ class Router:
         return account == self.name or (self.shadows is not None and self.shadows.carries(account, subject))
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
-        """Call ``changed(now_interested)`` after each change from now on, on a later turn of the loop."""
+        """Call ``changed(now_interested)`` on a later turn of the loop, after each change from now on."""
         watch = InterestWatch(subject, queue, changed, self._exact_interest(subject, queue), self._unwatch)
         self._watches.setdefault(subject, []).append(watch)
         return watch
 
     def pending_bytes(self, subject: bytes) -> int:
-        """Unsent bytes to the subscriber of ``subject`` that is furthest behind."""
+        """Return the unsent bytes to the subscriber of ``subject`` that is furthest behind."""
         route = self.routes.of(subject)
         behind = [sub.peer.pending_bytes for sub in route.receivers if sub.peer is not None]
         return max([*behind, *(relay.pending_bytes(subject) for relay in route.relays)], default=0)
@@ -335,7 +350,7 @@ class Router:
             self.shadows.added(sub)
 
     def subscriptions(self) -> list[Subscription]:
-        """All subscriptions, in no order."""
+        """Return all subscriptions, in no order."""
         return self.subs.all()
 
     def remove(self, sub: Subscription) -> None:
@@ -360,7 +375,8 @@ class Router:
         self._removal_observers = tuple(other for other in self._removal_observers if other != observer)
 
     def end(self, subs: Collection[Subscription]) -> None:
-        """Send these subscriptions nothing more. The caller removes them, on later turns of the loop if they are many."""
+        """Send these subscriptions nothing more. The caller removes them, on later turns of the loop if there are
+        many."""
         for sub in subs:
             sub.ended = True
         self.routes.will_leave(len(subs))
@@ -373,35 +389,40 @@ class Router:
         self.routes.limited(sub)
 
     def refuses(self, subject: bytes) -> bool:
-        """Whether clients may not publish to ``subject``."""
+        """Return whether clients may not publish to ``subject``."""
         return subject.startswith(self._refused)
 
     def audience(self, subject: bytes, source: Source) -> list[tuple[Subscription, str]]:
         return audience(self.routes.match(subject), subject, source, self._rng)
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
-        """The plain subscription of ``peer`` that matches the literal ``subject``, if any."""
+        """Return the plain subscription of ``peer`` that matches the literal ``subject``, if any."""
         return self.routes.of(subject).plain_of(peer)
 
     # Interest.
 
     def _changed(self, subject: bytes) -> None:
-        """Update the watches of ``subject``; a subscription to a wildcard is no watch's (``_exact_interest``)."""
+        """Update the watches of ``subject``. A wildcard subscription affects no watch (see ``_exact_interest``)."""
         watched = self._watches.get(subject)
         if watched:
-            self._ask(watched)
+            self._update_watches(watched)
 
-    def _ask(self, watches: list[InterestWatch]) -> None:
+    def _update_watches(self, watches: list[InterestWatch]) -> None:
         for watch in list(watches):
             interested = self._exact_interest(watch.subject, watch.queue)
             if interested != watch.interested:
                 watch.update(interested, self._call_soon)
 
     def _exact_interest(self, subject: bytes, queue: bytes) -> bool:
-        """Whether a subscription has just this subject and queue group (nats-server, server/sublist.go,
-        registerNotification): one with wildcards looks on, and is not waited for. A service import counts, whether or not
-        the service is there: only a delivery finds out."""
-        return any(not sub.ended and (sub.denies is None or not sub.denies(subject)) for sub in self.subs.exact(subject, queue))
+        """Return whether a subscription has exactly this subject and queue group.
+
+        Subscriptions with wildcards do not count. A service import counts even if its service has no subscriber,
+        because only a delivery finds that out.
+
+        Source: nats-server, server/sublist.go (registerNotification).
+        """
+        return any(not sub.ended and (sub.denies is None or not sub.denies(subject))
+                   for sub in self.subs.exact(subject, queue))
 
     def _unwatch(self, watch: InterestWatch) -> None:
         watches = self._watches.get(watch.subject)

@@ -1,11 +1,11 @@
-"""The routes of one account's subjects, cached until a subscription that may match comes or goes.
+"""The routes of one account's subjects, cached until a matching subscription is added or removed.
 
-Most subjects have an entry of their own; two families of subjects that never repeat are cached by what their members share:
+Most subjects have an entry of their own. Two families of subjects rarely repeat, so each family shares one entry:
 
     _INBOX.<id>.<token>                       by _INBOX.<id>, when no subscription there depends on the token
     $JS.ACK.<stream>.<consumer>.<5 numbers>   by the first four tokens, when no subscription depends on the numbers
 
-Does not own: the subscriptions (sublist), delivering (route), telling others about a change (router).
+Does not own: the subscriptions (sublist), delivery (route), notification of observers about a change (router).
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from broker.protocol.subject import is_literal
 from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
 from broker.server.routing.inward import Inward
 from broker.server.routing.outward import Outward
-from broker.server.routing.route import CROWD, Refusal, Route
+from broker.server.routing.route import RECEIVERS_MANY, Refusal, Route
 from broker.server.routing.sublist import Match, Sublist
 from broker.server.routing.subscription import Subscription
 
 __all__ = ["ROUTES_KEPT", "Routes"]
 
 ROUTES_KEPT: Final = 8192
-"""Bound of each cache, in entries; past it the older half is dropped."""
+"""Bound on the entries of each cache; beyond it the older half is dropped."""
 
 _SCAN_MAX: Final = 2048
-"""Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
+"""Bound on a search through cached routes for those that a wildcard affects; a larger cache is cleared instead."""
 
 _SCANS_PER_ROUTE: Final = 64
-"""How often a cached route may be searched for. Clients that subscribe to wildcards all the time would otherwise search again and
-again; to find a route anew costs as much as this many searches."""
+"""Number of searches that each newly cached route allows, which cost as much as finding the route again. This bounds
+the searches that clients cause by subscribing to wildcards all the time."""
 
 _RECEIVERS_KEPT: Final = 1 << 21
-"""Receivers of all cached routes; past it all are dropped. Few subscriptions to wildcards can make thousands of large routes."""
+"""Bound on the receivers of all cached routes, beyond which all are dropped. Few wildcard subscriptions can make
+thousands of large routes."""
 
-_INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.", b"$JS.API.CONSUMER.CREATE.", b"$JS.API.CONSUMER.DELETE.",
-                   b"$JS.EVENT.ADVISORY.CONSUMER.")
-"""Beginnings of subjects that rarely repeat, and share a route with those that differ in the last token: replies to clients
-and through service imports, gets of keys, the coming and going of consumers."""
+_INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.", b"$JS.API.CONSUMER.CREATE.",
+                   b"$JS.API.CONSUMER.DELETE.", b"$JS.EVENT.ADVISORY.CONSUMER.")
+"""Prefixes of subjects that rarely repeat and share a route with subjects that differ in the last token only: replies
+to clients and through service imports, gets of keys, creations and deletions of consumers."""
 
 _WILDCARD: Final = re.compile(rb"(?:\A|\.)[*>](?=\.|\Z)")
 _DOT: Final = ord(".")
@@ -51,11 +52,15 @@ _NO_FAMILY: Final = (b"", 0)
 
 
 class Routes:
-    """``refused``: how subjects begin that clients may not publish to.
+    """The cached routes. ``refused`` has the prefixes of subjects to which clients may not publish.
 
-    Attributes: ``by_subject``: the cache to look into first; ``family``: of the subject resolved last, see ``resolve``;
-        ``changes`` counts those of subscriptions; ``lookups``, ``family_hits``: subjects that no route was cached for,
-        and those that shared their family's; ``leaving``: subscriptions that have ended but are still to be removed.
+    Attributes:
+        ``by_subject``: the cache by subject, which callers read first;
+        ``family``: the family of the subject that was resolved last, see ``resolve``;
+        ``changes``: counts the changes of subscriptions;
+        ``lookups``: counts the subjects without a cached route of their own;
+        ``family_hits``: counts the lookups that found the route of their family;
+        ``leaving``: counts the subscriptions that have ended and are not yet removed.
     """
 
     def __init__(self, subs: Sublist[Subscription], rng: random.Random, inward: Inward, outward: Outward,
@@ -66,12 +71,12 @@ class Routes:
         self._outward = outward
         self._refused = refused
         self.by_subject: dict[bytes, Route] = {}
-        # By inbox prefix (None: resolve each subject); by the head of an ack subject.
+        # By inbox prefix (None: resolve each subject); by the head of an ack's subject.
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
         self._heads: set[bytes] = set()
         self._roots: set[bytes] = set()
-        """The first two tokens of all that is in ``by_subject`` and ``_inboxes``, and of what was there."""
+        """The first two tokens of each key that is or was in ``by_subject`` or ``_inboxes``."""
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
         self.family = _NO_FAMILY
         self.lookups = self.family_hits = 0
@@ -86,35 +91,35 @@ class Routes:
 
     @property
     def caches(self) -> tuple[dict[bytes, Route] | dict[bytes, Route | None], ...]:
-        """The cached routes, by subject or family of subjects."""
+        """All caches of routes, by subject or by family of subjects."""
         return self.by_subject, self._inboxes, self._acks
 
     def of(self, subject: bytes) -> Route:
-        """The route of a literal subject."""
+        """Return the route of a literal subject."""
         return self.by_subject.get(subject) or self.resolve(subject)
 
     # Changes.
 
     def added(self, sub: Subscription) -> None:
-        """``sub`` has come."""
+        """Drop the routes that the new subscription ``sub`` affects."""
         self._deniers += sub.denies is not None
         self._ack_readers += reads_acks(sub.subject)
         self._forget(sub.subject)
 
     def removed(self, sub: Subscription) -> None:
-        """``sub`` has left."""
+        """Drop the routes that the removed subscription ``sub`` affects."""
         self._deniers -= sub.denies is not None
         self._ack_readers -= reads_acks(sub.subject)
         self._forget(sub.subject)
 
     def will_leave(self, count: int) -> None:
-        """Route no more messages to ``count`` subscriptions, which have ended and will be removed on later turns."""
+        """Route no more messages to ``count`` subscriptions, which have ended and are removed on later turns."""
         self.leaving += count
         self.changes += 1
         self._clear()
 
     def limited(self, sub: Subscription) -> None:
-        """``sub`` takes only so many messages from now on."""
+        """Update the routes of ``sub``, which now has a limit of messages."""
         if is_literal(sub.subject):
             known = self.by_subject.get(sub.subject)
             if known is not None:
@@ -141,7 +146,7 @@ class Routes:
             if cache is self._acks and dots >= ACK_TOKENS - 6:
                 cache.pop(prefix, None)  # no key has more tokens
             elif dots and cache is not self._acks and _root(prefix) not in self._roots:
-                continue  # as for most subjects of a new consumer
+                continue  # this is the case for most subjects of a new consumer
             elif not prefix or len(cache) > min(_SCAN_MAX, self._scans_left):
                 cache.clear()
             else:
@@ -150,13 +155,13 @@ class Routes:
                 for key in [key for key in cache if key.startswith(dotted) or key == prefix]:
                     del cache[key]
 
-    # Look-ups.
+    # Lookups.
 
     def resolve(self, subject: bytes) -> Route:
-        """The route of a subject that is not in ``by_subject``; caches it there or by its family.
+        """Return the route of a subject that is not in ``by_subject``, and cache it there or by its family.
 
-        ``family`` then identifies the other subjects with the same route: those with this head and number of dots. An
-        ack with an empty number is included; its consumer will reject it.
+        Afterwards ``family`` identifies the other subjects with the same route by their head and their number of dots.
+        These include an ack with an empty number, which its consumer rejects.
         """
         if subject[-1:] != b"." and subject.startswith(_INBOXES):
             head = subject.rpartition(b".")[0]
@@ -193,8 +198,11 @@ class Routes:
         return route
 
     def _common(self, subject: bytes) -> Route | None:
-        """The route of all subjects that differ from this one in the last token, or None; for subjects that are more than the
-        cache takes, such as the keys of a bucket. Only a prefix that is met again is worth a look."""
+        """Return the route of all subjects that differ from this one in the last token only, or None.
+
+        This serves sets of subjects that exceed the cache, such as the keys of a bucket. A prefix is examined when it
+        occurs a second time.
+        """
         head = subject.rpartition(b".")[0]
         if not head or subject[-1] == _DOT:
             return None
@@ -208,7 +216,7 @@ class Routes:
         return route
 
     def inbox(self, prefix: bytes) -> Route | None:
-        """The route of all subjects one token longer than ``prefix``, or None if they differ."""
+        """Return the route of all subjects one token longer than ``prefix``; None if their routes differ."""
         self.lookups += 1
         try:
             route = self._inboxes[prefix]
@@ -232,7 +240,7 @@ class Routes:
         self._roots.add(_root(key))
 
     def _kept(self, route: Route | None) -> None:
-        """``route`` has been cached."""
+        """Record that ``route`` was cached, and clear the caches if their routes have too many receivers."""
         self._scans_left = min(self._scans_left + _SCANS_PER_ROUTE, _SCAN_MAX * _SCANS_PER_ROUTE)
         if self._receivers_kept > _RECEIVERS_KEPT:
             self._clear()
@@ -243,7 +251,7 @@ class Routes:
         self._receivers_kept = 0
 
     def _match(self, subject: bytes) -> Match[Subscription]:
-        """The subscriptions of a literal subject whose clients may receive it."""
+        """Return the subscriptions of a literal subject whose clients may receive it."""
         subs = self._subs
         before = subs.visited
         match = self.match(subject)
@@ -254,7 +262,7 @@ class Routes:
         return match
 
     def match(self, subject: bytes) -> Match[Subscription]:
-        """The subscriptions that match a literal subject and have not ended."""
+        """Return the subscriptions that match a literal subject and have not ended."""
         match = self._subs.match(subject)
         if self.leaving:
             self._outward.work += len(match.plain)
@@ -262,7 +270,7 @@ class Routes:
         return match
 
     def _denied_some(self, match: Match[Subscription]) -> bool:
-        """Whether the literal subject decides which of these subscriptions receive a message."""
+        """Return whether a permission may exclude some of these subscriptions, depending on the literal subject."""
         return bool(self._deniers) and any(
             sub.denies is not None for subs in (match.plain, *match.groups.values()) for sub in subs)
 
@@ -270,7 +278,7 @@ class Routes:
         plain = match.plain
         if not match.groups:
             if len(plain) == 1:
-                # The usual one; it is found by its subscription at a third of the cost.
+                # Fast path for the usual case: the subscription has its route, at a third of the cost.
                 sub = plain[0]
                 if sub.alone is None or (known := sub.alone()) is None:
                     known = Route(match, (sub,), self._rng, self._inward, self._outward)
@@ -283,8 +291,8 @@ class Routes:
         else:
             receivers = tuple(plain)
         self._outward.work += len(receivers) // 2
-        if len(receivers) > CROWD:
-            # Comparing them with those of other routes would cost more than it saves.
+        if len(receivers) > RECEIVERS_MANY:
+            # A lookup by so many receivers would cost more than it saves.
             self._receivers_kept += len(receivers)
             return Route(match, receivers, self._rng, self._inward, self._outward)
         route = self._by_receivers.get(receivers)
@@ -306,7 +314,7 @@ def _keep(match: Match[Subscription], wanted: Callable[[Subscription], bool]) ->
 
 
 def _root(subject: bytes) -> bytes:
-    """Its first two tokens, or the only one."""
+    """Return the first two tokens of ``subject``, or its only one."""
     end = subject.find(b".", subject.find(b".") + 1)
     return subject if end < 0 else subject[:end]
 

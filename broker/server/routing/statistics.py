@@ -1,4 +1,4 @@
-"""An account's subscriptions as monitoring shows them. Source: nats-server, server/sublist.go (SublistStats)."""
+"""Figures about an account's subscriptions, for monitoring. Source: nats-server, server/sublist.go (SublistStats)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["RoutingStatistics", "routing_statistics", "subscriptions"]
 
 
 class RoutingStatistics(NamedTuple):
-    """Messages to a subject whose route is cached are not counted, so that a message costs nothing."""
+    """Counts of subscriptions, routes and lookups. A message whose route is cached counts no lookup, so it costs
+    nothing."""
 
     subscriptions: int
     inserts: int
@@ -23,23 +24,24 @@ class RoutingStatistics(NamedTuple):
 
     lookups: int
     family_hits: int
-    """Lookups that shared the route of their family: one client's inboxes, one consumer's acks."""
+    """Lookups that found the route of their family: one client's inboxes, one consumer's acks."""
 
     fanout_max: int
     fanout_total: int
-    """Receivers of all cached routes together."""
+    """Sum of the receivers of all cached routes."""
 
 
 def routing_statistics(router: Router) -> RoutingStatistics:
-    """The figures of a router, whose caches all have a bound."""
+    """Return the figures of a router; each of its caches is bounded."""
     fanouts = [len(route.receivers) for cache in router.routes.caches for route in cache.values() if route is not None]
     subs = router.subs
-    return RoutingStatistics(subs.count, subs.inserts, subs.removes, len(fanouts), router.routes.lookups, router.routes.family_hits,
+    routes, subs = router.routes, router.subs
+    return RoutingStatistics(subs.count, subs.inserts, subs.removes, len(fanouts), routes.lookups, routes.family_hits,
                              max(fanouts, default=0), sum(fanouts))
 
 
 def subscriptions(router: Router, subject: bytes = b"") -> tuple[int, Iterator[Subscription]]:
-    """All subscriptions, or those that match a literal subject: how many, and each."""
+    """Return the number of all subscriptions, or of those that match a literal subject, and an iterator over them."""
     if not subject:
         return router.subs.count, iter(router.subs)
     match = router.subs.match(subject)

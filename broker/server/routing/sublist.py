@@ -18,7 +18,7 @@ __all__ = ["Listener", "Match", "Sublist"]
 
 
 class Listener(Protocol):
-    """What a subscription must provide; ``queue`` b"": a plain one."""
+    """The attributes that a subscription must have; ``queue`` b"": a plain subscription."""
 
     @property
     def subject(self) -> bytes: ...
@@ -31,7 +31,7 @@ S = TypeVar("S", bound=Listener)
 
 
 class Match(Generic[S]):
-    """The subscriptions of one subject: all of ``plain`` get a message, and one of each of ``groups``."""
+    """The subscriptions of one subject: each of ``plain`` gets a message, and one member of each of ``groups``."""
 
     __slots__ = ("groups", "plain")
 
@@ -41,7 +41,8 @@ class Match(Generic[S]):
 
 
 class _Node(Generic[S]):
-    """One token's node. Sets of subscriptions are dicts, for their order: the first to subscribe is served first.
+    """The node of one token. Sets of subscriptions are dicts, to keep their order: the first subscriber is served
+    first.
 
     Most nodes of a large tree have one child or one subscription, so dicts are made when they are needed.
     """
@@ -60,7 +61,7 @@ class _Node(Generic[S]):
         return not (self.plain or self.groups or self.children or self.star or self.rest)
 
     def discard(self, sub: S) -> bool:
-        """Remove a subscription. Returns: whether it was there."""
+        """Remove a subscription. Returns: whether it was found."""
         groups = self.groups or {}
         members = groups.get(sub.queue) if sub.queue else self.plain
         if members is None or sub not in members:
@@ -71,7 +72,7 @@ class _Node(Generic[S]):
         return True
 
     def following(self) -> list[_Node[S]]:
-        """The nodes of all next tokens."""
+        """Return the nodes of all next tokens."""
         return [node for node in (*(self.children or {}).values(), self.star, self.rest) if node is not None]
 
 
@@ -84,10 +85,10 @@ class Sublist(Generic[S]):
         self.inserts = 0
         self.removes = 0
         self.visited = 0
-        """Nodes visited beyond one for each token, by all look-ups: overlapping wildcards may lead to as many as there are."""
+        """Nodes that all lookups visited beyond one per token. With overlapping wildcards there may be very many."""
 
     def __iter__(self) -> Iterator[S]:
-        """All subscriptions. One that is inserted or removed meanwhile may be among them or not."""
+        """Yield all subscriptions. One that is inserted or removed meanwhile may be among them or not."""
         nodes = [self._root]
         while nodes:
             node = nodes.pop()
@@ -155,7 +156,7 @@ class Sublist(Generic[S]):
         return True
 
     def all(self) -> list[S]:
-        """Every subscription."""
+        """Return all subscriptions."""
         found: Match[S] = Match()
         nodes = [self._root]
         while nodes:
@@ -165,14 +166,14 @@ class Sublist(Generic[S]):
         return [*found.plain, *(sub for group in found.groups.values() for sub in group)]
 
     def match(self, subject: bytes) -> Match[S]:
-        """The subscriptions that match a literal subject; none match one with an empty token."""
+        """Return the subscriptions that match a literal subject; a subject with an empty token matches none."""
         found: Match[S] = Match()
         tokens = subject.split(b".")
         if b"" in tokens:
             return found
         node = self._root
         for at, token in enumerate(tokens):
-            # While the tree does not fork: most of the way in most trees.
+            # Fast path while the tree does not fork, which is most of the way in most trees.
             if node.rest is not None:
                 self._collect(node.rest, found)
             star, children = node.star, node.children
@@ -191,8 +192,10 @@ class Sublist(Generic[S]):
         return found
 
     def _descend(self, tokens: list[bytes], found: Match[S], level: list[_Node[S]]) -> list[_Node[S]]:
-        """The nodes that ``tokens`` lead to from those of ``level``; the ``>`` subscriptions on the way are added to
-        ``found``."""
+        """Return the nodes to which ``tokens`` lead from the nodes of ``level``.
+
+        The ``>`` subscriptions on the way are added to ``found``.
+        """
         for token in tokens:
             following: list[_Node[S]] = []
             for node in level:
@@ -211,7 +214,7 @@ class Sublist(Generic[S]):
         return level
 
     def exact(self, subject: bytes, queue: bytes) -> Iterable[S]:
-        """The subscriptions with just this literal subject and queue group."""
+        """Return the subscriptions with exactly this literal subject and queue group."""
         node = self._root
         for token in subject.split(b"."):
             following = node.children.get(token) if node.children is not None else None
@@ -221,7 +224,8 @@ class Sublist(Generic[S]):
         return (node.groups or {}).get(queue, ()) if queue else node.plain or ()
 
     def match_prefix(self, prefix: bytes) -> Match[S] | None:
-        """The subscriptions that match ``prefix`` and any one further token; None if they depend on that token."""
+        """Return the subscriptions that match ``prefix`` and any one further token; None if they depend on that
+        token."""
         found: Match[S] = Match()
         tokens = prefix.split(b".")
         if b"" in tokens:

@@ -2,10 +2,10 @@
 
 Two kinds of subscription connect accounts (broker/server/sharing):
 
-    relay     passes messages on to another account's router, at once, and says who received them: a service import
-    shadow    stands in an exporting account for a subscription of an importing one: a stream import
+    relay     a service import: passes messages on to another account's router, at once, and returns their receivers
+    shadow    a stream import: stands in the exporting account for a subscription of the importing account
 
-Does not own: which messages a subscription receives (route, router).
+Does not own: the choice of the messages that a subscription receives (route, router).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Source(Protocol):
 
     @property
     def no_echo(self) -> bool:
-        """Whether ``peer`` does not receive what it publishes itself."""
+        """Flag: ``peer`` does not receive its own messages."""
 
     @property
     def peer(self) -> Peer:
@@ -34,11 +34,11 @@ class Source(Protocol):
 
     @property
     def fan_outs(self) -> int:
-        """How many of its messages are still on their way to their receivers; it must not publish meanwhile."""
+        """Number of its messages that are not yet sent to all receivers; it must not publish until this is 0."""
 
     @property
     def rtt_ns(self) -> int:
-        """Round-trip time; 0: unknown."""
+        """Round-trip time; 0 if unknown."""
 
     def no_responders(self, subject: bytes, reply: bytes) -> None: ...
 
@@ -51,24 +51,24 @@ class Source(Protocol):
     def release(self) -> None: ...
 
     def fan_out_began(self) -> None:
-        """A message that it published is sent to its receivers on later turns: hold it until ``fan_out_ended``."""
+        """Hold the publisher until ``fan_out_ended``: one of its messages is sent to receivers on later turns."""
 
     def fan_out_ended(self) -> None: ...
 
 
 class Peer(Source, Protocol):
-    """A connection that receives messages, and makes its own protocol's bytes of them."""
+    """A connection that receives messages and encodes them in its own protocol."""
 
     @property
     def closed(self) -> bool:
-        """Whether it receives no more messages."""
+        """Flag: the connection receives no more messages."""
 
     @property
     def pending_bytes(self) -> int:
         """Unsent bytes."""
 
     def deliver(self, sub: Subscription, run: AnyRun) -> None:
-        """Encode and queue ``run``."""
+        """Encode and queue ``run`` for ``sub``."""
 
     def deliver_each(self, subs: Sequence[Subscription], msgs: Sequence[Msg]) -> None:
         """Encode and queue messages, each for the subscription at the same place in ``subs``."""
@@ -81,26 +81,29 @@ class Peer(Source, Protocol):
 
 
 BatchHandler = Callable[[Sequence[Msg], int, int, "Source | None", int], Collection[int] | None]
-"""Takes ops[start:end]. Returns: the indexes of the messages that it does not answer for, as if it had no subscription to
-their subjects; None: it takes all."""
+"""A handler of ops[start:end]. It returns the indexes of the messages that it declines; a declined message counts as
+if the handler had no subscription to its subject. None: it accepts all."""
 
 
 class Subjects(Protocol):
-    """An account's router, as a part sees it that follows a message through accounts."""
+    """The part of an account's router that following a message through accounts needs."""
 
     @property
     def name(self) -> str: ...
 
     def audience(self, subject: bytes, source: Source) -> list[tuple[Subscription, str]]:
-        """The subscriptions that a message from ``source`` is meant for, each with the reason why it does not get it, or "";
-        one of each queue group, at random."""
+        """Return the subscriptions that match a message from ``source``; of each queue group a random member.
+
+        Each comes with the reason why it does not receive the message; "" if it does.
+        """
 
     def arrival(self, subject: bytes, hops: int) -> tuple[str, bytes] | None:
-        """``Route.destination`` of a message to the literal ``subject``, which is mapped already."""
+        """Return ``Route.destination`` of a message to the literal ``subject``, which is already mapped."""
 
 
 class Hop(NamedTuple):
-    """How a message goes on into another account: where, and under which subject; ``traceable``: its trace does, too."""
+    """The next account of a message: its router, and the subject there. ``traceable``: the message's trace follows
+    it."""
 
     router: Subjects
     to: bytes
@@ -111,26 +114,30 @@ class Relay(Protocol):
     """Passes messages on to another account's router."""
 
     def pass_on(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes) -> Sequence[int]:
-        """Returns: the number of receivers of each message. ``to``: where all are routed to; b"": each to its subject."""
+        """Deliver messages in the other account.
+
+        Args: ``to`` is the subject that routes all messages; b"": each message's own subject.
+        Returns: the number of receivers of each message.
+        """
 
     def interested(self, subject: bytes) -> bool:
-        """Whether a message to the literal ``subject`` would be received."""
+        """Return whether a message to the literal ``subject`` would be received."""
 
     def pending_bytes(self, subject: bytes) -> int:
-        """Unsent bytes to the receiver of the literal ``subject`` that is furthest behind."""
+        """Return the unsent bytes to the receiver of the literal ``subject`` that is furthest behind."""
 
     def hop(self, subject: bytes) -> Hop | None:
-        """Where a message to the literal ``subject`` would go; None: nowhere."""
+        """Return the next account of a message to the literal ``subject``; None if nothing receives it."""
 
 
 class Subscription:
-    """A peer's (``peer``, and a client's ``sid``) or an in-process one (``handler`` or ``relay``).
+    """A subscription of a peer (``peer``, and a client's ``sid``), or of the broker itself (``handler`` or ``relay``).
 
-    ``max`` 0: no limit on ``delivered``. ``ended``: it was removed from the router.
+    ``max`` bounds ``delivered``; 0: no bound. ``ended``: the subscription was removed from the router.
     """
 
-    __slots__ = ("account", "allow_trace", "alone", "delivered", "denies", "ended", "handler", "hides", "max", "on_delivery",
-                 "original", "peer", "queue", "relay", "rename", "sid", "stream", "subject")
+    __slots__ = ("account", "allow_trace", "alone", "delivered", "denies", "ended", "handler", "hides", "max",
+                 "on_delivery", "original", "peer", "queue", "relay", "rename", "sid", "stream", "subject")
 
     def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
                  handler: BatchHandler | None = None, stream: str = "", relay: Relay | None = None) -> None:
@@ -142,36 +149,37 @@ class Subscription:
         self.stream = stream
         """The stream that receives through it, for message traces."""
         self.denies: Callable[[bytes], bool] | None = None
-        """Which of its subjects the peer may not receive; None: it may receive all."""
+        """Predicate: the subjects of this subscription that the peer may not receive; None: it may receive all."""
 
         self.hides: Callable[[bytes], bool] | None = None
-        """The same for consumers' deliveries, which are shown under another subject than the one they are routed by."""
+        """Predicate like ``denies``, for consumers' deliveries: their own subject differs from the one that routes
+        them."""
 
         self.on_delivery: Callable[[Sequence[Msg]], None] | None = None
-        """Called with the messages that its peer receives through it."""
+        """Observer of the messages that the peer receives through this subscription."""
 
         self.relay = relay
         self.original: Subscription | None = None
-        """Of a shadow: the subscription that receives, and counts."""
+        """The subscription that receives and counts messages, if this one is a shadow."""
 
         self.rename: Callable[[bytes], bytes] | None = None
-        """Of a shadow: the subject as the importing account knows it; b"": too long."""
+        """Function of a shadow from a subject to the importing account's name of it; b"" if that name is too long."""
 
         self.account = ""
-        """Of a shadow: the importing account's name."""
+        """The importing account's name, if this is a shadow."""
 
         self.allow_trace = False
-        """Of a shadow: whether a message's trace goes on into the importing account."""
+        """Flag of a shadow: a message's trace follows it into the importing account."""
 
         self.alone: ref[Any] | None = None
-        """The ``Route`` of which it is the only receiver, while there is one."""
+        """The cached ``Route`` whose only receiver is this subscription, if there is one."""
 
         self.max = 0
         self.delivered = 0
         self.ended = False
 
     def room(self, count: int) -> int:
-        """How many of ``count`` messages it may still receive."""
+        """Return how many of ``count`` messages the subscription may still receive."""
         sub = self.original or self
         return max(min(count, sub.max - sub.delivered), 0) if sub.max else count
 
@@ -182,7 +190,7 @@ class Subscription:
         self.peer.deliver(self, run)
 
     def shadow(self, subject: bytes, rename: Callable[[bytes], bytes]) -> Subscription:
-        """A shadow of this subscription, for another account's router."""
+        """Return a shadow of this subscription, for another account's router."""
         shadow = Subscription(subject, self.queue, peer=self.peer, sid=self.sid)
         shadow.original, shadow.rename, shadow.stream = self, rename, self.stream
         if (denies := self.denies) is not None:
