@@ -1,7 +1,7 @@
 """Logins that the server's own settings do not decide: tokens of operators' accounts, and authorization services.
 
-Owns: the accounts that come with tokens, as the server's other parts meet them; who is asked. Does not own: how a login is
-decided (auth), the claims (operator). What this takes is imported where it is configured only.
+Owns: the accounts that come with tokens, for the server's other parts; the choice of the authenticators. Does not own:
+how a login is decided (auth), the claims (operator). It imports its dependencies only if they are configured.
 
 Source: nats-server, server/auth.go (configureAuthorization), server/accounts.go (updateAccountClaimsWithRefresh).
 """
@@ -51,15 +51,18 @@ class Host(Protocol):
 
 
 class Delegation:
-    """``server_id``: the key that signs for the server; None where nothing is signed."""
+    """Connects the server with operators and authorization services.
+
+    ``server_id``: the key that signs for the server; None if nothing is signed.
+    """
 
     def __init__(self, host: Host, settings: Settings) -> None:
         self._host = host
         self.operator: OperatorAccounts | None = None
-        """None: there is no operator, or nothing is loaded yet."""
+        """The operators' accounts; None if there is no operator, or before ``load``."""
 
         self.on_account: Callable[[Account], Awaitable[object] | None] | None = None
-        """Called when an account was added, or its settings have changed, by a token. Returns: what its users wait for."""
+        """Callback for an account that a token adds or changes. Returns: an awaitable for which its users wait."""
 
         self._claims_requests: ClaimsRequests | None = None
         self._callouts = self._make_callouts(settings)
@@ -81,7 +84,7 @@ class Delegation:
         return self._host.accounts
 
     def load(self, settings: Settings) -> None:
-        """Take the operators' settings. Raises: ValueError."""
+        """Load the operators' settings. Raises: ValueError."""
         if not settings.operator.enabled:
             return
         from broker.server.operator.accounts import OperatorAccounts
@@ -90,10 +93,11 @@ class Delegation:
         self.operator = OperatorAccounts(settings.operator, self)
         system, account = self._host.system, self.accounts.system
         if system is not None and account is not None:
-            self._claims_requests = ClaimsRequests(self.operator, system.requests, account.router, self.clock, account.name)
+            self._claims_requests = ClaimsRequests(self.operator, system.requests, account.router, self.clock,
+                                                   account.name)
 
     async def resolve_system(self) -> None:
-        """Take the system account's token, if that was not done before. Raises: ValueError."""
+        """Fetch the system account's token, unless it is known. Raises: ValueError."""
         system = self.accounts.system
         if self.operator is None or (system is not None and self.operator.known(system.name) is not None):
             return
@@ -112,7 +116,7 @@ class Delegation:
             raise ValueError(f"error resolving system account: {error}") from None
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
-        """Prepare for new settings. Returns: what applies them. Raises: ValueError."""
+        """Prepare for new settings. Returns: a function that applies them. Raises: ValueError."""
         refresh = self.operator.prepare(settings.operator) if self.operator is not None else None
 
         def apply() -> None:
@@ -124,7 +128,7 @@ class Delegation:
         return apply
 
     def close(self) -> None:
-        """End what is under way."""
+        """Cancel running lookups and requests."""
         if self.operator is not None:
             self.operator.close()
         if self._claims_requests is not None:
@@ -133,7 +137,7 @@ class Delegation:
     # Authenticators
 
     def by_tokens(self, settings: Settings, custom: Sequence[Authenticator]) -> AuthenticatorChain | None:
-        """The authenticators of operator mode; None: there is no operator."""
+        """Return the authenticators of operator mode; None if there is no operator."""
         if self.operator is None:
             return None
         from broker.server.auth.callout import OperatorCalloutAuthenticator
@@ -147,7 +151,7 @@ class Delegation:
         return AuthenticatorChain([*custom, OperatorCalloutAuthenticator(tokens, self.operator, self._callouts)])
 
     def with_service(self, chain: AuthenticatorChain | None, auth: AuthSettings) -> AuthenticatorChain | None:
-        """``chain``, or the configured service in front of it."""
+        """Return ``chain``, behind the authorization service if one is configured."""
         if chain is None or auth.callout is None:
             return chain
         from broker.server.auth.callout import CalloutAuthenticator
@@ -156,17 +160,17 @@ class Delegation:
         return AuthenticatorChain([CalloutAuthenticator(chain, auth.callout, self._callouts)])
 
     def _make_callouts(self, settings: Settings) -> Callouts | None:
-        """None: no service can be asked."""
+        """Return the sender of callouts; None if no service can be asked."""
         if settings.auth.callout is None and not settings.operator.enabled:
             return None
-        # Takes 50 ms to import, and is rarely needed.
+        # The import takes 50 ms and is rarely needed.
         from broker.base.nkeys import SERVER, KeyPair
         from broker.server.auth.callout import Callouts
 
         return Callouts(self, KeyPair(SERVER, secrets.token_bytes(32)), settings.auth.timeout_ns)
 
     def callout_identity(self) -> dict[str, Any]:
-        """The server as requests to services show it."""
+        """Return the server as requests to services show it."""
         host = self._host
         return {"name": host.server_name, "host": host.settings.clients.host or "0.0.0.0", "id": host.server_id,
                 "version": NATS_SERVER_VERSION, "tags": list(host.settings.server_tags)}
@@ -174,13 +178,13 @@ class Delegation:
     # Accounts that come with tokens
 
     def put_account(self, settings: AccountSettings) -> Awaitable[object] | None:
-        """Add the account, or change it. Returns: what to wait for until it can be used."""
+        """Add the account, or change it. Returns: an awaitable that completes when it can be used; None: at once."""
         account = self.accounts.put(settings)
         return self.on_account(account) if self.on_account is not None else None
 
     def recheck_clients(self, name: str) -> None:
-        """The claims of an account have changed: its clients may have to go, or their permissions changed."""
-        from broker.server.auth.tokens import decided_again
+        """Decide again about an account's clients, after its claims have changed."""
+        from broker.server.auth.tokens import decide_again
 
         known = self.operator.known(name) if self.operator is not None else None
         if known is None:
@@ -191,10 +195,10 @@ class Delegation:
             client.exceed_account()
         for client in clients:
             if not client.closed:
-                client.apply_decision(decided_again(client.login, known))
+                client.apply_decision(decide_again(client.login, known))
 
     def check_clients(self, name: str) -> None:
-        """Have all clients of an account log in again, with what they sent."""
+        """Check the logins of all clients of an account again, with the credentials that they sent."""
         for client in self._clients_of(name):
             client.users_changed(())
 
@@ -205,5 +209,5 @@ class Delegation:
             client.fail("Account Authentication Expired", "Authentication Expired")
 
     def _clients_of(self, name: str) -> list[Client]:
-        """The clients that logged in to an account, the oldest first."""
+        """Return the clients that logged in to an account, the oldest first."""
         return [client for client in self._host.clients.values() if client.account.name == name and client.connected]

@@ -1,4 +1,4 @@
-"""The server's parts as monitoring shows them, where they are too many to be shown unasked. No I/O.
+"""The server's connections and subscriptions for monitoring, made only on request, as they may be very many. No I/O.
 
 Source: nats-server, server/monitor.go (newSubsDetailList, makePeerCerts, Subsz).
 """
@@ -20,7 +20,7 @@ _COLUMNS: Final[dict[str, Callable[[Client], Any]]] = {
     "cid": attrgetter("cid"), "account": attrgetter("account.name"), "subscriptions": lambda client: len(client.subs),
     "pending_bytes": attrgetter("pending_bytes"), "in_msgs": attrgetter("in_msgs"), "out_msgs": attrgetter("out_msgs"),
     "in_bytes": attrgetter("in_bytes"), "out_bytes": attrgetter("out_bytes")}
-"""What rows are usually chosen and sorted by."""
+"""The columns by which rows are usually filtered and sorted; they do not need the whole row."""
 
 
 class _OpenConnection(Mapping[str, Any]):
@@ -50,14 +50,17 @@ class _OpenConnection(Mapping[str, Any]):
 
 
 def connections(server: Server, *, closed: bool = False) -> list[Mapping[str, Any]]:
-    """As ``Server.connections``."""
+    """Return the entries of ``Server.connections``; those of open connections are made when they are shown."""
     if closed:
         return [*server.connections(closed=True)]
     return [_OpenConnection(client, server.row) for client in server.clients.values()]
 
 
 def subscriptions_of(server: Server, row: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """The subscriptions of an entry of ``Server.connections``, made one by one; of a closed one, the first of them."""
+    """Return the subscriptions of an entry of ``Server.connections``, one by one.
+
+    A closed connection has only the first of its subscriptions.
+    """
     if (closed := row.get("subscriptions_list_detail")) is not None:
         return closed  # type: ignore[no-any-return]
     client = server.clients.get(row["cid"])
@@ -65,13 +68,13 @@ def subscriptions_of(server: Server, row: Mapping[str, Any]) -> Iterable[dict[st
 
 
 def certificates_of(server: Server, row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The certificate that the client of an entry of ``Server.connections`` was verified by; none if it is closed."""
+    """Return the certificate that verified the client of an entry of ``Server.connections``; [] if it is closed."""
     client = server.clients.get(row["cid"])
     return peer_certificates(client) if client is not None else []
 
 
 def subsz_rows(server: Server, account: str = "", subject: str = "") -> tuple[int, Iterator[dict[str, Any]]]:
-    """/subsz entries of one account (""; all) that match a literal subject ("": all): how many, and each."""
+    """Return the number of /subsz entries of one account ("": all) that match a subject ("": all), and the entries."""
     found = [(one.name, *subscriptions(one.router, subject.encode())) for one in server.accounts
              if account in ("", one.name)]
     rows = ({"account": name, "account_tag": name, **subscription_row(sub)} for name, _, subs in found for sub in subs)

@@ -1,10 +1,10 @@
 """The server: it listens, keeps the list of clients and counters, and shuts down in order.
 
 Owns: the listening sockets, INFO, admission, the server's counters and lame duck mode. Does not own: what a client may
-do (connection), where messages go (routing), who may log in (auth), what an account counts (accounts).
+do (connection), where messages go (routing), who may log in (auth), the counts of an account (accounts).
 
-Shutdown: no new connections, then the lame duck notice (if requested), then clients are closed one by one; the
-counters stay readable. JetStream stops earlier, in ``app``; the router works until the last client is gone.
+Shutdown: no new connections, then the lame duck notice (if requested), then clients are closed one by one. The
+counters can be read afterwards. JetStream stops earlier, in ``app``; the router works until the last client is gone.
 
 Source: nats-server, server/server.go (createClientEx, lameDuckMode, Shutdown), server/monitor.go (ConnInfo).
 """
@@ -54,16 +54,16 @@ _BACKLOG = 4096
 _NONCE_BYTES = 11
 
 _CLOSED_SUBS_MAX = 1000
-"""Subscriptions of one closed connection that are remembered."""
+"""Bound on the subscriptions that are kept of one closed connection."""
 
 _CLOSE_SECONDS = 2.0
-"""How long ``close`` waits for clients to receive what is queued for them."""
+"""Time for which ``close`` waits until clients have received their queued bytes."""
 
 
 class Server:
     """Core NATS on one port.
 
-    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the actual one from then on.
+    ``start`` binds the port, unless ``bind`` did, and accepts connections. From then on ``port`` is the actual number.
     """
 
     def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None, *,
@@ -87,18 +87,18 @@ class Server:
         self.entrance = ClientPort()
         self.websocket: WebSocketListener | None = None
         if settings.websocket.port is not None:
-            # Takes 60 ms to import, and is rarely needed.
+            # The import takes 60 ms and is rarely needed.
             from broker.server.listeners.websocket import WebSocketListener
 
             self.websocket = WebSocketListener(self)
         self.warnings = warnings(settings.auth, by_certificate=settings.tls.verify_and_map)
-        """Logged at start."""
+        """Texts that are logged at the start."""
         self.started_at_ns = self.configured_at_ns = self.clock.now_ns()
         self.host = settings.clients.host
         self.port = settings.clients.port
         self.lame = False
         self.stalled: list[Outbound] = []
-        """Receivers that are far behind and that the current read published to."""
+        """Receivers that are far behind and got messages from the current read."""
 
         self.total_connections = 0
         self.slow_consumers = 0
@@ -110,7 +110,7 @@ class Server:
         self._bound: Bound | None = None
         self._listener: Listener | None = None
         self._transports = 0
-        # Set while there are no clients, and while no connection still has queued output to write.
+        # Set while there are no clients; set while no connection has output left to write.
         self._no_clients = asyncio.Event()
         self._no_clients.set()
         self._silent = asyncio.Event()
@@ -119,7 +119,7 @@ class Server:
         self._connect_urls: list[str] = []
         account = self.accounts.system
         self.system = System(self, account, self._call_soon) if account is not None else None
-        """None: there is no system account."""
+        """The system account's services; None if there is no system account."""
 
     @property
     def router(self) -> Router:
@@ -134,14 +134,14 @@ class Server:
     # Start and shutdown
 
     async def bind(self) -> None:
-        """Bind the port, but refuse connections until ``start``. Raises: OSError when it is not available."""
+        """Bind the port, but refuse connections until ``start``. Raises: OSError if it is not available."""
         if self._bound is None and self.settings.clients.listen:
             self._bound = await Bound.at(self.settings.clients.host, max(self.port, 0))
         if self.websocket is not None:
             await self.websocket.bind()
 
     def unbind(self) -> None:
-        """Release a port that was bound and not listened on."""
+        """Release a port that was bound but is not listened on."""
         if self._bound is not None:
             self._bound.close()
             self._bound = None
@@ -149,7 +149,7 @@ class Server:
             self.websocket.unbind()
 
     async def start(self) -> None:
-        """Listen; a second time on the same port, which clients know. Raises: OSError when it is not available."""
+        """Listen. A second start uses the same port, which clients know. Raises: OSError if it is not available."""
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
         if not self._loaded:
@@ -162,7 +162,8 @@ class Server:
             self.port = bound.port
             log.info("Listening for client connections on %s", _host_port(self.settings.clients.host, self.port))
             if self.settings.tls.enabled:
-                log.info("TLS %s for client connections", "available" if self.settings.clients.allow_non_tls else "required")
+                log.info("TLS %s for client connections",
+                         "available" if self.settings.clients.allow_non_tls else "required")
                 if self.settings.tls.handshake_first_ns == 0:
                     log.warning('Clients that are not using "TLS Handshake First" option will fail to connect')
         self._set_info()
@@ -172,7 +173,7 @@ class Server:
             self.system.start(self.loop)
 
     async def connect(self) -> socket.socket:
-        """A client's end of a new connection within this process, without a port."""
+        """Open a connection within this process, without a port. Returns: the client's end."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         await self.loop.connect_accepted_socket(self._new_connection, ours)
@@ -181,13 +182,13 @@ class Server:
     def _new_connection(self) -> asyncio.Protocol:
         if not self.entrance.needs_opening:
             return Client(self)
-        # With its reader of PROXY headers it takes 2 ms to import, and only ports with TLS or behind a proxy need it.
+        # This import, with the reader of PROXY headers, takes 2 ms, and only ports with TLS or behind a proxy need it.
         from broker.server.listeners.opening import Opening
 
         return Opening(self)
 
     async def close(self) -> None:
-        """Stop accepting, send each client what is queued for it, and close them all."""
+        """Stop accepting, send each client its queued bytes, and close all clients."""
         self.stop_listening()
         self.delegation.close()
         if self.system is not None:
@@ -197,7 +198,8 @@ class Server:
         await _within(self._silent, _CLOSE_SECONDS)
 
     async def lame_duck(self) -> None:
-        """Ask clients to go elsewhere, wait for the grace period, and close them spread over the rest of the time."""
+        """Ask clients to reconnect elsewhere, wait for the grace period, then close them one by one in the rest of the
+        time."""
         if self.lame:
             return
         self.lame = True
@@ -215,7 +217,7 @@ class Server:
         if not await _within(self._no_clients, grace_s):
             log.info("Closing existing clients")
             clients = list(self.clients.values())
-            # Ten clients need not be spread over two minutes.
+            # Few clients need not be spread over two minutes.
             between_s = min(rest_s / len(clients), 1.0)
             for client in clients:
                 client.close("Server Shutdown")
@@ -243,14 +245,15 @@ class Server:
     # Other settings
 
     def load(self) -> None:
-        """Load the certificates and users; ``start`` does so if this was not called before. Raises: ValueError."""
+        """Load the certificates and users; ``start`` does this if it was not done before. Raises: ValueError."""
         self.delegation.load(self.settings)
         for apply in self._prepare_entrances(self.settings, wanted_accounts(self.settings.accounts)):
             apply()
         self._loaded = True
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
-        """Prepare for new settings. Returns: what applies them, at once. Raises: ValueError; nothing has changed.
+        """Prepare for new settings. Returns: a function that applies them at once. Raises: ValueError; nothing has
+        changed.
 
         Source: nats-server, server/reload.go (reloadAuthorization, maxConnOption).
         """
@@ -275,8 +278,9 @@ class Server:
             clients = list(self.clients.values())
             for client in clients:
                 client.settings_changed()
-            # With configured users or accounts, nats-server checks all clients at every reload. Only one that names a public
-            # key can have become wrong without a change: the key was not looked at if no keys were configured.
+            # With configured users or accounts, nats-server checks all clients at every reload. Without a change of
+            # access, only a client with a public key can become invalid: without configured keys, its key was not
+            # checked.
             checked = settings.auth.users or settings.accounts.configured
             for client in clients:
                 if not client.closed and (access_changed or (checked and client.options.get("nkey"))):
@@ -300,13 +304,14 @@ class Server:
                 for client in members[max(most, 0):]:
                     client.exceed_account()
 
-    def _prepare_entrances(self, settings: Settings, accounts: Mapping[str, AccountSettings]) -> list[Callable[[], None]]:
+    def _prepare_entrances(self, settings: Settings,
+                           accounts: Mapping[str, AccountSettings]) -> list[Callable[[], None]]:
         def chain_of(auth: AuthSettings, by_certificate: bool) -> AuthenticatorChain | None:
             by_tokens = self.delegation.by_tokens(settings, self._authenticators)
             if by_tokens is not None:
                 return by_tokens
             auth = auth.replace(users=tuple(user_of(user, accounts.get(user.account)) for user in auth.users),
-                           nkeys=tuple(user_of(user, accounts.get(user.account)) for user in auth.nkeys))
+                                nkeys=tuple(user_of(user, accounts.get(user.account)) for user in auth.nkeys))
             chain = authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate,
                                   certificate_only=certificate_only)
             return self.delegation.with_service(chain, auth)
@@ -318,7 +323,7 @@ class Server:
         return ready
 
     def _call_soon(self, callback: Any) -> None:
-        # The loop running at that time: JetStream watches subjects before the server listens.
+        # Use the loop that runs at that time: JetStream watches subjects before the server listens.
         asyncio.get_running_loop().call_soon(callback)
 
     @staticmethod
@@ -337,13 +342,13 @@ class Server:
         self._silent.clear()
 
     def lost(self) -> None:
-        """A connection is closed; all output was written or dropped."""
+        """Count a closed connection, whose output was all written or dropped."""
         self._transports -= 1
         if not self._transports:
             self._silent.set()
 
     def admit(self, client: Client) -> str:
-        """Register ``client``. Returns: the error to send it instead, or "" if it may stay."""
+        """Register ``client``. Returns: the error to send; "" if it may stay."""
         self.total_connections += 1
         limit = self.settings.clients.max_connections
         if limit and len(self.clients) >= limit:
@@ -354,7 +359,7 @@ class Server:
         return ""
 
     def left(self, client: Client) -> None:
-        """``client`` is closing: keep its counts and its last row."""
+        """Remove ``client``, which is closing; keep its counts and its last row."""
         client.account.leave(client)
         if self.clients.pop(client.cid, None) is not None:
             if self._closed.maxlen:
@@ -368,12 +373,12 @@ class Server:
             self.system.events.disconnected(client)
 
     def logged_in(self, client: Client) -> None:
-        """``client`` was accepted as a user."""
+        """Send the event that ``client`` was accepted as a user."""
         if self.system is not None:
             self.system.events.connected(client)
 
     def refused(self, client: Client, refusal: Refusal) -> None:
-        """``client`` was refused as a user, and is closing."""
+        """Send the event that ``client`` was refused as a user; it is closing."""
         if self.system is not None:
             self.system.events.refused(client, refusal.reason, in_account=not refusal.after_login)
 
@@ -385,7 +390,7 @@ class Server:
         log.info("%s - %s", client.label, reason)
 
     def info(self, client: Client) -> dict[str, Any]:
-        """INFO's fields for ``client``."""
+        """Return INFO's fields for ``client``."""
         fields = dict(self._info)
         fields["client_id"] = client.cid
         if client.ip_known:
@@ -397,23 +402,30 @@ class Server:
             fields["nonce"] = client.nonce.decode()
         client.entrance.describe(fields)
         if client.tls_first:
-            # This client has already done it, even if TLS is optional for others.
+            # This client uses TLS already, even if TLS is optional for others.
             fields["tls_required"] = True
         return fields
 
     def _own_client(self) -> dict[str, Any]:
-        """A new client of the broker's own, as services see it. Source: nats-server, server/client.go (getClientInfo)."""
+        """Return a new client of the broker itself, as services see it.
+
+        Source: nats-server, server/client.go (getClientInfo).
+        """
         return {"start": format_time(self.clock.now_ns()), "id": self.next_cid(), "server": self.server_name}
 
     def identity(self, client: Client) -> dict[str, Any]:
-        """``client`` as JetStream's advisories show it."""
+        """Return ``client`` as JetStream's advisories show it."""
         return identity(client, self.server_name)
 
     def event_identity(self, at: str = "") -> dict[str, Any]:
-        """This server as events show it, at the time ``at`` or now. Source: nats-server, server/events.go ServerInfo."""
+        """Return this server as events show it, at the time ``at`` or now.
+
+        Source: nats-server, server/events.go ServerInfo.
+        """
         self._event_seq += 1
         settings = self.settings
-        shown: dict[str, Any] = {"name": self.server_name, "host": settings.clients.host or "0.0.0.0", "id": self.server_id}
+        shown: dict[str, Any] = {
+            "name": self.server_name, "host": settings.clients.host or "0.0.0.0", "id": self.server_id}
         if settings.jetstream.domain:
             shown["domain"] = settings.jetstream.domain
         shown["ver"] = NATS_SERVER_VERSION
@@ -448,7 +460,7 @@ class Server:
     # For monitoring: plain snapshots
 
     def varz(self) -> dict[str, Any]:
-        """This server's part of /varz."""
+        """Return this server's part of /varz."""
         traffic = self.accounts.traffic()
         clients, tls = self.settings.clients, self.entrance.tls
         return {
@@ -475,21 +487,21 @@ class Server:
         }
 
     def connections(self, *, closed: bool = False) -> list[dict[str, Any]]:
-        """/connz entries in order of cid; those of closed connections, with ``subscriptions_list_detail``, if ``closed``.
+        """Return /connz entries in order of cid; ``closed``: of closed connections, with ``subscriptions_list_detail``.
 
-        Open connections have no such list: there may be a million (see ``overview.subscriptions_of``).
+        Entries of open connections have no such list: it may have a million elements (``overview.subscriptions_of``).
         """
         if closed:
             return list(self._closed)
         return [self.row(client) for client in self.clients.values()]
 
     def row(self, client: Client) -> dict[str, Any]:
-        """The /connz entry of one connection."""
+        """Return the /connz entry of one connection."""
         return connection_row(client, self.clock.now_ns(), authenticated=client.entrance.authenticator is not None)
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:
-    """Whether ``event`` was set in time."""
+    """Wait for ``event`` for at most ``seconds``. Returns: whether it was set."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -503,10 +515,10 @@ def _host_port(host: str, port: int) -> str:
 
 
 def _nonce() -> bytes:
-    """A nonce for one client to sign."""
+    """Return a nonce for one client to sign."""
     return base64.urlsafe_b64encode(secrets.token_bytes(_NONCE_BYTES)).rstrip(b"=")
 
 
 def _server_id(rng: random.Random) -> str:
-    """Shaped like a server's public key: N and 55 base32 characters, 56 in all."""
+    """Return an id in the form of a server's public key: N and 55 base32 characters."""
     return "N" + base64.b32encode(rng.randbytes(35)).decode()[:55]

@@ -1,7 +1,7 @@
 """An account: its own subject space, and the counts of its connections.
 
-Owns: the router, and the counts of connections and messages. Does not own: who may log in to it (auth), and what it
-stores (JetStream, which knows an account by its router).
+Owns: the router, and the counts of connections and messages. Does not own: who may log in to the account (auth), and
+its streams (JetStream, which knows an account by its router).
 
 Source: nats-server, server/accounts.go (Account), server/events.go (AccountStat).
 """
@@ -18,7 +18,7 @@ __all__ = ["Account", "Member", "Traffic"]
 
 
 class Traffic(NamedTuple):
-    """Messages and bytes from clients and to them."""
+    """Counts of messages and bytes, from clients and to clients."""
 
     in_msgs: int = 0
     in_bytes: int = 0
@@ -33,7 +33,7 @@ class Traffic(NamedTuple):
 
 
 class Member(Protocol):
-    """A connection of the account. It counts for itself, so that a message costs the account nothing."""
+    """A connection of the account. It keeps its own counts, so that a message costs the account nothing."""
 
     in_msgs: int
     in_bytes: int
@@ -42,7 +42,7 @@ class Member(Protocol):
 
 
 class Account:
-    """``settings`` may be replaced while in use; connections keep the values they took until they are notified."""
+    """An account. ``settings`` may be replaced while in use; connections keep their copies until they are notified."""
 
     def __init__(self, settings: AccountSettings, router: Router, *, is_system: bool = False) -> None:
         self.name = settings.name
@@ -50,11 +50,11 @@ class Account:
         self.settings = settings
         self.is_system = is_system
         self.on_connections: Callable[[Account], None] | None = None
-        """Called when it has another number of connections."""
+        """Observer of the number of connections."""
 
         self.total_connections = 0
         self.slow_consumers = 0
-        # Each connection's counts when it joined, since a connection may move between accounts.
+        # Each connection's counts at the time when it joined, since a connection may move between accounts.
         self._members: dict[Member, Traffic] = {}
         self._gone = Traffic()
 
@@ -64,7 +64,7 @@ class Account:
 
     @property
     def full(self) -> bool:
-        """Whether no further connection may join."""
+        """Flag: no further connection may join."""
         most = self.settings.max_connections
         return most != NO_LIMIT and len(self._members) >= most
 
@@ -73,7 +73,7 @@ class Account:
         return self.router.subscription_count
 
     def join(self, member: Member) -> None:
-        """Add a connection that is in no account."""
+        """Add a connection that belongs to no account."""
         self._members[member] = _traffic(member)
         self.total_connections += 1
         if self.on_connections is not None:
@@ -88,7 +88,7 @@ class Account:
                 self.on_connections(self)
 
     def traffic(self) -> Traffic:
-        """The traffic of all its connections, including closed ones."""
+        """Return the traffic of all its connections, including closed ones."""
         members = self._members
         sums = (sum(counts) for counts in zip(Traffic(), *map(_traffic, members), strict=True))
         before = (sum(counts) for counts in zip(Traffic(), *members.values(), strict=True))

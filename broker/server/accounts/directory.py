@@ -1,4 +1,4 @@
-"""All accounts by name. ``$G``, for users without an account, always exists, as does a system account unless disabled.
+"""All accounts by name. ``$G``, for users without an account, always exists; a system account exists unless disabled.
 
 Source: nats-server, server/server.go (configureAccounts, globalAccountOnly).
 """
@@ -25,8 +25,8 @@ AnyUser = TypeVar("AnyUser", User, NkeyUser)
 class Accounts:
     """The directory.
 
-    ``make_router(name)`` makes the subject space of an account; ``exchange`` connects them; ``domain``: JetStream's, if
-    it has one.
+    ``make_router(name)`` makes the subject space of an account; ``exchange`` connects these; ``domain``: JetStream's
+    domain, if it has one.
     """
 
     def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router], exchange: Exchange,
@@ -43,7 +43,7 @@ class Accounts:
         wanted = wanted_accounts(settings, operator=operator)
         self.default = self._add(wanted.pop(DEFAULT_ACCOUNT))
         self.system = self._add(wanted.pop(settings.system)) if not settings.no_system else None
-        """None: there is no system account."""
+        """The system account; None if there is none."""
 
         for one in wanted.values():
             self._add(one)
@@ -56,7 +56,7 @@ class Accounts:
         return len(self._accounts)
 
     def put(self, settings: AccountSettings) -> Account:
-        """Add an account, or change one: what it shares changes at once, what its connections may do when told."""
+        """Add or change an account. Its exports and imports change at once; its connections change when notified."""
         account = self._accounts.get(settings.name)
         if account is None:
             account = self._add(settings)
@@ -73,7 +73,7 @@ class Accounts:
         return account
 
     def watch(self, added: Callable[[Account], None]) -> None:
-        """Call ``added`` with every account, and with those that are added from now on."""
+        """Call ``added`` with every account, and with each account that is added from now on."""
         self._on_added = added
         for account in list(self):
             added(account)
@@ -82,7 +82,7 @@ class Accounts:
         return self._accounts.get(name)
 
     def change(self, wanted: Mapping[str, AccountSettings]) -> None:
-        """Change to the accounts of ``wanted_accounts``; those no longer wanted stay until ``drop_deleted``."""
+        """Change to the accounts of ``wanted_accounts``; accounts that are not wanted stay until ``drop_deleted``."""
         self._deleted = self._accounts.keys() - wanted.keys()
         for name, settings in wanted.items():
             account = self._accounts.get(name)
@@ -93,16 +93,16 @@ class Accounts:
         self._share(*self)
 
     def _share(self, *accounts: Account) -> None:
-        """Connect the routers of these accounts with others as their settings say."""
+        """Connect the routers of these accounts with others, according to their settings."""
         for account in accounts:
             outer = account.settings.outer_trace
             account.router.tracing = OuterTracing(outer, self._rng) if outer is not None else None
         self.exchange.put(*((self._shared(account), account.router) for account in accounts))
 
     def _shared(self, account: Account) -> AccountSettings:
-        """The account's settings with JetStream's domain among its mappings: clients may name it in their requests.
+        """Return the account's settings with mappings for JetStream's domain, which clients may name in their requests.
 
-        An account without JetStream may have a domain that its requests are for, wherever they name none.
+        An account without JetStream may have a default domain, which receives its requests that name no domain.
         """
         settings = account.settings
         if account.is_system:
@@ -112,22 +112,23 @@ class Accounts:
             more += [SubjectMapping(to.subject, (Destination(mapping.source),))
                      for mapping in domain_mappings(default) for to in mapping.destinations]
         own = {mapping.source for mapping in settings.mappings}
-        return settings.replace(mappings=(*settings.mappings, *(mapping for mapping in more if mapping.source not in own)))
+        added = (mapping for mapping in more if mapping.source not in own)
+        return settings.replace(mappings=(*settings.mappings, *added))
 
     def drop_deleted(self) -> None:
-        """Delete the accounts no longer wanted, once their connections are closed."""
+        """Delete the accounts that are not wanted, after their connections were closed."""
         for name in self._deleted:
             self.exchange.remove(name)
             del self._accounts[name]
         self._deleted = set()
 
     def user(self, user: AnyUser) -> AnyUser:
-        """``user`` with the permissions that apply. Raises: ValueError when its account does not exist."""
+        """Return ``user`` with the permissions that apply. Raises: ValueError if its account does not exist."""
         account = self.get(user.account)
         return user_of(user, account.settings if account is not None else None)
 
     def traffic(self) -> Traffic:
-        """The traffic of all accounts together."""
+        """Return the traffic of all accounts together."""
         total = Traffic()
         for account in self:
             total = total.plus(account.traffic())
@@ -135,7 +136,7 @@ class Accounts:
 
 
 def domain_mappings(domain: str) -> list[SubjectMapping]:
-    """The subjects of JetStream under the name of its domain.
+    """Return mappings from JetStream's subjects under its domain to the plain subjects.
 
     Source: nats-server, server/jetstream_api.go generateJSMappingTable.
     """
@@ -145,7 +146,7 @@ def domain_mappings(domain: str) -> list[SubjectMapping]:
 
 
 def user_of(user: AnyUser, account: AccountSettings | None) -> AnyUser:
-    """``user`` with the permissions that apply. Raises: ValueError when ``account`` is None: it does not exist."""
+    """Return ``user`` with the permissions that apply. Raises: ValueError if ``account`` is None: it does not exist."""
     if account is None:
         name = user.user if isinstance(user, User) else user.nkey
         raise ValueError(f"user {name!r} is in the account {user.account!r}, which does not exist")
@@ -153,7 +154,8 @@ def user_of(user: AnyUser, account: AccountSettings | None) -> AnyUser:
 
 
 def wanted_accounts(settings: AccountsSettings, *, operator: bool = False) -> dict[str, AccountSettings]:
-    """Every account that must exist, by name. ``operator``: others come with tokens, and have all the users."""
+    """Return every account that must exist, by name. ``operator``: further accounts come with tokens, and have all
+    users."""
     wanted = {one.name: one for one in settings.configured}
     # The default account has JetStream if no other account is configured, as on nats-server.
     alone = not operator and not wanted.keys() - {DEFAULT_ACCOUNT, settings.system}

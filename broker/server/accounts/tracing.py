@@ -1,4 +1,4 @@
-"""Which messages of an account are traced because an outer trace (``traceparent``) samples them.
+"""Choice of an account's messages that are traced because an outer trace (``traceparent``) samples them.
 
 Source: nats-server, server/msgtrace.go (initMsgTrace, sample).
 """
@@ -13,7 +13,7 @@ __all__ = ["OuterTracing"]
 
 
 class OuterTracing:
-    """One account's (``broker.server.routing.neighbours.Tracing``)."""
+    """The tracing of one account (``broker.server.routing.neighbours.Tracing``)."""
 
     def __init__(self, settings: OuterTrace, rng: random.Random) -> None:
         self.dest = settings.dest.encode()
@@ -21,5 +21,5 @@ class OuterTracing:
         self._rng = rng
 
     def sampled(self) -> bool:
-        """Whether this message is traced."""
+        """Return whether to trace this message; a random choice."""
         return self._sampling >= 100 or self._rng.randrange(100) <= self._sampling

@@ -11,7 +11,7 @@ from broker.config.access import ANONYMOUS, User
 from broker.config.settings import AuthSettings
 from broker.server.auth.login import Authenticator, Credentials, Decision, Refusal
 from broker.server.auth.nkeys import NkeyAuthenticator
-from broker.server.auth.passwords import PasswordChecks, is_broken_hash, looks_hashed
+from broker.server.auth.passwords import PasswordChecks, has_hash_prefix, is_broken_hash
 from broker.server.auth.proxies import ProxyRequired
 from broker.server.auth.users import TokenAuthenticator, UserAuthenticator
 
@@ -36,10 +36,12 @@ class AuthenticatorChain:
 def authenticator(settings: AuthSettings, checks: PasswordChecks,
                   custom: Sequence[Authenticator] = (), *, by_certificate: bool = False,
                   certificate_only: Collection[str] = ()) -> AuthenticatorChain | None:
-    """The configured authenticators, ``custom`` ones first; None: anyone may connect.
+    """Return the configured authenticators, those of ``custom`` first; None if anyone may connect.
 
-    ``checks`` runs comparisons too slow for the loop; ``by_certificate``: users are identified by certificates;
-    ``certificate_only``: users who can log in only by certificate, on a port that asks for one.
+    Args:
+        ``checks`` runs comparisons that are too slow for the loop;
+        ``by_certificate``: certificates identify the users;
+        ``certificate_only``: users who can log in only by certificate, on a port that asks for one.
     """
     chain = list(custom)
     if settings.proxy_required and (settings.user or settings.token) and not (settings.users or settings.nkeys):
@@ -50,7 +52,7 @@ def authenticator(settings: AuthSettings, checks: PasswordChecks,
     if users:
         by_name = UserAuthenticator(users, checks, settings.no_auth_user, () if by_certificate else certificate_only)
         if by_certificate and settings.users:
-            # Takes 30 ms to import, and is rarely needed.
+            # The import takes 30 ms and is rarely needed.
             from broker.server.auth.tls_map import CertificateAuthenticator
 
             chain.append(CertificateAuthenticator(users, by_name))
@@ -62,11 +64,11 @@ def authenticator(settings: AuthSettings, checks: PasswordChecks,
 
 
 def warnings(settings: AuthSettings, *, by_certificate: bool = False) -> list[str]:
-    """Warnings for the operator about the configured passwords, none of which is shown."""
+    """Return warnings for the operator about the configured passwords; none shows a password."""
     users = _users(settings)
     found = []
     named = [user for user in users if user.user != ANONYMOUS and (user.password or not by_certificate)]
-    if any(not looks_hashed(user.password) for user in named):
+    if any(not has_hash_prefix(user.password) for user in named):
         found.append("Plaintext passwords detected, use bcrypt")
     broken = [f"the password of user {user.user!r}" for user in users if is_broken_hash(user.password)]
     if is_broken_hash(settings.token):

@@ -1,11 +1,11 @@
-"""Asking an authorization service who a client is: a request in the service's account, a signed answer.
+"""Authorization callout: an authorization service decides who a client is, by a request and a signed response.
 
-    base decision ──┬── the service's own users, and accounts that it does not decide about: as it is
-                    └── request token ──> $SYS.REQ.USER.AUTH ──> response token ──> user claims ──> Login, or refused
-                                             └── no answer within the time to log in: refused
+    base decision ──┬── the service's own users, and accounts that it does not decide about: unchanged
+                    └── request token ──> $SYS.REQ.USER.AUTH ──> response token ──> user claims ──> Login or Refusal
+                                             └── no response before the timeout: Refusal
 
-A client costs a request, a subscription of its own subject and a timer; what it sends meanwhile is bounded (handshake).
-Its credentials are in the request, as they came: services that others could listen to should have an xkey.
+Each client costs a request, a subscription of its own subject and a timer; its input meanwhile is bounded (handshake).
+The request contains the client's credentials unchanged, so a service whose subject others can read should have an xkey.
 
 Source: nats-server, server/auth_callout.go, server/auth.go (processClientOrLeafAuthentication).
 """
@@ -67,12 +67,12 @@ class _Host(Protocol):
     def accounts(self) -> _Accounts: ...
 
     def callout_identity(self) -> dict[str, Any]:
-        """name, host, id, version and tags of the server."""
+        """Return name, host, id, version and tags of the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """Whom to ask: the service's account, its key and the subject of request tokens."""
+    """The service to ask: its account, its key and the subject of request tokens."""
 
     account: str
     xkey: str
@@ -80,7 +80,7 @@ class _Service:
 
 
 class Callouts:
-    """Sends requests and waits for responses. ``keys`` sign for the server, whose id is their public key."""
+    """Sends requests and waits for responses. ``keys`` sign for the server; their public key is the server's id."""
 
     def __init__(self, host: _Host, keys: KeyPair, timeout_ns: int) -> None:
         self._host = host
@@ -94,7 +94,7 @@ class Callouts:
 
     @property
     def curve(self) -> CurveKeyPair:
-        """The server's own, made when first needed."""
+        """The server's own key pair, made when first needed."""
         if self._curve is None:
             self._curve = CurveKeyPair(secrets.token_bytes(32))
         return self._curve
@@ -110,8 +110,10 @@ class Callouts:
 
     def ask(self, service: _Service, user: str, credentials: Credentials, base: Login | Refusal,
             answered: Callable[[bytes | None], None]) -> Callable[[], None]:
-        """Ask about one client. ``answered`` gets the response, or None, later. Returns: what ends the request.
-        Raises: CalloutError."""
+        """Ask about one client. ``answered`` gets the response later, or None if there was none in time.
+
+        Returns: a function that ends the request. Raises: CalloutError.
+        """
         account = self._host.accounts.get(service.account)
         if account is None:
             raise CalloutError(f'No valid account "{service.account}" for auth callout request: account missing')
@@ -130,10 +132,10 @@ class Callouts:
 
         waiting: Subscription | None = None
 
-        def take(ops: Sequence[Msg], start: int, _end: int, source: object, now_ns: int) -> None:
+        def on_response(ops: Sequence[Msg], start: int, _end: int, source: object, now_ns: int) -> None:
             _, _, hlen, answer = ops[start]
             end()
-            # Not within the service's publish: the client goes on with what it sent meanwhile.
+            # A later turn is needed: the client's buffered input is served then, not within the service's publish.
             self.soon(lambda: answered(answer[hlen:]))
 
         def late() -> None:
@@ -145,16 +147,19 @@ class Callouts:
             timer.cancel()
             if waiting is not None:
                 router.unsubscribe(waiting)
-            waiting = None  # or it would keep this function, and the connection's part that waits, in a cycle
+            waiting = None  # otherwise it would keep this function, and the waiting connection, in a reference cycle
 
         timer = self._host.loop.call_later(self.timeout_ns / 1e9, late)
-        waiting = router.subscribe(reply, take)
+        waiting = router.subscribe(reply, on_response)
         router.publish(SUBJECT.encode(), reply, len(header), header + body)
         return end
 
 
 class CalloutAuthenticator:
-    """The service of a configuration file decides, in place of ``chain``, about everybody but its own users."""
+    """Lets the service of a configuration file decide about every client but the service's own users.
+
+    ``chain`` makes the base decision.
+    """
 
     def __init__(self, chain: Authenticator, settings: CalloutSettings, callouts: Callouts) -> None:
         self.wants_nonce = chain.wants_nonce
@@ -170,7 +175,7 @@ class CalloutAuthenticator:
         return decided if decided is not None else _Callout(self._begin, credentials, base or Refusal())
 
     def _as_it_is(self, base: Login | Refusal, credentials: Credentials) -> Login | Refusal | None:
-        """The decision, if the service has no say."""
+        """Return the decision if the service is not asked; None if it is."""
         settings = self._settings
         if base is REQUIRED:
             return base
@@ -180,7 +185,7 @@ class CalloutAuthenticator:
         return self._own(base) if _user_id(base, credentials) in settings.auth_users else None
 
     def _own(self, base: Login | Refusal) -> Login | Refusal:
-        """Users in the service's account may not ask it themselves."""
+        """Remove the permission to ask the service from users in its account."""
         return without_asking(base) if isinstance(base, Login) and base.account == self._settings.account else base
 
     def _begin(self, base: Login | Refusal, credentials: Credentials, waiter: Waiter) -> Callable[[], None] | None:
@@ -215,7 +220,7 @@ class CalloutAuthenticator:
 
 
 class OperatorCalloutAuthenticator:
-    """The service of an account that delegates its logins, by its claims, decides in place of ``chain``."""
+    """Lets the service of an account decide, if the account's claims delegate its logins. ``chain`` decides first."""
 
     def __init__(self, chain: Authenticator, accounts: ClaimAccounts, callouts: Callouts) -> None:
         self.wants_nonce = chain.wants_nonce
@@ -231,14 +236,15 @@ class OperatorCalloutAuthenticator:
         return decided if decided is not None else _Callout(self._begin, credentials, base or Refusal())
 
     def _as_it_is(self, base: Login | Refusal) -> Login | Refusal | None:
-        """The decision, if no service has a say."""
+        """Return the decision if no service is asked; None if one is."""
         account = self._delegating(base)
         if account is None or not isinstance(base, Login):
             return base
         return without_asking(base) if base.user in account.claims.authorization.auth_users else None
 
     def _delegating(self, base: Login | Refusal) -> ClaimAccount | None:
-        """The account, if it has the service decide. Whoever cannot log in there is refused without asking."""
+        """Return the account if its claims delegate logins. A client that cannot log in there is refused without
+        asking."""
         account = self._accounts.find(base.account) if isinstance(base, Login) else None
         return account if account is not None and account.claims.authorization.enabled else None
 
@@ -250,19 +256,21 @@ class OperatorCalloutAuthenticator:
         external = account.claims.authorization
         name = account.claims.subject
 
-        def judged(response: ResponseClaims, user: UserClaims, sealed: bool, done: Callable[[Login | Refusal], None]) -> None:
+        def decide(response: ResponseClaims, user: UserClaims, sealed: bool,
+                   done: Callable[[Login | Refusal], None]) -> None:
             if not sealed and not _comes_from(response, account):
                 raise CalloutError("Auth callout signing key is unknown")
-            if user.account != name and user.account not in external.allowed_accounts and external.allowed_accounts != (ANY,):
-                raise CalloutError(f'Account "{user.issuer}" not permitted as valid account option for auth callout for '
-                                   f'account "{name}"')
+            if (user.account != name and user.account not in external.allowed_accounts
+                    and external.allowed_accounts != (ANY,)):
+                raise CalloutError(f'Account "{user.issuer}" not permitted as valid account option for auth callout '
+                                   f'for account "{name}"')
 
             def found(target: ClaimAccount | None) -> None:
                 done(self._login(user, target, account))
 
-            self._accounts.look_up(user.account, found)
+            self._accounts.fetch(user.account, found)
 
-        return _asked(self._callouts, _Service(name, external.xkey, name), credentials, base, waiter, judged)
+        return _asked(self._callouts, _Service(name, external.xkey, name), credentials, base, waiter, decide)
 
     def _login(self, user: UserClaims, target: ClaimAccount | None, service: ClaimAccount) -> Login | Refusal:
         name = service.claims.subject
@@ -280,7 +288,7 @@ class OperatorCalloutAuthenticator:
 
 @dataclass(slots=True)
 class _Callout(SlowCheck):
-    """The base decision first, if it is slow itself, then the service's."""
+    """A check in two steps: the base decision, if it is slow itself, then the service's decision."""
 
     begin_callout: Callable[[Login | Refusal, Credentials, Waiter], Callable[[], None] | None]
     credentials: Credentials
@@ -302,7 +310,7 @@ class _Callout(SlowCheck):
         elif not isinstance(self.base, Login | Refusal):
             self.base.cancel(self)
 
-    # Waiter, of the base decision
+    # Methods of Waiter, for the base decision.
 
     def check_begun(self) -> None:
         assert self.waiter is not None
@@ -315,13 +323,13 @@ class _Callout(SlowCheck):
         self.end = self.begin_callout(decision, self.credentials, self.waiter)
 
 
-_Judge = Callable[[ResponseClaims, UserClaims, bool, Callable[[Login | Refusal], None]], None]
-"""Decides about a response whose form is right; the flag: it was sealed. Raises: CalloutError."""
+_Decide = Callable[[ResponseClaims, UserClaims, bool, Callable[[Login | Refusal], None]], None]
+"""Decides about a well-formed response; the flag: the response was sealed. Raises: CalloutError."""
 
 
 def _asked(callouts: Callouts, service: _Service, credentials: Credentials, base: Login | Refusal, waiter: Waiter,
-           judge: _Judge) -> Callable[[], None]:
-    """Ask, and have ``waiter`` hear the decision. Returns: what cancels that."""
+           decide: _Decide) -> Callable[[], None]:
+    """Ask the service, and pass ``waiter`` the decision. Returns: a function that cancels the request."""
     user = KeyPair(USER, secrets.token_bytes(32)).public
     cancelled = False
 
@@ -339,7 +347,7 @@ def _asked(callouts: Callouts, service: _Service, credentials: Credentials, base
             text, sealed = _opened(answer, service, callouts)
             expected = Expected(user, callouts.keys.public, service.account)
             response, claims = read_response(text, expected, callouts.clock.now_ns() // _SECOND)
-            judge(response, claims, sealed, done)
+            decide(response, claims, sealed, done)
         except CalloutError as error:
             done(Refusal(str(error)))
 
@@ -358,46 +366,50 @@ def _asked(callouts: Callouts, service: _Service, credentials: Credentials, base
 
 
 def _opened(answer: bytes, service: _Service, callouts: Callouts) -> tuple[str, bool]:
-    """The response's text, and whether it was sealed. Raises: CalloutError."""
+    """Return the response's text, and whether it was sealed. Raises: CalloutError."""
     sealed = bool(service.xkey and answer and not answer.startswith(_TOKEN_BEGINS))
     if sealed:
         try:
             answer = callouts.curve.open(answer, service.xkey)
         except ValueError as error:
-            raise CalloutError(f'Error decrypting auth callout response on account "{service.account}": {error}') from None
+            raise CalloutError(
+                f'Error decrypting auth callout response on account "{service.account}": {error}') from None
     return answer.decode("utf-8", "replace"), sealed
 
 
 def _comes_from(response: ResponseClaims, account: ClaimAccount) -> bool:
-    """Whether the account's key, or a signing key of it, made the signature. ``issuer_account`` is a claim like any other:
-    that a response names the account proves nothing."""
+    """Return whether the account's key, or one of its signing keys, made the signature.
+
+    ``issuer_account`` is only a claim: a response that names the account proves nothing by that.
+    """
     name = account.claims.subject
     return response.issuer_account in ("", name) and (response.issuer == name or account.signer(response.issuer)[0])
 
 
 def _bound(login: Login, user: UserClaims, service: str, clock: Clock) -> Login:
-    """``login`` as the user of a response. Raises: CalloutError."""
+    """Return ``login`` as the user of a response. Raises: CalloutError."""
     left = seconds_left(user.limits, clock.now_ns())
     if left == 0:
         raise CalloutError(f'Authorized user on account "{service}" outside of valid connect times')
     types = types_of(user)
     if types is None:
         raise CalloutError(f'Authorized user on account "{service}" using invalid connection type')
-    return login.replace(user=user.name or user.subject, kind="user" if user.name else "nkey", tags=(), name_tag="",
-                   expires_at_ns=expiry_of(user, left, clock.now_ns()), connection_types=types, token=user,
-                   proxy_required=login.proxy_required or user.limits.proxy_required, max_subscriptions=-1, max_payload=-1)
+    return login.replace(
+        user=user.name or user.subject, kind="user" if user.name else "nkey", tags=(), name_tag="",
+        expires_at_ns=expiry_of(user, left, clock.now_ns()), connection_types=types, token=user,
+        proxy_required=login.proxy_required or user.limits.proxy_required, max_subscriptions=-1, max_payload=-1)
 
 
 def _user_id(base: Login | Refusal, credentials: Credentials) -> str:
-    """Who the client says it is."""
+    """Return the user, as the login or the client's CONNECT names it; a token is redacted."""
     if isinstance(base, Login) and base.user:
         return base.user
-    said = credentials.text("nkey") or credentials.text("user")
-    return said or ("[REDACTED]" if credentials.text("auth_token") else "")
+    name = credentials.text("nkey") or credentials.text("user")
+    return name or ("[REDACTED]" if credentials.text("auth_token") else "")
 
 
 def _client_parts(credentials: Credentials, base: Login | Refusal) -> dict[str, dict[str, Any]]:
-    """What a request tells about the client."""
+    """Return the parts of a request about the client."""
     connection, text = credentials.connection, credentials.text
     login = base if isinstance(base, Login) else Login()
     client = {"host": connection.ip, "id": connection.cid, "user": _user_id(base, credentials), "name": text("name"),

@@ -2,8 +2,8 @@
 
     Credentials ──> Authenticator.decide ──┬──> Login      the account, the user, and what the user may do
                                            ├──> Refusal
-                                           ├──> SlowCheck  which delivers one of the two later
-                                           └──> None       credentials of a kind that another authenticator knows
+                                           ├──> SlowCheck  delivers a Login or Refusal later
+                                           └──> None       another authenticator handles credentials of this kind
 
 Each way to log in (passwords, tokens, keys, certificates, …) is an ``Authenticator`` in its own module; the server
 tries the configured ones in order.
@@ -29,25 +29,25 @@ __all__ = ["VIOLATION", "Authenticator", "ConnectionFacts", "Credentials", "Deci
 
 
 class ConnectionFacts(Protocol):
-    """What a connection knows of its client, apart from CONNECT. Read only when an authenticator asks."""
+    """Facts about a client's connection, apart from CONNECT. They are read only when an authenticator asks."""
 
     ip: str
     connection_type: str
-    """STANDARD, WEBSOCKET or IN_PROCESS."""
+    """The type of the connection: STANDARD, WEBSOCKET or IN_PROCESS."""
 
     proxy_key: str
-    """The trusted proxy that it came through, by its public key; "": none."""
+    """The public key of the trusted proxy in between; "" if there is none."""
 
     cid: int
     client_type: str
-    """nats or websocket."""
+    """The protocol: nats or websocket."""
 
     def tls_facts(self) -> dict[str, Any] | None:
-        """Version and cipher of its TLS, by their names in authorization requests; None without it."""
+        """Return the version and cipher of TLS, named as in authorization requests; None without TLS."""
 
     @property
     def nonce(self) -> bytes:
-        """The nonce that INFO asked the client to sign; b"" if there was none."""
+        """The nonce that INFO asked the client to sign; b"" if INFO had none."""
 
     @property
     def certificate(self) -> bytes | None:
@@ -63,85 +63,84 @@ class Credentials:
         self.fields = fields
         self.connection = connection
         self.presumed = presumed
-        """Who the client was logged in as before a reload, if it came without credentials."""
+        """The login before a reload of a client that came without credentials."""
         self.token = ""
-        """The token that it is taken to have come with."""
+        """The token that is checked: the client's own, or the default sentinel."""
 
     def text(self, field: str) -> str:
-        """A field of CONNECT; "" when it was not sent."""
+        """Return a field of CONNECT; "" if it was not sent."""
         value: str = self.fields.get(field) or ""
         return value
 
     @property
     def anonymous(self) -> bool:
-        """Whether the client sent neither a user, a password nor a token."""
+        """Flag: the client sent no user, no password and no token."""
         return not any(map(self.text, ("user", "pass", "auth_token")))
 
 
 VIOLATION: Final = "Authorization Violation"
-"""What a client is told that may not come."""
+"""The error that a refused client gets."""
 
 
 class Login(Value, hidden=["presumed_password"]):
-    """The client is admitted."""
+    """The decision that the client is admitted."""
 
     account: str = DEFAULT_ACCOUNT
     user: str = ""
     """The user as logs and monitoring show it; "" for an anonymous one."""
 
     kind: Literal["user", "nkey", "jwt"] = "user"
-    """What ``user`` is: a name, or the public key of a configured user or of a token's."""
+    """The kind of ``user``: a name, or the public key of a configured user or of a token's user."""
 
     rules: AccessRules | None = None
-    """What the user may publish and subscribe to; None: everything."""
+    """The subjects that the user may publish and subscribe to; None: all."""
 
     expires_at_ns: int | None = None
-    """When the connection must end."""
+    """Time at which the connection must end; None: never."""
 
     connection_types: frozenset[str] = frozenset()
     """The types of connection that this user may use; empty: all."""
 
     proxy_required: bool = False
-    """Whether this user may come by trusted proxies only."""
+    """Flag: this user may connect through trusted proxies only."""
 
     max_subscriptions: int = -1
     max_payload: int = -1
-    """The user's own limits; -1: none."""
+    """The user's own limits: a count and bytes; -1: none."""
 
     token: UserClaims | None = None
-    """What its token says; None: it logged in in another way."""
+    """The claims of its token as signed; None: it logged in in another way."""
 
     claims: UserClaims | None = None
-    """The same, with the limits that apply: a scoped signing key's, where such a key signed."""
+    """The claims with the limits that apply. If a scoped signing key signed the token, these are the key's limits."""
 
     scope: UserPermissions | None = None
-    """That key's, before templates are filled in."""
+    """The permissions of that scoped key, before its templates are filled in."""
 
     tags: tuple[str, ...] = ()
     """The user's tags, which monitoring shows."""
 
     name_tag: str = ""
-    """The user's name, if ``user`` is a key."""
+    """The user's name if ``user`` is a key."""
 
     presumed_password: str | None = None
-    """The password as it is configured, of the ``no_auth_user`` that a client without credentials is; None: it came with
-    credentials."""
+    """The configured password of ``no_auth_user``, if a client without credentials is that user; otherwise None."""
 
 
 class Refusal(Value):
-    """The client is refused, or may not stay. It is not sent the reason."""
+    """The decision that the client is refused, or may not stay. The client does not learn ``why``."""
 
     why: str = ""
-    """For the log, at debug level."""
+    """The cause for the log, at debug level."""
 
     reason: str = "Authentication Failure"
-    """Why the connection ended, as monitoring shows it."""
+    """The reason for the end of the connection, as monitoring shows it."""
 
     text: str | None = VIOLATION
-    """What the client is told; None: nothing."""
+    """The error that the client gets; None: none."""
 
     after_login: bool = False
-    """Whether the credentials were accepted, so that no event of the refusal goes to the account."""
+    """Flag: the credentials were accepted, so the account gets no event about the refusal."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "why", one_line(self.why))
@@ -151,30 +150,30 @@ class Waiter(Protocol):
     """A login that waits for a slow check."""
 
     def check_begun(self) -> None:
-        """The check is no longer queued, but running."""
+        """Note that the check has left its queue and is running."""
 
     def check_done(self, decision: Login | Refusal) -> None:
-        """The decision; called once, unless the check is cancelled first."""
+        """Receive the decision; called once, unless the check is cancelled first."""
 
 
 class SlowCheck(Protocol):
     """A decision that takes too long for the event loop."""
 
     def begin(self, waiter: Waiter) -> None:
-        """Start the check. ``waiter`` is notified of the decision, never within this call."""
+        """Start the check. ``waiter`` receives the decision later, never within this call."""
 
     def cancel(self, waiter: Waiter) -> None:
-        """``waiter`` is gone."""
+        """Cancel the check for ``waiter``, whose connection has ended."""
 
 
 Decision = Login | Refusal | SlowCheck
 
 
 class Authenticator(Protocol):
-    """One way to log in."""
+    """A way to log in."""
 
     wants_nonce: bool
-    """Whether INFO must carry a nonce for the client to sign."""
+    """Flag: INFO must carry a nonce for the client to sign."""
 
     def decide(self, credentials: Credentials) -> Decision | None:
-        """The decision; None if it is for another authenticator."""
+        """Return the decision; None if another authenticator handles these credentials."""

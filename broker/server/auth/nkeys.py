@@ -1,4 +1,4 @@
-"""Logging in with an nkey: the client signs the nonce of INFO, and its public key names a configured user.
+"""Login with an nkey: the client signs the nonce of INFO, and its public key names a configured user.
 
 A signature is checked on the loop: it takes about 0.1 ms, less than handing it to a thread and back.
 
@@ -19,7 +19,7 @@ __all__ = ["NkeyAuthenticator", "signature_problem"]
 
 
 class NkeyAuthenticator:
-    """The configured keys. A client without credentials is ``no_auth_user``, if that is one of them."""
+    """Checks the configured keys. A client without credentials is ``no_auth_user``, if that user has a key."""
 
     wants_nonce = True
 
@@ -46,13 +46,13 @@ class NkeyAuthenticator:
             return Refusal()
         if login.proxy_required and not credentials.connection.proxy_key:
             return REQUIRED
-        # As on nats-server, everybody may be the user for clients without credentials.
+        # As on nats-server, the user for clients without credentials needs no signature.
         problem = signature_problem(credentials, nkey) if nkey != self._no_auth_user else ""
         return Refusal(problem) if problem else login
 
 
 def signature_problem(credentials: Credentials, public: str) -> str:
-    """Why the client's signature of its nonce is not by ``public``; "": it is."""
+    """Return why the client's signature of its nonce is not by ``public``; "" if it is."""
     given, nonce = credentials.text("sig"), credentials.connection.nonce
     if not given:
         return "Signature missing"
@@ -60,5 +60,5 @@ def signature_problem(credentials: Credentials, public: str) -> str:
         signature = decode_signature(given)
     except ValueError:
         return "Signature not valid base64"
-    # A connection from before a reload may have been sent no nonce: a signature of nothing would be good for ever.
+    # A connection from before a reload may have no nonce; a signature of an empty nonce would be valid for ever.
     return "" if nonce and verify(public, nonce, signature) else "Signature not verified"

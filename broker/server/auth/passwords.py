@@ -1,14 +1,15 @@
-"""Passwords and tokens, plain or as bcrypt hashes. Comparing with a hash happens off the loop, in bounded numbers.
+"""Passwords and tokens, plain or as bcrypt hashes. Comparison with a hash runs off the loop, in bounded numbers.
 
-Comparing takes 50 ms at cost 10, and doubles with each step. So ``compare`` answers a plain password at once, in time
-independent of how much of it is right, and for a hash returns a ``BcryptCheck``, which ``PasswordChecks`` runs:
+Such a comparison takes 50 ms at cost 10, and the time doubles with each step. So ``compare`` answers a plain password
+at once, in a time that does not depend on the matching part. For a hash it returns a ``BcryptCheck``, which
+``PasswordChecks`` runs:
 
     ask ──> waiting, addresses in turn ──> running, in a thread ──> every waiting login is notified
              │                               ^
-             └── cancel: its connection      └── an equal check joins: a fleet that reconnects all at once with one
-                 ended                           password costs one comparison
+             └── cancel: its connection      └── an equal check joins: clients that reconnect all at once with one
+                 ended                           password cost one comparison
 
-Client addresses take turns, so that a thousand wrong passwords from one address delay a login from another by one comparison.
+Client addresses take turns: a thousand wrong passwords from one address delay a login from another by one comparison.
 The queue is bounded by the number of connections, each of which gives up at its authentication timeout. Results are
 not cached.
 
@@ -28,13 +29,14 @@ from typing import Final, NamedTuple
 
 from broker.server.auth.login import Login, Refusal, Waiter
 
-__all__ = ["BcryptCheck", "PasswordCheck", "PasswordChecks", "compare", "hash_cost", "is_broken_hash", "looks_hashed"]
+__all__ = ["BcryptCheck", "PasswordCheck", "PasswordChecks", "compare", "has_hash_prefix", "hash_cost",
+           "is_broken_hash"]
 
 _BCRYPT: Final = re.compile(r"\$2[abxy]\$[0-9]{2}\$")
 _HASH: Final = re.compile(r"\$2[abxy]\$(?:0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _HASH_CHARS: Final = 60
 _PASSWORD_BYTES_MAX: Final = 72
-"""bcrypt uses no more of a password. Go ignores the rest when comparing; the Python library refuses it."""
+"""Number of bytes of a password that bcrypt uses. Go ignores the rest when comparing; the Python library refuses it."""
 
 
 class BcryptCheck(NamedTuple):
@@ -43,47 +45,48 @@ class BcryptCheck(NamedTuple):
     hash: str
     given: str
     known: bool = True
-    """False: there is no such user; the comparison runs anyway so that its duration does not reveal that."""
+    """False if there is no such user: the comparison runs anyway so that its duration does not reveal that."""
 
     def run(self) -> bool:
-        """Whether the password is right; slow, but releases the GIL."""
+        """Return whether the password is right; slow, but releases the GIL."""
         import bcrypt
 
         given = self.given.encode()[:_PASSWORD_BYTES_MAX]
         try:
             return bcrypt.checkpw(given, self.hash[:_HASH_CHARS].encode()) and self.known
-        except ValueError:  # it begins like a hash but is not one: nothing matches it
+        except ValueError:  # it begins like a hash but is malformed: nothing matches it
             return False
 
 
 def compare(wanted: str, given: str) -> bool | BcryptCheck:
-    """Whether ``given`` is the password ``wanted``, or matches that hash; a hash needs a check."""
-    if looks_hashed(wanted):
+    """Return whether ``given`` is the password ``wanted``; if ``wanted`` is a hash, return the check that decides."""
+    if has_hash_prefix(wanted):
         return BcryptCheck(wanted, given)
     return hmac.compare_digest(wanted.encode("utf-8", "surrogatepass"), given.encode())
 
 
-def looks_hashed(secret: str) -> bool:
-    """Whether ``secret`` is taken for a hash."""
+def has_hash_prefix(secret: str) -> bool:
+    """Return whether ``secret`` begins like a bcrypt hash, and so is treated as one."""
     return bool(_BCRYPT.match(secret))
 
 
 def is_broken_hash(secret: str) -> bool:
-    """Whether ``secret`` is taken for a hash, but is not one."""
-    return looks_hashed(secret) and not _HASH.match(secret)
+    """Return whether ``secret`` begins like a hash but is malformed."""
+    return has_hash_prefix(secret) and not _HASH.match(secret)
 
 
 def hash_cost(secret: str) -> int:
-    """The cost of comparing with ``secret``; 0 if it is not a hash."""
+    """Return the bcrypt cost of ``secret``; 0 if it is not a hash."""
     return int(secret[4:6]) if _HASH.match(secret) else 0
 
 
 class _Turns:
-    """Checks in the order in which they run: each client address has a queue, and one check of it runs in its turn."""
+    """Checks in the order in which they run: each client address has a queue, and each turn runs one check of one
+    address."""
 
     def __init__(self) -> None:
         self._queues: dict[str, dict[BcryptCheck, None]] = {}
-        """In the order of their turns; no queue is empty."""
+        """Queues by address, in the order of their turns; none is empty."""
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -98,7 +101,7 @@ class _Turns:
             self._queues.pop(address, None)
 
     def next(self) -> BcryptCheck:
-        """Remove the next check; its address has its next turn after all others."""
+        """Remove and return the next check; then all other addresses have a turn before this one."""
         address = next(iter(self._queues))
         queue = self._queues.pop(address)
         check = next(iter(queue))
@@ -117,7 +120,10 @@ class _Asker(NamedTuple):
 
 
 class PasswordChecks:
-    """Used on the loop only. ``at_once`` checks run concurrently; default: all processors but one, at most four."""
+    """Runs checks in threads. It is used on the loop only.
+
+    ``at_once`` checks run concurrently; default: all processors but one, at most four.
+    """
 
     def __init__(self, at_once: int | None = None) -> None:
         self._free = at_once or max(1, min(4, (os.cpu_count() or 1) - 1))
@@ -126,9 +132,9 @@ class PasswordChecks:
         self._running: dict[BcryptCheck, list[_Asker]] = {}
 
     def ask(self, check: BcryptCheck, waiter: Waiter, login: Login, address: str) -> None:
-        """Pass ``waiter`` ``login`` if the check succeeds, otherwise a refusal; never within this call.
+        """Pass ``login`` to ``waiter`` if the check succeeds, otherwise a refusal; never within this call.
 
-        ``address`` is the client's: the waiting addresses take turns.
+        ``address`` is the client's: addresses take turns.
         """
         asker = _Asker(waiter, login, _turn_of(address))
         if check in self._running:
@@ -140,7 +146,7 @@ class PasswordChecks:
         self._run_next()
 
     def cancel(self, check: BcryptCheck, waiter: Waiter) -> None:
-        """``waiter`` is gone: a check without waiters is not begun."""
+        """Forget ``waiter``, whose connection has ended. A check without waiters does not begin."""
         if check in self._running:
             self._running[check] = [asker for asker in self._running[check] if asker.waiter is not waiter]
         askers = self._waiting.get(check, [])
@@ -156,7 +162,7 @@ class PasswordChecks:
         while self._free and self._turns:
             check = self._turns.next()
             askers = self._running[check] = self._waiting.pop(check)
-            for asker in askers:  # it may wait in the queues of several addresses
+            for asker in askers:  # the check may wait in the queues of several addresses
                 self._turns.discard(asker.address, check)
             self._free -= 1
             # A daemon thread, so that a hash of absurd cost cannot keep the process from ending.
@@ -200,7 +206,10 @@ class PasswordCheck:
 
 
 def _turn_of(address: str) -> str:
-    """The part of a client's address that has a turn: of an IPv6 address the first half, since one client has many addresses."""
+    """Return the part of a client's address that has a turn.
+
+    This is the first half of an IPv6 address, since one client has many such addresses.
+    """
     if ":" not in address:
         return address
     try:

@@ -1,17 +1,17 @@
-"""What a user may publish and subscribe to.
+"""The subjects that a user may publish and subscribe to.
 
-    allow  deny   a publish to or subscription of S is permitted
+    allow  deny   a publish to S, or a subscription of S, is permitted
     ─────  ─────  ─────────────────────────────────────────────────────────────────────────────
     none   none   always
-    A      none   if some pattern of A covers S
-    A      D      if also no pattern of D covers S
+    A      none   if a pattern of A covers S
+    A      D      if in addition no pattern of D covers S;
                   a wider subscription is permitted, but gets no message on a subject that D covers
 
-Patterns for subscriptions may name a queue group, "foo v1" or "foo v1.*": such an ``allow`` permits that group only, and
-such a ``deny`` forbids that group only. ``allow_responses`` permits publishing to the reply subjects of delivered
+A pattern for subscriptions may name a queue group: "foo v1" or "foo v1.*". Such an ``allow`` permits that group only,
+and such a ``deny`` forbids that group only. ``allow_responses`` permits publishing to the reply subjects of delivered
 messages, limited in number and time.
 
-All connections of a user share its ``AccessRules``; ``ReplyPermissions`` are one connection's.
+All connections of a user share its ``AccessRules``; each connection has its own ``ReplyPermissions``.
 
 Source: nats-server, server/client.go (setPermissions, canSubscribeInternal, pubAllowedFullCheck, checkDenySub,
 responseAllowed, pruneReplyPerms).
@@ -30,14 +30,14 @@ from broker.server.routing.sublist import Sublist
 __all__ = ["AccessRules", "PublishRules", "ReplyPermissions", "SubscribeRules"]
 
 _SUBJECTS_REMEMBERED: Final = 4096
-"""Bound of the cache of one user's publish subjects; past it the older half is dropped."""
+"""Bound on the cache of one user's publish subjects; beyond it the older half is dropped."""
 
 _REPLIES_MAX: Final = 1 << 20
-"""Reply subjects that one connection may still answer to; past it the oldest is dropped."""
+"""Bound on the reply subjects that one connection may publish to; beyond it the oldest is dropped."""
 
 
 class AccessRules:
-    """Permissions, compiled. Shared by all connections of a user, including the caches of subjects."""
+    """Compiled permissions. All connections of a user share them, with their caches of subjects."""
 
     def __init__(self, permissions: Permissions) -> None:
         self.permissions = permissions
@@ -45,20 +45,20 @@ class AccessRules:
         if allow is None and permissions.allow_responses is not None:
             allow = ()
         self.publish = PublishRules(allow, deny) if allow is not None or deny else None
-        """None: every publish is permitted."""
+        """Rules for publishing; None: every publish is permitted."""
 
         allow, deny = permissions.subscribe.allow, permissions.subscribe.deny
         self.subscribe = SubscribeRules(allow or (), deny) if allow or deny else None
-        """None: every subscription is permitted."""
+        """Rules for subscribing; None: every subscription is permitted."""
 
     def replies(self, now_ns: Callable[[], int]) -> ReplyPermissions | None:
-        """The reply permissions of one connection; None: responses need no exception, or get none."""
+        """Return the reply permissions of one connection; None if responses need no exception, or get none."""
         terms = self.permissions.allow_responses
         return ReplyPermissions(terms, self.publish, now_ns) if terms is not None and self.publish is not None else None
 
 
 class _Pattern:
-    """A pattern in the form that the sublist takes."""
+    """A pattern with the attributes that the sublist needs."""
 
     __slots__ = ("queue", "subject")
 
@@ -75,7 +75,7 @@ def _patterns(texts: Iterable[str]) -> tuple[list[_Pattern], Sublist[_Pattern]]:
 
 
 class PublishRules:
-    """Which subjects may be published to, except responses."""
+    """The subjects that may be published to, apart from responses."""
 
     def __init__(self, allow: Iterable[str] | None, deny: Iterable[str]) -> None:
         self._allow = _patterns(allow)[1] if allow is not None else None
@@ -95,7 +95,7 @@ class PublishRules:
 
 
 class SubscribeRules:
-    """Which subjects may be subscribed to, and which messages of a wide subscription are not delivered."""
+    """The subjects that may be subscribed to, and the messages that a wide subscription does not receive."""
 
     def __init__(self, allow: Iterable[str], deny: Iterable[str]) -> None:
         allowed, self._allow = _patterns(allow)
@@ -103,7 +103,7 @@ class SubscribeRules:
         self._denied, self._deny = _patterns(deny)
 
     def permits(self, subject: bytes, queue: bytes) -> bool:
-        """Whether a subscription to ``subject``, in that queue group if any, is permitted."""
+        """Return whether a subscription to ``subject``, in the group ``queue`` if any, is permitted."""
         if not self._all_allowed:
             match = self._allow.match(subject)
             permitted = bool(match.plain)
@@ -114,7 +114,7 @@ class SubscribeRules:
         return not self._denies(subject, queue)
 
     def filter(self, subject: bytes, queue: bytes) -> Callable[[bytes], bool] | None:
-        """For a permitted subscription: which subjects are still denied to it; None: none."""
+        """Return a predicate for the subjects that a permitted subscription must not receive; None: there are none."""
         if not queue and is_literal(subject):
             return None
         if not any(collide(pattern.subject, subject) for pattern in self._denied):
@@ -122,7 +122,7 @@ class SubscribeRules:
         return self.denials(queue)
 
     def denials(self, queue: bytes) -> Callable[[bytes], bool]:
-        """Which subjects are denied to a subscription in that queue group, if any, whatever it subscribes to."""
+        """Return a predicate for the subjects denied to subscriptions in the group ``queue``, if any."""
         return lambda subject: self._denies(subject, queue)
 
     def _denies(self, subject: bytes, queue: bytes) -> bool:
@@ -131,7 +131,7 @@ class SubscribeRules:
 
 
 def _covers(groups: Iterable[bytes], queue: bytes) -> bool:
-    """Whether one of ``groups``, names or patterns of queue groups, covers ``queue``."""
+    """Return whether one of ``groups``, which are names or patterns of queue groups, covers ``queue``."""
     return any(queue == group or (not is_literal(group) and subset(queue, group)) for group in groups)
 
 
@@ -148,11 +148,11 @@ class ReplyPermissions:
         self._left: dict[bytes, tuple[int, int]] = {}
 
     def received(self, replies: Iterable[bytes]) -> None:
-        """Messages with these reply subjects were delivered; b"" is none."""
+        """Record that messages with these reply subjects were delivered; b"" is no reply subject."""
         left = self._left
         now_ns = self._now_ns()
         for reply in replies:
-            # A message delivered again while its response is still allowed counts as a response, as on nats-server.
+            # As on nats-server, a message delivered again while its response is allowed counts as a response.
             if reply and not self._rules.permits(reply) and not self._use(reply, now_ns):
                 left[reply] = (self._terms.max_msgs, now_ns)
         while left:
@@ -162,7 +162,7 @@ class ReplyPermissions:
             del left[oldest]
 
     def permits(self, reply: bytes) -> bool:
-        """Whether ``reply`` may be published to now."""
+        """Return whether ``reply`` may be published to now."""
         known = self._left.get(reply)
         return known is not None and not self._expired(known[1], self._now_ns())
 

@@ -1,4 +1,4 @@
-"""Trusted proxies: which of them a client came through, by a signature of its nonce in CONNECT (``proxy_sig``).
+"""Trusted proxies. A signature of the client's nonce in CONNECT (``proxy_sig``) names the proxy in between.
 
 Source: nats-server, server/auth.go (proxyCheck, processProxiesTrustedKeys).
 """
@@ -18,7 +18,7 @@ REQUIRED: Final = Refusal("proxy connection required", "Proxy Required")
 
 
 class ProxyRequired:
-    """In front of the one user's or the token's authenticator, where nobody may come but by trusted proxies."""
+    """Precedes the authenticator of the one user or the token, where all clients must come through trusted proxies."""
 
     wants_nonce = False
 
@@ -27,16 +27,16 @@ class ProxyRequired:
 
 
 class TrustedProxies:
-    """``keys``: their public keys."""
+    """Verifies signatures of proxies. ``keys``: their public keys."""
 
     def __init__(self, keys: Collection[str]) -> None:
         self.keys = keys
 
     def signer(self, signature: str, nonce: bytes) -> str:
-        """The key whose ``signature`` of ``nonce`` it is; "": none of them."""
+        """Return the key that made ``signature`` of ``nonce``; "" if no trusted key did."""
         try:
             raw = decode_base64url(signature)
         except ValueError:
             return ""
-        # Without a nonce, a signature would be good for ever.
+        # A signature of an empty nonce would be valid for ever.
         return next((key for key in self.keys if nonce and verify(key, nonce, raw)), "")

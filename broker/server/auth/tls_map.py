@@ -1,11 +1,11 @@
-"""Logging in by client certificate: ``verify_and_map``.
+"""Login by client certificate: ``verify_and_map``.
 
-The certificate was verified in the handshake; here one of its names is mapped to a user:
+The TLS handshake verified the certificate. This module maps one of its names to a user:
 
-    e-mail addresses, DNS names, URIs     in this order, as written
-    the subject                           as a distinguished name: "CN=app,OU=NATS,O=Example", its parts in any order
+    e-mail addresses, DNS names, URIs     in this order, unchanged
+    the subject                           as a distinguished name: "CN=app,OU=NATS,O=Example", in any order of its parts
 
-CONNECT's user name is ignored; a user with a password must also send the password.
+CONNECT's user name is ignored. A user with a password must also send the password.
 
 Source: nats-server, server/auth.go (checkClientTLSCertSubject), internal/ldap/dn.go; RFC 4514.
 """
@@ -26,7 +26,7 @@ from broker.server.auth.users import UserAuthenticator
 __all__ = ["CertificateAuthenticator", "read_name"]
 
 Subject = tuple[frozenset[tuple[str, str]], ...]
-"""A distinguished name: its relative names, each with its types and values, in the order of RFC 4514."""
+"""A distinguished name: its relative names in the order of RFC 4514, each a set of types and values."""
 
 _TYPES: Final = {
     "2.5.4.3": "CN", "2.5.4.5": "SERIALNUMBER", "2.5.4.6": "C", "2.5.4.7": "L", "2.5.4.8": "ST", "2.5.4.9": "STREET",
@@ -37,7 +37,7 @@ _ESCAPE: Final = re.compile(r'\\([0-9A-Fa-f]{2}|.)')
 
 
 class CertificateAuthenticator:
-    """Asks ``authenticator`` about the user that the certificate names."""
+    """Passes the user that the certificate names to ``authenticator``, which checks the password."""
 
     wants_nonce = False
 
@@ -63,21 +63,21 @@ class CertificateAuthenticator:
         return self._authenticator.decide_for(user.user, credentials)
 
     def _find(self, certificate: x509.Certificate, connection_type: str) -> User | None:
-        def may_come(user: User | None) -> bool:
+        def is_allowed(user: User | None) -> bool:
             return user is not None and (not user.connection_types or connection_type in user.connection_types)
 
         for name in _alternative_names(certificate):
-            if may_come(user := self._users.get(name)):
+            if is_allowed(user := self._users.get(name)):
                 return user
         subject = _subject(certificate.subject)
         parts = frozenset(subject)
-        exact = (user for known, user in self._subjects if known == subject and may_come(user))
-        reordered = (user for known, user in self._reordered if known == parts and may_come(user))
+        exact = (user for known, user in self._subjects if known == subject and is_allowed(user))
+        reordered = (user for known, user in self._reordered if known == parts and is_allowed(user))
         return next(exact, None) or next(reordered, None)
 
 
 def read_name(text: str) -> Subject:
-    """Parse a distinguished name. Raises: ValueError if it is not one."""
+    """Parse a distinguished name. Raises: ValueError if ``text`` is none."""
     found: list[frozenset[tuple[str, str]]] = []
     pairs: list[tuple[str, str]] = []
     at = 0
@@ -99,7 +99,7 @@ def read_name(text: str) -> Subject:
 
 def _unescaped(value: str) -> str:
     bare = value.rstrip(" ")
-    if bare.endswith("\\"):  # an escaped blank belongs to the value
+    if bare.endswith("\\"):  # an escaped blank is part of the value
         bare += " "
 
     def byte(match: re.Match[str]) -> bytes:
@@ -114,7 +114,7 @@ def _unescaped(value: str) -> str:
 
 
 def _subject(name: x509.Name) -> Subject:
-    """A certificate's subject: RFC 4514 writes the last part first."""
+    """Return a certificate's subject in the order of RFC 4514, which writes the last part first."""
     return tuple(frozenset((_TYPES.get(one.oid.dotted_string, one.oid.dotted_string), str(one.value)) for one in part)
                  for part in reversed(name.rdns))
 

@@ -1,10 +1,10 @@
-"""Logging in with a user's token (JWT), signed for an account, which an operator signed for.
+"""Login with a user's token (JWT). An account signed the token, and an operator signed the account's. The checks:
 
-    the token is a user's, valid now          at once
-    its account is known, or is looked up     by the accounts, which may take long
-    the account's key or a signing key of it made the token; a scoped key says what its users may do
-    the client signed the nonce, unless the token is a bearer's
-    not revoked, from the right network, at the right time
+    1. The token is a user's and is valid now.
+    2. Its account is known, or is fetched, which may take long.
+    3. The account's key or one of its signing keys signed the token; a scoped key sets its users' permissions.
+    4. The client signed the nonce, unless the token is a bearer token.
+    5. The token is not revoked, and is used from a permitted network at a permitted time.
 
 Source: nats-server, server/auth.go (processClientOrLeafAuthentication), server/accounts.go (buildInternalNkeyUser).
 """
@@ -29,7 +29,7 @@ from broker.server.auth.login import Credentials, Decision, Login, Refusal, Slow
 from broker.server.auth.nkeys import signature_problem
 from broker.server.auth.permissions import AccessRules
 
-__all__ = ["ClaimAccount", "ClaimAccounts", "JwtAuthenticator", "decided_again", "expiry_of", "login_of", "types_of",
+__all__ = ["ClaimAccount", "ClaimAccounts", "JwtAuthenticator", "decide_again", "expiry_of", "login_of", "types_of",
            "without_asking"]
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ _SECOND: Final = 1_000_000_000
 _HALF: Final = 1 << 63
 _NO_PERMISSIONS: Final = UserPermissions()
 _RULES: Final[WeakValueDictionary[Permissions, AccessRules]] = WeakValueDictionary()
-"""Users with equal permissions share their caches of subjects."""
+"""Rules by permissions: users with equal permissions share their caches of subjects."""
 
 
 class ClaimAccount(Protocol):
-    """An account and its claims; all values change when its token does."""
+    """An account and its claims; a new token of the account changes all values."""
 
     @property
     def claims(self) -> AccountClaims: ...
@@ -52,25 +52,29 @@ class ClaimAccount(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """Whether a trusted operator signed its token."""
+        """Flag: a trusted operator signed its token."""
 
     def signer(self, key: str) -> tuple[bool, UserPermissions | None]:
-        """Whether ``key`` signs for the account, and what its users may do (None: what their tokens say)."""
+        """Return whether ``key`` signs for the account, and its users' permissions (None: those of their tokens)."""
 
 
 class ClaimAccounts(Protocol):
     """The accounts of the trusted operators."""
 
     def find(self, name: str) -> ClaimAccount | None:
-        """The account, if it is known and need not be looked up again."""
+        """Return the account if it is known and its claims need not be fetched again."""
 
-    def look_up(self, name: str, then: Callable[[ClaimAccount | None], None]) -> Callable[[], None]:
-        """Find it however long that takes; ``then`` is called later. Returns: what cancels the call."""
+    def fetch(self, name: str, then: Callable[[ClaimAccount | None], None]) -> Callable[[], None]:
+        """Find an account, which may take long; ``then`` is called later. Returns: a function that cancels the call."""
 
 
 class JwtAuthenticator:
-    """Every login is by token. ``default_sentinel``: the token of clients without one; ``pinned``: the only accounts
-    whose users may come; empty: all."""
+    """Checks users' tokens.
+
+    Args:
+        ``default_sentinel``: the token of clients without one;
+        ``pinned``: the only accounts whose users may log in; empty: all.
+    """
 
     wants_nonce = True
 
@@ -99,7 +103,7 @@ class JwtAuthenticator:
         return self.decide_in(account, claims, credentials)
 
     def _claims(self, credentials: Credentials) -> UserClaims | None:
-        """The client's claims, or the sentinel's; None: neither has any. Raises: TokenError."""
+        """Return the claims of the client's token, or of the sentinel; None if there is neither. Raises: TokenError."""
         credentials.token = credentials.text("jwt")
         try:
             return user_claims(credentials.token)
@@ -108,7 +112,7 @@ class JwtAuthenticator:
             return user_claims(self._default_sentinel) if self._default_sentinel else None
 
     def decide_in(self, account: ClaimAccount | None, claims: UserClaims, credentials: Credentials) -> Login | Refusal:
-        """The decision for a user of ``account``; None: there is none."""
+        """Return the decision for a user of ``account``; None: the account was not found."""
         connection = credentials.connection
         if account is None:
             return Refusal("Account JWT lookup error")
@@ -136,8 +140,8 @@ class JwtAuthenticator:
         return found.replace(expires_at_ns=expiry_of(claims, left, self._clock.now_ns()))
 
 
-def decided_again(login: Login, account: ClaimAccount) -> Login | Refusal:
-    """The decision for a client that is logged in, after its account's claims have changed."""
+def decide_again(login: Login, account: ClaimAccount) -> Login | Refusal:
+    """Return the decision for a logged-in client after its account's claims have changed."""
     claims = login.token
     if claims is None:
         return login
@@ -148,7 +152,7 @@ def decided_again(login: Login, account: ClaimAccount) -> Login | Refusal:
         return Refusal("User Authentication Revoked", "Credentials Revoked", "User Authentication Revoked")
     signs, scope = account.signer(claims.issuer)
     if not signs or scope != login.scope:
-        # Closed without a word, as by nats-server.
+        # The client gets no error, as from nats-server.
         return Refusal("Signing key changed", text=None)
     found = login_of(account, claims)
     if isinstance(found, Refusal):
@@ -156,20 +160,20 @@ def decided_again(login: Login, account: ClaimAccount) -> Login | Refusal:
     if account.claims.authorization.enabled:
         found = without_asking(found)
     if login.kind != "jwt":
-        # An authorization service's user: its token says no more than what it may do.
+        # An authorization service admitted this user: its token sets only its permissions.
         return login.replace(rules=found.rules)
     return found.replace(expires_at_ns=login.expires_at_ns)
 
 
 def without_asking(login: Login) -> Login:
-    """``login`` without permission to publish requests to the authorization service in its account."""
+    """Return ``login`` without permission to publish requests to the authorization service in its account."""
     permissions = login.rules.permissions if login.rules is not None else Permissions()
     publish = permissions.publish.replace(deny=(*permissions.publish.deny, SUBJECT))
     return login.replace(rules=AccessRules(permissions.replace(publish=publish)))
 
 
 def login_of(account: ClaimAccount, token: UserClaims) -> Login | Refusal:
-    """The user of ``token``, if its issuer may sign for ``account``."""
+    """Return the login of the user of ``token``, if its issuer may sign for ``account``."""
     signs, scope = account.signer(token.issuer)
     if not signs:
         return Refusal("User JWT issuer is not known")
@@ -200,14 +204,17 @@ def login_of(account: ClaimAccount, token: UserClaims) -> Login | Refusal:
 
 
 def types_of(claims: UserClaims) -> frozenset[str] | None:
-    """The types of connections that the user may use, empty: all; None: only such as nobody knows."""
+    """Return the connection types that the user may use; empty: all. None: the token names only unknown types."""
     named = frozenset(name.upper() for name in claims.limits.connection_types)
     known = named & CONNECTION_TYPES
     return known if known or not named else None
 
 
 def expiry_of(claims: UserClaims, left: float | None, now_ns: int) -> int | None:
-    """When the user of a token has to go, of which ``left`` seconds are left by its times of day (None: all). None: never."""
+    """Return the time at which the connection of a token's user must end; None: never.
+
+    ``left``: seconds that the token's times of day leave; None: no bound.
+    """
     ends = [_end(claims.expires, now_ns)] if claims.expires else []
     if left is not None:
         ends.append(now_ns + int(left * _SECOND))
@@ -215,15 +222,18 @@ def expiry_of(claims: UserClaims, left: float | None, now_ns: int) -> int | None
 
 
 def _end(expires: int, now_ns: int) -> int:
-    """The second ``expires`` in nanoseconds. nats-server counts what is left in an int64: of more than 292 years, the
-    rest modulo 2^64 ns, and nothing of what is negative then."""
+    """Return the second ``expires`` in nanoseconds, with nats-server's overflow.
+
+    nats-server counts the remaining time in an int64. Of more than 292 years it keeps the rest modulo 2^64 ns; if that
+    is negative, no time remains.
+    """
     now = now_ns // _SECOND * _SECOND
     return now + ((expires * _SECOND - now + _HALF) % (2 * _HALF) - _HALF if expires * _SECOND > now else 0)
 
 
 @dataclass(slots=True)
 class _Lookup(SlowCheck):
-    """A login that waits for its account's claims; it counts against the client's time to log in."""
+    """A login that waits for its account's claims, within the client's authentication timeout."""
 
     authenticator: JwtAuthenticator
     accounts: ClaimAccounts
@@ -235,7 +245,7 @@ class _Lookup(SlowCheck):
         def found(account: ClaimAccount | None) -> None:
             waiter.check_done(self.authenticator.decide_in(account, self.claims, self.credentials))
 
-        self.cancel_lookup = self.accounts.look_up(self.claims.account, found)
+        self.cancel_lookup = self.accounts.fetch(self.claims.account, found)
 
     def cancel(self, waiter: Waiter) -> None:
         if self.cancel_lookup is not None:

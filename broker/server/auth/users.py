@@ -1,4 +1,4 @@
-"""Logging in with a user and password, or with the server's token.
+"""Login with a user and password, or with the server's token.
 
 Source: nats-server, server/auth.go (processClientOrLeafAuthentication).
 """
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class UserAuthenticator:
-    """The configured users by name. A client without credentials is ``no_auth_user``, if configured.
+    """Checks the configured users by name. A client without credentials is ``no_auth_user``, if that is configured.
 
-    ``certificate_only``: users without a password, whom another port identifies by certificate; they are refused here.
+    ``certificate_only``: users without a password. Another port identifies them by certificate; here they are refused.
     """
 
     wants_nonce = False
@@ -37,7 +37,7 @@ class UserAuthenticator:
         presumed = self._logins.get(no_auth_user)
         self._no_auth_login = (presumed.replace(presumed_password=self._users[no_auth_user].password)
                                if presumed is not None else None)
-        # An unknown user takes as long as the most expensive known one.
+        # The check of an unknown user takes as long as that of the most expensive known one.
         hashes = [user.password for user in self._users.values() if hash_cost(user.password)]
         self._decoy = max(hashes, key=hash_cost, default="")
 
@@ -66,7 +66,7 @@ class UserAuthenticator:
         return self.decide_for(name, credentials)
 
     def decide_for(self, name: str, credentials: Credentials) -> Decision:
-        """Whether the given password is that of the user of that name."""
+        """Return the decision for the user ``name``: the given password must be the user's."""
         given, address = credentials.text("pass"), credentials.connection.ip
         user = self._users.get(name)
         if user is not None:
@@ -77,7 +77,7 @@ class UserAuthenticator:
 
 
 class TokenAuthenticator:
-    """The server's one token, for anonymous users in the default account."""
+    """Checks the server's one token, which admits anonymous users to the default account."""
 
     wants_nonce = False
 

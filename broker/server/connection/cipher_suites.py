@@ -1,7 +1,7 @@
-"""The cipher suites of TLS 1.2 by their standard names, which nats-server's configuration uses, and OpenSSL's.
+"""The cipher suites of TLS 1.2: their standard names, which nats-server's configuration uses, and OpenSSL's names.
 
-Those of TLS 1.3 cannot be configured, here or in nats-server. Source: Go's crypto/tls (CipherSuites,
-InsecureCipherSuites); the names are the IANA's.
+The suites of TLS 1.3 cannot be configured, here or in nats-server.
+Source: Go's crypto/tls (CipherSuites, InsecureCipherSuites); the standard names are the IANA's.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ _STANDARD_NAMES: Final = {openssl: standard for standard, openssl in OPENSSL_NAM
 
 
 def standard_name(openssl: str) -> str:
-    """A suite as monitoring shows it; OpenSSL's name if it is none of the above."""
+    """Return a suite's name as monitoring shows it; OpenSSL's name if the suite is none of the above."""
     return _STANDARD_NAMES.get(openssl, openssl)

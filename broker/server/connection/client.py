@@ -1,7 +1,7 @@
-"""A client's connection: CONNECT, its login, its subscriptions by sid, and the client protocol's lines.
+"""A client's connection: CONNECT, its login, its subscriptions by sid, and the lines of the client protocol.
 
-Owns: CONNECT's options, the user logged in, and the bytes of what the client receives. Does not own: what every connection
-does (connection), logging in (handshake), what may be published (publishing) and subscribed to (subscribing).
+Owns: CONNECT's options, the logged-in user, and the bytes sent to the client. Does not own: what every connection does
+(connection), login (handshake), permitted publishes (publishing) and subscriptions (subscribing).
 
 Source: nats-server, server/client.go (processConnect, processPing).
 """
@@ -41,7 +41,7 @@ _CONNECT_WORK: Final = AT_ONCE // 50
 
 
 class Client(Connection):
-    """A client's connection; ``Peer`` to the router, ``Source`` to JetStream."""
+    """A client's connection: a ``Peer`` to the router, a ``Source`` to JetStream."""
 
     server: ClientHost[Client]
     parser: Parser
@@ -56,10 +56,10 @@ class Client(Connection):
         self.options: dict[str, Any] = dict(CONNECT_DEFAULTS)
         self.nonce = b""
         self.proxy_key = ""
-        """The trusted proxy that the client came through, by its public key."""
+        """The public key of the trusted proxy between the client and this server; "" if there is none."""
 
         self.cookies: dict[str, str] = {}
-        """Values by CONNECT's field names, for fields that CONNECT lacks."""
+        """Values by CONNECT's field names, taken from cookies; they fill fields that CONNECT lacks."""
 
         self.headers = False
         self.no_echo = False
@@ -74,12 +74,12 @@ class Client(Connection):
     # Opening and closing
 
     def greet(self) -> None:
-        """Send the first INFO, at once: a client that begins with TLS must not receive an answer to that before it."""
+        """Send the first INFO at once: a client that begins with TLS must receive INFO before any answer to that."""
         self.send_line(encoder.info(self.server.info(self)))
         self._outbound.flush()
 
     def begin(self) -> None:
-        """The transport is final: start the authentication timeout."""
+        """Start the authentication timeout: the transport is final now."""
         if self._handshake.pending:
             self._handshake.set_timer()
         super().begin()
@@ -89,7 +89,7 @@ class Client(Connection):
 
     def _leave(self) -> None:
         self._handshake.close()
-        # The server shows the subscriptions of a closed connection.
+        # The server reads the subscriptions of a closed connection, so they end afterwards.
         self.server.left(self)
         self._subscribing.end_all()
 
@@ -106,7 +106,7 @@ class Client(Connection):
 
     @property
     def subs(self) -> dict[bytes, Subscription]:
-        """By sid."""
+        """The subscriptions by sid."""
         return self._subscribing.subs
 
     def deliver(self, sub: Subscription, run: AnyRun) -> None:
@@ -114,7 +114,7 @@ class Client(Connection):
         if not self.headers:
             run = run.without_headers()
         buffers = encode(run, sub.sid)
-        # As ``_queue``, which would be a call for each receiver of a fan-out.
+        # This repeats ``_queue``, which would be one more call for each receiver of a fan-out.
         outbound = self._outbound
         outbound.write(buffers, len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers)))
         self.out_msgs += run.count
@@ -123,7 +123,7 @@ class Client(Connection):
             self.server.stalled.append(outbound)
 
     def deliver_each(self, subs: Sequence[Subscription], msgs: Sequence[Msg]) -> None:
-        """Queue messages, each of the subscription at the same place in ``subs``."""
+        """Queue messages, each for the subscription at the same place in ``subs``."""
         if not self.headers:
             msgs = [(subject, reply, 0, body[hlen:]) for subject, reply, hlen, body in msgs]
         if len(msgs) == 1:
@@ -176,7 +176,7 @@ class Client(Connection):
     def _execute(self, op: Any, now_ns: int) -> None:
         kind = type(op)
         if kind is Ping:
-            self._keepalive.heard_at_ns = now_ns
+            self._keepalive.input_at_ns = now_ns
             self.send_line(encoder.PONG)
             if self.connected and not self._pong_sent:
                 self._pong_sent = True
@@ -189,11 +189,11 @@ class Client(Connection):
         elif kind is Pong:
             self._keepalive.pong()
         elif kind is Sub:
-            self.last_at_ns = self._keepalive.heard_at_ns = now_ns
+            self.last_at_ns = self._keepalive.input_at_ns = now_ns
             if self._subscribing.add(op) and self._verbose:
                 self.send_line(encoder.OK)
         elif kind is Unsub:
-            self.last_at_ns = self._keepalive.heard_at_ns = now_ns
+            self.last_at_ns = self._keepalive.input_at_ns = now_ns
             self._subscribing.end(op)
             if self._verbose:
                 self.send_line(encoder.OK)
@@ -210,7 +210,7 @@ class Client(Connection):
             self.fail(None, "Protocol Violation")
             return
         keepalive = self._keepalive
-        # Until a ping is answered, the time until CONNECT is the estimate.
+        # Until the first PONG, the time from accept to CONNECT is the estimate.
         keepalive.rtt_ns = keepalive.rtt_ns or max(self._clock.now_ns() - self.started_at_ns, 1)
         keepalive.start()
         options = self.options
@@ -239,7 +239,7 @@ class Client(Connection):
         return not self.closed
 
     def exceed_account(self) -> None:
-        """Close: the account has as many connections as it may have."""
+        """Close the connection because its account has reached its maximum of connections."""
         log.error("%s - maximum account active connections exceeded", self.label)
         self.fail("maximum account active connections exceeded", "Maximum Account Connections Exceeded")
 
@@ -256,11 +256,12 @@ class Client(Connection):
         self._subscribing.restrict(rules.subscribe if rules is not None else None, replies)
 
     def update_login(self, login: Login) -> None:
-        """Apply the user's rules and the account's limits, which may have changed."""
+        """Apply changes of the user's rules and of the account's limits."""
         rules_before = _permissions(self.login)
         self.login = login
         self._apply_limits()
-        # Applying rules takes time for each subscription, and all of the account's clients come here in one turn of the loop.
+        # Applying rules takes time for each subscription, and this is called for all of an account's clients in one
+        # turn.
         if not self.closed and _permissions(login) != rules_before:
             self._apply_rules(login)
             self._subscribing.reconsider(login.user)
@@ -270,12 +271,12 @@ class Client(Connection):
         self._apply_limits()
 
     def users_changed(self, names: Collection[str]) -> None:
-        """The users have changed; ``names`` are the current ones."""
+        """Check the login again after a change of the users; ``names`` are the current ones."""
         self._handshake.reconsider(names)
 
     def apply_decision(self, decision: Login | Refusal) -> None:
-        """Apply what the account says about this user, which has changed."""
-        self._handshake.decided_again(decision)
+        """Apply the decision about this user after its account has changed."""
+        self._handshake.apply_decision(decision)
 
     def logged_in(self, login: Login) -> None:
         """Finish CONNECT after its credentials were accepted."""
@@ -293,7 +294,8 @@ class Client(Connection):
         self._verbose = options["verbose"]
         self._publishing.answer(verbose=self._verbose, pedantic=options["pedantic"])
         self.no_echo = not options["echo"]
-        self.headers = self.parser.headers = not self.server.settings.clients.no_header_support and bool(options.get("headers"))
+        header_support = not self.server.settings.clients.no_header_support
+        self.headers = self.parser.headers = header_support and bool(options.get("headers"))
         if options["protocol"] not in (0, 1):
             self.fail("invalid client protocol", "Bad Client Protocol Version")
             return
@@ -308,15 +310,17 @@ class Client(Connection):
     # Sending
 
     def send_info(self, **fields: object) -> bool:
-        """Send the current INFO with ``fields``. Returns: False if this client accepts none now: it has an old
-        protocol, or awaits its first PONG."""
+        """Send the current INFO with ``fields``, unless the client has an old protocol or awaits its first PONG.
+
+        Returns: whether it was sent.
+        """
         accepts: bool = self._pong_sent and self.options["protocol"] >= 1
         if accepts:
             self.send_line(encoder.info({**self.server.info(self), **fields}))
         return accepts
 
     def refused(self, refusal: Refusal) -> None:
-        """The login was refused: close, with an error that does not say why."""
+        """Close after a refused login, with an error that does not give the cause."""
         self.fail("Authorization Violation", refusal.reason)
         self.server.refused(self, refusal)
 

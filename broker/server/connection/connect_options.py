@@ -1,4 +1,4 @@
-"""CONNECT's fields: decoded as Go's decoder does, and shown in logs without their secrets.
+"""CONNECT's fields: decoded as by Go, and shown in logs without their secrets.
 
 Unknown names and nulls are ignored, and a value of a wrong type makes the whole object unreadable.
 
@@ -28,7 +28,7 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\
 
 
 def read_connect(arg: bytes) -> dict[str, Any] | None:
-    """The known fields by their lower-case names; None when ``arg`` cannot be decoded."""
+    """Return the known fields by their lower-case names; None if ``arg`` cannot be decoded."""
     decoded = _decoded(arg)
     if decoded is None:
         return {} if arg.strip() == b"null" else None
@@ -43,10 +43,10 @@ def read_connect(arg: bytes) -> dict[str, Any] | None:
 
 
 def shown_connect(arg: bytes) -> bytes:
-    """``arg`` as a log may show it.
+    """Return ``arg`` in a form for logs.
 
-    Secrets are found by decoding, since a name can be spelled in any case and with escapes, which no pattern would
-    match. What cannot be decoded is not shown at all.
+    Secrets are found by decoding: a name can be spelled in any case and with escapes, which no pattern would match.
+    An ``arg`` that cannot be decoded is not shown at all.
     """
     decoded = _decoded(arg)
     if decoded is None:
@@ -58,19 +58,21 @@ def shown_connect(arg: bytes) -> bytes:
 
 
 def described(fields: Mapping[str, Any], account: str, user: str = "", kind: str = "user") -> str:
-    """What log lines add to a client's address after its first login: software, and ``user`` or the name it sent.
+    """Return the text that log lines add to a client's address after its first login.
 
-    ``kind``: what the user is named by: user, nkey or jwt.
+    It has the client's software, and ``user`` or the name that the client sent.
+
+    ``kind`` is the kind of name that ``user`` is: user, nkey or jwt.
     """
-    said = ":".join((f"v{fields[key]}" if key == "version" else fields[key])
+    software = ":".join((f"v{fields[key]}" if key == "version" else fields[key])
                     for key in ("version", "lang", "name") if fields.get(key))
     user = user or fields.get("user") or ""
     who = f"{kind}:{user}" if user else "token" if fields.get("auth_token") else ""
-    return "".join(f" - {go_quoted(text)}" for text in (said, who and f"{account}/{who}") if text)
+    return "".join(f" - {go_quoted(text)}" for text in (software, who and f"{account}/{who}") if text)
 
 
 def go_quoted(text: str) -> str:
-    """``text`` as Go's ``%q`` prints it: quoted, on one line, whatever a client sent."""
+    """Return ``text`` as Go's ``%q`` prints it: quoted and on one line, whatever a client sent."""
     return '"' + "".join(_ESCAPES.get(char) or (char if char.isprintable() else _escaped(ord(char)))
                          for char in text) + '"'
 

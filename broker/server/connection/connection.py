@@ -1,13 +1,13 @@
-"""One connection, of whatever kind: from accept to the end, between a transport, a parser and an outbound buffer.
+"""A connection of any kind, from accept to its end, between a transport, a parser and an outbound buffer.
 
     data_received ──> ReadPacing ──> parser.feed ──> operations ──┬──> runs of messages: _publishing
-                                                                  └──> the others, one by one: _execute
+                                                                  └──> other operations, one by one: _execute
 
-Owns: the order of reading, serving and closing; the peer's address, TLS and counts. Does not own: what operations mean, and
-who the peer is (a subclass, such as ``Client``); how much is read at a time (read_pacing), unsent bytes (outbound), pings
-(keepalive), slowing down for receivers (stalling).
+Owns: the order of reading, serving and closing; the peer's address, TLS and counts. Does not own: the meaning of
+operations, and the peer's identity (a subclass, such as ``Client``); how much is read at a time (read_pacing), unsent
+bytes (outbound), pings (keepalive), slowing down for receivers (stalling).
 
-Nothing here is awaited; timers are the loop's.
+Nothing here is awaited; timers belong to the loop.
 
 Source: nats-server, server/client.go (readLoop, closeConnection).
 """
@@ -43,36 +43,36 @@ class _Handshake(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Whether the connection may only log in."""
+        """Flag: the connection may do nothing but log in."""
 
     @property
     def checking(self) -> bool:
-        """Whether the operations that follow must wait for a decision about the login."""
+        """Flag: the operations that follow must wait for a decision about the login."""
 
-    def may_speak(self, data: bytes) -> bool:
-        """Whether to serve ``data`` while ``pending``; if not, it was kept for later, or the connection was closed."""
+    def may_serve(self, data: bytes) -> bool:
+        """Return whether to serve ``data`` while ``pending``; if not, it was buffered, or the connection was closed."""
 
 
 class _Publishing(Protocol):
     """The way of a connection's messages to the router."""
 
     def publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> bool:
-        """Route ops[start:end], all of them messages. Returns: False if some are left for ``resume``."""
+        """Route ops[start:end], which are messages. Returns: False if some are left for ``resume``."""
 
     def resume(self, now_ns: int) -> bool:
-        """Route the messages that are left. Returns: as ``publish``."""
+        """Route the messages that are left. Returns: False if some are left again."""
 
     def begin(self, subject: bytes) -> None:
-        """Check the subject of a message whose line has arrived: the message may never end."""
+        """Check the subject of a message whose line has arrived, because the rest of the message may never come."""
 
     def trace_too_large(self, msg: Msg, size: int, now_ns: int) -> None:
-        """Trace a message of ``size`` bytes, which ends the connection; ``msg`` holds the part that has arrived."""
+        """Trace a message of ``size`` bytes, which ends the connection. ``msg`` holds the part that has arrived."""
 
 
 class Connection(asyncio.Protocol, ABC):
     """The base of all kinds of connections.
 
-    A subclass sets ``_handshake`` and ``_publishing``, carries out operations, and encodes what it receives
+    A subclass sets ``_handshake`` and ``_publishing``, carries out operations, and encodes the messages for its peer
     (``routing.subscription.Peer``).
     """
 
@@ -87,20 +87,20 @@ class Connection(asyncio.Protocol, ABC):
         self.client_type = entrance.client_type
         self._loop = server.loop
         self._clock = server.clock
-        # The default account's, until a login changes them.
+        # The default account applies until a login changes it.
         self.account: Account = server.accounts.default
         self.router: Router = self.account.router
         self.cid = 0
         self.ip = ""
         self.port = 0
         self.forwarded_for = ""
-        """The peer's address according to a proxy; only for the log, since anyone can claim one."""
+        """The peer's address according to a proxy. It is only logged, since anyone can claim any address."""
 
         self.ip_known = True
-        """False while ``ip`` may be a proxy's, which INFO does not show."""
+        """Flag; False while ``ip`` may be a proxy's, which INFO must not show."""
 
         self.tls_first = False
-        """Whether the TLS handshake comes, or came, before INFO."""
+        """Flag: the TLS handshake comes before INFO."""
 
         self.label = ""
         """The prefix of log lines about this connection."""
@@ -116,30 +116,33 @@ class Connection(asyncio.Protocol, ABC):
         self.stalls = 0
         self.fan_outs = 0
         self._read_bytes = 0
-        """Bytes of the read that is being served."""
+        """Size of the read that is being served, in bytes."""
 
         self._unserved: tuple[list[Any], int, int, ProtocolError | None] | None = None
-        """The part of one read that follows on a later turn: its operations, the next one, the next of the parser's marks,
-        and the error that they end in. The messages that ``_publishing`` left come before them."""
+        """The part of one read that is served on a later turn, after the messages that ``_publishing`` left.
+
+        It has the operations, the index of the next one, the index of the next of the parser's marks, and the error
+        that ends them.
+        """
 
         settings = server.settings
         self._trace = Trace(self, settings.logging) if settings.logging.trace else None
-        self._keepalive = KeepAlive(self._loop, self._clock, server.rng, entrance.ping_interval_ns, settings.clients.ping_max,
-                                    self._send_ping, self._close_stale)
+        self._keepalive = KeepAlive(self._loop, self._clock, server.rng, entrance.ping_interval_ns,
+                                    settings.clients.ping_max, self._send_ping, self._close_stale)
 
-    # Of each kind of connection
+    # A subclass implements these.
 
     @abstractmethod
     def greet(self) -> None:
-        """Send the first line of the protocol, at once."""
+        """Send the first line of the protocol at once."""
 
     @abstractmethod
     def _admit(self) -> str:
-        """Register with the server. Returns: why the connection may not stay, or ""."""
+        """Register with the server. Returns: why the connection may not stay; "" if it may."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """Leave the router and the server: the connection is closed."""
+        """Leave the router and the server, after the connection was closed."""
 
     @abstractmethod
     def _execute(self, op: Any, now_ns: int) -> None:
@@ -156,7 +159,7 @@ class Connection(asyncio.Protocol, ABC):
             self.begin()
 
     def open(self, transport: asyncio.Transport, *, greet: bool = True) -> bool:
-        """Accept a connection, with INFO if ``greet``. Returns: False if it was refused, and is being closed."""
+        """Accept a connection, and send INFO if ``greet``. Returns: False if it was refused and is closing."""
         server = self.server
         self._transport = transport
         peer = transport.get_extra_info("peername")
@@ -181,7 +184,7 @@ class Connection(asyncio.Protocol, ABC):
         return not refused
 
     def set_address(self, ip: str, port: int) -> None:
-        """Set the peer's own address, which is behind a proxy."""
+        """Set the address of the peer itself, which is behind a proxy."""
         self.ip, self.port = ip, port
         self._name()
 
@@ -190,13 +193,13 @@ class Connection(asyncio.Protocol, ABC):
         self.label = f"{forwarded}{self.ip}:{self.port} - {self.entrance.id_label}:{self.cid}"
 
     def upgrade(self, transport: asyncio.Transport) -> None:
-        """Continue on ``transport``, a layer above the current one, on which everything queued is sent first."""
+        """Continue on ``transport``, a layer above the current one, which first sends everything that is queued."""
         self._transport = transport
         self._outbound.upgrade(transport)
         self._reading.upgrade(transport)
 
     def begin(self) -> None:
-        """The transport is final: start pinging."""
+        """Start pinging: the transport is final now."""
         self._keepalive.start()
 
     def eof_received(self) -> bool:
@@ -212,9 +215,10 @@ class Connection(asyncio.Protocol, ABC):
         discarded(self)
 
     def _break_cycles(self) -> None:
-        """Have the parts of this connection forget it, so that the memory of all is freed at once, without a collection.
+        """Remove the parts' references to this connection, so that all memory is freed at once, without a collection.
 
-        Whatever still refers to this connection may call it: it is closed, sends nothing, and has no subscriptions.
+        Objects that refer to this connection may call it afterwards: it is closed, sends nothing, and has no
+        subscriptions.
         """
         self._reading.forget_connection()
         self._keepalive.forget_connection()
@@ -236,7 +240,7 @@ class Connection(asyncio.Protocol, ABC):
 
     @property
     def rtt_ns(self) -> int:
-        """Round-trip time; 0: unknown."""
+        """Round-trip time; 0 if unknown."""
         return self._keepalive.rtt_ns
 
     @property
@@ -246,12 +250,12 @@ class Connection(asyncio.Protocol, ABC):
 
     @property
     def tls(self) -> ssl.SSLObject | None:
-        """None for a connection without TLS."""
+        """The TLS state; None for a connection without TLS."""
         tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         return tls
 
     def tls_facts(self) -> dict[str, Any] | None:
-        """Version and cipher of TLS; None without it."""
+        """Return the version and cipher of TLS; None without TLS."""
         tls = self.tls
         if tls is None or (cipher := tls.cipher()) is None:
             return None
@@ -262,7 +266,7 @@ class Connection(asyncio.Protocol, ABC):
         return self._outbound.pending_bytes
 
     def _queue(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
-        """Queue ``count`` messages with ``body_bytes`` of bodies."""
+        """Queue ``count`` messages; ``body_bytes`` is the size of their bodies together."""
         outbound = self._outbound
         outbound.write(buffers, size)
         self.out_msgs += count
@@ -271,7 +275,7 @@ class Connection(asyncio.Protocol, ABC):
             self.server.stalled.append(outbound)
 
     def server_identity(self, at: str) -> dict[str, Any]:
-        """The server as events show it. Source: nats-server, server/events.go ServerInfo."""
+        """Return the server as events show it. Source: nats-server, server/events.go ServerInfo."""
         return self.server.event_identity(at)
 
     def hold(self) -> None:
@@ -293,13 +297,13 @@ class Connection(asyncio.Protocol, ABC):
     # Ending
 
     def close(self, reason: str) -> None:
-        """Send what is queued, then close."""
+        """Send the queued bytes, then close."""
         if not self.closed:
             self._end(reason)
             self._outbound.close()
 
     def fail(self, text: str | None, reason: str) -> None:
-        """Close because of the peer's error, with -ERR unless ``text`` is None."""
+        """Close because of the peer's error; send it as -ERR unless ``text`` is None."""
         if text is not None:
             self.send_error(text)
         self.close(reason)
@@ -314,7 +318,7 @@ class Connection(asyncio.Protocol, ABC):
         self._count_slow(SLOW_TIME)
 
     def _end(self, reason: str) -> None:
-        """Stop reading and leave, once."""
+        """Stop reading and leave; only the first call has an effect."""
         if self.closed:
             return
         self.closed = True
@@ -330,7 +334,7 @@ class Connection(asyncio.Protocol, ABC):
         self._reading.receive(data)
 
     def _receive(self, data: bytes) -> None:
-        if self.closed or (self._handshake.pending and not self._handshake.may_speak(data)):
+        if self.closed or (self._handshake.pending and not self._handshake.may_serve(data)):
             return
         now_ns = self._clock.now_ns()
         self.server.stalled.clear()
@@ -339,14 +343,14 @@ class Connection(asyncio.Protocol, ABC):
         self._read(data, now_ns)
 
     def _read(self, data: bytes, now_ns: int) -> None:
-        """Parse and serve ``data``, up to what is too much work for one turn of the loop."""
+        """Parse and serve ``data``, as far as the work fits into one turn of the loop."""
         parser = self.parser
         while True:
             error: ProtocolError | None = None
             try:
                 ops = parser.feed(data)
             except ProtocolError as raised:
-                # Its traceback refers to this frame, which refers to the error and the connection.
+                # Drop the traceback: it refers to this frame, which refers to the error and the connection.
                 error, ops = raised.with_traceback(None), raised.ops
             if self._trace is not None:
                 self._trace.received(ops)
@@ -354,10 +358,10 @@ class Connection(asyncio.Protocol, ABC):
             if msgs:
                 self.in_msgs += msgs
                 self.in_bytes += parser.payload_bytes
-                self.last_at_ns = self._keepalive.heard_at_ns = now_ns
+                self.last_at_ns = self._keepalive.input_at_ns = now_ns
             if not self._serve(ops, 0, 0, error, now_ns):
                 return
-            if error is None and not parser.held:  # as after nearly every read
+            if error is None and not parser.held:  # this is the case after nearly every read
                 if parser.begun is not None:
                     self._publishing.begin(parser.begun)
                 if self.server.stalled or self.router.outward.busy:
@@ -369,7 +373,10 @@ class Connection(asyncio.Protocol, ABC):
             data = b""
 
     def _finish_read(self, error: ProtocolError | None, now_ns: int) -> bool:
-        """All operations that the parser returned are served; ``error`` ended them. Returns: whether to feed it again at once."""
+        """Finish a read whose operations are all served. ``error`` ended them, if any.
+
+        Returns: whether to feed the parser again at once.
+        """
         if self.closed:
             return False
         if self.parser.begun is not None:
@@ -389,14 +396,16 @@ class Connection(asyncio.Protocol, ABC):
         return False
 
     def _end_turn(self) -> None:
-        """Hold the connection if its messages have filled the buffers of others."""
+        """Hold the connection if its messages have filled the buffers of receivers."""
         if self.server.stalled and not self.server.settings.clients.no_fast_producer_stall:
             self._stall(self._read_bytes)
         self.router.outward.hold_back(self)
 
     def _serve(self, ops: list[Any], start: int, number: int, error: ProtocolError | None, now_ns: int) -> bool:
-        """Serve ops[start:], in order; ``number`` counts the parser's marks before ``start``. Operations that are too much work
-        for one turn of the loop are left for a later one. Returns: whether all are served."""
+        """Serve ops[start:], in order. Operations beyond the work of one turn of the loop are left for a later one.
+
+        Args: ``number`` counts the parser's marks before ``start``. Returns: whether all are served.
+        """
         marks = self.parser.marks
         end = len(ops)
         while start < end:
@@ -418,7 +427,7 @@ class Connection(asyncio.Protocol, ABC):
         return True
 
     def _serve_later(self) -> None:
-        """Serve ``_unserved`` on a later turn, when all that was published has been sent."""
+        """Serve ``_unserved`` on a later turn, after all published messages have been sent."""
         self._end_turn()
         self._reading.postpone(self._serve_rest)
 
@@ -443,7 +452,7 @@ class Connection(asyncio.Protocol, ABC):
         self.send_line(encoder.err(text))
 
     def settings_changed(self) -> None:
-        """Apply the changed server settings that a live connection can."""
+        """Apply changed server settings, as far as a live connection can."""
         clients, logging_settings = self.server.settings.clients, self.server.settings.logging
         self._keepalive.change(self.entrance.ping_interval_ns, clients.ping_max)
         self._trace = Trace(self, logging_settings) if logging_settings.trace else None
@@ -460,7 +469,7 @@ class Connection(asyncio.Protocol, ABC):
         self.fail("Stale Connection", "Stale Connection")
 
     def _stall(self, read_bytes: int) -> None:
-        """Receivers of this read's messages are far behind: stop reading until they catch up, or for a bounded time."""
+        """Stop reading until the receivers of this read's messages catch up, but for a bounded time."""
         self.stalls += 1
         self.server.stalled_clients += 1
         stall(self, self.server.stalled, read_bytes)

@@ -1,12 +1,14 @@
-"""Logging in: nothing is served before a connection's credentials are verified, within a limited time.
+"""Login: no operation is served before a connection's credentials are verified, within a limited time.
 
     open ──CONNECT──> decided at once ─────────────────────────┬──> client.logged_in(login), or refused
       │               or a slow check: waiting ──> running ────┘        │
-      └── timer ────────────────────────────┘  ends when the check      └── expiry: the connection is closed
-                                               has its turn
+      │               or a slow check: waiting ──> running ────┘        │
+      └── timer ────────────────────────────┘  stops when the check     └── expiry: the connection is closed
+                                               begins to run
 
-Input that arrives while the password is checked is buffered and served afterwards, in order; past one read's worth,
-reading stops. It does not stop earlier, so that a client that hangs up is noticed and its check dropped.
+Input that arrives during the check is buffered and served afterwards, in order. Once more than one read is buffered,
+reading stops. It does not stop earlier, because then a client that disconnects would not be noticed and its check not
+cancelled.
 
 Source: nats-server, server/client.go (processConnect, authViolation, authTimeout, authExpired), server/auth.go.
 """
@@ -34,7 +36,7 @@ EVERYBODY: Final = Login()
 _EARLY_BYTES: Final = 32 * 1024
 
 _TIMER_SECONDS_MAX: Final = 60.0
-"""A later expiry is compared with the clock again: timers stand still while the machine is suspended."""
+"""Bound on one expiry timer; a later expiry is compared with the clock again, because timers stop during a suspend."""
 
 
 class LoginServer(Protocol):
@@ -42,7 +44,6 @@ class LoginServer(Protocol):
 
     clock: Clock
     loop: asyncio.AbstractEventLoop
-
 
 
 class LoginEntrance(Protocol):
@@ -53,11 +54,11 @@ class LoginEntrance(Protocol):
 
     @property
     def authenticator(self) -> Authenticator | None:
-        """None: anyone may connect."""
+        """The authenticator; None if anyone may connect."""
 
     @property
     def proxies(self) -> TrustedProxies | None:
-        """None: there are none."""
+        """The trusted proxies; None if there are none."""
 
 
 class Applicant(ConnectionFacts, Protocol):
@@ -68,10 +69,10 @@ class Applicant(ConnectionFacts, Protocol):
     """CONNECT's fields."""
     label: str
     closed: bool
-    def logged_in(self, login: Login) -> None:
-        """The credentials were accepted: serve CONNECT."""
-
     login: Login
+
+    def logged_in(self, login: Login) -> None:
+        """Finish CONNECT: the credentials were accepted."""
 
     def log_in(self, login: Login) -> bool:
         """Become the user of ``login``. Returns: False if the connection was closed instead."""
@@ -95,7 +96,7 @@ class Applicant(ConnectionFacts, Protocol):
 
 
 class Handshake:
-    """``pending`` while the connection may only log in; never without authentication."""
+    """The login of one connection. While ``pending``, the connection may only log in; never without authentication."""
 
     __slots__ = ("_again", "_check", "_client", "_early", "_entrance", "_expiry", "_server", "_timer", "pending")
 
@@ -112,7 +113,7 @@ class Handshake:
 
     @property
     def checking(self) -> bool:
-        """Whether a slow check is queued or running."""
+        """Flag: a slow check is queued or running."""
         return self._check is not None
 
     def set_timer(self) -> None:
@@ -120,7 +121,7 @@ class Handshake:
         self._timer = self._server.loop.call_later(self._entrance.auth_timeout_ns / 1e9, self._timed_out)
 
     def close(self) -> None:
-        """The connection ends."""
+        """Stop timers and checks: the connection ends."""
         self._end_timer()
         self._end_expiry()
         if self._check is not None:
@@ -129,16 +130,16 @@ class Handshake:
             self._again.cancel()
 
     def forget_connection(self) -> None:
-        """Drop the references to the connection, which is gone, and what was read before it logged in."""
+        """Drop the references to the connection, which has ended, and its buffered input."""
         self._check = self._again = None
         self._early = b""
         del self._client
 
     def reconsider(self, names: Collection[str]) -> None:
-        """The users have changed, and are now ``names``; a client that is logged in must still be one of them.
+        """Check a client's login again after a change of the users, who are now ``names``.
 
-        As on nats-server: a client whose user is gone, or in another account, is closed silently and reconnects; one
-        whose credentials are no longer valid gets an error. A check that has not ended is started again.
+        As on nats-server, a client whose user was removed, or is in another account, is closed without an error and
+        reconnects. A client whose credentials are no longer valid gets an error. A running check is started again.
         """
         client, authenticator = self._client, self._entrance.authenticator
         fields = client.options
@@ -154,7 +155,7 @@ class Handshake:
             self._check.cancel(self)
             self._check = None
         elif self.pending:
-            # It has sent no CONNECT yet.
+            # The client has sent no CONNECT yet.
             self.pending = authenticator is not None
             return
         else:
@@ -171,12 +172,12 @@ class Handshake:
                 self._check = decision
                 decision.begin(self)
         elif decision is None or isinstance(decision, Login | Refusal):
-            self.decided_again(decision or Refusal())
+            self.apply_decision(decision or Refusal())
         else:
             self._again = _Again(self, decision)
 
-    def decided_again(self, decision: Login | Refusal) -> None:
-        """The credentials of a logged-in client, or what its account says of it, were checked again."""
+    def apply_decision(self, decision: Login | Refusal) -> None:
+        """Apply a new decision about a logged-in client."""
         client = self._client
         self._again = None
         decision = self._admitted(decision)
@@ -207,8 +208,8 @@ class Handshake:
             self.set_timer()
             decision.begin(self)
 
-    def may_speak(self, data: bytes) -> bool:
-        """Whether to serve ``data`` while ``pending``; if not, it was buffered, or the connection was closed."""
+    def may_serve(self, data: bytes) -> bool:
+        """Return whether to serve ``data`` while ``pending``; if not, it was buffered, or the connection was closed."""
         client = self._client
         if self._check is not None:
             if len(self._early) <= _EARLY_BYTES < len(self._early) + len(data):
@@ -217,7 +218,7 @@ class Handshake:
             return False
         if not client.parser.idle or data[:1] in b"Cc":
             return True
-        # The first operation is not CONNECT: allowed only if a user with a name is for clients without credentials.
+            # The first operation is not CONNECT. This is allowed only if clients without credentials are a named user.
         authenticator = self._entrance.authenticator
         login = authenticator.decide(Credentials({}, client)) if authenticator is not None else None
         if not isinstance(login, Login) or login.kind != "user" or not self._may_come(login):
@@ -252,7 +253,7 @@ class Handshake:
     # Waiter
 
     def check_begun(self) -> None:
-        """The check is running; its duration does not count against the client's timeout."""
+        """Stop the timer: the duration of the check does not count against the client's timeout."""
         self._end_timer()
 
     def check_done(self, decision: Login | Refusal) -> None:
@@ -275,7 +276,7 @@ class Handshake:
         self._client.logged_in(decision)
 
     def _admitted(self, decision: Login | Refusal) -> Login | Refusal:
-        """``decision``, if the user may come in this way."""
+        """Return ``decision``, or a refusal if the user may not connect in this way."""
         if not isinstance(decision, Login):
             return decision
         if decision.proxy_required and not self._client.proxy_key:
@@ -318,7 +319,7 @@ class Handshake:
 
 
 class _Again:
-    """A slow check of a client that is already logged in, and is served meanwhile."""
+    """A slow check of a client that is already logged in and is served meanwhile."""
 
     __slots__ = ("_check", "_handshake")
 
@@ -334,4 +335,4 @@ class _Again:
         pass
 
     def check_done(self, decision: Login | Refusal) -> None:
-        self._handshake.decided_again(decision)
+        self._handshake.apply_decision(decision)

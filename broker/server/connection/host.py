@@ -1,6 +1,6 @@
 """The server from the point of view of one connection.
 
-A connection does not import the server that creates it: these protocols are all that it requires of it.
+A connection does not import the server that creates it; it requires only these protocols.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ C = TypeVar("C", contravariant=True)
 
 
 class Entrance(Protocol):
-    """Where connections come in: the client port, the WebSocket port, or from within the process."""
+    """The way in which connections arrive: the client port, the WebSocket port, or from within the process."""
 
     connection_type: str
-    """As in users' ``allowed_connection_types``: STANDARD, WEBSOCKET or IN_PROCESS."""
+    """The name in users' ``allowed_connection_types``: STANDARD, WEBSOCKET or IN_PROCESS."""
 
     client_type: str
-    """The type that monitoring shows: nats or websocket."""
+    """The name in monitoring: nats or websocket."""
 
     id_label: str
     """The prefix of a connection's number in the log."""
@@ -38,18 +38,18 @@ class Entrance(Protocol):
 
     @property
     def auth_timeout_ns(self) -> int:
-        """The authentication timeout."""
+        """The time in which a client must log in."""
 
     @property
     def authenticator(self) -> Authenticator | None:
-        """None: anyone may connect."""
+        """The authenticator; None if anyone may connect."""
 
     @property
     def proxies(self) -> TrustedProxies | None:
-        """None: there are none."""
+        """The trusted proxies; None if there are none."""
 
     def describe(self, info: dict[str, Any]) -> None:
-        """Change the INFO fields that differ here."""
+        """Change the INFO fields that differ for this entrance."""
 
 
 class Host(Protocol):
@@ -61,7 +61,7 @@ class Host(Protocol):
     accounts: Accounts
     flusher: Flusher
     stalled: list[Outbound]
-    """Receivers that are far behind and that the current read published to."""
+    """Receivers that are far behind and got messages from the current read."""
 
     stale_connections: int
     stalled_clients: int
@@ -75,10 +75,10 @@ class Host(Protocol):
         """Count an open connection."""
 
     def lost(self) -> None:
-        """A connection is closed; all output was written or dropped."""
+        """Count a closed connection, whose output was all written or dropped."""
 
     def event_identity(self, at: str) -> dict[str, Any]:
-        """The server as events show it, at the time ``at``."""
+        """Return the server as events show it, at the time ``at``."""
 
 
 class ClientHost(Host, Protocol[C]):
@@ -89,21 +89,21 @@ class ClientHost(Host, Protocol[C]):
         """The client port."""
 
     def admit(self, client: C) -> str:
-        """Register ``client``. Returns: why it may not stay, or ""."""
+        """Register ``client``. Returns: why it may not stay; "" if it may."""
 
     def left(self, client: C) -> None:
-        """``client`` is closing."""
+        """Remove ``client``, which is closing."""
 
     def logged_in(self, client: C) -> None:
-        """``client`` was accepted as a user."""
+        """Note that ``client`` was accepted as a user."""
 
     def refused(self, client: C, refusal: Refusal) -> None:
-        """``client`` was refused as a user, and is closing."""
+        """Note that ``client`` was refused as a user, and is closing."""
 
     def count_slow(self, client: C, reason: str) -> None: ...
 
     def info(self, client: C) -> dict[str, Any]:
-        """INFO's fields for ``client``."""
+        """Return INFO's fields for ``client``."""
 
     def identity(self, client: C) -> dict[str, Any]:
-        """``client`` as JetStream's advisories show it."""
+        """Return ``client`` as JetStream's advisories show it."""

@@ -1,4 +1,4 @@
-"""The limits of one connection: the server's, or those of its account and user where they are lower."""
+"""The limits of one connection: the lowest of the server's, its account's and its user's."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ __all__ = ["Limits"]
 
 
 class Limits(NamedTuple):
-    """max_payload: in bytes, below 0: not even an empty message. max_subscriptions: -1: any number."""
+    """Limits: ``max_payload`` in bytes, below 0: not even an empty message; ``max_subscriptions``, -1: any number."""
 
     max_payload: int
     max_subscriptions: int
 
     @classmethod
     def of(cls, server: ClientSettings, account: Account, user: Login) -> Limits:
-        """A bound of -1 is none, as is the server's 0 for subscriptions; a token can have others below 0, which allow nothing.
+        """Return the lowest limits. -1 is no limit, and so is the server's 0 for subscriptions.
+
+        A token can have other negative limits, which allow nothing.
 
         Source: nats-server, server/client.go (applyAccountLimits, minLimit).
         """

@@ -1,11 +1,12 @@
-"""Message tracing: for a publish with ``Nats-Trace-Dest``, an event says where the message went.
+"""Message tracing: for a publish with ``Nats-Trace-Dest``, an event lists where the message went.
 
-    Nats-Trace-Dest: SUBJECT     one event (a MsgTraceEvent) is published there; ``trace disabled`` turns it off
-    Nats-Trace-Only: true|1|on   and the message itself is neither delivered nor stored, nor answered
-    traceparent: …-01            the same as Nats-Trace-Dest, where the account has a destination (``msg_trace``)
+    Nats-Trace-Dest: SUBJECT     one event (a MsgTraceEvent) is published there; ``trace disabled`` turns tracing off
+    Nats-Trace-Only: true|1|on   in addition the message itself is neither delivered nor stored, nor answered
+    traceparent: …-01            like Nats-Trace-Dest, if the account has a destination (``msg_trace``)
 
-The event lists the ingress (``in``) with the error that ended the message there, a mapping of the subject (``sm``), and
-what is found on the way (trace_walk). It is published when all streams that take the message have decided about it.
+The event lists the ingress (``in``) with the error that ended the message there, a mapping of the subject (``sm``),
+and the entries found on the way (trace_walk). It is published when all streams that receive the message have decided
+about it.
 
 Source: nats-server 2.15, server/msgtrace.go.
 """
@@ -48,13 +49,13 @@ class Publisher(trace_walk.Publisher, Protocol):
     label: str
 
     def server_identity(self, at: str) -> dict[str, Any]:
-        """The server as events show it, at the time ``at``."""
+        """Return the server as events show it, at the time ``at``."""
 
 
 class MessageTrace:
     """The trace of one message of ``client`` (``broker.protocol.traced.Trace``).
 
-    Attributes: ``only``: the message is not delivered; ``size``: its bytes.
+    Attributes: ``only``: flag, the message is not delivered; ``size``: its bytes.
     """
 
     def __init__(self, client: Publisher, msg: Msg, headers: _Headers, dest: bytes, only: bool, now_ns: int) -> None:
@@ -75,17 +76,19 @@ class MessageTrace:
         self.size = len(msg[3])
 
     def mapped(self, subject: bytes) -> None:
-        """The account maps the message's subject to this one."""
+        """Add that the account maps the message's subject to ``subject``."""
         self._events.append({"type": "sm", "ts": self._at, "to": text(subject)})
 
     def refused(self, error: str) -> None:
-        """The client may not publish the message; that is all of its way."""
+        """Add that the client may not publish the message, which ends here."""
         self._ingress["error"] = error
         self.routed()
 
     def follow(self, msg: Msg) -> TracedMsg:
-        """Find the receivers of ``msg``, which is mapped already; if it is for the trace alone, that is all of its way.
-        Returns: it, as it goes on."""
+        """Find the receivers of ``msg``, which is mapped already. A message for the trace alone ends here.
+
+        Returns: the message, with its trace.
+        """
         traced = TracedMsg.of(msg, self)
         walk = Walk(self._client, self._at, self._events, self._undecided)
         received = walk.follow(self._router, traced, self._now_ns)
@@ -96,7 +99,7 @@ class MessageTrace:
         return traced
 
     def routed(self) -> None:
-        """The message has been routed: the event waits for streams only."""
+        """Record that the message has been routed: the event waits for streams only."""
         self._routed = True
         self._publish_when_complete()
 
@@ -104,8 +107,8 @@ class MessageTrace:
         for event in self._undecided:
             if event["stream"] == stream:
                 self._undecided.remove(event)
-                event.update({"subject": text(subject)} if subject else {}, **({"nointerest": True} if no_interest else {}),
-                             **({"error": error} if error else {}))
+                event.update({"subject": text(subject)} if subject else {},
+                             **({"nointerest": True} if no_interest else {}), **({"error": error} if error else {}))
                 self._publish_when_complete()
                 return
 
@@ -117,15 +120,15 @@ class MessageTrace:
         shown = {text(name): list(map(text, values)) for name, values in self._headers.items()}
         event = {"server": self._client.server_identity(self._at), "request": {"header": shown, "msgsize": self.size},
                  "events": self._events}
-        told = marshal(event)
-        self._router.publish(self._dest, b"", *encoded(told, block))
+        payload = marshal(event)
+        self._router.publish(self._dest, b"", *encoded(payload, block))
 
 
 def begin(client: Publisher, msg: Msg, may_trace_to: Callable[[bytes], bool],
           now_ns: int) -> tuple[Msg | None, MessageTrace | None]:
-    """Find out whether ``msg`` is to be traced. ``may_trace_to``: whether the client may have events published there.
+    """Decide whether to trace ``msg``. ``may_trace_to`` returns whether the client may send events to a subject.
 
-    Returns: the message as it goes on, None if it ends here; its trace, None if there is none.
+    Returns: the message to route, None if it ends here; its trace, None if there is none.
     """
     block = msg[3][:msg[2]]
     shown = _headers(block)
@@ -156,14 +159,14 @@ def begin(client: Publisher, msg: Msg, may_trace_to: Callable[[bytes], bool],
 
 
 def asks_for_trace(block: bytes) -> bool:
-    """Whether an account with a destination for outer traces has to look at this block (``begin``)."""
+    """Return whether ``begin`` must examine this header block, in an account with a destination for outer traces."""
     return _PARENT in block.lower()
 
 
 def _headers(block: bytes) -> _Headers | None:
-    """The headers that have a value, in order; None if none of them asks for a trace, or if ``DEST`` turns tracing off.
+    """Return the headers that have a value, in order; None if none requests a trace, or if ``DEST`` turns tracing off.
 
-    A line without a colon is a part of the next header's name, as in nats-server (genHeaderMapIfTraceHeadersPresent).
+    A line without a colon belongs to the next header's name, as in nats-server (genHeaderMapIfTraceHeadersPresent).
     """
     first, _, rest = block.partition(_CRLF)
     if first != headers.VERSION:
@@ -190,7 +193,7 @@ def _headers(block: bytes) -> _Headers | None:
 
 
 def _untraced(msg: Msg) -> Msg:
-    """The message with a header that keeps it from being traced elsewhere."""
+    """Return the message with a header that prevents tracing elsewhere."""
     subject, reply, hlen, body = msg
     block = headers.move(body[:hlen], DEST, DISABLED)
     return subject, reply, len(block), block + body[hlen:]

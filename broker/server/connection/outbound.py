@@ -1,12 +1,12 @@
-"""The bytes on their way to one client, from "queued" to "taken by the kernel".
+"""The bytes on their way to one client, from the queue to the kernel.
 
     write() ──> buffers of this loop turn ──flush──> transport's buffer ──> socket
                 └───────────── pending_bytes, bounded by max_pending ─────┘
 
-Everything that one turn of the loop queues for a client is sent in one write. A client with more than ``max_pending``
-queued, or that does not take what was handed to the transport within ``write_deadline_ns``, is a slow consumer and is
-closed; with ``write_timeout: retry`` not while it takes anything. Above three quarters of the bound it is ``stalled``, and
-its publishers are slowed down (stalling).
+Everything that one turn of the loop queues for a client is sent in one write. A client is a slow consumer, and is
+closed, if more than ``max_pending`` bytes are queued, or if it does not receive the bytes given to the transport
+within ``write_deadline_ns``. With ``write_timeout: retry`` it is not closed while it receives anything. Above three
+quarters of the bound it is ``stalled``, and its publishers are slowed down (stalling).
 
 Source: nats-server, server/client.go (queueOutbound, flushOutbound).
 """
@@ -23,19 +23,20 @@ SLOW_BYTES: Final = "Slow Consumer (Pending Bytes)"
 SLOW_TIME: Final = "Slow Consumer (Write Deadline)"
 
 _FLUSH_BYTES: Final = 8 * 1024 * 1024
-"""Bytes written in one turn of the loop; the other connections are flushed in the next. Each write counts as so many more:"""
+"""Bytes written in one turn of the loop; other connections are flushed in the next turn."""
 _WRITE_BYTES: Final = 8 * 1024
+"""Fixed cost of each write, counted as bytes against ``_FLUSH_BYTES``."""
 
 _JOIN_MAX: Final = 4096
-"""Average buffer size up to which joining is cheaper than handing over a list."""
+"""Average size of buffers up to which joining them is cheaper than writing a list."""
 
 
 def _ignore(reason: str) -> None:
-    """Do what a connection that is gone does about a slow peer."""
+    """Do nothing: the callback of a connection that has ended."""
 
 
 class Flusher:
-    """Once per turn of the loop, flushes the connections written to in that turn."""
+    """Flushes the connections that were written to, once per turn of the loop."""
 
     __slots__ = ("_dirty", "_loop")
 
@@ -62,8 +63,13 @@ class Flusher:
 
 
 class Outbound:
-    """``on_slow(reason)`` is called at most once; it must close the connection. ``on_late``: called where the write deadline
-    has passed and the client has taken something; None: that is too slow."""
+    """The output of one connection.
+
+    Args:
+        ``on_slow(reason)``: called at most once; must close the connection;
+        ``on_late``: called if the write deadline has passed although the client received something; None: such a client
+        is too slow.
+    """
 
     __slots__ = ("_buffers", "_closed", "_deadline", "_deadline_s", "_flusher", "_handed", "_loop", "_mark", "_max",
                  "_on_late", "_on_slow", "_queued", "_room", "_sent", "_transport", "stalled", "waiting")
@@ -80,24 +86,24 @@ class Outbound:
         self._on_late = on_late
         self._buffers: list[bytes] = []
         self._queued = 0
-        # How much may be queued before the transport's buffer must be measured again; it only shrinks meanwhile.
+        # Bytes that may be queued before the transport's buffer must be measured again, which only shrinks meanwhile.
         self._room = max_pending
         self._closed = False
         self._deadline: asyncio.TimerHandle | None = None
-        # Total bytes handed to the transport; how many of them must be sent by the deadline, and were when it was set.
+        # Total bytes given to the transport; the part that must be sent by the deadline; the part sent when it was set.
         self._handed = 0
         self._mark = 0
         self._sent = 0
         self.stalled = False
         self.waiting: list[Callable[[], None]] = []
-        """Called when ``stalled`` ends, or the connection does."""
+        """Callbacks for the time when ``stalled`` ends, or the connection does."""
 
         stall = max_pending // 4 * 3
         transport.set_write_buffer_limits(high=stall, low=stall // 2)
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of this turn, not handed over yet."""
+        """Bytes of this turn that are not yet given to the transport."""
         return self._queued
 
     @property
@@ -105,7 +111,7 @@ class Outbound:
         return self._queued + (0 if self._closed else self._transport.get_write_buffer_size())
 
     def write(self, buffers: list[bytes], size: int) -> None:
-        """Queue ``buffers``, ``size`` bytes in all."""
+        """Queue ``buffers``, which have ``size`` bytes together."""
         if self._closed:
             return
         if not self._queued:
@@ -118,7 +124,7 @@ class Outbound:
                 self._on_slow(SLOW_BYTES)
 
     def flush(self) -> None:
-        """Hand over what is queued."""
+        """Give the queued bytes to the transport."""
         buffers = self._buffers
         if not buffers or self._closed:
             return
@@ -139,12 +145,13 @@ class Outbound:
             self._set_deadline(left)
 
     def upgrade(self, transport: asyncio.WriteTransport) -> None:
-        """Write from now on to ``transport``, a layer above the current one; what is queued is sent as before."""
+        """Write to ``transport`` from now on, a layer above the current one; the queued bytes take the old way."""
         self.flush()
         self._transport = transport
 
     def close(self) -> None:
-        """Send what is queued, then close; what the client does not take within the write deadline is dropped."""
+        """Send the queued bytes, then close; bytes that the client does not receive by the write deadline are
+        dropped."""
         if self._closed:
             return
         self.flush()
@@ -156,7 +163,7 @@ class Outbound:
         self.resume()
 
     def abort(self) -> None:
-        """Close at once, dropping what is queued."""
+        """Close at once; drop the queued bytes."""
         self._closed = True
         self._buffers = []
         self._queued = 0
@@ -164,7 +171,7 @@ class Outbound:
         self.resume()
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Release everything: the connection has ended."""
         self._closed = True
         self._buffers = []
         self._queued = 0
@@ -172,24 +179,24 @@ class Outbound:
             self._deadline.cancel()
             self._deadline = None
         self.resume()
-        # The connection refers to this, and must not be kept by it.
+        # Avoid a reference cycle: the connection refers to this object.
         self._on_slow = _ignore
         self._on_late = None
 
     def pause(self) -> None:
-        """The transport buffers more than three quarters of the bound."""
+        """Mark the connection as stalled: the transport buffers more than three quarters of the bound."""
         self.stalled = True
 
     def resume(self) -> None:
-        """The transport has caught up."""
+        """Clear the mark: the transport has caught up."""
         self.stalled = False
         waiting = self.waiting
         self.waiting = []
-        for go_on in waiting:
-            go_on()
+        for notify in waiting:
+            notify()
 
     def _check(self) -> None:
-        """The write deadline: what had been handed over when it was set must be sent by now."""
+        """Apply the write deadline: the bytes given to the transport before it was set must be sent by now."""
         self._deadline = None
         left = self._transport.get_write_buffer_size()
         sent = self._handed - left

@@ -1,16 +1,16 @@
-"""A client's publishes on their way to the router: permissions, and the checks and answers that CONNECT asked for.
+"""A client's publishes on their way to the router: permissions, and the checks and answers that CONNECT requested.
 
-    a run of messages ──┬── nothing to check ─────────────────────> Router.route, as it is
+    a run of messages ──┬── nothing to check ──────────────────────> Router.route, unchanged
                         ├── permissions: cut where one is missing ─> Router.route, in parts; -ERR
                         └── verbose, pedantic, traced ─────────────> Router.route, one by one
 
-Where the account maps subjects, all of this sees the mapped ones; only the check of subjects that pedantic clients ask for
-sees those that the client sent.
+If the account maps subjects, all of this uses the mapped subjects. Only the check of subjects that pedantic clients
+request uses the subjects that the client sent.
 
-Reply subjects reserved for servers are refused, too; the parser flags reads that may contain one.
+Reply subjects that are reserved for servers are refused, too; the parser flags reads that may contain one.
 
-A run may be too much work for one turn of the loop: its messages have many receivers, or those are hard to find. Then
-``publish`` leaves the rest of the run, and ``resume`` continues with it where it stopped: mapped, and checked as far as it is.
+A run may be too much work for one turn of the loop, if its messages have many receivers, or receivers that are hard to
+find. Then ``publish`` leaves the rest of the run, already mapped and partly checked, and ``resume`` continues with it.
 
 Source: nats-server, server/client.go (processInboundClientMsg).
 """
@@ -39,7 +39,7 @@ _Stage = Callable[[Sequence[Any], int, int, int], int]
 
 
 class Publisher(message_trace.Publisher, Protocol):
-    """The connection."""
+    """The connection that publishes."""
 
     parser: Parser
 
@@ -52,9 +52,10 @@ class Publisher(message_trace.Publisher, Protocol):
 
 
 class Publishing:
-    """``replies``: the reply subjects that may be published to beyond the rules; None: no others."""
+    """The publishes of one client. ``replies``: reply subjects permitted beyond the rules; None: no others."""
 
-    __slots__ = ("_begun", "_checked", "_client", "_left", "_looks", "_parser", "_pedantic", "_rules", "_verbose", "replies")
+    __slots__ = ("_begun", "_checked", "_client", "_left", "_must_check", "_parser", "_pedantic", "_rules", "_verbose",
+                 "replies")
 
     def __init__(self, client: Publisher) -> None:
         self._client = client
@@ -63,29 +64,30 @@ class Publishing:
         self.replies: ReplyPermissions | None = None
         self._left: tuple[_Stage, Sequence[Any], int, int] | None = None
         self._begun = False
-        """Whether the subject of the next message was checked when the message began."""
+        """Flag: the next message's subject was already checked, when the message's line arrived."""
         self._checked = 0
-        """The end of the messages in ``_left`` that may be routed; each response that a permission allows is counted once."""
+        """The end of the messages in ``_left`` that are already checked: a permitted response must be counted only
+        once."""
         self.answer(verbose=True, pedantic=True)
 
     def forget_connection(self) -> None:
-        """Drop the reference to the connection, which is gone."""
+        """Drop the reference to the connection, which has ended."""
         del self._client
 
     def answer(self, *, verbose: bool, pedantic: bool) -> None:
         """Set the options of CONNECT."""
         self._verbose = verbose
         self._pedantic = pedantic
-        self._looks = verbose or self._rules is not None
+        self._must_check = verbose or self._rules is not None
 
     def restrict(self, rules: PublishRules | None, replies: ReplyPermissions | None) -> None:
-        """Set what the user may publish to; None: everything."""
+        """Set the rules for the subjects that the user may publish to; None: all are permitted."""
         self._rules = rules
         self.replies = replies
         self.answer(verbose=self._verbose, pedantic=self._pedantic)
 
     def publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> bool:
-        """Route ops[start:end], all of them messages. Returns: False if some are left for ``resume``."""
+        """Route ops[start:end], which are messages. Returns: False if some are left for ``resume``."""
         parser = self._parser
         router = self._client.router
         traced = parser.traced or (router.tracing is not None and any(
@@ -93,7 +95,7 @@ class Publishing:
         singly = traced or self._pedantic
         if router.mapper is not None and not singly and (mapped := router.mapper.map_run(ops, start, end)) is not None:
             ops, start, end = mapped, 0, len(mapped)
-        if not (self._looks or parser.reserved_replies or singly):
+        if not (self._must_check or parser.reserved_replies or singly):
             done = router.route(ops, start, end, self._client, now_ns)
             if done < end:
                 self._left = self._route, ops, done, end
@@ -103,7 +105,7 @@ class Publishing:
         return self.resume(now_ns)
 
     def resume(self, now_ns: int) -> bool:
-        """Route what is left. Returns: as ``publish``."""
+        """Route the messages that are left. Returns: False if some are left again."""
         if self._left is None:
             return True
         stage, ops, start, end = self._left
@@ -115,13 +117,13 @@ class Publishing:
         self._checked = 0
         return True
 
-    # Stages: each takes ops[start:end] and returns the end of what it has published.
+    # Stages: each publishes a part of ops[start:end] and returns the end of that part.
 
     def _route(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
         return self._client.router.route(ops, start, end, self._client, now_ns)
 
     def _publish_singly(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
-        """Publish a run of a pedantic client, or one in which a message may ask to be traced."""
+        """Publish, one by one, a run of a pedantic client, or a run in which a message may request a trace."""
         client = self._client
         outward = client.router.outward
         for at in range(start, end):
@@ -157,7 +159,7 @@ class Publishing:
             trace.routed()
 
     def begin(self, subject: bytes) -> None:
-        """Check the subject of a message whose line has arrived, for a pedantic client: the message may never end."""
+        """Check the subject of a pedantic client's message whose line has arrived: the rest may never come."""
         if self._pedantic and not self._begun:
             self._begun = True
             self._check_subject(subject)
@@ -167,7 +169,7 @@ class Publishing:
             self._client.send_error("Invalid Publish Subject")
 
     def trace_too_large(self, msg: Msg, size: int, now_ns: int) -> None:
-        """Trace a message of ``size`` bytes, which ends the connection; ``msg`` holds the part that has arrived."""
+        """Trace a message of ``size`` bytes, which ends the connection. ``msg`` holds the part that has arrived."""
         if msg[2]:
             _, trace = message_trace.begin(self._client, msg, self._may_trace_to, now_ns)
             if trace is not None:
@@ -175,7 +177,7 @@ class Publishing:
                 trace.refused("maximum payload exceeded")
 
     def _violation(self, msg: Msg) -> str:
-        """How ``_publish_checked`` will refuse a message; "": it will not."""
+        """Return the error with which ``_publish_checked`` will refuse a message; "" if it will not."""
         subject, reply = msg[:2]
         if self._client.router.refuses(subject) or not self._permits(subject):
             return f"Permissions Violation for Publish to {quoted(subject)}"
@@ -184,7 +186,7 @@ class Publishing:
         return ""
 
     def _may_trace_to(self, dest: bytes) -> bool:
-        """Whether the client may have trace events published to ``dest``; permission to respond there is not enough."""
+        """Return whether the client may send trace events to ``dest``; permission for responses is not enough."""
         return not self._client.router.refuses(dest) and (self._rules is None or self._rules.permits(dest))
 
     def _publish_checked(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
@@ -201,7 +203,7 @@ class Publishing:
                 pass
             elif rules is None or rules.permits(subject) or (self.replies is not None and self.replies.use(subject)):
                 continue
-            # Only delivered messages may be replied to, so earlier messages are delivered first.
+            # A delivered message permits its response, so earlier messages of this run are delivered first.
             if first < at and ((done := self._route(ops, first, at, now_ns)) < at or self._client.fan_outs):
                 self._checked = at
                 return done
@@ -210,7 +212,7 @@ class Publishing:
         return self._route(ops, first, end, now_ns) if first < end else end
 
     def _publish_each(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
-        """Publish one by one for a verbose client, each with its own answer."""
+        """Publish one by one for a verbose client, and answer each message."""
         client = self._client
         outward = client.router.outward
         for at in range(start, end):
@@ -224,7 +226,7 @@ class Publishing:
         return end
 
     def _permit_or_refuse(self, subject: bytes, reply: bytes) -> bool:
-        """Refuse a message that may not be routed. Returns: whether it may be."""
+        """Refuse a message that may not be routed. Returns: whether it may be routed."""
         rules, replies = self._rules, self.replies
         if rules is not None and not rules.permits(subject) and not (replies is not None and replies.use(subject)):
             self._client.refuse_publish(subject)
@@ -235,6 +237,6 @@ class Publishing:
         return True
 
     def _permits(self, subject: bytes) -> bool:
-        """Whether ``subject`` may be published to, without using up a response."""
+        """Return whether ``subject`` may be published to, without using up a response."""
         return (self._rules is None or self._rules.permits(subject)
                 or (self.replies is not None and self.replies.permits(subject)))

@@ -1,4 +1,4 @@
-"""Slows down a producer whose receivers are far behind: its connection is not read until they catch up, for a bounded time.
+"""Slowing down a producer whose receivers are far behind: it is not read until they catch up, for a bounded time.
 
 Source: nats-server, server/client.go (stalledWait).
 """
@@ -15,7 +15,7 @@ __all__ = ["stall"]
 
 _STALL_PER_READ_NS: Final = 10_000_000
 _READ_BYTES: Final = 64 * 1024
-"""A producer is stalled for at most 10 ms per this many bytes read, as in nats-server's read loop."""
+"""Bytes read for which a producer is stalled at most 10 ms, as in nats-server's read loop."""
 
 
 class Reader(Protocol):
@@ -27,19 +27,21 @@ class Reader(Protocol):
 
 
 def stall(reader: Reader, stalled: Iterable[Outbound], read_bytes: int) -> None:
-    """Hold ``reader``, of which ``read_bytes`` were just served, for those it published to that are ``stalled``."""
+    """Hold ``reader`` for the ``stalled`` receivers of its messages; ``read_bytes`` is the size of the read just
+    served."""
     behind = {id(outbound): outbound for outbound in stalled}
     reads = -(-read_bytes // _READ_BYTES)
     _hold_until_caught_up(reader, behind.values(), reads * _STALL_PER_READ_NS / 1e9)
 
 
 def _hold_until_caught_up(reader: Reader, behind: Collection[Outbound], seconds: float) -> None:
-    """Hold ``reader``, which published to those ``behind``, until all have caught up, but no longer than ``seconds``."""
+    """Hold ``reader`` until all of ``behind``, to which it published, have caught up, but no longer than
+    ``seconds``."""
     reader.hold()
     left = len(behind)
     held = True
 
-    def go_on() -> None:
+    def release_once() -> None:
         nonlocal held
         if held:
             held = False
@@ -50,8 +52,8 @@ def _hold_until_caught_up(reader: Reader, behind: Collection[Outbound], seconds:
         nonlocal left
         left -= 1
         if not left:
-            go_on()
+            release_once()
 
-    timer = asyncio.get_running_loop().call_later(seconds, go_on)
+    timer = asyncio.get_running_loop().call_later(seconds, release_once)
     for outbound in behind:
         outbound.waiting.append(caught_up)

@@ -1,4 +1,4 @@
-"""The figures shown for one connection: its row on /connz, and its part of JetStream's advisories. No I/O.
+"""The figures of one connection: its row on /connz, and its part of JetStream's advisories. No I/O.
 
 Source: nats-server, server/monitor.go (ConnInfo, myUptime), server/events.go (ClientInfo).
 """
@@ -17,7 +17,7 @@ __all__ = ["connection_row", "identity", "peer_certificates", "subscription_row"
 
 
 def connection_row(client: Client, now_ns: int, *, authenticated: bool) -> dict[str, Any]:
-    """The /connz entry of ``client``; ``authenticated``: its user was checked, and is shown."""
+    """Return the /connz entry of ``client``; ``authenticated``: its user was checked, so it is shown."""
     options = client.options
     end_ns = client.stopped_at_ns or now_ns
     fields: dict[str, Any] = {
@@ -51,7 +51,7 @@ def connection_row(client: Client, now_ns: int, *, authenticated: bool) -> dict[
 
 
 def subscription_row(sub: Subscription) -> dict[str, Any]:
-    """A subscription as /connz and /subsz show it; an in-process one has the cid 0."""
+    """Return a subscription as /connz and /subsz show it; an in-process one has the cid 0."""
     row: dict[str, Any] = {"subject": sub.subject.decode("utf-8", "replace")}
     if sub.queue:
         row["qgroup"] = sub.queue.decode("utf-8", "replace")
@@ -62,11 +62,11 @@ def subscription_row(sub: Subscription) -> dict[str, Any]:
 
 
 def peer_certificates(client: Client) -> list[dict[str, str]]:
-    """The certificate that a client was verified by, as /connz shows it; none without one."""
+    """Return the certificate that verified a client, as /connz shows it; an empty list without one."""
     certificate = client.certificate
     if certificate is None:
         return []
-    # Takes 30 ms to import, and is rarely needed.
+    # The imports take 30 ms and are rarely needed.
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -77,7 +77,7 @@ def peer_certificates(client: Client) -> list[dict[str, str]]:
 
 
 def tls_fields(client: Client) -> dict[str, Any]:
-    """The TLS fields of a row."""
+    """Return the TLS fields of a row."""
     tls = client.tls
     if tls is None or tls.cipher() is None:
         return {}
@@ -87,18 +87,19 @@ def tls_fields(client: Client) -> dict[str, Any]:
 
 
 def token_fields(client: Client) -> dict[str, Any]:
-    """What a row shows of the token that the client logged in with."""
+    """Return a row's fields about the token with which the client logged in."""
     login = client.login
     if login.kind != "jwt" or login.token is None or login.claims is None:
         return {}
     issuer = login.token.issuer if login.token.issuer_account else client.account.name
     shown = "[REDACTED]" if login.claims.limits.bearer else client.options.get("jwt")
-    fields = {"jwt": shown, "issuer_key": issuer, "name_tag": client.account.settings.name_tag, "tags": list(login.tags)}
+    fields = {"jwt": shown, "issuer_key": issuer, "name_tag": client.account.settings.name_tag,
+              "tags": list(login.tags)}
     return {name: value for name, value in fields.items() if value}
 
 
 def identity(client: Client, server_name: str) -> dict[str, Any]:
-    """``client`` as JetStream's advisories show it."""
+    """Return ``client`` as JetStream's advisories show it."""
     options = client.options
     fields = {
         "start": format_time(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.account.name,
@@ -111,7 +112,7 @@ def identity(client: Client, server_name: str) -> dict[str, Any]:
 
 
 def uptime(elapsed_ns: int) -> str:
-    """Whole seconds as nats-server's monitoring shows them: 1y2d3h4m5s, leading zero parts left out."""
+    """Format whole seconds as nats-server's monitoring does: 1y2d3h4m5s, without leading zero parts."""
     seconds = max(elapsed_ns, 0) // 1_000_000_000
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)

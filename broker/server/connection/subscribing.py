@@ -30,7 +30,7 @@ _CLOSED_AFTER_SECONDS: Final = 0.02
 
 
 class Subscriber(Peer, Protocol):
-    """The connection."""
+    """The connection that subscribes."""
 
     label: str
     router: Router
@@ -41,7 +41,10 @@ class Subscriber(Peer, Protocol):
 
 
 class Subscribing:
-    """``subs`` by sid. ``call_soon`` has a function called on a later turn of the loop, ``call_later`` after so many seconds."""
+    """The subscriptions of one client, ``subs`` by sid.
+
+    ``call_soon`` runs a function on a later turn of the loop, ``call_later`` after a number of seconds.
+    """
 
     __slots__ = ("_call_later", "_call_soon", "_client", "_hiding", "_max", "_max_tokens", "_replies", "_rules", "subs")
 
@@ -58,7 +61,8 @@ class Subscribing:
         self.subs: dict[bytes, Subscription] = {}
 
     def restrict(self, rules: SubscribeRules | None, replies: ReplyPermissions | None) -> None:
-        """Set what may be subscribed to (None: everything); ``replies`` records messages that may be replied to."""
+        """Set the rules for subscriptions (None: all are permitted); ``replies`` records messages that permit a
+        response."""
         self._rules = rules
         self._replies = replies
         self._hiding = False
@@ -66,8 +70,9 @@ class Subscribing:
     def limit(self, most: int, tokens: int) -> None:
         """Set the maximum number of subscriptions (-1: no limit) and of a subject's tokens (0: no limit).
 
-        A client that could not add a subscription under a new maximum is closed a moment later, as on nats-server, also one
-        without any: meanwhile it is served, so that its login is answered. Longer subjects it keeps.
+        As on nats-server, a client that has reached a new maximum is closed a moment later, even one without
+        subscriptions if the maximum is 0. Until then it is served, so that its login is answered. Existing
+        subscriptions with longer subjects stay.
         """
         changed = most != self._max
         self._max = most
@@ -106,8 +111,11 @@ class Subscribing:
         self._client.router.add(sub)
 
     def _hide(self, rules: SubscribeRules, sub: Subscription) -> None:
-        """From the client's first subscription that covers a denied subject on, consumers' deliveries on denied
-        subjects are hidden from all its subscriptions, as on nats-server."""
+        """Hide consumers' deliveries on denied subjects from ``sub``, once a subscription covers a denied subject.
+
+        As on nats-server, the client's first subscription that covers a denied subject hides them from all of its
+        subscriptions.
+        """
         if self._hiding:
             sub.hides = rules.denials(sub.queue)
         elif sub.denies is not None:
@@ -129,7 +137,7 @@ class Subscribing:
                   op.sid.decode("utf-8", "backslashreplace"))
 
     def _received(self, msgs: Sequence[Msg]) -> None:
-        """The client was sent messages that it may reply to."""
+        """Record that messages were sent to the client, which may respond to them."""
         if self._replies is not None:
             self._replies.received([msg[1] for msg in msgs])
 
@@ -148,11 +156,11 @@ class Subscribing:
             self._remove(sub)
 
     def forget_connection(self) -> None:
-        """Drop the reference to the connection, which is gone; it has no subscriptions any more."""
+        """Drop the reference to the connection, which has ended and has no subscriptions any more."""
         del self._client
 
     def end_all(self) -> None:
-        """End all subscriptions: none receives anything more. Very many are removed on later turns of the loop."""
+        """End all subscriptions at once: none receives more. Very many are removed on later turns of the loop."""
         subs, self.subs = self.subs, {}
         router = self._client.router
         if len(subs) > _REMOVED_AT_ONCE:
@@ -170,11 +178,11 @@ class Subscribing:
         self._client.router.remove(sub)
 
     def reconsider(self, user: str) -> None:
-        """The rules have changed: end subscriptions no longer permitted, with an error; apply them to the rest."""
+        """Apply changed rules: end subscriptions that are no longer permitted, with an error."""
         for sub in list(self.subs.values()):
             self._remove(sub)
             if self._rules is None or self._rules.permits(sub.subject, sub.queue):
-                # A new object, since cached routes depend on the subscription's state at look-up.
+                # Insert a new object, since cached routes depend on the subscription's state at the time of the lookup.
                 again = Subscription(sub.subject, sub.queue, peer=self._client, sid=sub.sid)
                 again.delivered, again.max = sub.delivered, sub.max
                 self._insert(again)

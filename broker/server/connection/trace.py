@@ -1,11 +1,11 @@
 """The protocol lines of one connection in the log, for ``-V``.
 
-An observer: the connection passes it the operations received, and the outbound buffer the bytes sent, so it works with
-any transport. The format is nats-server's, which people and tests search for ``[SUB foo 1]`` and the like:
+The connection passes received operations to this observer, and the outbound buffer passes sent bytes, so it works with
+any transport. The format is nats-server's: people and tests search for ``[SUB foo 1]`` and the like.
 
     127.0.0.1:5000 - cid:5 - "v1.2:python3:name" - <<- [PUB foo 5]          from the client
     127.0.0.1:5000 - cid:5 - "v1.2:python3:name" - <<- MSG_PAYLOAD: ["hello"]
-    127.0.0.1:5000 - cid:5 - "v1.2:python3:name" - ->> [MSG foo 1 5]        to it
+    127.0.0.1:5000 - cid:5 - "v1.2:python3:name" - ->> [MSG foo 1 5]        to the client
 
 Passwords, tokens and keys in CONNECT are left out. Source: nats-server, server/client.go (traceInOp, traceMsg).
 """
@@ -26,7 +26,7 @@ __all__ = ["Trace", "TracedOutbound"]
 log = logging.getLogger(__name__)
 
 _TRACE = 5
-"""Below DEBUG (broker.runtime.logging)."""
+"""Log level below DEBUG (broker.runtime.logging)."""
 
 
 class Labelled(Protocol):
@@ -36,7 +36,7 @@ class Labelled(Protocol):
 
 
 class Trace:
-    """One connection's trace; shows at most ``max_traced_msg_len`` bytes of a payload, or all if that is 0."""
+    """The trace of one connection. It shows ``max_traced_msg_len`` bytes of a payload at most; 0: all bytes."""
 
     def __init__(self, client: Labelled, settings: LoggingSettings) -> None:
         self._client = client
@@ -63,7 +63,7 @@ class Trace:
                 self._line("<<-", b"PING" if type(op) is Ping else b"PONG")
 
     def sent(self, buffers: Sequence[bytes]) -> None:
-        """Log bytes sent to the client: whole lines, each with its payload if any."""
+        """Log bytes sent to the client: whole lines, each followed by its payload if there is one."""
         data = b"".join(buffers)
         at = 0
         while (end := data.find(b"\r\n", at)) >= 0:
@@ -80,7 +80,7 @@ class Trace:
 
     def _payload(self, way: str, body: bytes, hlen: int) -> None:
         if self._headers_only:
-            # Without the two line ends behind them.
+            # Leave out the two line ends after the headers.
             body = body[:max(hlen - 4, 0)]
         if not body:
             return
@@ -97,7 +97,7 @@ class Trace:
 
 
 class TracedOutbound(Outbound):
-    """An outbound buffer that passes what it sends to ``trace``, which must be set at once; None: no tracing."""
+    """An outbound buffer that also passes its bytes to ``trace``, which must be set at once; None: no tracing."""
 
     __slots__ = ("trace",)
 
@@ -110,6 +110,6 @@ class TracedOutbound(Outbound):
 
 
 def _printable(data: bytes) -> str:
-    """``data`` as one line, whatever the bytes: a client must not be able to forge log lines."""
+    """Return ``data`` as one printable line, so that a client cannot forge log lines."""
     text = data.decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

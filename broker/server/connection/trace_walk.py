@@ -1,10 +1,10 @@
-"""Where a traced message goes, in the order in which it would be delivered.
+"""The receivers of a traced message, in the order in which they would receive it.
 
-    eg    a client's subscription                  js    a stream, which completes the entry when it has decided
+    eg    a client's subscription                  js    a stream, which completes the entry after its decision
     se    a stream export, to another account      si    a service import, into another account
 
-What is in other accounts is listed if their export or import allows traces. A message for the trace alone is handed to
-the streams here, and to nobody else.
+Receivers in other accounts are listed if their export or import allows traces. A message for the trace alone is passed
+to the streams here, and to no other receiver.
 
 Source: nats-server, server/msgtrace.go, server/client.go (deliverMsg, processMsgResults, processServiceImport).
 """
@@ -30,9 +30,10 @@ class Publisher(Source, Protocol):
 
 
 class Walk:
-    """Adds to ``events``, and to ``undecided`` the entries that streams complete."""
+    """Adds entries to ``events``, and to ``undecided`` those that streams complete."""
 
-    def __init__(self, client: Publisher, at: str, events: list[dict[str, Any]], undecided: list[dict[str, Any]]) -> None:
+    def __init__(self, client: Publisher, at: str, events: list[dict[str, Any]],
+                 undecided: list[dict[str, Any]]) -> None:
         self._client = client
         self._at = at
         self._events = events
@@ -40,7 +41,8 @@ class Walk:
         self._passed: list[Relay] = []
 
     def follow(self, router: Subjects, msg: TracedMsg, now_ns: int, *, imported: bool = False) -> bool:
-        """Add all receivers of ``msg``. Returns: whether there are any. ``imported``: it came by a service import."""
+        """Add all receivers of ``msg``; ``imported``: it came through a service import. Returns: whether there are
+        any."""
         received = False
         subject = msg[0]
         for sub, obstacle in router.audience(subject, self._client):
@@ -60,12 +62,12 @@ class Walk:
     def _relay(self, relay: Relay, msg: TracedMsg, now_ns: int) -> bool:
         hop = relay.hop(msg[0])
         if hop is None or relay in self._passed or len(self._passed) >= _HOPS_MAX:
-            return False  # a message does not pass a service twice either
+            return False  # a delivered message does not pass a service twice either
         self._add("si", acc=hop.router.name, **{"from": text(msg[0])}, to=text(hop.to))
         if not hop.traceable:
             return False
         self._passed.append(relay)
-        # There is no way back for a stream's refusal of what is not delivered.
+            # The reply subject is left out: a stream's refusal of an undelivered message must not be sent.
         received = self.follow(hop.router, msg.as_changed((hop.to, b"", *msg[2:])), now_ns, imported=True)
         self._passed.pop()
         return received
@@ -93,11 +95,11 @@ class Walk:
 
 
 def named(identity: dict[str, Any]) -> dict[str, str]:
-    """A client's name, if it has one."""
+    """Return a client's name as a member, if it has one."""
     name = identity.get("name")
     return {"name": name} if name else {}
 
 
 def text(value: bytes) -> str:
-    """What clients sent, for JSON."""
+    """Decode bytes that clients sent, for JSON."""
     return value.decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""From TLS settings to what a handshake needs: certificates, authorities for clients', versions and ciphers.
+"""TLS settings as OpenSSL needs them: certificates, authorities for clients' certificates, versions and ciphers.
 
-Files are read once, at the start or by a reload; if any is invalid, ``TlsError`` is raised and nothing changes.
+Files are read once, at the start or at a reload. If a file is invalid, ``TlsError`` is raised and nothing changes.
 
 Source: nats-server, server/opts.go (GenTLSConfig), server/client.go (matchesPinnedCert).
 """
@@ -25,11 +25,11 @@ _CURVES: Final = {"X25519": "X25519", "CurveP256": "prime256v1", "CurveP384": "s
 
 
 class TlsError(ValueError):
-    """Unusable TLS settings; names the file or the value."""
+    """TLS settings that cannot be used; the text names the file or the value."""
 
 
 class TlsParameters:
-    """TLS on one port. Raises: TlsError."""
+    """The TLS parameters of one port. Raises: TlsError."""
 
     def __init__(self, settings: TlsSettings) -> None:
         self.settings = settings
@@ -46,14 +46,14 @@ class TlsParameters:
 
     @cached_property
     def not_after_ns(self) -> int:
-        """When the first certificate expires."""
-        # Takes 30 ms to import, and is rarely needed.
+        """Time at which the first certificate expires, Unix UTC."""
+        # The import takes 30 ms and is rarely needed.
         from cryptography import x509
 
         return int(x509.load_pem_x509_certificate(self._certificate).not_valid_after_utc.timestamp()) * 1_000_000_000
 
     def admits(self, now_ns: int) -> bool:
-        """Whether another handshake may begin within ``connection_rate_limit``; counts it."""
+        """Count a handshake that begins. Returns: False if it would exceed ``connection_rate_limit``."""
         limit = self.settings.connection_rate_limit
         if not limit:
             return True
@@ -66,7 +66,8 @@ class TlsParameters:
         return True
 
     def objection(self, tls: ssl.SSLObject, now_ns: int) -> str:
-        """Why the client of a completed handshake may not connect, beyond what OpenSSL verified; "" if it may."""
+        """Return why the client of a completed handshake may not connect, although OpenSSL verified it; "" if it
+        may."""
         if self.verify and tls.session_reused and not _is_valid(tls, now_ns):
             return "tls: failed to verify certificate: certificate has expired"
         pinned = self.settings.pinned_certs
@@ -84,7 +85,7 @@ def _context(settings: TlsSettings, files: CertificateFiles, verify: bool) -> ss
     _choose_ciphers(context, settings)
     try:
         for path in (files.cert_file, files.key_file):
-            open(path, "rb").close()  # OpenSSL does not say which of the two it cannot read
+            open(path, "rb").close()  # OpenSSL's error does not name the unreadable one of the two files
         context.load_cert_chain(files.cert_file, files.key_file, _no_password)
     except OSError as error:
         raise TlsError(f"error parsing X509 certificate/key pair: {_why(error, files)}") from None
@@ -93,8 +94,8 @@ def _context(settings: TlsSettings, files: CertificateFiles, verify: bool) -> ss
         # An intermediate certificate can be a trust anchor, too.
         context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
         _load_authorities(context, settings.ca_file)
-        # OpenSSL does not verify the certificate of a resumed session again, so with TLS 1.3 nothing is resumed. TLS 1.2
-        # also resumes by session ID, which Python cannot switch off: see _is_valid.
+        # OpenSSL does not verify the certificate of a resumed session again, so no TLS 1.3 session is resumed. TLS 1.2
+        # also resumes by session ID, which Python cannot switch off: ``_is_valid`` checks such sessions.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
     return context
@@ -131,14 +132,14 @@ def _choose_ciphers(context: ssl.SSLContext, settings: TlsSettings) -> None:
         if name not in _CURVES:
             raise TlsError(f"unrecognized curve preference {name}")
     if len(settings.curve_preferences) > 1:
-        raise TlsError("curve_preferences can name one curve, or be left out for all of them: Python's ssl can restrict "
-                       "key exchange to one")
+        raise TlsError("curve_preferences can name one curve, or be left out for all of them: Python's ssl can "
+                       "restrict key exchange to one")
     for name in settings.curve_preferences:
         context.set_ecdh_curve(_CURVES[name])
 
 
 def _choose_by_name(contexts: list[ssl.SSLContext], names: list[frozenset[str]]) -> None:
-    """Use the first certificate, unless the client asks for a name that another one has."""
+    """Use the first certificate, unless the client requests a name that another one has."""
     def choose(tls: ssl.SSLObject | ssl.SSLSocket, wanted: str | None, _: Any) -> None:
         if wanted is not None:
             name = wanted.lower()
@@ -150,8 +151,8 @@ def _choose_by_name(contexts: list[ssl.SSLContext], names: list[frozenset[str]])
 
 
 def _names(path: str) -> frozenset[str]:
-    """The DNS names of a certificate in PEM."""
-    # Takes 30 ms to import, and is rarely needed.
+    """Return the DNS names of a certificate in PEM."""
+    # The import takes 30 ms and is rarely needed.
     from cryptography import x509
 
     with open(path, "rb") as file:
@@ -164,9 +165,9 @@ def _names(path: str) -> frozenset[str]:
 
 
 def _is_valid(tls: ssl.SSLObject, now_ns: int) -> bool:
-    """Whether every certificate that the client of a resumed session once presented is valid at this time.
+    """Return whether all certificates that the client of a resumed session once presented are valid at this time.
 
-    The server keeps these certificates with the session, for two hours, since it gives out no tickets.
+    The server keeps these certificates with the session for two hours, since it issues no tickets.
     """
     # SSLObject has get_unverified_chain() from Python 3.13 on; the object below it has it from 3.10 on.
     chain = tls._sslobj.get_unverified_chain()  # type: ignore[attr-defined]
@@ -181,7 +182,7 @@ def _is_valid(tls: ssl.SSLObject, now_ns: int) -> bool:
 
 
 def _fingerprint(certificate: bytes) -> str:
-    """SHA-256 of the public key of a certificate."""
+    """Return the SHA-256 of a certificate's public key."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -190,7 +191,7 @@ def _fingerprint(certificate: bytes) -> str:
 
 
 def _no_password() -> str:
-    """Without this callback, OpenSSL prompts on the terminal for the password of an encrypted key."""
+    """Refuse encrypted keys; without this callback OpenSSL prompts for the password on the terminal."""
     raise OSError(0, "the private key is encrypted")
 
 
@@ -198,6 +199,7 @@ def _why(error: OSError, files: CertificateFiles) -> str:
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":
             return "tls: private key does not match public key"
-        return f"{files.cert_file}, {files.key_file}: {(error.reason or 'no certificate and key in PEM').lower().replace('_', ' ')}"
+        reason = (error.reason or "no certificate and key in PEM").lower().replace("_", " ")
+        return f"{files.cert_file}, {files.key_file}: {reason}"
     where = f"open {error.filename}: " if error.filename else ""
     return where + (os.strerror(error.errno).lower() if error.errno else error.strerror or str(error))

@@ -1,4 +1,4 @@
-"""The ports that clients connect to, as connections see them: authentication, timeouts and INFO.
+"""The ports to which clients connect, from the point of view of a connection: authentication, timeouts and INFO.
 
 Source: nats-server, server/auth.go (processClientOrLeafAuthentication), server/websocket.go (wsConfigAuth).
 """
@@ -16,11 +16,11 @@ from broker.server.listeners.certificates import TlsParameters
 __all__ = ["ChainOf", "ClientPort", "WebSocketPort", "users_by_certificate"]
 
 ChainOf = Callable[[AuthSettings, bool], AuthenticatorChain | None]
-"""Makes the authenticators for settings; the flag: users are identified by certificates."""
+"""Function that makes the authenticators for settings; the flag: certificates identify the users."""
 
 
 def users_by_certificate(settings: Settings) -> frozenset[str]:
-    """Users without a password whom some port identifies by the client's certificate (``verify_and_map``)."""
+    """Return the users without a password whom a port identifies by the client's certificate (``verify_and_map``)."""
     websocket = settings.websocket
     mapping = {ClientPort.connection_type} if settings.tls.verify_and_map else set()
     if websocket.port is not None and websocket.tls.verify_and_map:
@@ -47,11 +47,11 @@ class ClientPort:
 
     @property
     def needs_opening(self) -> bool:
-        """Whether connections begin otherwise than with INFO in plain text."""
+        """Flag: connections do not begin with INFO in plain text."""
         return self.tls is not None or self.proxy_protocol
 
     def prepare(self, settings: Settings, chain_of: ChainOf) -> Callable[[], None]:
-        """Prepare for new settings. Returns: what applies them, to later connections. Raises: ValueError."""
+        """Prepare for new settings. Returns: a function that applies them to later connections. Raises: ValueError."""
         tls = TlsParameters(settings.tls) if settings.tls.enabled else None
         authenticator = chain_of(settings.auth, settings.tls.verify_and_map)
 
@@ -73,7 +73,7 @@ class ClientPort:
 
 
 class WebSocketPort:
-    """The WebSocket port; ``port`` is the actual number once known."""
+    """The WebSocket port; ``port`` is the actual number once the port is bound."""
 
     connection_type = "WEBSOCKET"
     client_type = "websocket"
@@ -90,14 +90,14 @@ class WebSocketPort:
         self._own_rules = False
 
     def prepare(self, settings: Settings, chain_of: ChainOf) -> Callable[[], None]:
-        """As for ``ClientPort``."""
+        """Prepare for new settings, as ``ClientPort.prepare`` does."""
         websocket = settings.websocket
         tls = TlsParameters(websocket.tls) if websocket.tls.enabled else None
         own_rules = bool(websocket.username or websocket.token or websocket.no_auth_user)
         auth = settings.auth
         if own_rules:
             auth = auth.replace(user=websocket.username, password=websocket.password, token=websocket.token,
-                           no_auth_user=websocket.no_auth_user)
+                                no_auth_user=websocket.no_auth_user)
         authenticator = chain_of(auth, websocket.tls.verify_and_map)
 
         def apply() -> None:
@@ -110,7 +110,7 @@ class WebSocketPort:
         return apply
 
     def describe(self, info: dict[str, Any]) -> None:
-        """Describe this port in INFO, since clients reconnect to it."""
+        """Set this port's fields in INFO: clients reconnect to this port."""
         info.pop("connect_urls", None)
         info |= {"host": self.host, "port": self.port}
         if self.tls is not None:

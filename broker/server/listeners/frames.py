@@ -1,7 +1,7 @@
 """WebSocket as a layer: unpacks a client's frames, and sends one frame per flush.
 
-The websockets library implements the protocol, without I/O: fragments, masks, pings, closing and compression. This
-module adds what nats-server does: small frames are not compressed, and a client may opt out of masking.
+The websockets library implements the protocol without I/O: fragments, masks, pings, closing and compression. This
+module adds behaviour of nats-server: small frames are not compressed, and a client may request unmasked frames.
 
 Source: RFC 6455; nats-server, server/websocket.go (wsRead, wsCollapsePtoNB, wsEnqueueCloseMessage).
 """
@@ -24,11 +24,11 @@ from broker.server.listeners.layer import Layer
 __all__ = ["FIRST_MESSAGE_BYTES", "FramesLayer", "FramesProtocol"]
 
 FIRST_MESSAGE_BYTES: Final = 64 * 1024
-"""The most that a client can make the server buffer before it has identified itself."""
+"""Bound on the bytes of a client that the server buffers before the client has identified itself."""
 
 _COMPRESS_FROM: Final = 64
 _BROWSER_FRAME_BYTES: Final = 4096
-"""The size that browsers handle best, by nats-server's experiments."""
+"""Frame size that browsers handle best, by nats-server's experiments."""
 
 _DATA: Final = frozenset({Opcode.TEXT, Opcode.BINARY, Opcode.CONT})
 _REASON_BYTES_MAX: Final = 123
@@ -44,12 +44,12 @@ _CLOSE_CODES: Final = {
     **dict.fromkeys(("Write Error", "Read Error", "Stale Connection", "Server Shutdown"), CloseCode.GOING_AWAY)}
 
 _log = logging.getLogger(f"{__name__}.websockets")
-# The library logs every connection; what an operator needs is in the client's own lines.
+# The library logs every connection; the client's own lines have what an operator needs.
 _log.setLevel(logging.ERROR)
 
 
 class FramesProtocol(ServerProtocol):
-    """The server's side of one connection; ``message_bytes_max`` is for messages after the one with the first line."""
+    """The server's side of one connection. ``message_bytes_max`` bounds messages after the one with the first line."""
 
     def __init__(self, *, compression: bool, message_bytes_max: int) -> None:
         super().__init__(
@@ -59,13 +59,13 @@ class FramesProtocol(ServerProtocol):
         self._message_bytes_max = message_bytes_max
 
     def expect_no_masks(self) -> None:
-        """Accept unmasked frames, as the client asked."""
+        """Accept unmasked frames, as the client requested."""
         # In this library only the client side accepts unmasked frames; it would mask its own, but see send_frame.
         self.side = CLIENT
 
     def recv_frame(self, frame: Frame) -> None:
         super().recv_frame(frame)
-        # A line that is complete is CONNECT, or the connection is closed, unless anybody may come.
+        # A complete line is CONNECT, or it ends the connection, unless clients need no login.
         if frame.opcode in _DATA and b"\n" in frame.data:
             self.max_message_size = self._message_bytes_max
 
@@ -73,17 +73,18 @@ class FramesProtocol(ServerProtocol):
         extensions = self.extensions if len(frame.data) > _COMPRESS_FROM else []
         self.writes.append(frame.serialize(mask=False, extensions=extensions))
 
-
     def release(self) -> None:
-        """Break the cycles with the parser, a generator, and with the tracebacks of errors: the connection is gone, or refused."""
+        """Break reference cycles with the parser, a generator, and with tracebacks: the connection is refused or
+        ended."""
         self.parser.close()
         self.parser_exc = self.handshake_exc = None
 
 
 class FramesLayer(Layer):
-    """Between ``client`` and the transport on which ``protocol`` completed the handshake."""
+    """The layer between ``client`` and the transport on which ``protocol`` completed the handshake."""
 
-    def __init__(self, transport: asyncio.Transport, client: Client, protocol: FramesProtocol, *, browser: bool) -> None:
+    def __init__(self, transport: asyncio.Transport, client: Client, protocol: FramesProtocol, *,
+                 browser: bool) -> None:
         super().__init__(transport, client)
         self._client = client
         self._protocol = protocol
@@ -94,7 +95,8 @@ class FramesLayer(Layer):
         if protocol.state is not OPEN:
             return
         protocol.receive_data(data)
-        chunks = [frame.data for frame in protocol.events_received() if isinstance(frame, Frame) and frame.opcode in _DATA]
+        chunks = [frame.data for frame in protocol.events_received()
+                  if isinstance(frame, Frame) and frame.opcode in _DATA]
         if chunks:
             client.data_received(b"".join(chunks))
         self._flush()
@@ -133,7 +135,7 @@ class FramesLayer(Layer):
         super().close()
 
     def _flush(self, size: int = 0) -> None:
-        """Send the protocol's output, for ``size`` bytes from the client object above."""
+        """Send the protocol's output; ``size`` is the number of bytes that the client wrote for it."""
         data = b"".join(self._protocol.data_to_send())
         if data:
             self._give(data, size)

@@ -1,10 +1,10 @@
-"""A layer between a connection's socket and its client: a protocol to the layer below, a transport to the one above.
+"""A layer between a connection's socket and its client: a protocol to the layer below, a transport to the layer above.
 
     socket ── transport ──> TlsLayer ──> WebSocketLayer ──> Client
              <── write ──
 
-Layers stack, and the client need not know of them. Nothing is awaited: the result of each input is passed on in the
-same call, so that one read from the socket is still one batch for the client.
+Layers stack, and the client does not notice them. Nothing is awaited: the result of each input is passed on in the
+same call, so one read from the socket is one batch for the client.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ __all__ = ["Layer"]
 
 
 _ENDED: Final = asyncio.Protocol()
-"""What is above a layer whose connection is gone."""
+"""The protocol above a layer whose connection has ended; it does nothing."""
 
 
 class Layer(asyncio.Protocol, asyncio.Transport):
-    """Passes everything on; a subclass transforms the bytes in ``data_received`` and ``write``."""
+    """Passes all calls on; a subclass transforms the bytes in ``data_received`` and ``write``."""
 
     def __init__(self, transport: asyncio.Transport, upper: asyncio.Protocol) -> None:
         super().__init__()
         self._transport = transport
         self._upper = upper
-        # Total bytes written from above, and the total they became below; and both totals after each unsent write.
+        # Total bytes written from above, total bytes written below for them, and both totals after each unsent write.
         self._taken = 0
         self._given = 0
         self._unsent: deque[tuple[int, int]] = deque()
         self._sent = 0
 
     def _give(self, data: bytes, size: int) -> None:
-        """Write ``data`` below, for ``size`` bytes from above."""
+        """Write ``data`` below; ``size`` is the number of bytes from above that it stands for."""
         self._taken += size
         self._given += len(data)
         self._unsent.append((self._given, self._taken))
@@ -43,7 +43,7 @@ class Layer(asyncio.Protocol, asyncio.Transport):
     # Transport, for the layer above
 
     def get_write_buffer_size(self) -> int:
-        """In bytes as written from above, since the upper side counts those; a partly sent write counts as unsent."""
+        """Return the unsent bytes as the upper side counts them; a partly sent write counts as unsent."""
         left = self._transport.get_write_buffer_size()
         unsent = self._unsent
         if not left:
@@ -91,7 +91,7 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         return self._upper.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # The layer above refers to this one, and must not be kept by it.
+        # Avoid a reference cycle: the layer above refers to this one.
         upper, self._upper = self._upper, _ENDED
         upper.connection_lost(exc)
 

@@ -1,15 +1,15 @@
-"""The opening of a connection on the client port: TLS or plain text, when to send INFO, whose address.
+"""The opening of a connection on the client port: TLS or plain text, the time of INFO, the client's address.
 
                            ┌── data within the delay, or no delay ──────────────────────────────> TLS, then INFO
     accepted ── TLS first ─┤
-        │                  └── none ──┐
+        │                  └─ no data ┐
         └──────────────────────────> INFO ──┬── TLS required ───────────────────────────────────> TLS
                                             ├── allow_non_tls: does the client begin with it? ──> TLS
                                             └──────────────────────────────────────────────────> plain text
 
-With ``proxy_protocol``, the choice after INFO waits for the header in which a proxy gives the client's address.
-A port without any of this needs no opening: the client is then the protocol from the start, as on any connection in
-plain text. Each wait has a timer; input is examined as soon as it arrives, and none is lost.
+With ``proxy_protocol``, the choice after INFO waits for the header in which a proxy gives the client's address. A port
+without TLS and proxies needs no opening: the client is then the protocol from the start. Each wait has a timer. Input
+is examined as soon as it arrives, and none is lost.
 
 Source: nats-server, server/server.go (createClientEx, tlsTimeout).
 """
@@ -33,7 +33,7 @@ __all__ = ["Opening", "OpeningHost"]
 log = logging.getLogger(__name__)
 
 _HANDSHAKE_RECORD: Final = b"\x16"
-"""The first byte of TLS, with which no operation of the client protocol begins."""
+"""First byte of TLS; no operation of the client protocol begins with it."""
 
 _TLS_FAILED: Final = "TLS Handshake Failure"
 
@@ -46,11 +46,11 @@ class OpeningHost(ClientHost[Client], Protocol):
 
 
 def _nothing() -> None:
-    """The step of a connection that was refused and is being closed, or that has passed its opening."""
+    """Do nothing: the step of a connection that was refused, or that has passed its opening."""
 
 
 class Opening(asyncio.Protocol):
-    """The protocol of one connection until the client, or TLS, replaces it."""
+    """The protocol of one connection until the client or a TLS layer replaces it."""
 
     def __init__(self, server: OpeningHost) -> None:
         self._server = server
@@ -88,7 +88,7 @@ class Opening(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_timer()
         self._client.connection_lost(exc)
-        # Both refer to this opening.
+        # Avoid reference cycles: both refer to this opening.
         self._step, self._layer = _nothing, None
 
     def pause_writing(self) -> None:
@@ -100,7 +100,7 @@ class Opening(asyncio.Protocol):
     # Steps
 
     def _fall_back(self) -> None:
-        """No TLS handshake arrived: this client waits for INFO."""
+        """Send INFO: no TLS handshake arrived in time, so this client waits for INFO."""
         self._client.tls_first = False
         self._client.greet()
         self._await_header()
@@ -138,19 +138,19 @@ class Opening(asyncio.Protocol):
     def _choose(self) -> None:
         tls = self._tls
         if tls is None:
-            self._go_on_plain()
+            self._continue_plain()
         elif self._client.tls_first or not self._server.entrance.allow_non_tls:
             self._begin_tls(tls)
         else:
-            self._wait(self._look, tls.settings.timeout_ns, self._go_on_plain)
+            self._wait(self._inspect_input, tls.settings.timeout_ns, self._continue_plain)
 
-    def _look(self) -> None:
+    def _inspect_input(self) -> None:
         if self._tls is not None and self._early.startswith(_HANDSHAKE_RECORD):
             self._begin_tls(self._tls)
         else:
-            self._go_on_plain()
+            self._continue_plain()
 
-    def _go_on_plain(self) -> None:
+    def _continue_plain(self) -> None:
         self._end_timer()
         client, early = self._client, self._early
         self._step = _nothing
@@ -197,7 +197,7 @@ class Opening(asyncio.Protocol):
     def _tls_failed(self, error: Exception) -> None:
         self._end_timer()
         why = handshake_error(error)
-        # Load balancers and port scanners send anything.
+        # Load balancers and port scanners send arbitrary bytes.
         level = logging.DEBUG if why.startswith("tls: first record") else logging.ERROR
         log.log(level, "%s - TLS handshake error: %s", self._client.label, why)
         self._client.close(_TLS_FAILED)
@@ -209,7 +209,7 @@ class Opening(asyncio.Protocol):
     # Waiting
 
     def _wait(self, step: Callable[[], None], limit_ns: int, timed_out: Callable[[], None]) -> None:
-        """Run ``step`` when there is input, now or within the limit."""
+        """Run ``step`` at each input, beginning with any that is buffered; call ``timed_out`` after the limit."""
         self._end_timer()
         self._step = step
         self._set_timer(limit_ns, timed_out)

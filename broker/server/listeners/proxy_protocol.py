@@ -1,4 +1,4 @@
-"""The PROXY protocol, versions 1 and 2: the header in which a proxy gives the address of a client.
+"""The PROXY protocol, versions 1 and 2: a header in which a proxy gives the address of a client.
 
     v1    PROXY TCP4 192.0.2.1 198.51.100.1 56324 4222\\r\\n                    at most 107 bytes
     v2    \\r\\n\\r\\n\\0\\r\\nQUIT\\n | version, command | family | length | addresses and more
@@ -25,13 +25,13 @@ _V1_BYTES_MAX: Final = 107
 _V2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 _V2_FIXED: Final = 16
 _KNOWN: Final = 6
-"""This many bytes distinguish the versions, and everything else."""
+"""Number of bytes that distinguish the versions, and other protocols."""
 
 _LOCAL, _PROXY = 0, 1
 _STREAM: Final = 1
 _UNSPECIFIED, _IPV4, _IPV6 = 0, 1, 2
 _ADDRESS_BYTES: Final = {_IPV4: (4, 12), _IPV6: (16, 36)}
-"""Bytes of one address; of both with their ports."""
+"""Sizes by family: of one address; of both addresses with their ports."""
 
 
 class ProxyHeaderError(ValueError):
@@ -39,7 +39,7 @@ class ProxyHeaderError(ValueError):
 
 
 class ProxyHeader(Value):
-    """``address`` and ``port`` of the client; "" for a proxy's own connection, or one without a proxy."""
+    """The client's ``address`` and ``port``; "" for a proxy's own connection, or a connection without a proxy."""
 
     rest: bytes
     """The bytes after the header."""
@@ -49,7 +49,7 @@ class ProxyHeader(Value):
 
 
 def read_header(data: bytes) -> ProxyHeader | None:
-    """The header at the start of ``data``; None: more bytes are needed. Raises: ProxyHeaderError."""
+    """Return the header at the start of ``data``; None if more bytes are needed. Raises: ProxyHeaderError."""
     known = data[:_KNOWN]
     if _V1.startswith(known):
         return _read_v1(data)

@@ -1,10 +1,10 @@
-"""TLS as a layer: OpenSSL between two buffers in memory, so that it can begin at any byte of a connection.
+"""TLS as a layer: OpenSSL between two buffers in memory, so that TLS can begin at any byte of a connection.
 
-asyncio's ``start_tls`` cannot: bytes read before it (after a PROXY header, or to tell TLS from plain text) are lost to
-it. Nor does a handshake here need a task: a slow client costs only a timer.
+asyncio's ``start_tls`` cannot do that: it loses the bytes read before it, such as those after a PROXY header, or those
+that distinguish TLS from plain text. A handshake here needs no task either: a slow client costs only a timer.
 
-One read from the socket may hold many records: they are decrypted together and reach the client as one batch. Handshakes
-that come at once take turns.
+One read from the socket may contain many records: they are decrypted together and reach the client as one batch.
+Simultaneous handshakes take turns.
 
 Source: nats-server, server/client.go (doTLSServerHandshake, matchesPinnedCert).
 """
@@ -24,14 +24,14 @@ from broker.server.listeners.layer import Layer
 __all__ = ["HandshakeTurns", "TlsLayer", "handshake_error"]
 
 _RECORD_BYTES: Final = 16 * 1024
-"""The maximum size of a record, which is the most that OpenSSL returns at once."""
+"""Maximum size of a record, which is the most that OpenSSL returns at once."""
 
 _EMPTY_BYTES_MAX: Final = 2 * _RECORD_BYTES
-"""A connection is closed after receiving so many bytes that contain no data of the client, which nobody needs to send:
-a flood of new keys costs the client little, and this side an answer to each."""
+"""Bound on received bytes without any data of the client, beyond which the connection is closed. No client needs to
+send so many: a flood of new keys costs the client little, but the server must answer each."""
 
 _UNREAD_ANSWERS_MAX: Final = 1 << 20
-"""A connection is closed if OpenSSL answers while more unsent bytes than this are TLS's own."""
+"""Bound on TLS's own unsent bytes; the connection is closed if OpenSSL then answers again."""
 
 _GO_WORDS: Final = {
     "CALLBACK_FAILED": "tls: the server name is not in ASCII",
@@ -48,8 +48,10 @@ _GO_WORDS: Final = {
 
 
 class HandshakeTurns:
-    """Lets one handshake take a step in each turn of the loop: a step signs, which takes up to a millisecond, and in a storm
-    of connections others are served in between."""
+    """Lets one handshake take a step in each turn of the loop.
+
+    A step signs, which takes up to a millisecond. So other clients are served in between if many connect at once.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[TlsLayer] = deque()
@@ -63,15 +65,14 @@ class HandshakeTurns:
         layer = self._waiting.popleft()
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._turn)
-        layer.go_on()
+        layer.continue_handshake()
 
 
 @contextmanager
 def _unreported_names(context: ssl.SSLContext) -> Iterator[list[bytes]]:
-    """Where a context chooses the certificate by the name that the client asks for: report no name that is not ASCII.
+    """Report no non-ASCII server name while a context chooses the certificate by name. Yields: the list of such names.
 
-    Python ends such a handshake by itself, and writes a traceback to standard error, for each client that sends one. Yields the
-    list of these names.
+    Python itself ends a handshake with such a name, and writes a traceback to standard error for each.
     """
     names: list[bytes] = []
     if context.sni_callback is None:
@@ -93,15 +94,15 @@ def _unreported_names(context: ssl.SSLContext) -> Iterator[list[bytes]]:
 
 
 def _nothing() -> None:
-    """Do what is done about a handshake that is over."""
+    """Do nothing: the callback of a finished handshake."""
 
 
 def _ignore(error: Exception) -> None:
-    """The same, if it failed."""
+    """Do nothing: the error callback of a finished handshake."""
 
 
 class TlsLayer(Layer):
-    """The server side; ``on_ready()`` is called once, when the handshake is done, or ``on_failed(error)``.
+    """The server side of TLS. After the handshake it calls once ``on_ready()``, or ``on_failed(error)``.
 
     ``upper`` receives nothing before ``on_ready``, and must not write until then.
     """
@@ -113,7 +114,7 @@ class TlsLayer(Layer):
         self._out = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
         self._hello: list[bytes] | None = [] if context.sni_callback is not None else None
-        """What the client sent until the server first answered, where its first message may have to be read again."""
+        """The input until the server's first answer, if the client's first message may have to be read again."""
         self._turns = turns
         self._waits = False
         self._on_ready = on_ready
@@ -121,10 +122,10 @@ class TlsLayer(Layer):
         self._ready = False
         self._closed = False
         self._empty_bytes = 0
-        """The size of what was received since the client's last data: a part of a record, or messages of TLS itself."""
+        """Bytes received since the client's last data: a part of a record, or messages of TLS itself."""
 
         self._ended = False
-        """Whether the client announced that it will send no more."""
+        """Flag: the client announced that it will send no more."""
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
@@ -137,12 +138,12 @@ class TlsLayer(Layer):
             self._read()
         elif not self._waits:
             self._waits = True
-            # What is received meanwhile would be kept in memory.
+            # Stop reading: input would only collect in memory.
             self._transport.pause_reading()
             self._turns.add(self)
 
-    def go_on(self) -> None:
-        """Its turn to continue the handshake."""
+    def continue_handshake(self) -> None:
+        """Continue the handshake: this layer has its turn."""
         self._waits = False
         if not self._closed:
             self._transport.resume_reading()
@@ -205,7 +206,7 @@ class TlsLayer(Layer):
             self._flush()
             return False
         except ssl.SSLError as error:
-            self._flush()  # the alert with the reason
+            self._flush()  # sends the alert with the reason
             self._fail(error)
             return False
         self._ready = True
@@ -217,9 +218,9 @@ class TlsLayer(Layer):
         return not self._closed
 
     def _begin_without_name(self, hello: list[bytes]) -> None:
-        """Begin the handshake again with the first certificate, as nats-server serves it to who asks for an unknown name.
+        """Begin the handshake again with the first certificate, as nats-server does for an unknown name.
 
-        Raises: ssl.SSLError, as ``do_handshake``.
+        Raises: ssl.SSLError, like ``do_handshake``.
         """
         context = self._tls.context
         self._in, self._out, self._hello = ssl.MemoryBIO(), ssl.MemoryBIO(), None
@@ -239,7 +240,7 @@ class TlsLayer(Layer):
             on_failed(error)
 
     def _forget_handshake(self) -> None:
-        """Drop the references to whoever waits for the handshake, and refers to this layer."""
+        """Drop the references to the callbacks, which refer to this layer."""
         self._on_ready, self._on_failed = _nothing, _ignore
 
     def _read(self) -> None:
@@ -252,7 +253,7 @@ class TlsLayer(Layer):
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError:
-            # Not a valid record of this connection: nothing after it can be trusted.
+            # This is no valid record of the connection, so no later byte can be trusted.
             self._ended = True
         if chunks:
             self._empty_bytes = 0
@@ -278,12 +279,12 @@ class TlsLayer(Layer):
         try:
             self._tls.unwrap()
         except ssl.SSLError:
-            pass  # do not wait for the client's close_notify
+            pass  # close without waiting for the client's close_notify
         self._flush()
 
 
 def handshake_error(error: Exception) -> str:
-    """Why a handshake failed, in nats-server's words where OpenSSL's reason has a counterpart."""
+    """Return why a handshake failed, in nats-server's words if OpenSSL's reason has a counterpart there."""
     reason = getattr(error, "reason", None) or ""
     if reason == "CERTIFICATE_VERIFY_FAILED":
         return f"tls: failed to verify certificate: {getattr(error, 'verify_message', '') or 'x509'}"

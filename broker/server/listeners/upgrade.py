@@ -1,6 +1,6 @@
-"""The parts of a WebSocket handshake's request beyond WebSocket itself: the page's origin, cookies, an address.
+"""Fields of a WebSocket handshake's request beyond WebSocket itself: the page's origin, cookies, an address.
 
-Decides without I/O. Source: nats-server, server/websocket.go (wsUpgrade, checkOrigin).
+This module does no I/O. Source: nats-server, server/websocket.go (wsUpgrade, checkOrigin).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _COOKIE: Final = b"cookie:"
 _BLANKS: Final = " \t\r\n"
 _NOT_IN_COOKIES: Final = re.compile(r'[^ !#-:<-\[\]-~]')
 _COOKIES_MAX: Final = 3000
-"""Go takes none of more cookies than these."""
+"""Bound on the cookies of a request; Go accepts none of a longer list."""
 
 
 def origin_error(settings: WebSocketSettings, fields: Fields, *, secure: bool) -> str:
-    """Why a page of this origin may not connect, or "".
+    """Return why a page of this origin may not connect; "" if it may.
 
-    A client other than a browser sends no origin, or could send any: these rules protect only users of browsers.
+    Other clients than browsers can send any origin, or none: these rules protect only users of browsers.
     """
     if not settings.same_origin and not settings.allowed_origins:
         return ""
@@ -49,20 +49,23 @@ def origin_error(settings: WebSocketSettings, fields: Fields, *, secure: bool) -
 
 
 def split_cookies(head: bytes) -> tuple[bytes, list[str]]:
-    """A request's head without its cookies, and the lines of cookies: browsers send all cookies of a host in one line, which
-    may be much longer than any other line."""
+    """Return a request's head without its cookies, and the lines with cookies.
+
+    Browsers send all cookies of a host in one line, which may be much longer than any other line.
+    """
     lines = head.split(b"\r\n")
     own = [line[len(_COOKIE):].decode("latin-1") for line in lines[1:] if line[:len(_COOKIE)].lower() == _COOKIE]
     return b"\r\n".join([lines[0], *(line for line in lines[1:] if line[:len(_COOKIE)].lower() != _COOKIE)]), own
 
 
 def cookies(settings: WebSocketSettings, lines: Sequence[str]) -> dict[str, str]:
-    """Credentials in cookies, by CONNECT's field names. An application sets whatever other cookies it likes, so an invalid
-    cookie is skipped alone. The last cookie of a name counts.
+    """Return the credentials in cookies, by CONNECT's field names. If cookies have the same name, the last one counts.
+
+    Applications may set any other cookies, so an invalid cookie is skipped alone.
 
     Source: Go, net/http/cookie.go (readCookies, parseCookieValue).
     """
-    # Two settings may name the same cookie: the first one has it.
+    # If two settings name the same cookie, it belongs to the first one.
     wanted = {settings.token_cookie: "auth_token", settings.pass_cookie: "pass", settings.user_cookie: "user",
               settings.jwt_cookie: "jwt"}
     if sum(line.count(";") + 1 for line in lines) > _COOKIES_MAX:
@@ -80,7 +83,7 @@ def cookies(settings: WebSocketSettings, lines: Sequence[str]) -> dict[str, str]
 
 
 def forwarded_for(fields: Fields) -> str:
-    """The client's address according to a proxy; "" if none gives it."""
+    """Return the client's address according to a proxy; "" if there is none."""
     given = _first(fields, "x-forwarded-for")
     try:
         address = ip_address(given)
@@ -88,7 +91,7 @@ def forwarded_for(fields: Fields) -> str:
         return ""
     if address.version == 4:
         return given
-    # A scope could be any text, and Go's parser refuses it.
+    # An IPv6 scope could be any text; Go's parser refuses it.
     return f"[{given}]" if address.scope_id is None else ""
 
 
@@ -105,7 +108,7 @@ def _first(fields: Fields, name: str) -> str:
 
 
 def _place(origin: str) -> tuple[str, str, int]:
-    """The origin's scheme, host and port. Raises: ValueError."""
+    """Return the origin's scheme, host and port. Raises: ValueError."""
     parts = urlsplit(origin)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError(origin)

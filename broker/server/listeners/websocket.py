@@ -1,9 +1,9 @@
-"""WebSocket clients: their port, and a connection's way from there to an ordinary client.
+"""WebSocket clients: their port, and the way of a connection from that port to an ordinary client.
 
     accepted ──> TLS ──> HTTP request ──┬── refused: an HTTP error, then closed
-                                        └── 101 ──> frames ──> Client, from INFO on as on the client port
+                                         └── 101 ──> frames ──> Client, which begins with INFO as on the client port
 
-Until the request is complete, a connection is not a client: it has a timer, a limit in bytes, and no number.
+Until the request is complete, a connection is no client: it has a timer, a limit in bytes, and no number.
 
 Source: nats-server, server/websocket.go (startWebsocketServer, wsUpgrade, createWSClient).
 """
@@ -31,14 +31,14 @@ __all__ = ["WebSocketListener"]
 log = logging.getLogger(__name__)
 
 _REQUEST_BYTES_MAX: Final = 128 * 1024
-"""A browser sends all cookies of the host, each of up to 4 KiB."""
+"""Bound on a request. A browser sends all cookies of the host, each of up to 4 KiB."""
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 _MESSAGE_PAYLOADS: Final = 8
-"""A message may hold several publishes."""
+"""Number of maximal payloads that a message may hold, since it may hold several publishes."""
 
 
 class WebSocketListener:
-    """The WebSocket port."""
+    """The listener of the WebSocket port."""
 
     def __init__(self, server: ClientHost[Client]) -> None:
         self.server = server
@@ -57,7 +57,7 @@ class WebSocketListener:
         return "wss" if self.settings.tls.enabled else "ws"
 
     async def bind(self) -> None:
-        """Bind the port. Raises: OSError when it is not available."""
+        """Bind the port. Raises: OSError if it is not available."""
         if self._bound is None:
             self._bound = await Bound.at(self.settings.host, max(self.port, 0))
 
@@ -87,7 +87,7 @@ class WebSocketListener:
 
 
 class Opening(asyncio.Protocol):
-    """One connection until it becomes a client."""
+    """A connection until it becomes a client."""
 
     def __init__(self, listener: WebSocketListener) -> None:
         self._listener = listener
@@ -137,7 +137,7 @@ class Opening(asyncio.Protocol):
         self._layer = None
 
     def abort(self) -> None:
-        """Close because the server stops."""
+        """Close the connection because the server stops."""
         self._leave()
         self._transport.abort()
 
@@ -165,7 +165,7 @@ class Opening(asyncio.Protocol):
             self._refuse(*refusal)
 
     def _upgrade(self, protocol: FramesProtocol, request: bytes, early: bytes) -> tuple[HTTPStatus, str] | None:
-        """Answer a request that may be granted. Returns: the status and the reason if it may not."""
+        """Answer a request. Returns: the status and the reason if it is refused, otherwise None."""
         settings = self._listener.settings
         request, cookie_lines = upgrade.split_cookies(request)
         protocol.receive_data(request)
@@ -191,10 +191,11 @@ class Opening(asyncio.Protocol):
         response = protocol.accept(event)
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             return HTTPStatus(response.status_code), str(protocol.handshake_exc)
-        self._go_on(protocol, response, fields, upgrade.cookies(settings, cookie_lines))
+        self._accept(protocol, response, fields, upgrade.cookies(settings, cookie_lines))
         return None
 
-    def _go_on(self, protocol: FramesProtocol, response: Response, fields: upgrade.Fields, cookies: dict[str, str]) -> None:
+    def _accept(self, protocol: FramesProtocol, response: Response, fields: upgrade.Fields,
+                cookies: dict[str, str]) -> None:
         listener, transport = self._listener, self._transport
         settings = listener.settings
         no_masking = upgrade.wants_no_masking(fields)
@@ -226,7 +227,7 @@ class Opening(asyncio.Protocol):
     def _tls_failed(self, error: Exception) -> None:
         why = handshake_error(error)
         if getattr(error, "reason", None) == "HTTP_REQUEST":
-            # ws:// in place of wss://; in the words of Go's net/http server.
+            # The client used ws:// instead of wss://. The text is that of Go's net/http server.
             why = "client sent an HTTP request to an HTTPS server"
             self._transport.write(b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n")
         log.error("%s - websocket: TLS handshake error: %s", self._peer, why)

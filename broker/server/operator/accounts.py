@@ -1,11 +1,11 @@
-"""The accounts of trusted operators: each is known from when somebody needs it, and changes with its token.
+"""The accounts of trusted operators: each is fetched when first needed, and changes with its token.
 
-    look-up ──> resolver ──> token checked ──> registered ──> the accounts it imports from ──> ready
-                                                   │
-                                                   ├── another token: its clients are judged again
-                                                   └── its end: the clients are disconnected, the next look-up asks again
+    lookup ──> resolver ──> token checked ──> registered ──> the accounts it imports from ──> ready
+                                                  │ ├── another token: its clients' logins are decided again └──
+                                                  expiry: its clients are disconnected, the next lookup asks the
+                                                  resolver
 
-Owns: the claims, their expiry, the look-ups under way. Does not own: where tokens are kept (resolver), the accounts
+Owns: the claims, their expiry, the running lookups. Does not own: where tokens are stored (resolver), the accounts
 themselves and their clients (the server, as ``Host``).
 
 Source: nats-server, server/server.go (lookupOrFetchAccount, fetchAccount, updateAccountWithClaimJWT,
@@ -39,17 +39,17 @@ log = logging.getLogger(__name__)
 
 _SECOND: Final = 1_000_000_000
 _ASK_AGAIN_NS: Final = _SECOND
-"""An expired account is not looked up more often."""
+"""Minimum time between two lookups of an expired account."""
 
 _FETCHES_AT_ONCE: Final = 64
-"""A resolver is asked about so many accounts concurrently."""
+"""Number of accounts for which a resolver is asked concurrently."""
 
 _TIMER_SECONDS_MAX: Final = 60.0
-"""A later expiry is compared with the clock again: timers stand still while the machine is suspended."""
+"""Bound on one expiry timer; a later expiry is compared with the clock again, because timers stop during a suspend."""
 
 
 class AccountError(Exception):
-    """Why an account cannot be used."""
+    """The reason why an account cannot be used."""
 
 
 class Host(Protocol):
@@ -59,33 +59,35 @@ class Host(Protocol):
     def clock(self) -> Clock: ...
 
     def put_account(self, settings: AccountSettings) -> Awaitable[object] | None:
-        """Add the account, or change it. Returns: what to wait for until it can be used."""
+        """Add the account, or change it. Returns: an awaitable that completes when it can be used; None: at once."""
 
     def recheck_clients(self, name: str) -> None:
-        """The claims of an account have changed: its clients may have to go, or their permissions changed."""
+        """Decide again about an account's clients, after its claims have changed."""
 
     def check_clients(self, name: str) -> None:
-        """Have all clients of an account log in again, with what they sent."""
+        """Check the logins of all clients of an account again, with the credentials that they sent."""
 
     def expire_clients(self, name: str) -> None:
         """Disconnect all clients of an account, which has expired."""
 
 
 class Trust:
-    """The operators whose tokens, or keys, the configuration has."""
+    """The configured operators: their tokens, or their keys."""
 
     def __init__(self, settings: OperatorSettings) -> None:
         self.operators: list[OperatorClaims] = [operator_claims(token) for token in settings.tokens]
         self.keys = frozenset(settings.trusted_keys) | {
-            key for one in self.operators for key in (*one.signing_keys, *(() if one.strict_signing_keys else (one.subject,)))}
+            key for one in self.operators
+            for key in (*one.signing_keys, *(() if one.strict_signing_keys else (one.subject,)))}
         """The keys that may sign for accounts."""
 
-        self.strict_keys = frozenset(key for one in self.operators if one.strict_signing_keys for key in one.signing_keys)
-        """Accounts signed by these need signing keys of their own, too."""
+        self.strict_keys = frozenset(
+            key for one in self.operators if one.strict_signing_keys for key in one.signing_keys)
+        """Keys whose accounts must use signing keys, too, instead of their own keys."""
 
 
 class KnownAccount:
-    """``ClaimAccount`` to authenticators."""
+    """An account with its claims; a ``ClaimAccount`` to authenticators."""
 
     def __init__(self, token: str, claims: AccountClaims, trust: Trust) -> None:
         self._trust = trust
@@ -93,7 +95,7 @@ class KnownAccount:
         self.claims = claims
         self.expired = False
         self.ready = False
-        """Whether the accounts that it imports from were looked up."""
+        """Flag: lookups of the accounts from which it imports have ended."""
 
         self.updated_at_ns = 0
         self._decoded_token = ""
@@ -102,7 +104,7 @@ class KnownAccount:
         self.activation_timer: asyncio.TimerHandle | None = None
 
     def shown(self) -> dict[str, Any]:
-        """Its token as monitoring shows it."""
+        """Return its token as monitoring shows it."""
         claims = self.claims
         shown = {"expired": self.expired, "jwt": self.token, "issuer_key": claims.issuer, "tags": list(claims.tags),
                  "decoded_jwt": self._decoded(),
@@ -123,27 +125,27 @@ class KnownAccount:
         return self.claims.issuer in self._trust.keys
 
     def signer(self, key: str) -> tuple[bool, UserPermissions | None]:
-        """Whether ``key`` signs for the account, and what its users may do; None: what their tokens say."""
+        """Return whether ``key`` signs for the account, and its users' permissions (None: those of their tokens)."""
         if key == self.name and self.claims.issuer not in self._trust.strict_keys:
             return True, self.claims.signing_keys.get(key)
         return key in self.claims.signing_keys, self.claims.signing_keys.get(key)
 
 
 class OperatorAccounts:
-    """Accounts by their public keys."""
+    """The accounts by their public keys."""
 
     def __init__(self, settings: OperatorSettings, host: Host) -> None:
-        """Raises: ValueError if the resolver cannot be used."""
+        """Make the resolver. Raises: ValueError if it cannot be used."""
         self._host = host
         self.trust = Trust(settings)
         self.resolver = _resolver(settings)
         self._known: dict[str, KnownAccount] = {}
         self._lookups: dict[str, asyncio.Task[KnownAccount]] = {}
         self._waiters: dict[str, int] = {}
-        """How many wait for each look-up."""
+        """Number of callers that wait for each lookup."""
 
         self._queued: set[str] = set()
-        """The accounts about which the resolver will be asked when it has a slot."""
+        """Accounts whose lookup waits for a slot of the resolver."""
 
         self._slots = asyncio.Semaphore(_FETCHES_AT_ONCE)
         self._refreshing: asyncio.Task[None] | None = None
@@ -152,16 +154,16 @@ class OperatorAccounts:
         return iter(self._known.values())
 
     def close(self) -> None:
-        """End the look-ups under way. Accounts go on expiring: the server may start again."""
+        """Cancel the running lookups. Accounts continue to expire, because the server may start again."""
         for task in self._lookups.values():
             task.cancel()
         if self._refreshing is not None:
             self._refreshing.cancel()
 
-    # Looking up
+    # Lookups
 
     def shown(self, name: str) -> dict[str, Any]:
-        """The account's token as monitoring shows it; nothing if it has none."""
+        """Return the account's token as monitoring shows it; nothing if it has none."""
         account = self._known.get(name)
         return account.shown() if account is not None else {}
 
@@ -169,12 +171,12 @@ class OperatorAccounts:
         return self._known.get(name)
 
     def find(self, name: str) -> KnownAccount | None:
-        """The account, if it need not be looked up."""
+        """Return the account if it need not be fetched."""
         account = self._known.get(name)
-        return account if account is not None and account.ready and not self._ask_again(account) else None
+        return account if account is not None and account.ready and not self._must_fetch_again(account) else None
 
-    def look_up(self, name: str, then: Callable[[KnownAccount | None], None]) -> Callable[[], None]:
-        """Call ``then`` with the account, or None, later. Returns: what cancels that."""
+    def fetch(self, name: str, then: Callable[[KnownAccount | None], None]) -> Callable[[], None]:
+        """Call ``then`` with the account, or None, later. Returns: a function that cancels the call."""
         def done(task: asyncio.Task[KnownAccount]) -> None:
             then(None if task.cancelled() or task.exception() is not None else task.result())
 
@@ -189,20 +191,19 @@ class OperatorAccounts:
         return cancel
 
     async def get(self, name: str) -> KnownAccount:
-        """The account, however long that takes. Raises: AccountError."""
+        """Return the account, which may take long. Raises: AccountError."""
         account = self.find(name)
-        return account if account is not None else await self._looked_up_account(name)
+        return account if account is not None else await self._await_lookup(name)
 
-    async def _looked_up_account(self, name: str) -> KnownAccount:
+    async def _await_lookup(self, name: str) -> KnownAccount:
         task = self._task(name)
         self._waiters[name] += 1
         return await asyncio.shield(task)
 
     def _drop_unless_wanted(self, name: str) -> None:
-        """End a look-up for which nobody waits, if the resolver was not asked yet.
+        """Cancel a lookup for which nobody waits, unless the resolver was already asked.
 
-        Anyone can name accounts that do not exist: without this, the look-ups of clients that are gone would delay
-        those of others.
+        Anyone can name accounts that do not exist: otherwise the lookups of disconnected clients would delay others.
         """
         if not self._waiters[name] and name in self._queued:
             self._lookups.pop(name).cancel()
@@ -212,33 +213,34 @@ class OperatorAccounts:
         task = self._lookups.get(name)
         if task is None:
             self._waiters[name] = 0
-            task = self._lookups[name] = asyncio.get_running_loop().create_task(self._look_up(name), name=f"look up {name}")
-            task.add_done_callback(partial(self._looked_up, name))
+            task = asyncio.get_running_loop().create_task(self._resolve(name), name=f"look up {name}")
+            self._lookups[name] = task
+            task.add_done_callback(partial(self._finish_lookup, name))
         return task
 
-    def _looked_up(self, name: str, task: asyncio.Task[KnownAccount]) -> None:
+    def _finish_lookup(self, name: str, task: asyncio.Task[KnownAccount]) -> None:
         if self._lookups.get(name) is task:
             del self._lookups[name], self._waiters[name]
-        # Who asked may be gone: a failure that nobody hears of is none to the loop.
+        # The caller may be gone: the exception is retrieved here, so that the loop does not report it.
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, AccountError):
             log.error("looking up the account %s failed: %r", name, error)
 
-    def _ask_again(self, account: KnownAccount) -> bool:
+    def _must_fetch_again(self, account: KnownAccount) -> bool:
         return account.expired and self._host.clock.now_ns() - account.updated_at_ns >= _ASK_AGAIN_NS
 
-    async def _look_up(self, name: str) -> KnownAccount:
+    async def _resolve(self, name: str) -> KnownAccount:
         if name not in self._known:
-            return await self._take(name, await self._fetch(name))
+            return await self._use_token(name, await self._fetch_token(name))
         account = self._known[name]
-        if self._ask_again(account):
+        if self._must_fetch_again(account):
             account.updated_at_ns = self._host.clock.now_ns()
-            with suppress(AccountError):  # it stays expired
-                return await self._take(name, await self._fetch(name))
+            with suppress(AccountError):  # the account stays expired
+                return await self._use_token(name, await self._fetch_token(name))
         elif not account.ready:
             await self._make_ready(account)
         return account
 
-    async def _fetch(self, name: str) -> str:
+    async def _fetch_token(self, name: str) -> str:
         if not is_public_key(name, ACCOUNT):
             log.warning("Account fetch failed: will only fetch valid account keys")
             raise AccountError("will only fetch valid account keys")
@@ -258,19 +260,19 @@ class OperatorAccounts:
     # Changing
 
     async def update(self, name: str, token: str) -> None:
-        """Take another token of a known account. Raises: AccountError, and nothing has changed."""
+        """Use another token for a known account. Raises: AccountError; then nothing has changed."""
         account = self._known.get(name)
         if account is not None and (account.token != token or not account.ready):
-            await self._take(name, token)
+            await self._use_token(name, token)
 
     def remove(self, name: str) -> None:
-        """The token of an account was deleted: nobody may log in, and its clients go."""
+        """Remove an account whose token was deleted: nobody may log in, and its clients are disconnected."""
         if self._forget(name):
             log.debug("Disable account %s due to remove", name)
             self._host.expire_clients(name)
 
     def _forget(self, name: str) -> bool:
-        """Have the account no more, and nothing in it. Returns: False if it was not known."""
+        """Remove the account from the known ones, and admit no connection to it. Returns: False if it was not known."""
         account = self._known.pop(name, None)
         if account is None:
             return False
@@ -280,7 +282,10 @@ class OperatorAccounts:
         return True
 
     def prepare(self, settings: OperatorSettings) -> Callable[[], None]:
-        """Prepare for another resolver or other preloaded tokens. Returns: what applies them. Raises: ValueError."""
+        """Prepare for another resolver or other preloaded tokens. Returns: a function that applies them.
+
+        Raises: ValueError.
+        """
         resolver = _resolver(settings)
 
         def apply() -> None:
@@ -291,17 +296,17 @@ class OperatorAccounts:
         return apply
 
     async def _refresh(self) -> None:
-        """Look at the known accounts again; with a resolver that has all, those without a valid token are removed."""
+        """Fetch the known accounts again. If the resolver has all accounts, those without a valid token are removed."""
         for name in list(self._known):
             try:
-                await self.update(name, await self._fetch(name))
+                await self.update(name, await self._fetch_token(name))
             except AccountError as error:
                 if self.resolver.complete:
                     log.info('Reloaded: deleting account [%s]: "%s"', error, name)
                     self._forget(name)
                     self._host.check_clients(name)
 
-    async def _take(self, name: str, token: str) -> KnownAccount:
+    async def _use_token(self, name: str, token: str) -> KnownAccount:
         """Use ``token`` for the account from now on."""
         claims = self._verified(token)
         if claims.subject != name:
@@ -325,14 +330,14 @@ class OperatorAccounts:
         for one in account.claims.imports:
             if one.account not in self._known and one.account != account.name:
                 try:
-                    await self._looked_up_account(one.account)
+                    await self._await_lookup(one.account)
                 except AccountError as error:
-                    log.error("Can't locate account [%s] for import of [%s] %s (err=%s)", one.account, one.subject, one.kind,
-                              error)
+                    log.error("Can't locate account [%s] for import of [%s] %s (err=%s)", one.account, one.subject,
+                              one.kind, error)
         account.ready = True
 
     def _settings_of(self, account: KnownAccount) -> AccountSettings:
-        """The account with what it shares; an import that nobody permits is not used until somebody does."""
+        """Return the account's settings with its exports, and with those imports that the exporters permit now."""
         def exporter(name: str) -> AccountClaims | None:
             known = self._known.get(name)
             return known.claims if known is not None else None
@@ -342,11 +347,11 @@ class OperatorAccounts:
             return known is not None and known.signer(key)[0]
 
         claims = account.claims
-        return account_settings(claims).replace(exports=exports_of(claims),
-                       imports=imports_of(claims, exporter, signs, self._now()))
+        imports = imports_of(claims, exporter, signs, self._now())
+        return account_settings(claims).replace(exports=exports_of(claims), imports=imports)
 
     def _permit_imports(self, name: str) -> None:
-        """An account's keys or revocations may have changed: look again at what others import from it by a token."""
+        """Check the imports from an account by token again: its keys or revocations may have changed."""
         for other in list(self._known.values()):
             if any(one.account == name and one.token for one in other.claims.imports):
                 self._host.put_account(self._settings_of(other))
@@ -355,7 +360,7 @@ class OperatorAccounts:
         return self._host.clock.now_ns() // _SECOND
 
     def _verified(self, token: str) -> AccountClaims:
-        """Raises: AccountError."""
+        """Return the claims of a valid token. Raises: AccountError."""
         try:
             claims = account_claims(token)
             account_settings(claims)

@@ -1,12 +1,12 @@
-"""Requests about claims in the system account: update, look up, list, delete and pack accounts' tokens.
+"""Requests about claims in the system account: they update, look up, list, delete and pack accounts' tokens.
 
-    $SYS.REQ.ACCOUNT.<account>.CLAIMS.UPDATE    every resolver; also $SYS.ACCOUNT.<account>.CLAIMS.UPDATE
+    $SYS.REQ.ACCOUNT.<account>.CLAIMS.UPDATE    with any resolver; also $SYS.ACCOUNT.<account>.CLAIMS.UPDATE
     $SYS.REQ.CLAIMS.UPDATE  LIST  DELETE        with a directory
     $SYS.REQ.ACCOUNT.<account>.CLAIMS.LOOKUP    with a full directory
-    $SYS.REQ.CLAIMS.PACK                        the same: every token, each in a message, and an empty one
+    $SYS.REQ.CLAIMS.PACK                        with a full directory: every token in a message, then an empty message
 
-An answer to an update or deletion means that it is on the disk. Updates take effect at once; writes are made one after
-another, in a thread.
+The answer to an update or deletion is sent when the change is on the disk. Updates take effect at once; a thread makes
+the writes one after another.
 
 Source: nats-server, server/accounts.go (DirAccResolver.Start, CacheDirAccResolver.Start, handleDeleteRequest,
 handleListRequest, respondToUpdate), server/events.go (accountClaimUpdate).
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 _FAILED: Final = 500
 _WAITING_MAX: Final = 256
-"""Requests that may wait for the disk; more are refused."""
+"""Bound on the requests that wait for the disk; more are refused."""
 
 
 class ClaimsRequests:
-    """``router`` is the system account's."""
+    """Serves the requests; ``router`` is the system account's."""
 
     def __init__(self, accounts: OperatorAccounts, requests: Requests, router: Router, clock: Clock,
                  system_account: str) -> None:
@@ -55,8 +55,9 @@ class ClaimsRequests:
             serve |= {"$SYS.REQ.CLAIMS.UPDATE": self._update_any, "$SYS.REQ.CLAIMS.LIST": self._list,
                       "$SYS.REQ.CLAIMS.DELETE": self._delete}
             if not resolver.caches:
-                serve |= {"$SYS.REQ.ACCOUNT.*.CLAIMS.LOOKUP": self._look_up, "$SYS.REQ.CLAIMS.PACK": self._pack}
-        serve |= {"$SYS.REQ.ACCOUNT.*.CLAIMS.UPDATE": self._update_one, "$SYS.ACCOUNT.*.CLAIMS.UPDATE": self._update_one}
+                serve |= {"$SYS.REQ.ACCOUNT.*.CLAIMS.LOOKUP": self._answer_lookup, "$SYS.REQ.CLAIMS.PACK": self._pack}
+        serve |= {"$SYS.REQ.ACCOUNT.*.CLAIMS.UPDATE": self._update_one,
+                  "$SYS.ACCOUNT.*.CLAIMS.UPDATE": self._update_one}
         for subject, handler in serve.items():
             requests.serve(router, subject, handler)
 
@@ -80,7 +81,7 @@ class ClaimsRequests:
         self._later(self._update(request, ""), request, "n/a")
 
     async def _update(self, request: Request, named: str) -> None:
-        """``named``: the account that the subject names; "": any."""
+        """Update an account's token; ``named``: the account in the subject, "" if the subject names none."""
         directory = self._directory
         cached = " cache" if directory is not None and directory.caches else ""
         failed = f"jwt update{cached} resulted in error"
@@ -121,7 +122,7 @@ class ClaimsRequests:
             if directory is None:
                 self._refuse(request, account, failed, str(error))
                 return
-            # What is kept need not be of use now: it may be for later, or another operator's.
+            # A stored token need not be usable now: it may become valid later, or belong to another operator.
             log.error('DirResolver - Update for account "%s" resulted in error %s', account, error)
         self._confirm(request, account, done)
 
@@ -133,9 +134,9 @@ class ClaimsRequests:
         found = account_issues(claims, self._now())
         return [issue.why for issue in found if not issue.of_time] if blocking(found, of_time=False) else []
 
-    # Looking
+    # Lookups
 
-    def _look_up(self, request: Request) -> None:
+    def _answer_lookup(self, request: Request) -> None:
         directory = self._directory
         if directory is None or not request.reply:
             return
@@ -149,7 +150,8 @@ class ClaimsRequests:
             self._later(self._send_list(request, self._directory), request, "")
 
     async def _send_list(self, request: Request, directory: DirectoryResolver) -> None:
-        rows = await asyncio.to_thread(lambda: [row.partition(b"|")[0].decode() for row in directory.packed(self._now())])
+        rows = await asyncio.to_thread(
+            lambda: [row.partition(b"|")[0].decode() for row in directory.packed(self._now())])
         request.answer(rows)
 
     def _pack(self, request: Request) -> None:
@@ -189,7 +191,7 @@ class ClaimsRequests:
             self._confirm(request, "", done)
 
     def _deletion(self, text: str) -> tuple[str, list[str], str]:
-        """Who asks, the accounts to delete, and why they may not be."""
+        """Return the requester, the accounts to delete, and the error; "" if they may be deleted."""
         directory = self._directory
         try:
             token = decode_token(text, generic=True)
@@ -206,7 +208,8 @@ class ClaimsRequests:
             return subject, [], "not self signed"
         if issuer not in trusted:
             return subject, [], "not trusted"
-        if not isinstance(names, list) or not all(isinstance(name, str) and is_public_key(name, ACCOUNT) for name in names):
+        if not isinstance(names, list) or not all(
+                isinstance(name, str) and is_public_key(name, ACCOUNT) for name in names):
             return subject, [], "malformed request"
         if self._system_account in names:
             return subject, [], "not allowed to delete system account"
@@ -225,7 +228,7 @@ class ClaimsRequests:
         request.send(self._requests.enveloped(error={name: value for name, value in fields.items() if value}))
 
     def _later(self, work: Coroutine[Any, Any, None], request: Request, account: str) -> None:
-        """Do ``work`` in a task: it may wait for the disk."""
+        """Do ``work`` in a task, because it may wait for the disk."""
         if len(self._tasks) >= _WAITING_MAX:
             work.close()
             self._refuse(request, account, "request failed", "too many requests are waiting")

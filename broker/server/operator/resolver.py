@@ -1,12 +1,12 @@
-"""Where the tokens of accounts come from: the configuration, a directory, or an account server.
+"""Sources of accounts' tokens: the configuration, a directory, or an account server.
 
-    memory   what the configuration preloads
-    full     a directory with all of them, which requests in the system account change
-    cache    a directory with some of them: others would come from other servers, of which there are none here
+    memory   tokens that the configuration preloads
+    full     a directory with all tokens, which requests in the system account change
+    cache    a directory with some tokens; nats-server fetches others from other servers, which do not exist here
     url      GET <url><account>
 
-A directory of tokens is configuration, and as much in need of a backup as the configuration file: the broker's store
-does not have it. Each file is replaced whole, and synced before a request is answered.
+A directory of tokens needs a backup as much as the configuration file: the broker's store does not contain it. Each
+file is replaced as a whole, and synced before a request is answered.
 
 Source: nats-server, server/accounts.go (MemAccResolver, DirAccResolver, CacheDirAccResolver, URLAccResolver),
 server/dirstore.go.
@@ -45,30 +45,30 @@ _SUFFIX: Final = ".jwt"
 
 
 class ResolverError(Exception):
-    """Why there is no token, or it was not taken."""
+    """The reason why a token was not found, or not stored."""
 
 
 class Resolver(Protocol):
     @property
     def local(self) -> bool:
-        """Whether looking up is quick."""
+        """Flag: a fetch is quick."""
 
     @property
     def complete(self) -> bool:
-        """Whether an account that it does not have is meant to be gone."""
+        """Flag: an account without a token here was removed on purpose."""
 
     async def check(self) -> None:
-        """Whether it can be asked at all. Raises: ResolverError."""
+        """Check that the resolver can be asked. Raises: ResolverError."""
 
     async def fetch(self, account: str) -> str:
-        """Raises: ResolverError."""
+        """Return the token of an account. Raises: ResolverError."""
 
     def preload(self, tokens: Mapping[str, str]) -> None:
-        """Raises: ResolverError where tokens cannot be kept."""
+        """Store the tokens of the configuration. Raises: ResolverError if this resolver cannot store any."""
 
 
 def make_resolver(settings: OperatorSettings) -> Resolver:
-    """The configured resolver, with the tokens to preload. Raises: ResolverError."""
+    """Return the configured resolver, with the tokens to preload. Raises: ResolverError."""
     kind = settings.resolver
     resolver: Resolver
     if kind is None or kind.kind == "memory":
@@ -109,7 +109,7 @@ class DirectoryResolver:
     complete = False
 
     def __init__(self, settings: ResolverSettings) -> None:
-        """Raises: ResolverError if the directory can be neither used nor made."""
+        """Make the directory if it does not exist. Raises: ResolverError if it cannot be used."""
         self.settings = settings
         self.path = Path(os.path.abspath(settings.directory))
         self._turn = asyncio.Lock()
@@ -138,40 +138,41 @@ class DirectoryResolver:
                 self._save(account, token, only_newer=True)
 
     def read(self, account: str) -> str:
-        """The token; "" if there is none. Read anew: an operator may copy files into the directory."""
+        """Return the token; "" if there is none. The file is always read: an operator may copy files into the
+        directory."""
         if not is_public_key(account, ACCOUNT):
             raise ResolverError("will only fetch valid account keys")
         path = self._file(account)
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode) or status.st_size > TOKEN_CHARS_MAX:
-                return ""  # reading a pipe would wait, and a longer file is no token
+                return ""  # opening a pipe would block, and a longer file is no token
             if self.settings.ttl_ns and time.time_ns() - status.st_mtime_ns > self.settings.ttl_ns:
                 path.unlink()
                 return ""
             text = path.read_text("ascii")
             if self.caches:
-                os.utime(path)  # the least recently used goes first
+                os.utime(path)  # marks the file as used: the least recently used file is removed first
         except (OSError, UnicodeError):
             return ""
         return text.strip()
 
     async def write(self, account: str, token: str) -> None:
-        """Keep ``token``, on the disk when this returns. Raises: ResolverError."""
+        """Store ``token``; it is on the disk when this returns. Raises: ResolverError."""
         async with self._turn:
             await asyncio.to_thread(self._save, account, token)
 
     async def delete(self, account: str) -> None:
-        """Raises: ResolverError."""
+        """Delete an account's token. Raises: ResolverError."""
         async with self._turn:
             await asyncio.to_thread(self._remove, account)
 
     def accounts(self) -> list[str]:
-        """The accounts with a file, in order."""
+        """Return the accounts with a file, in order."""
         return sorted(self._accounts())
 
     def packed(self, now: int) -> Iterator[bytes]:
-        """``account|token`` of every account whose token is not expired, ``now`` in seconds since 1970."""
+        """Yield ``account|token`` of every account whose token is not expired; ``now`` in seconds, Unix UTC."""
         for account in self.accounts():
             token = self.read(account)
             if not token:
@@ -184,7 +185,7 @@ class DirectoryResolver:
                 yield f"{account}|{token}".encode()
 
     def digest(self) -> bytes:
-        """Changes with the set of tokens: the exclusive-or of their SHA-256 sums."""
+        """Return a digest of the set of tokens: the exclusive-or of their SHA-256 sums."""
         sums = (int.from_bytes(hashlib.sha256(self.read(account).encode()).digest()) for account in self.accounts())
         total = 0
         for one in sums:
@@ -245,7 +246,7 @@ class DirectoryResolver:
             raise ResolverError(f"{(error.strerror or str(error)).lower()}") from None
 
     def _sync(self) -> None:
-        """Make the names durable."""
+        """Sync the directory, so that the files' names are on the disk."""
         handle = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -254,13 +255,13 @@ class DirectoryResolver:
 
 
 class UrlResolver:
-    """An account server. A request ends within the configured time, however slowly the server answers."""
+    """An account server. A request ends within the configured time, even if the server answers slowly."""
 
     local = False
     complete = False
 
     def __init__(self, url: str, timeout_ns: int, context: ssl.SSLContext | None = None) -> None:
-        """Args: ``context`` for HTTPS; None: the system's certificates verify the server."""
+        """Args: ``context`` verifies HTTPS; None: the system's certificates do."""
         self._url = url if url.endswith("/") else f"{url}/"
         self._context = context
         self._seconds = timeout_ns / 1e9
@@ -278,15 +279,15 @@ class UrlResolver:
         raise ResolverError("resolver preloads only available for writeable resolver types MEM/DIR/CACHE_DIR")
 
     async def _get(self, url: str) -> str:
-        # Imported late, since few brokers have such a resolver.
+        # This import is late, because few brokers have such a resolver.
         from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
         shown, parts = shown_url(url), urlsplit(url)
-        # Errors must not show the user and the password, which stand before the host.
+        # Errors must not show the user and the password, which precede the host.
         user, _, host = parts.netloc.rpartition("@")
         own = {"Authorization": f"Basic {base64.b64encode(unquote(user).encode()).decode()}"} if user else {}
         if self._connector is None:
-            # All requests share its look-ups of the server's name; it keeps no connections.
+            # All requests share its lookups of the server's name; it keeps no connections.
             self._connector = TCPConnector(limit=0, force_close=True, ssl=self._context or True)
         try:
             async with (ClientSession(connector=self._connector, connector_owner=False, trust_env=True,
@@ -303,12 +304,13 @@ class UrlResolver:
             raise ResolverError(f'could not fetch <"{shown}">: no complete answer within {self._seconds:g} s') from None
         except (ClientError, OSError, ValueError) as error:
             refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
-            raise ResolverError(f'could not fetch <"{shown}">: {"connection refused" if refused else error}') from None
+            why = "connection refused" if refused else error
+            raise ResolverError(f'could not fetch <"{shown}">: {why}') from None
         return body.decode("ascii", "replace").strip()
 
 
 def _context(settings: ResolverTlsSettings) -> ssl.SSLContext | None:
-    """What ``resolver_tls`` says; None: nothing. Raises: ResolverError."""
+    """Return the TLS context of the setting ``resolver_tls``; None if it is not set. Raises: ResolverError."""
     if settings == ResolverTlsSettings():
         return None
     try:
