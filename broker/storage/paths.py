@@ -13,8 +13,8 @@
 Numbers are lower-case hexadecimal of fixed width (epoch 8 digits, number 12, id and incarnation 16; the shard is
 decimal), so key order is number order. Names are escaped: ``[a-z0-9_-]`` stand for themselves, any other byte of their
 UTF-8 becomes ``%`` and two digits, so that names stay distinct on a file system that folds case, and cannot leave their
-folder. An escaped name longer than 120 bytes is replaced by its beginning, ``~`` and 128 bits of a hash: the name cannot be
-recovered from such a key, but records identify a stream by its incarnation anyway.
+folder. An escaped name longer than 120 bytes is replaced by its beginning, ``~`` and 128 bits of a hash: the name
+cannot be recovered from such a key, but records identify a stream by its incarnation anyway.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from typing import Final, NamedTuple
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
 
-__all__ = ["COPYING", "FORMAT", "ID_MAX", "NAME_BYTES_MAX", "PROBE", "ROOT", "STREAMS", "Key", "ShardPaths", "StreamPaths",
-           "escape", "object_key", "parse", "run_key", "unescape"]
+__all__ = ["COPYING", "FORMAT", "ID_MAX", "NAME_BYTES_MAX", "PROBE", "ROOT", "STREAMS", "Key", "ShardPaths",
+           "StreamPaths", "escape", "object_key", "parse", "run_key", "unescape"]
 
 ROOT: Final = "v1/"
 """All our keys begin with this."""
 FORMAT: Final = "v1/format"
 """The store's own object: format version and id; also the probe of put-if-absent."""
 COPYING: Final = "v1/copying"
-"""In an unfinished copy of a store: the bytes that ``format`` will have. Nobody serves what has this and no ``format``. In a copy
-that is being brought up to date: the newest claim of its source (see ``format.log_end``)."""
+"""A mark in a store that is being copied: the bytes that ``format`` will have. A store with this object and without
+``format`` is not served. While a finished copy is being brought up to date, it is the newest claim of the copy's source
+(see ``format.log_end``)."""
 PROBE: Final = "v1/probe/"
-"""Prefix of objects that a broker puts and deletes before there is a ``format``, to see whether the store serves."""
+"""Prefix of objects that a broker puts and deletes before there is a ``format``, to check whether the store works."""
 STREAMS: Final = "v1/streams/"
 """Prefix of objects that belong to one stream alone."""
 ID_MAX: Final = (1 << 64) - 1
 NAME_BYTES_MAX: Final = 120
-"""File systems allow names of 255 bytes; temporary files and a long prefix need some of them."""
+"""The longest escaped name. File systems allow names of 255 bytes; temporary files and a prefix need some of them."""
 
 _HASH_DIGITS: Final = 32
 _PREFIX_BYTES: Final = NAME_BYTES_MAX - 1 - _HASH_DIGITS
@@ -53,14 +54,14 @@ _CUT_NAME: Final = re.compile(r"(?:[a-z0-9_-]|%[0-9a-f]{2})+~[0-9a-f]{32}", re.A
 
 
 def escape(name: str) -> str:
-    """``name`` as one part of a key. Raises: ValueError for an empty name."""
+    """Return ``name`` as one part of a key. Raises: ValueError for an empty name."""
     if not name:
         raise ValueError("an empty name has no key")
     data = name.encode("utf-8", "surrogatepass")
     whole = "".join([_ESCAPES[byte] for byte in data])
     if len(whole) <= NAME_BYTES_MAX:
         return whole
-    # Never cut inside an escape: what stands before the ~ must still be well formed.
+    # Never cut inside an escape: the part before the ~ must be well formed.
     cut = _PREFIX_BYTES
     percent = whole.rfind("%", cut - 2, cut)
     if percent >= 0:
@@ -69,7 +70,10 @@ def escape(name: str) -> str:
 
 
 def unescape(part: str) -> str | None:
-    """Undo ``escape``; None for a long name, which cannot be recovered. Raises: ValueError for anything else."""
+    """Return the name whose escaped form is ``part``; None for a long name, which cannot be recovered.
+
+    Raises: ValueError if ``part`` is no escaped name.
+    """
     if _NAME.fullmatch(part):
         data = bytearray()
         i = 0
@@ -109,12 +113,12 @@ class _RunPaths:
         return f"{self.prefix}runs/"
 
     def run(self, position: Position, run_id: int) -> str:
-        """A run planned at ``position`` (its epoch is the writer's)."""
+        """Return the key of a run planned at ``position``, whose epoch is the writer's."""
         return f"{self.prefix}runs/{_position(position)}-{_number(run_id, ID_MAX, 16)}"
 
 
 class ShardPaths(_RunPaths):
-    """Keys of one shard. Raises (all): ValueError for numbers that do not fit into a key."""
+    """Keys of one shard. Each method raises ValueError for numbers that do not fit into a key."""
 
     def __init__(self, shard: int) -> None:
         if not 0 <= shard <= 0xFFFF_FFFF:
@@ -128,23 +132,23 @@ class ShardPaths(_RunPaths):
         self.requests = f"{self.prefix}inbox/"
 
     def epoch(self, epoch: int) -> str:
-        """The claim of an epoch."""
+        """Return the key of the claim of an epoch."""
         return f"{self.epochs}{_number(epoch, EPOCH_MAX, 8)}"
 
     def log(self, position: Position) -> str:
-        """A segment, or a seal."""
+        """Return the key of a segment or a seal."""
         return f"{self.logs}{_position(position)}"
 
     def checkpoint(self, position: Position) -> str:
-        """The root that includes everything up to ``position``."""
+        """Return the key of the root that includes everything up to ``position``."""
         return f"{self.checkpoints}{_position(position)}"
 
     def pages(self, position: Position) -> str:
-        """The pages that the round of that root wrote."""
+        """Return the key of the pages that belong to the round of that root."""
         return f"{self.page_objects}{_position(position)}"
 
     def inbox(self, request_id: int) -> str:
-        """A request to the owner."""
+        """Return the key of a request to the owner."""
         return f"{self.requests}{_number(request_id, ID_MAX, 16)}"
 
 
@@ -156,7 +160,8 @@ class StreamPaths(_RunPaths):
 
 
 def object_key(shard: ShardPaths, ref: BlockRef, stream: StreamPaths | None = None) -> str:
-    """The key of the object that holds ``ref``'s block; ``stream`` is needed where its place is below the stream's prefix."""
+    """Return the key of the object that contains ``ref``'s block; ``stream`` is needed for a block in the stream's own
+    runs."""
     if ref.place is BlockPlace.LOG:
         return shard.log(ref.position)
     if ref.place is BlockPlace.RUN:
@@ -167,23 +172,25 @@ def object_key(shard: ShardPaths, ref: BlockRef, stream: StreamPaths | None = No
 
 
 def block_key(shard: ShardPaths, account: str, name: str, ref: BlockRef) -> str:
-    """``object_key`` of a block of the stream with these names."""
+    """Return ``object_key`` for a block of the stream with these names."""
     own = StreamPaths(account, name, ref.stream_id) if ref.place.of_stream else None
     return object_key(shard, ref, own)
 
 
 def run_key(shard: ShardPaths, run: tuple[int, int, int, int], account: str, name: str) -> str:
-    """The key of a run given by epoch, number, id, and the stream that it belongs to alone, or 0; the names are that
-    stream's."""
+    """Return the key of a run, given as epoch, number, id, and the incarnation of the only stream in it, or 0.
+
+    The names are those of that stream.
+    """
     epoch, number, run_id, stream_id = run
     folder: _RunPaths = StreamPaths(account, name, stream_id) if stream_id else shard
     return folder.run(Position(epoch, number), run_id)
 
 
 class Key(NamedTuple):
-    """A parsed key. ``kind`` says what may be stored there: SEGMENT includes seals, since both are log entries.
+    """A parsed key. ``kind`` is the kind of object at this key; SEGMENT includes seals, since both are log entries.
 
-    Parts that a key does not have are None; so are ``account`` and ``stream`` where the key has only a hash of them.
+    Parts that a key does not have are None; so are ``account`` and ``stream`` if the key has only a hash of them.
     """
 
     kind: ObjectKind
@@ -211,7 +218,7 @@ _PATTERNS: Final = tuple((kind, re.compile(pattern, re.ASCII)) for kind, pattern
 
 
 def parse(key: str) -> Key | None:
-    """Parse a key; None if it is not one of ours (a lock file, a temporary file, an operator's note)."""
+    """Parse a key. Returns: None if it is none of ours (a lock file, a temporary file, an operator's note)."""
     for kind, pattern in _PATTERNS:
         match = pattern.fullmatch(key)
         if match is None:

@@ -1,8 +1,8 @@
-"""The outcome of a put-if-absent, and how long to wait for a store.
+"""The outcome of a put-if-absent, and retries while a store does not answer.
 
-A refused put is believed only after the object's header has been read:
+If a put is refused because the key exists, the header of the object there decides:
 
-    our nonce          it landed, perhaps by an earlier try whose answer was lost
+    our nonce          the put succeeded, perhaps by an earlier attempt whose answer was lost
     a seal             we are fenced
     anything else      the caller decides
 """
@@ -36,9 +36,9 @@ _KIND_AT = 8
 
 
 class Fenced(Exception):
-    """Another process run owns the shard now; nothing that we write from now on is part of it.
+    """Another process run owns the shard now. Objects that we write from now on are no part of the shard.
 
-    ``by`` is its name, "" if unknown.
+    ``by`` is the name of that process run, "" if unknown.
     """
 
     def __init__(self, why: str, by: str = "") -> None:
@@ -47,9 +47,9 @@ class Fenced(Exception):
 
 
 async def holder_of(store: ObjectStore, key: str) -> ObjectHeader:
-    """The header of the object at ``key``.
+    """Return the header of the object at ``key``.
 
-    Raises: Transient, also if there is no object: the key was just refused, so ask again; Corrupt.
+    Raises: Transient, also if there is no object: the put was just refused because of it, so try again; Corrupt.
     """
     try:
         data = await store.get(key, 0, HEADER_BYTES)
@@ -59,10 +59,10 @@ async def holder_of(store: ObjectStore, key: str) -> ObjectHeader:
 
 
 async def put_ours(store: ObjectStore, key: str, data: Buffers, nonce: bytes) -> ObjectHeader | None:
-    """Put once. Returns None if the object at ``key`` is the one that was put, else the header of the one that is there.
+    """Put once. Returns: None if the object at ``key`` is ours; otherwise the header of the object there.
 
-    An object is ours if writer and kind agree: a process run that lost the shard and takes it again may find a late segment
-    of its own where it wants to put a seal.
+    An object is ours if its writer and kind are equal to ours: a process run that lost the shard and takes it again may
+    find a late segment of its own where it wants to put a seal.
     Raises: Transient, StoreRefused (the outcome is unknown); Corrupt if the object there has no readable header.
     """
     try:
@@ -74,17 +74,18 @@ async def put_ours(store: ObjectStore, key: str, data: Buffers, nonce: bytes) ->
 
 
 def describe(header: ObjectHeader, key: str) -> Corrupt:
-    """The error to stop with if another writer's object that is not a seal has one of our keys."""
+    """Return the error to stop with if one of our keys has another writer's object that is no seal."""
     return Corrupt(key, "header", 8, f"a {header.kind.name.lower()} of another writer (nonce {header.nonce.hex()}) has "
                    f"a key that only we may write")
 
 
 async def until_answered(ask: Callable[[], Awaitable[T]], rng: random.Random, over: Callable[[StoreError], bool],
                          warn: Callable[[StoreError], object]) -> T:
-    """The store's answer, however long that takes. If a client may wait for it, ``over`` has to end that.
+    """Call ``ask`` until the store answers, however long that takes. If a client waits, ``over`` must limit the time.
 
-    Args: ``over`` is given the error of a try, and tells whether to give up; ``warn`` is called once, after a few tries.
-    Raises: NotFound; StoreError when it is over.
+    Args: ``over`` gets the error of an attempt and returns whether to give up; ``warn`` is called once, after a few
+        attempts.
+    Raises: NotFound; StoreError if ``over`` returned True.
     """
     backoff = Backoff(rng=rng)
     while True:
@@ -101,10 +102,10 @@ async def until_answered(ask: Callable[[], Awaitable[T]], rng: random.Random, ov
 
 
 class StoreRetry:
-    """How a task (a take-over, a recovery, a standby's watch) waits for a store that does not answer.
+    """Retries the store calls of a task (a take-over, a recovery, a standby's watch) for a limited time.
 
-    A call is retried after each Transient, but no try begins later than 15 seconds after the first. A call that takes
-    longer than two seconds is logged as a warning, once a minute however many calls wait.
+    A call is retried after each Transient, but no attempt begins later than 15 seconds after the first. A call that
+    takes longer than two seconds is logged as a warning, once a minute however many calls wait.
     """
 
     def __init__(self, store: ObjectStore, clock: Clock, rng: random.Random) -> None:
@@ -114,9 +115,9 @@ class StoreRetry:
         self._warned_ns: int | None = None
 
     async def call(self, call: Callable[[], Awaitable[T]], what: str) -> T:
-        """Repeat ``call`` until it is answered. ``what`` is for the log, as in "put KEY".
+        """Repeat ``call`` until it is answered. ``what`` describes it in the log, such as "put KEY".
 
-        Raises: the last Transient, once patience has run out; any other error of ``call``, at once.
+        Raises: the last Transient after 15 seconds; any other error of ``call`` at once.
         """
         began_ns = self.clock.monotonic_ns()
         backoff = Backoff(rng=self._rng)

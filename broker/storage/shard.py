@@ -1,6 +1,6 @@
-"""A shard as its owner runs it: recovery, then the log with its checkpointer, sweeper and compaction, and a clean stop.
+"""A shard that is run by its owner: recovery, the log with its checkpointer, sweeper and compaction, a clean stop.
 
-Ownership is decided before (``cluster.ownership``): the epoch is an argument, and after a clean stop the caller puts the
+Ownership is decided before (``cluster.ownership``): the epoch is an argument. After a clean stop the caller puts the
 seal at the position that ``close`` returns.
 
     wait_for_lock or wait_for_lease -> take -> Shard.open -> serve -> Shard.close -> seal_at -> release the lock
@@ -37,17 +37,19 @@ __all__ = ["Shard", "ShardSettings", "reserve_left_by"]
 
 _RESERVE_LEFT = {ObjectKind.FORMAT: 0.0, ObjectKind.CLAIM: 0.0, ObjectKind.SEGMENT: 0.0, ObjectKind.ROOT: 0.5,
                  ObjectKind.PAGES: 0.5}
-"""Half of the reserve is for the log alone: without it, no purge can be stored."""
+"""The share of the reserve that a put of each kind of object must leave. Half of the reserve is for the log alone:
+without it, no purge can be stored."""
 
 
 def reserve_left_by(key: str) -> float:
-    """The share of a full store's reserve that a put of ``key`` must leave; 1: what it holds can wait, as runs can."""
+    """Return the share of a full store's reserve that a put of ``key`` must leave; 1: the object can wait, as runs
+    can."""
     parsed = parse(key)
     return 1.0 if parsed is None else _RESERVE_LEFT.get(parsed.kind, 1.0)
 
 
 class ShardSettings:
-    """All settings of a shard; see its parts."""
+    """The settings of a shard and of its parts."""
 
     def __init__(self, *, log: LogSettings | None = None, checkpoint: CheckpointSettings | None = None,
                  sweep_grace_ns: int = READER_GRACE_NS, compaction: CompactionSettings | None = None) -> None:
@@ -55,12 +57,15 @@ class ShardSettings:
         self.checkpoint = checkpoint or CheckpointSettings()
         self.sweep_grace_ns = sweep_grace_ns
         self.compaction = compaction
-        """None: there is none."""
+        """None: no compaction."""
 
     @classmethod
     def for_store(cls, store: ObjectStore, settings: StorageSettings) -> ShardSettings:
-        """The defaults for a kind of store: if puts cost money, a lease, time-outs and 20 ms between puts; otherwise none of
-        these, and sixteen times as many segments between rounds, since heads are read from the page cache."""
+        """Return the settings for a kind of store.
+
+        If puts cost money, there are a lease, time-outs and 20 ms between puts. Otherwise there are none of these, and
+        sixteen times as many segments between rounds, since a replay reads their heads from the page cache.
+        """
         costly = store.puts_cost
         interval_ns = settings.commit_interval_ns
         if interval_ns is None:
@@ -80,7 +85,7 @@ class ShardSettings:
 
 
 class Shard:
-    """One shard, owned."""
+    """A shard that this broker owns."""
 
     def __init__(self, log: Log, checkpointer: Checkpointer, sweeper: Sweeper, snapshot: Snapshot,
                  paths: ShardPaths, compactor: Compactor | None = None) -> None:
@@ -90,10 +95,11 @@ class Shard:
         self.sweeper = sweeper
         self.compactor = compactor
         self.recovered = snapshot
-        """The result of recovery: how much was replayed, and which checkpoints could not be used."""
+        """The result of recovery, such as the number of replayed segments and the checkpoints that could not be
+        used."""
 
     def key_of(self, ref: BlockRef) -> str:
-        """The key of the object that a block of a stream of this shard is stored in."""
+        """Return the key of the object that contains a block of a stream of this shard."""
         if not ref.place.of_stream:
             return object_key(self._paths, ref)
         stream = self.state.streams.get(ref.stream_id)
@@ -118,10 +124,10 @@ class Shard:
                    clock_trusted: Callable[[], bool] = lambda: True) -> Shard:
         """Recover the shard, whose ``epoch`` was just opened, and start its log.
 
-        Args: began_ns is when, by the outside clock, the put of the opening began. serve_from_ns (monotonic): it does not return
-            before then; meanwhile it puts heartbeats, but no root, which would say that it has served. executor: for
-            encoding; None: no threads.
-        Raises: Fenced; Corrupt, naming the object; StoreError.
+        Args: began_ns is when, by the outside clock, the put of the opening began. serve_from_ns is the earliest time
+            to return, by the monotonic clock. Until then it puts heartbeats, but no root, which would mean that it has
+            served. executor encodes segments; None: no threads.
+        Raises: Fenced; Corrupt, with the object's key; StoreError.
         """
         settings = settings or ShardSettings()
         heartbeat = RecoveryHeartbeat(store, paths.log, epoch, nonce, clock, rng, settings.log,
@@ -146,9 +152,9 @@ class Shard:
         return cls(log, checkpointer, sweeper, snapshot, paths, compactor)
 
     async def close(self, *, checkpoint: bool = True) -> Position:
-        """Drain the log, cut a last checkpoint, stop; returns the first number never used, for the seal.
+        """Drain the log, write a last checkpoint, and stop. Returns: the first number never used, for the seal.
 
-        Streams must have been shut down. Raises: Fenced, or what stopped the log: then there is nothing to seal.
+        Streams must be shut down before. Raises: Fenced, or the error that stopped the log: then no seal is due.
         """
         try:
             await self._stop_compaction()
@@ -161,14 +167,14 @@ class Shard:
                 raise self.log.failure
             # A round may have ended meanwhile and released something.
             await self.log.drain()
-            while not self.log.idle:  # a heartbeat has begun since: the seal says that all before it has landed
+            while not self.log.idle:  # A heartbeat has begun: the seal states that all numbers before it are stored.
                 await self.log.drain()
             return self.log.stop()
         finally:
             await self.abandon()
 
     async def abandon(self) -> None:
-        """Stop at once; what is not persisted is dropped. May be called twice."""
+        """Stop at once and drop what is not persisted. May be called twice."""
         await self._stop_compaction()
         await self.checkpointer.stop()
         await self.sweeper.stop()

@@ -1,19 +1,20 @@
-"""The end of a directory's log that was not synced when its broker ended, and what a power cut left of it.
+"""The end of a directory's log that was not synced when its broker ended, and the damage by a power cut.
 
-    durable                        not known                           what a power cut leaves of the latter
-    … 40 41 42 | 43 44 45 46 47                                        … 42 43 44 __ 46 ~~      __ gone, ~~ torn: short, zeros
+    durable                        not known                           after a power cut
+    … 40 41 42 | 43 44 45 46 47                                        … 42 43 44 __ 46 ~~      __ missing, ~~ torn
                ^ the mark (objectstore.unsynced)                                   ^ the log ends here
 
-The log ends at the first segment from the mark on that is gone or torn: it and what follows were acknowledged, and are lost, as
-with any server that acknowledges before it syncs. Nothing durable refers to them, since everything else was synced after what
-it refers to. Before the mark, and where there is none, a damaged segment is damage and never the end.
+The log ends at the first segment after the mark that is missing or torn. That segment and all later ones were
+acknowledged and are lost, as with any server that acknowledges before it syncs. No durable object refers to them, since
+every other object was synced after the objects that it refers to. Before the mark, and without a mark, a damaged
+segment is damage and never the end.
 
-    an owner     settles before it claims: sets aside what is at or beyond the end, syncs the rest, removes the mark.
-                 Each step may be the last before the power goes again: the mark goes last, and until then all is looked at anew
-    a reader     shows itself nothing at or beyond the end
-    neither      has anything to do if the system that wrote still runs and nothing is torn (kill -9), or there is no mark
+    an owner     repairs the tail before it claims: sets aside the objects at or beyond the end, syncs the others,
+                 and removes the mark last. If the power fails before that, the next start repeats all steps
+    a reader     hides the objects at or beyond the end
+    neither      does anything if the system that wrote still runs and nothing is torn (kill -9), or if there is no mark
 
-Segments up to the newest root need not be there: the root was synced after them, and they may have been swept since.
+Segments up to the newest root may be missing: the root was synced after them, and they may have been swept since.
 """
 
 from __future__ import annotations
@@ -42,9 +43,13 @@ __all__ = ["Tail", "check_segment", "find_tail", "hide_torn", "log_tail", "repai
 
 
 class Tail(NamedTuple):
-    """first: where it begins. end: where the log ends, None: nothing is seen to be missing. beyond: keys at or beyond the end.
-    sound: keys before it. last_time_ns: of the newest message in these, 0: not known. rebooted: the system that wrote it no
-    longer runs, or has lost the disk meanwhile. synced_at_ns: when all before it had been synced. failed: a sync had failed."""
+    """The part of the log from the mark on.
+
+    Attributes: first: its first position. end: the position at which the log ends, None: nothing is known to be
+        missing. beyond: keys at or beyond the end. sound: keys before the end. last_time_ns: of the newest message in
+        the sound segments, 0: not known. rebooted: True if the system that wrote it has ended, or has lost the disk
+        meanwhile. synced_at_ns: when everything before it had been synced. failed: True if a sync had failed.
+    """
 
     first: Position
     end: Position | None
@@ -57,18 +62,20 @@ class Tail(NamedTuple):
 
 
 def repair_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
-    """Make the log end where it is sound, and durable up to there; for who holds the shard's lock and has claimed nothing yet.
+    """Make the log durable up to its sound end. The caller holds the shard's lock and has claimed nothing yet.
 
-    Returns: what was found; None if there was nothing to do. Raises: StoreError.
+    Returns: the tail as it was; None if there was nothing to do. Raises: StoreError.
     """
     folder = paths.logs.rstrip("/")
     tail = find_tail(store, paths)
     if tail is not None and not tail.failed and not store.sync_folder(folder, tail.sound):
-        # Noted, since this may end before all is written again: the next start's sync would succeed.
+        # Note the failure on disk: if this process ends before all is written again, the next start's sync would
+        # succeed.
         try:
             mark_failed(store.path_of(paths.logs))
         except OSError as error:
-            raise StoreRefused(f"{store.url}: {folder} cannot be synced: {error.strerror or error}: look after the disk") from error
+            raise StoreRefused(
+                f"{store.url}: {folder} cannot be synced: {error.strerror or error}: look after the disk") from error
         tail = find_tail(store, paths)
     if tail is None:
         return None
@@ -77,7 +84,7 @@ def repair_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
     if tail.beyond and not store.sync_folder(folder, ()):
         raise StoreRefused(f"{store.url}: {folder} cannot be synced: look after the disk")
     if tail.failed:
-        # The system may hold as written what it could not write: only new files are certain to be on the disk.
+        # The system may take for written what it could not write: only new files are certain to be on the disk.
         for key in tail.sound:
             store.replace_sync(key, [store.get_sync(key)])
         if not store.sync_folder(folder, ()):
@@ -90,7 +97,7 @@ def repair_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
 
 
 def hide_all_torn(store: FileStore) -> None:
-    """``hide_torn`` for each shard of the store. Raises: StoreError."""
+    """Call ``hide_torn`` for each shard of the store. Raises: StoreError."""
     hide_torn(store, 0)
     for shard in count(1):
         if not store.list_sync(ShardPaths(shard).epochs, limit=1):
@@ -99,9 +106,9 @@ def hide_all_torn(store: FileStore) -> None:
 
 
 def hide_torn(store: FileStore, shard: int) -> Tail | None:
-    """Let a reader see the log as its next owner will: without what a power cut left beyond its end.
+    """Let a reader see the log as its next owner will: without the objects at or beyond the end after a power cut.
 
-    Returns: what was found; None if there is nothing to hide. Raises: StoreError.
+    Returns: the tail; None if there is nothing to hide. Raises: StoreError.
     """
     paths = ShardPaths(shard)
     tail: Tail | None = None
@@ -110,7 +117,7 @@ def hide_torn(store: FileStore, shard: int) -> Tail | None:
             tail = find_tail(store, paths)
             break
         except NotFound:
-            continue  # an owner that has started meanwhile, and may have ended, has set it aside or swept it
+            continue  # a new owner has set it aside or swept it
     if tail is None or tail.end is None:
         return None
     store.hide(paths.log(tail.end), paths.log(Position(tail.end.epoch, NUMBER_MAX)))
@@ -118,12 +125,12 @@ def hide_torn(store: FileStore, shard: int) -> Tail | None:
 
 
 def log_tail(tail: Tail | None, url: str) -> None:
-    """Log what an owner has found."""
+    """Log the tail that an owner has repaired."""
     if tail is None:
         return
     if tail.end is not None:
-        _log.warning("%s: %s the log goes on to %s as far as it is sound, and %d objects beyond it, some of them torn or missing, "
-                     "were set aside in .torn beside them", url, _why(tail), _before(tail.end), len(tail.beyond))
+        _log.warning("%s: %s the log goes on to %s as far as it is sound, and %d objects beyond it, some of them torn or "
+                     "missing, were set aside in .torn beside them", url, _why(tail), _before(tail.end), len(tail.beyond))
     if tail.rebooted or tail.failed:
         _log.warning("%s: %s messages acknowledged after %s may be lost; up to %s all of them were synced", url, _why(tail),
                      _utc(tail.last_time_ns or tail.synced_at_ns), _utc(tail.synced_at_ns))
@@ -140,13 +147,13 @@ def _utc(time_ns: int) -> str:
 
 
 def find_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
-    """The tail as it is now; None: everything was synced. Raises: StoreError."""
+    """Return the tail in its present state; None: everything was synced. Raises: StoreError."""
     folder = store.path_of(paths.logs)
     try:
         mark = read_mark(folder)
     except OSError as error:
-        raise StoreRefused(f"{store.url}: {paths.logs}{MARK}: {error.strerror or error}; it says what was not synced, so it must "
-                           f"be readable") from error
+        raise StoreRefused(f"{store.url}: {paths.logs}{MARK}: {error.strerror or error}; it says what was not synced, so "
+                           f"it must be readable") from error
     if mark is None:
         return None
     first = _first(store, paths, mark)
@@ -154,7 +161,7 @@ def find_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
     keys = [info.key for info in store.list_sync(f"{paths.logs}{first.epoch:08x}-", paths.log(_before(first)))]
     unseen = Tail(first, None, [], keys, 0, rebooted, mark.synced_at_ns, mark.failed)
     if _opened_after(store, paths, first.epoch):
-        # (An older jetblock, which knows no marks, may have replayed this epoch and ended it.)
+        # An older jetblock, which ignores marks, may have replayed this epoch and ended it.
         return unseen
     sound: list[str] = []
     last_time_ns = 0
@@ -171,29 +178,32 @@ def find_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
         try:
             last_time_ns = max(last_time_ns, check_segment(data, position))
         except VersionUnknown:
-            pass  # the replay says so
+            pass  # the replay reports it
         except Corrupt:
             end, torn = position, True
             break
         sound.append(key)
-    # kill -9 tears nothing, and leaves out only what was in flight. But the disk may have gone without the system, and be back.
-    remounted = torn or (end is not None and _had_landed(store, paths, end, keys[len(sound):]))
+    # kill -9 tears nothing and omits only segments in flight. But the disk may have been lost and be back, without a
+    # reboot.
+    remounted = torn or (end is not None and _was_stored(store, paths, end, keys[len(sound):]))
     if not (rebooted or mark.failed or remounted):
         return unseen
     beyond = [] if end is None else [key for key in keys[len(sound):] if not _is_seal(store, key)]
-    return unseen._replace(end=end, beyond=beyond, sound=sound, last_time_ns=last_time_ns, rebooted=rebooted or remounted)
+    return unseen._replace(end=end, beyond=beyond, sound=sound, last_time_ns=last_time_ns,
+                           rebooted=rebooted or remounted)
 
 
-def _had_landed(store: FileStore, paths: ShardPaths, missing: Position, later: list[str]) -> bool:
-    """Whether one of the entries ``later`` proves that the one at ``missing`` was there."""
+def _was_stored(store: FileStore, paths: ShardPaths, missing: Position, later: list[str]) -> bool:
+    """Return whether one of the entries ``later`` proves that the entry at ``missing`` was stored."""
     if later[-1] >= paths.log(Position(missing.epoch, missing.number + PUTS_IN_FLIGHT_MAX)):
         return True
-    return any(key is not None and key.position is not None and proves(store.get_sync(text, 0, SAID_BYTES), key.position, missing)
+    return any(key is not None and key.position is not None
+               and proves(store.get_sync(text, 0, SAID_BYTES), key.position, missing)
                for text, key in zip(later, map(parse, later), strict=True))
 
 
 def check_segment(data: bytes, position: Position) -> int:
-    """Check that every byte of a whole segment is as it was written; returns the time of its newest message, 0: it has none.
+    """Check every checksum of a whole segment. Returns: the time of its newest message, 0: it has none.
 
     Raises: Corrupt; VersionUnknown.
     """
@@ -215,12 +225,12 @@ def check_segment(data: bytes, position: Position) -> int:
 
 
 def _first(store: FileStore, paths: ShardPaths, mark: Mark) -> Position:
-    """The first number that need not be durable: what a root includes is."""
+    """Return the first number that need not be durable: everything included in a root is durable."""
     key = parse(mark.first_key)
     if key is not None and key.position is not None:
         first = key.position
     else:
-        # The mark itself is torn. Only the newest epoch can have had one.
+        # The mark itself is torn. Only the newest epoch can have a mark.
         first = Position(max((position.epoch for position in _positions(store, paths.logs)), default=1), 1)
     roots = [root.number + 1 for root in _positions(store, paths.checkpoints) if root.epoch == first.epoch]
     return Position(first.epoch, max([first.number, *roots]))

@@ -1,20 +1,21 @@
-"""One shard's log, as its owner writes it: gathers blocks into segments, puts them in order, answers when they persist.
+"""The log of one shard: gathers blocks into segments, puts them in order, and replies once they are persisted.
 
     urgent() ───┐                          ┌─ sealing(block) of each owner with changes
     full ───────┼─> _commit_due ──> _cut ──┤
     1 s lazy ───┘       │                  └─ position fixed, the next open segment begins
-                        └──> _write: seal_block on the loop, encode, put until it landed ──┐
-            n persisted only when n-1 is  <── in log order: apply, owners' persisted, waiters ┘
+                        └──> _write: seal_block on the loop, encode, put until it is stored ──┐
+         n persisted only after n-1 is  <── in log order: apply, owners' persisted, waiters ──┘
 
-Owns the order of everything that depends on a commit. Does not own when one begins (``commit_schedule``), the order of
-segments (``segment_queue``), what blocks say (their owners), nor the ownership of the shard (``cluster``): an epoch is passed
-in, and an owner that loses it finds out here, from a seal in the slot of one of its own puts.
+Owns the order of everything that depends on a commit. Does not own when a commit begins (``commit_schedule``), the
+order of segments (``segment_queue``), the contents of blocks (their owners), nor the ownership of the shard
+(``cluster``). The epoch is passed in; an owner that loses the shard learns it here, from a seal in the place of one of
+its own puts.
 
-What is sequenced is put until it lands: only fencing ends the tries. A segment's bytes and key are fixed before its first
-put and the same in each try.
+A sequenced segment is put until it is stored: only fencing ends the attempts. Its bytes and key are fixed before the
+first put and are the same in each attempt.
 
 A stream that cannot give its outcome, or whose block cannot be encoded, goes offline alone: nothing of it is stored or
-answered from that segment on. Other streams go on; a restart finds this one as its last good block left it.
+answered from that segment on. Other streams continue; a restart recovers this stream as of its last stored block.
 """
 
 from __future__ import annotations
@@ -51,20 +52,21 @@ _log = logging.getLogger(__name__)
 
 
 class Log:
-    """One shard's log. Everything but ``persisted``, ``drain`` and ``close`` is synchronous, on one event loop."""
+    """The log of one shard. All methods except ``persisted``, ``drain`` and ``close`` are synchronous, on one event
+    loop."""
 
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes,
                  state: ShardState, clock: Clock, rng: random.Random, settings: LogSettings | None = None, *,
                  executor: Executor | None = None, began_ns: int | None = None,
                  clock_trusted: Callable[[], bool] = lambda: True) -> None:
-        """A log that goes on after ``state.position``, which is in ``epoch``: the opening, at least.
+        """Continue the log after ``state.position``, which is in ``epoch``: after the opening, at least.
 
-        Args: key_of gives a segment's key. executor encodes large segments; None: everything on the loop.
-            began_ns is when, by the outside clock, the put of the opening began, from which the lease counts.
-            clock_trusted: while false, streams let no message expire (see ``clock.GuardedClock``).
+        Args: key_of returns a segment's key. executor encodes large segments; None: the loop encodes all of them.
+            began_ns is when, by the outside clock, the put of the opening began: the lease counts from then.
+            clock_trusted returns False while streams must not let messages expire (see ``clock.GuardedClock``).
         """
         if state.position.epoch != epoch:
-            raise ValueError(f"a log of epoch {epoch} cannot go on after {state.position}")
+            raise ValueError(f"a log of epoch {epoch} cannot continue after {state.position}")
         self.store = store
         self.state = state
         self.epoch = epoch
@@ -75,14 +77,14 @@ class Log:
         self.failure: BaseException | None = None
         self.shard = ShardBlockOwner()
         self.store_room: StoreRoom = ROOMY
-        """Whether the store has room; call ``store_room_changed`` when that changes."""
+        """The free room of the store. Call ``store_room_changed`` after changing it."""
 
         self.store_filled = asyncio.Event()
         """Set while the store is full."""
 
         self._clock = clock
         self._putter = Putter(store, key_of, nonce, clock, rng, self.settings, executor, self._encoded,
-                              self._take_offline)
+                              self._set_offline)
         self._schedule = CommitSchedule(self.settings)
         self._open = OpenSegment()
         self._waiters = Waiters()
@@ -93,7 +95,7 @@ class Log:
         self._listeners: tuple[LogListener, ...] = ()
         self._stopped = False
         self._answering = False
-        """Whether ``_answer`` goes on in a later turn of the loop."""
+        """True while ``_answer`` is to run in a later turn of the loop."""
         self._timers = CommitTimers(self._commit_due, self._lazy_due, self.settings.lazy_ns)
         now_ns = clock.monotonic_ns()
         self._segments = SegmentQueue(state.position, now_ns - (1 << 62))
@@ -104,13 +106,14 @@ class Log:
             self._timers.set_in(renew_at_ns - outside_ns)
 
     def listen(self, listener: LogListener) -> None:
-        """Notify ``listener`` of what happens from now on, after earlier listeners."""
+        """Notify ``listener`` of events from now on, after earlier listeners."""
         self._listeners = (*self._listeners, listener)
 
-    # What streams call.
+    # Methods for streams.
 
     def block(self, owner: BlockOwner) -> OpenBlock[Any]:
-        """This stream's block in the open segment. Ask for it before each addition: segments are cut in between."""
+        """Return the owner's block in the open segment. Call this before each addition: a segment may be cut in
+        between."""
         block = self._open.blocks.get(owner.stream_id)
         if block is None:
             block = self._open.add_block(owner)
@@ -122,12 +125,13 @@ class Log:
     def urgent(self) -> None:
         """Commit what is sequenced so far as soon as the schedule allows: something waits for it.
 
-        Call it when the stream's state is consistent: at twice a segment's bounds it cuts, asking owners for outcomes.
+        Call this only while the stream's state is consistent: at twice a segment's bounds the segment is cut at once,
+        and owners give their outcomes.
         """
         opened, settings = self._open, self.settings
         if not opened.urgent:
             opened.urgent, opened.urgent_ns = True, self._clock.monotonic_ns()
-        # Not opened.full(): this is called for every publish.
+        # opened.full() would cost a call for every publish.
         if opened.tally.bytes >= settings.segment_bytes or opened.tally.count >= settings.segment_count:
             if opened.full(settings, 2) and self.failure is None:
                 self._cut(False)
@@ -137,24 +141,24 @@ class Log:
             self.schedule_commit()
 
     def lazy(self, owner: BlockOwner) -> None:
-        """``owner`` has news that nothing waits for: it is asked when the next segment closes, within ``lazy_ns``."""
+        """Let ``owner`` add lazy changes, which nothing waits for, when the next segment closes, within ``lazy_ns``."""
         self._open.lazy[owner.stream_id] = owner
         self._timers.set_lazy()
 
     def barrier(self, owner: BlockOwner | None = None) -> None:
-        """Make lazy news urgent, of ``owner`` or of all; what ``wait`` is given next waits for it too."""
+        """Make lazy changes of ``owner``, or of all owners, urgent. Later calls of ``wait`` wait for them too."""
         if self._open.has_changes(owner):
             self._open.content = True
             self.urgent()
 
     def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None:
-        """Call ``fn(*args)`` once everything sequenced so far is persisted, in log order; at once when it already is.
+        """Call ``fn(*args)``, in log order, once everything sequenced so far is persisted; at once if it already is.
 
-        Past the lease it waits for a put that renews it, of an empty segment if necessary: what was decided on a state
-        that another owner may have changed since is no answer. Lazy news counts as sequenced only after ``barrier``.
-        Once the log has failed ``fn`` is never called.
+        If the lease has expired, the call waits for a put that renews it, if necessary of an empty segment: another
+        owner may have changed the state that the call depends on. Lazy changes count as sequenced only after
+        ``barrier``. ``fn`` is never called once the log has failed.
 
-        Args: of is the stream that the call is about: if it goes offline, ``fn`` is not called either.
+        Args: of is the stream that the call is about; ``fn`` is not called if that stream goes offline.
         """
         if of is not None and of.stream_id in self._failed:
             return
@@ -175,12 +179,12 @@ class Log:
         self._waiters.hold(args)
 
     def wait_batched(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
-        """As ``wait``, for what costs less for many at once: calls with one ``fn`` and no ``wait`` in between are one.
+        """Like ``wait``, for calls that cost less together: successive calls with one ``fn`` become a single call.
 
-        ``fn`` gets the items of all of them, one after another, in one list; owners know theirs (``withdrawn``).
+        ``fn`` gets the items of all of them in one list, in order. ``BlockOwner.withdrawn`` removes a stream's items.
         """
         waiters = self._waiters
-        if fn == waiters.batch_fn:  # as waiters.begin_batch left it: this is called for every publish
+        if fn == waiters.batch_fn:  # begin_batch, inlined: this runs for every publish
             waiters.batch += items
             waiters.bytes += ITEM_BYTES * len(items)
         else:
@@ -203,30 +207,34 @@ class Log:
 
     @property
     def tail_bytes(self) -> int:
-        """Raw bytes sequenced and not persisted."""
+        """Raw bytes that are sequenced and not persisted."""
         return self._segments.raw_bytes + self._open.tally.bytes
 
     def room(self) -> bool:
-        """Whether more may be sequenced: the tail, with all that waits for it, is below its bound, the store has room for the
-        tail, and the log has not ended."""
+        """Return whether more may be sequenced.
+
+        The tail and the calls that wait for it are below their bound, the store has room for the tail, and the log has
+        not ended.
+        """
         room = self.store_room
         tail_bytes = self._segments.raw_bytes + self._open.tally.bytes
-        return (room.full is None and tail_bytes < room.bytes_free and tail_bytes + self._waiters.bytes < self.tail_bytes_max
+        return (room.full is None and tail_bytes < room.bytes_free
+                and tail_bytes + self._waiters.bytes < self.tail_bytes_max
                 and self.failure is None and not self._stopped)
 
     @property
     def full(self) -> bool:
-        """Whether the store has no room for messages: publishes are refused, and all else goes on."""
+        """True if the store has no room for messages: publishes are refused, and everything else continues."""
         return self.store_room.full is not None
 
     @property
     def stuck(self) -> bool:
-        """Whether the store has no room for what is sequenced already, not even in its reserve: nothing is answered until
-        it has."""
+        """True if the store has no room for what is already sequenced, not even in its reserve. Nothing is answered
+        until it has."""
         return isinstance(self._putter.error, StoreFull)
 
     def store_room_changed(self) -> None:
-        """The store is full, or no longer."""
+        """Apply a change of ``store_room``: the store has become full, or has room again."""
         if self.full:
             self.store_filled.set()
         else:
@@ -241,11 +249,11 @@ class Log:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes held by calls that wait for a commit, also of those that added nothing to the tail, such as duplicates."""
+        """Bytes of the calls that wait for a commit, including calls that added nothing to the tail (duplicates)."""
         return self._waiters.bytes
 
     def when_room(self, fn: Callable[[], object]) -> None:
-        """Call ``fn`` once there is room; at once when there is. Never after a failure."""
+        """Call ``fn`` once there is room; at once if there is. Never after a failure."""
         if self.room():
             fn()
         else:
@@ -253,11 +261,12 @@ class Log:
 
     @property
     def lease_expired(self) -> bool:
-        """Whether our last proof of owning the shard is too old to read, deliver or acknowledge by (S3 only)."""
+        """True if our last proof of owning the shard is too old to read, deliver or acknowledge (S3 only)."""
         return self._lease.expired
 
     def lease_held(self) -> bool:
-        """Whether the shard may be read now. If not, a put that renews the lease is asked for, unless one is in progress."""
+        """Return whether the shard may be read now. If not, request a put that renews the lease, unless one is in
+        flight."""
         if not self.lease_expired:
             return True
         if self._segments.newest is None and not self._open.has_content:
@@ -271,12 +280,12 @@ class Log:
 
     @property
     def idle(self) -> bool:
-        """Whether all segments have landed."""
+        """True if all closed segments are persisted."""
         return self._segments.newest is None
 
     @property
     def store_error(self) -> StoreError | None:
-        """Why the oldest put has not landed yet; None when the store is well."""
+        """The reason why the oldest put is not stored yet; None while the store works."""
         return self._putter.error
 
     @property
@@ -286,27 +295,27 @@ class Log:
 
     @property
     def commit_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of the segments put so far."""
         return self._putter.bytes
 
-    # What the shard calls.
+    # Methods for the shard.
 
     async def drain(self) -> None:
-        """Persist all there is, lazy news too. Raises: as ``persisted``."""
+        """Persist everything, including lazy changes. Raises: as ``persisted``."""
         self.barrier()
         await self.persisted()
 
     def stop(self) -> Position:
-        """Begin no further segment; returns the first number that was never used, for the seal.
+        """Begin no further segment. Returns: the first number that was never used, for the seal.
 
-        Drain first: what is still in the tail is dropped, and its waiters never run.
+        Call ``drain`` first: the rest of the tail is dropped, and its pending calls are never made.
         """
         self._stopped = True
         self._timers.stop()
         return self._segments.next
 
     async def close(self) -> None:
-        """Stop, and cancel the puts under way: they may have landed, or may still land."""
+        """Stop, and cancel the puts in flight: each of them may be stored, even later."""
         self.stop()
         tasks = list(self._tasks)
         for task in tasks:
@@ -316,17 +325,18 @@ class Log:
             self.fail(Fenced("the log was closed"), notify=False)
 
     def notify_adopted(self, adopted: Sequence[Adopted]) -> list[Adopted]:
-        """Pass on which blocks took the places of others; returns those to be told of again."""
+        """Notify listeners of an adoption. Returns: the adoptions to report again, see
+        ``LogListener.blocks_adopted``."""
         return [one for listener in self._listeners for one in listener.blocks_adopted(adopted)]
 
     def schedule_commit(self) -> None:
-        """Ask the schedule once the current callback, and others that are ready, have run."""
+        """Consult the schedule once the current callback, and others that are ready, have run."""
         self._timers.set_soon()
 
-    # Gathering.
+    # Gathering a segment.
 
     def _ask_for_proof(self, waiters: list[Waiter]) -> None:
-        """Run ``waiters``, before all others, once a put has renewed the lease."""
+        """Make the calls ``waiters``, before all others, once a put has renewed the lease."""
         self._waiters.prepend(waiters)
         self._open.content = self._open.urgent = True
         self.schedule_commit()
@@ -335,7 +345,7 @@ class Log:
         self._open.overdue = True
 
     def _commit_due(self) -> None:
-        """Take the steps that the schedule decides on, until it decides to wait."""
+        """Take the schedule's steps until its decision is to wait."""
         self._timers.clear_soon()
         if self._stopped or self.failure is not None:
             return
@@ -351,7 +361,7 @@ class Log:
             self._cut(action is Action.HEARTBEAT)
             if self.failure is not None:
                 return
-            ask = bool(self._segments.closed)  # otherwise the lazy owners had no changes after all
+            ask = bool(self._segments.closed)  # False: the lazy owners had no changes after all
         if until_ns is not None:
             self._timers.set_in(until_ns - now_ns)
 
@@ -367,40 +377,41 @@ class Log:
     def _cut(self, heartbeat: bool) -> None:
         """Close the open segment: owners give their outcomes, and the position is fixed.
 
-        Without anything to store there is no segment, except for a heartbeat or where calls wait for a proof of the lease.
+        If there is nothing to store, no segment is made, except for a heartbeat or for calls that wait for a proof of
+        the lease.
         """
         try:
-            said = self._open.finish(self._failed, lambda owner, error: self._take_offline(
+            blocks = self._open.finish(self._failed, lambda owner, error: self._set_offline(
                 owner, self._segments.next.number, error))
         except Exception as error:
             _log.exception("sealing a segment failed")
             self.fail(error)
             return
         self._timers.clear_lazy()
-        waiters = self._waiters.take()
+        waiters = self._waiters.pop_calls()
         urgent_ns = self._open.urgent_ns
         self._open = OpenSegment(self._open.lazy)
         self._schedule.segment_closed()
         if self._open.lazy:
             self._timers.set_lazy()
-        if not said and not heartbeat and not self.lease_expired:
+        if not blocks and not heartbeat and not self.lease_expired:
             for fn, args, of in waiters:
                 self._waiters.release(args)
                 self.wait(fn, *args, of=of)
             return
-        self._segments.close(said, waiters, urgent_ns)
+        self._segments.close(blocks, waiters, urgent_ns)
 
-    def _take_offline(self, owner: BlockOwner, number: int, error: Exception) -> None:
-        """Store nothing of ``owner`` from segment ``number`` on, and answer nothing that depends on it since.
+    def _set_offline(self, owner: BlockOwner, number: int, error: Exception) -> None:
+        """Store nothing of ``owner`` from segment ``number`` on, and drop the calls that depend on it.
 
-        Raises: ``error`` where the log cannot go on without the owner.
+        Raises: ``error`` if the log cannot continue without the owner.
         """
         stream_id = owner.stream_id
         first = stream_id not in self._failed
         if first:
             owner.failed(error)
             self._failed.add(stream_id)
-        # An earlier segment may fail later: it is encoded and put while the next ones are cut.
+        # An earlier segment may fail later: it is encoded and put while later segments are cut.
         number = self._putter.leave_out(stream_id, number)
         self._open.lazy.pop(stream_id, None)
         for segment in self._segments:
@@ -408,10 +419,10 @@ class Log:
                 segment.waiters = self._waiters.without(segment.waiters, owner)
         self._waiters.withdraw(owner)
         if first:
-            _log.error("a block of stream %016x cannot be stored in segment %d; it is offline, the others go on",
+            _log.error("a block of stream %016x cannot be stored in segment %d; the stream is offline, others continue",
                        stream_id, number, exc_info=error)
 
-    # Putting.
+    # Putting a segment.
 
     def _begin(self, segment: Segment) -> None:
         segment.stored_before = self.state.position.number
@@ -431,7 +442,7 @@ class Log:
             self.fail(error)
             return
         for block, failure in segment.failures:
-            self._take_offline(block.owner, segment.position.number, failure)
+            self._set_offline(block.owner, segment.position.number, failure)
         self._segments.mark_stored(segment, proved_ns)
         if self._lease.renew(self._segments.in_flight):
             self._loop.call_soon(self._lease_renewed)
@@ -449,7 +460,7 @@ class Log:
         if self._open.urgent:
             self.schedule_commit()
 
-    # Persisted.
+    # After a segment is persisted.
 
     def _persist(self, segment: Segment) -> None:
         segment.apply_to(self.state)
@@ -460,9 +471,9 @@ class Log:
             try:
                 block.owner.persisted(block)
             except Exception as error:
-                # It is stored, so its waiters may be answered; but the stream in memory is not what it should be.
-                self._take_offline(block.owner, segment.position.number + 1, error)
-        self._waiters.persisted(segment.waiters)
+                # The block is stored, so its waiters may be answered. But the stream's memory may be inconsistent.
+                self._set_offline(block.owner, segment.position.number + 1, error)
+        self._waiters.make_due(segment.waiters)
         if not self._answering:
             self._answer()
         for listener in self._listeners:
@@ -470,12 +481,12 @@ class Log:
         segment.data = None
 
     def _answer(self) -> None:
-        """Make calls whose segment is persisted: some now, and the others in later turns of the loop."""
+        """Make calls whose segment is persisted: some now, the others in later turns of the loop."""
         self._answering = False
         waiters = self._waiters
         if waiters.due and self.lease_expired:
-            # The put landed, but it began too long ago to prove the lease: the process was suspended meanwhile. What
-            # it decided since it resumed may rest on a state that another owner has changed.
+            # The put is stored, but it began too long ago to prove the lease: the process was suspended meanwhile. Its
+            # decisions since it resumed may depend on a state that another owner has changed.
             due = list(waiters.due)
             waiters.due.clear()
             later = next(iter(self._segments), None)
@@ -496,7 +507,7 @@ class Log:
             listener.lease_renewed()
 
     def fail(self, error: BaseException, notify: bool = True) -> None:
-        """Stop for good: what is not persisted never will be, and its waiters never run."""
+        """Stop for good: the rest of the tail is never persisted, and its pending calls are never made."""
         if self.failure is not None:
             return
         self.failure = error
@@ -507,7 +518,7 @@ class Log:
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
-        self._waiters.take()
+        self._waiters.pop_calls()
         self._room.clear()
         self._segments.clear()
         for future in self._futures:

@@ -1,7 +1,7 @@
-"""The log of streams with ``storage: memory``: the same calls, nothing stored.
+"""The log of streams with ``storage: memory``: the same interface as ``Log``, without a store.
 
-Segments are cut once a turn of the loop and count as persisted at once. Their blocks get no BlockRef: a stream
-that keeps a block's chunks keeps its messages.
+A segment is cut once in each turn of the loop and counts as persisted at once. Its blocks get no BlockRef: a stream
+keeps its messages by keeping the chunks of its blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _LAZY_SECONDS = 1.0
 
 
 class MemoryLog:
-    """As ``Log``, for what is never stored. The tail is what the current turn of the loop added, so there is room."""
+    """A log that stores nothing; for its methods, see ``Log``. The tail is only what the current turn of the loop
+    added."""
 
     epoch = 0
     lease_expired = False
@@ -39,15 +40,15 @@ class MemoryLog:
 
     def __init__(self, clock_trusted: Callable[[], bool] = lambda: True) -> None:
         self.state = ShardState()
-        """Empty: nothing of memory streams is ever replayed."""
+        """The empty applied state: memory streams are never replayed."""
         self.tail_bytes_max = 1 << 62
         self.clock_trusted = clock_trusted
-        """While false, no message expires: the shard's answer."""
+        """Returns False while no message may expire: the shard's value."""
         self._blocks: dict[int, OpenBlock[Any]] = {}
         self._lazy: dict[int, BlockOwner] = {}
         self._waiters: list[tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]] = []
         self._answers = Waiters()
-        """Its ``due`` calls: those whose commit is done."""
+        """Its ``due`` calls are those whose commit is done."""
         self._answering = False
         self._failed: set[int] = set()
         self._number = 0
@@ -109,7 +110,7 @@ class MemoryLog:
             fn()
 
     def fail(self, error: BaseException) -> None:
-        """Take nothing more: what is sequenced cannot be relied upon."""
+        """Accept nothing more: what is sequenced cannot be relied on."""
         self.failure = error
         self.stop()
 
@@ -141,14 +142,14 @@ class MemoryLog:
                 blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner)
         self._number += 1
         position = Position(0, self._number)
-        # As in Log: until all have been asked, a stream's block is the one it is being asked about.
+        # As in Log: until all owners have been called, a stream's block is the one that is being sealed.
         self._blocks = blocks
         for block in list(blocks.values()):
             if block.stream_id not in self._failed and (block.stream_id in lazy or not block.empty):
                 try:
                     block.owner.sealing(block)
                 except Exception as error:
-                    self._take_offline(block.owner, error)
+                    self._set_offline(block.owner, error)
         self._blocks = {}
         sealed = []
         for block in blocks.values():
@@ -156,12 +157,12 @@ class MemoryLog:
                 try:
                     sealed.append(seal_block(block, position, stored=False))
                 except Exception as error:
-                    self._take_offline(block.owner, error)
+                    self._set_offline(block.owner, error)
         for done in sealed:
             try:
                 done.owner.persisted(done)
             except Exception as error:
-                self._take_offline(done.owner, error)
+                self._set_offline(done.owner, error)
         for fn, args, of in waiters:
             if self._failed:
                 if of is not None and of.stream_id in self._failed:
@@ -180,15 +181,15 @@ class MemoryLog:
         self._answers.due.append((fn, args, of))
 
     def _answer(self) -> None:
-        """As in ``Log``."""
+        """Make some of the due calls, the others in later turns of the loop."""
         self._answers.answer_some()
         self._answering = bool(self._answers.due)
         if self._answering:
             self._loop.call_soon(self._answer)
 
-    def _take_offline(self, owner: BlockOwner, error: Exception) -> None:
-        """As in ``Log``: nothing that depends on this one is answered, the others go on."""
+    def _set_offline(self, owner: BlockOwner, error: Exception) -> None:
+        """Answer nothing that depends on ``owner``, as ``Log`` does; other streams continue."""
         if owner.stream_id not in self._failed:
             owner.failed(error)
             self._failed.add(owner.stream_id)
-            _log.error("memory stream %016x failed; it is offline, the others go on", owner.stream_id, exc_info=error)
+            _log.error("memory stream %016x failed; it is offline, others continue", owner.stream_id, exc_info=error)

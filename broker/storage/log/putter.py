@@ -1,7 +1,7 @@
-"""Brings a closed segment into the store: sealed on the loop, encoded, put until it lands.
+"""Brings a closed segment into the store: seals it on the loop, encodes it and puts it until it is stored.
 
-Owns the tries of one put and what their answers mean: lost, refused, ours after all, another writer's. Does not own when
-a put begins, nor what follows once it has landed (``log``).
+Owns the attempts of one put and the meaning of their results: lost, refused, stored by an earlier attempt, taken by
+another writer. Does not own when a put begins, nor what follows once the segment is stored (``log``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Putter", "Segment"]
 _log = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 4096
-"""Encoding a block takes as long as encoding this many bytes of it."""
+"""Encoding a block costs as much as encoding this many bytes of messages."""
 
 
 class Segment:
@@ -50,32 +50,32 @@ class Segment:
         self.sealed: list[SealedBlock[Any]] = []
         self.data: list[bytes] | None = None
         self.whole: bytes | None = None
-        """The same in one piece, if it is to be kept."""
+        """The bytes of ``data`` in one piece, if it is to be kept in memory."""
         self.encoded = False
         self.on_encoded: Callable[[], object] | None = None
-        """Called in the thread that has encoded it."""
+        """Called in the thread that has encoded the segment."""
         self.failures: list[Failure] = []
-        """Blocks that it should have held, and why it could not."""
+        """Blocks that could not be encoded and were left out, each with its error."""
         self.before: Segment | None = None
-        """The segment before it, while that may not be encoded yet."""
+        """The previous segment, as long as it may not be encoded yet."""
         self.stored = False
         self.stored_before: int | None = None
-        """Once it is in flight: the number up to which all had landed when its put began."""
+        """Set once the put has begun: the number up to which all segments were stored by then."""
         self.urgent_ns = 0
-        """Since when something waits for it, by the monotonic clock; 0: nothing does."""
+        """The instant, by the monotonic clock, when something began to wait for this segment; 0: nothing waits."""
         self.began_ns = 0
         self.proved_ns = 0
-        """Once it landed: when, by the outside clock, its put began, and the shard was still ours."""
+        """Set once it is stored: when, by the outside clock, its put began. The shard was ours at that time."""
 
     @property
     def head_bytes(self) -> int:
-        """About what a recovery reads of it."""
-        said = [b.core for b in self.sealed if b.opened is None]
+        """About how many bytes of it a recovery reads."""
+        cores = [b.core for b in self.sealed if b.opened is None]
         return HEAD_BYTES_MIN + 250 * len(self.sealed) + sum(32 * len(core.removed) + sum(r.size for r in core.records)
-                                                  for core in said)
+                                                  for core in cores)
 
     def apply_to(self, state: ShardState) -> None:
-        """Apply it, now persisted, to a shard's state: with the same result as a replay of its bytes."""
+        """Apply the segment, which is persisted, to a shard's state, with the same result as a replay of its bytes."""
         state.apply_segment(self.position)
         for block in self.sealed:
             if block.opened is not None and block.packed is not None:
@@ -88,27 +88,28 @@ class Segment:
 class Putter:
     """Puts the segments of one epoch.
 
-    A block that cannot be sealed or encoded is left out of its segment, and so are all later blocks of its stream: what
-    they hold builds on it. Segments are encoded in the order of the log, so that none holds such a later block.
+    A block that cannot be sealed or encoded is left out of its segment. All later blocks of its stream are left out
+    too, because they depend on it. Segments are encoded in log order, so that none of them contains such a later block.
 
-    Attributes: ``error``: why the oldest put has not landed yet, None when the store is well; ``count`` and ``bytes`` of
-        what landed; ``broken``: stream_id of each such stream, and the first segment that has nothing of it.
+    Attributes: ``error`` is why the oldest put is not stored yet, None while the store works; ``count`` and ``bytes``
+        of the segments stored; ``broken``: the stream_id of each broken stream, and the first segment without its
+        blocks.
     """
 
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], nonce: bytes, clock: Clock,
                  rng: random.Random, settings: LogSettings, executor: Executor | None,
                  encoded: Callable[[], object], failed: Callable[[Any, int, Exception], object]) -> None:
-        """Args: executor encodes large segments; None: all on the loop. ``encoded`` is called when a segment's bytes are
-        there before its put begins; ``failed(owner, number, error)`` when a block of segment ``number`` cannot be
-        sealed, and it raises where the log cannot go on without.
+        """Args: executor encodes large segments; None: the loop encodes all of them. ``encoded`` is called if a
+        segment's bytes are complete before its put begins. ``failed(owner, number, error)`` is called if a block of
+        segment ``number`` cannot be sealed; it raises if the log cannot continue without that block.
         """
         self.broken: dict[int, int] = {}
         self.error: StoreError | None = None
         self.count = 0
         self.bytes = 0
-        self._told: set[type[StoreError]] = set()
-        """The kinds of failure that were logged since the store was well."""
-        self._breaking = threading.Lock()  # the loop finds failures, and threads that encode
+        self._logged: set[type[StoreError]] = set()
+        """The types of errors that were logged since the store last worked."""
+        self._breaking = threading.Lock()  # both the loop and the encoding threads find broken streams
         self._store = store
         self._key_of = key_of
         self._nonce = nonce
@@ -121,13 +122,15 @@ class Putter:
         self._loop = asyncio.get_running_loop()
 
     def leave_out(self, stream_id: int, number: int) -> int:
-        """Store nothing of the stream from segment ``number`` on, or an earlier one that failed; returns which."""
+        """Store nothing of the stream from segment ``number`` on, or from an earlier broken one; returns the first such
+        segment."""
         with self._breaking:
             self.broken[stream_id] = number = min(number, self.broken.get(stream_id, number))
         return number
 
     async def seal(self, segment: Segment) -> None:
-        """The loop's part, in turns of a few thousand messages. Returns once the segment may be encoded."""
+        """Seal the blocks on the loop, a few thousand messages in each turn; returns once the segment may be
+        encoded."""
         run = 0
         for block in segment.blocks:
             try:
@@ -151,10 +154,11 @@ class Putter:
                 await waiting
 
     async def put(self, segment: Segment) -> int:
-        """Encode and put until it lands. Raises: Fenced by a seal in its place; Corrupt for anything else that has its key.
+        """Encode the segment and put it until it is stored.
 
-        Returns: when, by the outside clock, the first try began. That it landed proves the shard ours as of then, and no
-            later: a later try may land after an earlier one did, the shard was taken, and the segment swept.
+        Returns: when, by the outside clock, the first attempt began. The shard was certainly ours at that time only: a
+            later attempt may succeed after an earlier one did, another owner took the shard and swept the segment.
+        Raises: Fenced if a seal has its key; Corrupt if any other object of another writer has it.
         """
         store, key, settings = self._store, self._key_of(segment.position), self._settings
         put_sync = self._blocking_put(segment.position)
@@ -195,16 +199,16 @@ class Putter:
                 taken = False
             except StoreRefused as refused:
                 failed = refused
-            # Once for each kind: a store that could not be reached, and is back, may refuse what only an operator can mend.
-            if type(failed) not in self._told:
-                self._told.add(type(failed))
+            # Log each type once: a store that was unreachable and is back may refuse what only an operator can repair.
+            if type(failed) not in self._logged:
+                self._logged.add(type(failed))
                 _log.warning("segment %s is not in the store yet: %s", segment.position, failed)
             self.error = failed
             await asyncio.sleep(backoff.next())
         if self.error is not None:
             _log.warning("segment %s is in the store", segment.position)
             self.error = None
-            self._told.clear()
+            self._logged.clear()
         self.count += 1
         assert segment.data is not None
         self.bytes += sum(map(len, segment.data))
@@ -213,13 +217,14 @@ class Putter:
     def _encode(self, segment: Segment) -> list[bytes]:
         number = segment.position.number
         if self.broken:
-            segment.sealed = [block for block in segment.sealed if number < self.broken.get(block.stream_id, number + 1)]
+            segment.sealed = [block for block in segment.sealed
+                              if number < self.broken.get(block.stream_id, number + 1)]
         data = encode_segment(segment.position, self._nonce, segment.sealed, self._settings.codec,
                               failures=segment.failures, landed=segment.stored_before)
         if segment.failures:
             for block, error in segment.failures:
                 if not block.stream_id:
-                    raise error  # the shard's own: nothing can go on without it
+                    raise error  # of the shard's own block: the log cannot continue without it
                 self.leave_out(block.stream_id, number)
             segment.sealed = [block for block in segment.sealed if block.stream_id not in self.broken]
         for block in segment.sealed:
@@ -237,27 +242,27 @@ class Putter:
         return data
 
     def _blocking_put(self, position: Position) -> Callable[[str, Any], None] | None:
-        """The store's put of this segment for threads that may wait; None: there is none, or no threads."""
+        """Return the store's blocking put of this segment for a thread; None: it has none, or there are no threads."""
         put_unsynced = self._store.put_unsynced
         if put_unsynced is None:
             return self._store.put_sync if self._executor is not None else None
-        # Number n is not begun before n - W landed.
+        # Put n does not begin before put n - puts_in_flight is stored.
         first = Position(position.epoch, max(1, position.number - self._settings.puts_in_flight + 1))
         first_key = self._key_of(first)
         return lambda key, data: put_unsynced(key, data, first_key)
 
     def _encode_and_put(self, segment: Segment, put_sync: Callable[[str, Any], None], key: str) -> None:
-        """In a thread: one hop for both."""
+        """Encode and put in one call of a thread."""
         if segment.data is None:
             segment.data = self._encode(segment)
         put_sync(key, segment.data)
 
     async def _fenced(self, position: Position, key: str) -> Fenced:
-        """The error to stop with at a seal in our slot."""
+        """Return the error to stop with after a seal was found under our key."""
         by = ""
         try:
             by = Seal.decode(await self._store.get(key), position).sealer
-        except (StoreError, FormatError) as error:  # the name is for the message alone; that we are fenced is certain
+        except (StoreError, FormatError) as error:  # Only the message needs the name: we are fenced in any case.
             _log.info("the seal at %s does not name its sealer: %s", key, error)
         return Fenced(f"{by or 'another broker'} has taken the shard: {key} is a seal", by)
 

@@ -1,9 +1,9 @@
-"""Segments between their closing and their persistence: closed ones that wait for their puts, then those in flight.
+"""The closed segments until they are persisted: some wait for their puts, and the older ones are in flight.
 
     persisted position < every position in flight < every closed segment < the open one
 
-Owns their order and numbers. Does not own when a put begins (``commit_schedule``), the put (``putter``), nor what follows
-once a segment is persisted (``log``).
+Owns the order and numbers of segments. Does not own when a put begins (``commit_schedule``), the put (``putter``), nor
+what follows once a segment is persisted (``log``).
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ __all__ = ["SegmentQueue"]
 
 
 class SegmentQueue:
-    """Attributes: ``next``: the position of the next segment; ``raw_bytes``: of all blocks in here; ``began_ns``: when the
-    newest put began."""
+    """The closed segments that are not persisted, in log order.
+
+    Attributes: ``next`` is the position of the next segment; ``raw_bytes`` is the size of all blocks in the queue;
+        ``began_ns`` is when the newest put began.
+    """
 
     __slots__ = ("_last", "began_ns", "closed", "in_flight", "next", "raw_bytes")
 
     def __init__(self, position: Position, began_ns: int) -> None:
-        """After the segment at ``position``."""
+        """Begin with the segment after ``position``."""
         self.next = Position(position.epoch, position.number + 1)
         self.began_ns = began_ns
         self.raw_bytes = 0
@@ -36,13 +39,13 @@ class SegmentQueue:
         self._last: Segment | None = None
 
     def __iter__(self) -> Iterator[Segment]:
-        """All, in log order."""
+        """Iterate over all segments, in log order."""
         yield from self.in_flight
         yield from self.closed
 
     @property
     def newest(self) -> Segment | None:
-        """The segment that was closed last; None: all are persisted."""
+        """The segment that was closed last; None: all segments are persisted."""
         if self.closed:
             return self.closed[-1]
         return self.in_flight[-1] if self.in_flight else None
@@ -60,20 +63,20 @@ class SegmentQueue:
         self.next = Position(self.next.epoch, self.next.number + 1)
 
     def begin(self, now_ns: int) -> Segment:
-        """The oldest closed segment, which is in flight from now on."""
+        """Move the oldest closed segment to those in flight, and return it."""
         segment = self.closed.popleft()
         segment.began_ns = self.began_ns = now_ns
         self.in_flight.append(segment)
         return segment
 
     def mark_stored(self, segment: Segment, proved_ns: int) -> None:
-        """The put of ``segment``, which proves the shard ours as of ``proved_ns``, has landed."""
+        """Record that the put of ``segment`` succeeded, which proves that the shard was ours at ``proved_ns``."""
         segment.stored, segment.proved_ns = True, proved_ns
         if self._last is segment:
             self._last = None
 
     def pop_persisted(self) -> Iterator[Segment]:
-        """Take out, in log order, each segment that has landed with all before it."""
+        """Remove and yield, in log order, each segment that is stored with all segments before it."""
         while self.in_flight and self.in_flight[0].stored:
             segment = self.in_flight.popleft()
             yield segment

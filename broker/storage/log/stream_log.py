@@ -14,7 +14,7 @@ __all__ = ["StreamLog"]
 
 
 class StreamLog(Protocol):
-    """``Log`` says what each call does; ``MemoryLog`` does the same for streams that are not stored."""
+    """The log of a stream. For the methods, see ``Log``; ``MemoryLog`` has the same for streams that are not stored."""
 
     state: ShardState
     tail_bytes_max: int

@@ -1,4 +1,4 @@
-"""When a log asks its schedule again: soon, once lazy news has waited long enough, or at a time that the schedule named."""
+"""The timers after which a log consults its schedule again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ __all__ = ["CommitTimers"]
 
 
 class CommitTimers:
-    """At most one of each is set. ``due`` is called when one fires; ``lazy_due`` before it, for lazy news.
+    """Three timers: the next turn of the loop, the delay of lazy changes, and the instant that the schedule returned.
 
-    Attributes: ``soon``: set while ``due`` is called in this turn of the loop or the next.
+    Each of them is set at most once. ``due`` is called when one of them fires. ``lazy_due`` is called before it when
+    the delay of lazy changes is over.
+
+    Attributes: ``soon`` is set if ``due`` is to be called in this turn of the loop or the next.
     """
 
     __slots__ = ("_at", "_due", "_lazy", "_lazy_due", "_lazy_seconds", "_loop", "_stopped", "soon")
@@ -27,17 +30,17 @@ class CommitTimers:
         self._at: asyncio.TimerHandle | None = None
 
     def set_soon(self) -> None:
-        """Once the current callback, and others that are ready, have run."""
+        """Call ``due`` once the current callback, and others that are ready, have run."""
         if self.soon is None and not self._stopped:
             self.soon = self._loop.call_soon(self._due)
 
     def set_lazy(self) -> None:
-        """For lazy news, unless it is set."""
+        """Start the delay of lazy changes, unless it is running."""
         if self._lazy is None and not self._stopped:
             self._lazy = self._loop.call_later(self._lazy_seconds, self._lazy_fires)
 
     def set_in(self, delay_ns: int) -> None:
-        """In ``delay_ns``, in place of an earlier call of this."""
+        """Call ``due`` in ``delay_ns``. This replaces an earlier ``set_in``."""
         if self._at is not None:
             self._at.cancel()
         self._at = self._loop.call_later(max(0, delay_ns) / 1e9, self._at_fires)
@@ -53,7 +56,7 @@ class CommitTimers:
             self._lazy = None
 
     def stop(self) -> None:
-        """None fires from now on."""
+        """Cancel all timers and set none from now on."""
         self._stopped = True
         self.clear_soon()
         self.clear_lazy()

@@ -1,11 +1,11 @@
-"""Messages and records to the bytes of a segment, in three steps: gather, seal, encode. No I/O.
+"""Turns messages and records into the bytes of a segment, in three steps: gather, seal, encode. No I/O.
 
     OpenBlock        on the loop, as messages are sequenced: lists grow, nothing else happens
     seal_block       on the loop, when the segment is cut: columns, and frames joined (some 100 ns a message)
     encode_segment   in a thread: compression and checksums, which release the GIL; then the object is put together
 
-Owns what one block holds and how it is cut into frames. Owns neither when a segment is cut, nor where it goes
-(``storage.log``), nor what an outcome or a record means (its owner).
+Owns the contents of one block and how it is cut into frames. Owns neither when a segment is cut, nor where it is put
+(``storage.log``), nor the meaning of an outcome or a record (its owner).
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ __all__ = ["BODY_BYTES_MAX", "Failure", "OpenBlock", "SealedBlock", "Tally", "en
            "is_small", "seal_block"]
 
 _BUFFER_BYTES: Final = 64 * 1024
-"""Smaller neighbours are joined, so that a segment of a thousand blocks is still a few writes."""
+"""Adjacent buffers smaller than this are joined, so that a segment of a thousand blocks needs only a few writes."""
 
 _ONE_START: Final = (0,)
 _NO_FRAMES: Final[list[bytes]] = []
 
 _SMALL_BYTES_MAX: Final = 16 * 1024
-"""Bodies of a small block. In a larger one the messages' cost outweighs the block's own."""
+"""The most bytes of bodies in a small block. In a larger block the messages cost more than the block itself."""
 
 
 class SealedBlock(Generic[Owner]):
     """A block whose contents are fixed: its core and head as a reader would decode them, and its messages.
 
-    ``chunks`` has one Chunk for each frame, for the cache; ``head`` is None for a block without messages. Of a small
-    block all three are made on first use: when a thousand streams share a segment, most are never used.
+    ``chunks`` has one Chunk for each frame, for the cache; ``head`` is None for a block without messages. For a small
+    block, core, head and chunks are made on first use: if a thousand streams share a segment, most are never used.
     """
 
     __slots__ = ("_chunks", "_core", "_head", "_ref", "compression", "frame", "frames", "ids", "kept", "opened",
@@ -79,16 +79,17 @@ class SealedBlock(Generic[Owner]):
         self.frames = frames
         """The raw frames; dropped once they are encoded."""
         self.packed: PackedRef | None = None
-        """Where it is stored: None until ``encode_segment`` has placed the block, and for a block without messages."""
+        """The block's place in the store: None until ``encode_segment`` has placed it, and for a block without
+        messages."""
         self.opened: OpenBlock[Owner] | None = None
-        """The open block that a small one is made of."""
+        """The open block that a small block was made from."""
         self.ids: BlockIds | None = None
-        """The message ids of its record, packed; None: it has none, or they are not packed yet."""
+        """The message ids in its record, packed; None: there are none, or they are not packed yet."""
         self.kept = False
-        """Whether its segment is kept in memory as a whole."""
+        """True if the whole segment is kept in memory."""
         self.compression = Compression.ZSTD
         self.frame: SectionHeader | None = None
-        """Of the frame of a small block, once it is encoded."""
+        """The header of a small block's frame, once it is encoded."""
         self._core = core
         self._head = head
         self._chunks = chunks
@@ -96,7 +97,7 @@ class SealedBlock(Generic[Owner]):
 
     @classmethod
     def folded(cls, block: OpenBlock[Owner], position: Position) -> SealedBlock[Owner]:
-        """For a block that ``SmallEncoder`` encodes from the lists in which it was gathered."""
+        """Return a small block, which ``SmallEncoder`` encodes from the lists in which it was gathered."""
         sealed = cls(block.owner, None, None, (), _NO_FRAMES, position)
         sealed.opened = block
         return sealed
@@ -107,17 +108,17 @@ class SealedBlock(Generic[Owner]):
 
     @property
     def small(self) -> bool:
-        """Whether it is folded."""
+        """True if ``SmallEncoder`` encodes it."""
         return self.opened is not None
 
     @property
     def outcome(self) -> Outcome:
-        """As the core says."""
+        """The outcome in the core."""
         return self.opened.outcome if self.opened is not None else self.core.outcome
 
     @property
     def subjects(self) -> SubjectSummary | None:
-        """As the core says."""
+        """The subject summary in the core."""
         return self.packed[-1] if self.opened is not None and self.packed is not None else self.core.subjects
 
     @property
@@ -141,13 +142,13 @@ class SealedBlock(Generic[Owner]):
 
     @property
     def ref(self) -> BlockRef | None:
-        """``packed`` as an object."""
+        """The block's place in the store as an object; None as for ``packed``."""
         if self._ref is None and self.packed is not None:
             self._ref = BlockRef.of(self.packed)
         return self._ref
 
     def pack_ids(self) -> None:
-        """Set ``ids``, so that the loop need not pack them when the segment is applied."""
+        """Set ``ids`` in an encoding thread, so that the loop need not pack them when the segment is applied."""
         if self.opened is not None:
             return
         for record in self.core.records:
@@ -155,7 +156,7 @@ class SealedBlock(Generic[Owner]):
                 try:
                     self.ids = BlockIds.of(self.core, record, self.head)
                 except (ValueError, TypeError, LookupError, OverflowError):
-                    self.ids = None  # applying the block finds the same, and concerns this stream alone
+                    self.ids = None  # ``apply_block`` finds the same error and takes only this stream offline
 
     def _unfold(self) -> None:
         assert self.opened is not None
@@ -168,13 +169,14 @@ class SealedBlock(Generic[Owner]):
 
 
 Failure = tuple[SealedBlock[Any], Exception]
-"""A block that could not be encoded, and why."""
+"""A block that could not be encoded, and its error."""
 
 
 def is_small(block: OpenBlock[Any]) -> bool:
-    """Whether ``block`` may be sealed as a small one: a few plain messages under one subject, and nothing else."""
+    """Return whether ``block`` may be sealed as a small block: a few plain messages with one subject, and nothing
+    else."""
     subjects = block.subjects
-    # Both bounds are needed: it has one frame, and empty messages fill no bytes.
+    # Both bounds are needed for a single frame: empty messages have no bytes.
     return (block.raw_bytes <= _SMALL_BYTES_MAX and block.count <= FRAME_MESSAGES_MAX
             and not block.records and not block.removed and block.hlens is None
             and 0 < block.count == block.last_seq - block.first_seq + 1 and len(subjects[0]) <= NAME_BYTES_MAX
@@ -183,10 +185,10 @@ def is_small(block: OpenBlock[Any]) -> bool:
 
 def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 0,
                stored: bool = True) -> SealedBlock[Owner]:
-    """Fix what ``block`` holds, for the object at ``position``; it takes no more afterwards.
+    """Fix the contents of ``block`` for the object at ``position``. Nothing may be added to it afterwards.
 
-    Cost: 100 to 300 ns a message, on the loop; the bytes themselves are copied once, by the join of each frame.
-    Args: stored False skips that for a block that will never be encoded.
+    Cost: 100 to 300 ns a message, on the loop; the join of each frame copies its bytes once.
+    Args: stored False skips that join for a block that will never be encoded.
     """
     count = block.count
     core = BlockCore(block.stream_id, position, count=count, first_seq=block.first_seq, last_seq=block.last_seq,
@@ -211,11 +213,11 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
 
 def _head(block: OpenBlock[Any], lens: list[int], position: Position,
           object_id: int) -> tuple[Head, Sequence[bytes]]:
-    """The index of ``block`` with no frames yet, and each message's subject, the same object where they are equal."""
+    """Return the index of ``block`` without frames, and each message's subject, the same object for equal subjects."""
     count, subjects, runs = block.count, block.subjects, block.runs
     ids: array[int] | None = None
     if subjects[0] == subjects[-1] and subjects.count(subjects[0]) == count:
-        # Tuples: the garbage collector untracks those that hold no container, and there may be very many such blocks.
+        # Tuples: the garbage collector ignores a tuple without containers, and there may be very many such blocks.
         names: Sequence[bytes] = (subjects[0],)
         of_message: Sequence[bytes] = (subjects[0],) * count
         counts: Sequence[int] = (count,)
@@ -250,17 +252,17 @@ def _head(block: OpenBlock[Any], lens: list[int], position: Position,
 
 
 def _occurrences(ids: list[int], subjects: int) -> tuple[list[int], list[int], list[int]]:
-    """How often each id from 0 to subjects - 1 occurs in ``ids``, and where first and last; every one does."""
+    """Return how often each id below ``subjects`` occurs in ``ids``, and where first and last. Each id occurs."""
     numbers = range(subjects)
     if subjects <= 64:
-        cells = bytes(ids)  # whose searches use memchr
+        cells = bytes(ids)  # searches in bytes use memchr
         return list(map(cells.count, numbers)), list(map(cells.find, numbers)), list(map(cells.rfind, numbers))
     counter = Counter(ids)
     firsts = [0] * subjects
     at = -1
-    for number in counter:  # in the order of their first occurrence, so one scan finds them all
+    for number in counter:  # in the order of first occurrence, so one scan of ``ids`` finds all
         at = firsts[number] = ids.index(number, at + 1)
-    last_of = dict(zip(ids, range(len(ids)), strict=True))  # a later pair replaces an earlier one
+    last_of = dict(zip(ids, range(len(ids)), strict=True))  # the last of equal keys wins
     return list(map(counter.__getitem__, numbers)), firsts, list(map(last_of.__getitem__, numbers))
 
 
@@ -282,7 +284,7 @@ def _summary(head: Head) -> SubjectSummary | None:
 
 def _one_frame(block: OpenBlock[Any], raw_bytes: int, head: Head, names: Sequence[bytes],
                stored: bool) -> tuple[list[Chunk], list[bytes]]:
-    """``_frames`` for a block that fits in one, as most do."""
+    """Make the only frame of a block that fits in one, as most blocks do: a faster ``_frames``."""
     count, seqs = head.count, head.seqs
     times = array("q", (head.time_ns,)) * count if head.times is None else head.times
     head.frames, head.starts = (Frame(0, count, 0, raw_bytes, raw_bytes),), _ONE_START
@@ -293,9 +295,9 @@ def _one_frame(block: OpenBlock[Any], raw_bytes: int, head: Head, names: Sequenc
 
 def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
             names: Sequence[bytes], stored: bool) -> tuple[list[Chunk], list[bytes]]:
-    """Cut the bodies into frames; adds the frame table to ``head``, stored lengths and CRCs still missing.
+    """Cut the bodies into frames, and add the frame table to ``head``, without stored lengths and CRCs.
 
-    Returns: the chunks, and the raw frames (none unless they will be ``stored``).
+    Returns: the chunks, and the raw frames (an empty list unless ``stored``).
     """
     chunks: list[Chunk] = []
     frames: list[bytes] = []
@@ -328,12 +330,13 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
                    codec: SectionCodec = SECTIONS, *, kind: ObjectKind = ObjectKind.SEGMENT, object_id: int = 0,
                    place: BlockPlace = BlockPlace.LOG, failures: list[Failure] | None = None,
                    landed: int | None = None) -> list[bytes]:
-    """Compress, checksum and put together the object of ``blocks``, in their order; runs too.
+    """Compress and checksum ``blocks``, and return their object, a segment or a run, as buffers in order.
 
-    Called once for each object, in any thread; nothing else touches ``blocks`` meanwhile. Sets ``packed`` of each block.
-    Args: ``failures`` takes the blocks that cannot be encoded, which are left out; None: the first one raises. ``landed``
-        is the number up to which the log had landed when the put of this entry began; None: it is not said.
-    Returns: the object's bytes as buffers, in order.
+    Call this once for each object, in any thread, while nothing else uses ``blocks``. Sets ``packed`` of each block.
+
+    Args: ``failures`` receives the blocks that cannot be encoded, which are left out; None: the first such error is
+        raised. ``landed`` is the number up to which all log entries were stored when the put of this entry began; None:
+        the entry does not have it.
     """
     for block in blocks:
         if block.opened is not None:
@@ -380,7 +383,7 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
 
 def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallEncoder, frame: Compressed,
                   frames: list[bytes]) -> tuple[bytes, bytes, RowValues, tuple[Any, ...]]:
-    """Core, index, row in the directory and the last values of the reference of a small block."""
+    """Return a small block's core, index, row in the directory, and the last values of its ``PackedRef``."""
     count, runs, subject, first_seq, last_seq = (opened.count, opened.runs, opened.subjects[0], opened.first_seq,
                                                  opened.last_seq)
     lens = list(map(len, opened.bodies))
@@ -403,7 +406,7 @@ def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallE
 
 def _encode(block: SealedBlock[Any], codec: SectionCodec, compressed: Sequence[Compressed],
             frames: list[bytes]) -> tuple[bytes, bytes, RowValues, tuple[Any, ...]]:
-    """As ``_encode_small``, of any other block; ``compressed`` are its frames."""
+    """Encode any other block, as ``_encode_small`` does a small one; ``compressed`` are its frames."""
     head, core = block.head, block.core
     core.codec = codec.compression
     index = b""
@@ -430,7 +433,7 @@ def _encode(block: SealedBlock[Any], codec: SectionCodec, compressed: Sequence[C
 
 
 def _joined(buffers: list[bytes]) -> list[bytes]:
-    """``buffers`` with small neighbours joined."""
+    """Return ``buffers`` with small adjacent ones joined."""
     out: list[bytes] = []
     small: list[bytes] = []
     size = 0

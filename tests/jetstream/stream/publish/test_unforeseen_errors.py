@@ -250,7 +250,7 @@ async def test_a_stream_that_fails_while_its_queue_drains() -> None:
 
     def failing(*run: Any) -> int:
         work = sequence(*run)
-        world.log._take_offline(stream, world.log._segments.next.number, OverflowError("planted"))
+        world.log._set_offline(stream, world.log._segments.next.number, OverflowError("planted"))
         return work
 
     stream.queue._sequence = failing
