@@ -12,11 +12,12 @@ import logging
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
 from broker.base.gojson.encoding import escaped, marshal
+from broker.base.turns import in_turns
 from broker.monitor.clusters import NO_RAFT
 from broker.monitor.endpoints import ENDPOINTS, Endpoint
 from broker.monitor.options import BadOption, from_query
@@ -26,8 +27,6 @@ from broker.monitor.views import Sample, Views
 __all__ = ["http_protocol"]
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 HEAD_LINE_BYTES_MAX: Final = 8 * 1024
 HEADERS_MAX: Final = 64
@@ -111,9 +110,9 @@ class _Pages:
                 return _probe_response(endpoint.build(self._views, options), callback)
             steps = _response_in_steps(endpoint, self._views, options, callback)
             if endpoint.in_steps is None:
-                return await self._in_turns(steps)
+                return await in_turns(steps, self._turn)
             async with self._long_pages:
-                return await self._in_turns(steps)
+                return await in_turns(steps, self._turn)
         match path:
             case "/":
                 self._views.requests[path] += 1
@@ -128,18 +127,6 @@ class _Pages:
             case "/raftz":
                 return web.Response(status=404, text=NO_RAFT)
         return _not_found()
-
-    async def _in_turns(self, steps: Generator[None, None, T]) -> T:
-        """What ``steps`` return. However many pages are made at the same time, one of them makes a step in each turn of the
-        loop."""
-        while True:
-            async with self._turn:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    made: T = end.value
-                    return made
-                await asyncio.sleep(0)
 
 
 def _emptied(page: dict[str, Any]) -> Generator[None, None, None]:

@@ -129,17 +129,18 @@ def log_tail(tail: Tail | None, url: str) -> None:
     if tail is None:
         return
     if tail.end is not None:
-        _log.warning("%s: %s the log goes on to %s as far as it is sound, and %d objects beyond it, some of them torn or "
-                     "missing, were set aside in .torn beside them", url, _why(tail), _before(tail.end), len(tail.beyond))
+        _log.warning("%s: %s the log goes on to %s as far as it is sound, and %d objects beyond it, some of them torn "
+                     "or missing, were set aside in .torn beside them", url, _why(tail), _before(tail.end),
+                     len(tail.beyond))
     if tail.rebooted or tail.failed:
-        _log.warning("%s: %s messages acknowledged after %s may be lost; up to %s all of them were synced", url, _why(tail),
-                     _utc(tail.last_time_ns or tail.synced_at_ns), _utc(tail.synced_at_ns))
+        _log.warning("%s: %s messages acknowledged after %s may be lost; up to %s all of them were synced", url,
+                     _why(tail), _utc(tail.last_time_ns or tail.synced_at_ns), _utc(tail.synced_at_ns))
 
 
 def _why(tail: Tail) -> str:
     return ("a sync had failed:" if tail.failed
-            else "the machine or the disk went away, or the store was moved, before all that was acknowledged was synced "
-                 "(sync_interval):")
+            else "the machine or the disk went away, or the store was moved, before all that was acknowledged was "
+                 "synced (sync_interval):")
 
 
 def _utc(time_ns: int) -> str:
@@ -152,8 +153,8 @@ def find_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
     try:
         mark = read_mark(folder)
     except OSError as error:
-        raise StoreRefused(f"{store.url}: {paths.logs}{MARK}: {error.strerror or error}; it says what was not synced, so "
-                           f"it must be readable") from error
+        raise StoreRefused(f"{store.url}: {paths.logs}{MARK}: {error.strerror or error}; it says what was not synced, "
+                           f"so it must be readable") from error
     if mark is None:
         return None
     first = _first(store, paths, mark)

@@ -1,11 +1,11 @@
-"""Rounds: copy what changed of the applied state into pages, then put a root that names all pages.
+"""Checkpoints: a round copies the changed parts of the applied state into pages, then puts a root that names all pages.
 
     round     pages of subjects, for a few streams (an object each) -> pages of big streams (one object)
               -> pages of message ids (usually one object) -> directory pages (another, which names the others) -> root
     then      a record in the log releases what the kept roots no longer need; the sweeper deletes it
 
-A checkpoint is a snapshot, never the truth: it contains only persisted state, copied one part at a time with turns of the
-loop between, and everything after ``replay_from``, the position at which the round began, is replayed over it.
+A checkpoint is a snapshot of persisted state only. It is copied one part at a time, with turns of the loop between, and
+everything after ``replay_from``, the position at which the round began, is replayed over it.
 
     a round starts          because
     after many segments     recovery would have to replay them
@@ -13,8 +13,8 @@ loop between, and everything after ``replay_from``, the position at which the ro
     after empty segments    an idle owner's heartbeats are replayed too, although they contain nothing
     never                   while nothing is written
 
-Objects are put until they land, with the same bytes each time. Pages are numbered by a counter of this process run, roots
-by their position: no key is ever put with different bytes.
+Objects are put until they are stored, with the same bytes each time. Pages are numbered by a counter of this process
+run, roots by their position: no key is ever put with different bytes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from broker.base.backoff import Backoff
+from broker.base.turns import in_turns
 from broker.storage.checkpoint.id_pages import IdPager
 from broker.storage.checkpoint.subject_pages import SubjectPager, SubjectSettings
 from broker.storage.format.checkpoint import Root
@@ -56,51 +57,56 @@ __all__ = ["CheckpointSettings", "Checkpointer", "KeptRoot"]
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _PAGE_OBJECTS_MAX = 32
-"""If a root names more objects than this, a round rewrites the pages in the oldest ones."""
+"""Objects that a root may name: if there are more, a round rewrites the pages in the oldest ones."""
 _TURN_WEIGHT = 2_000
-"""What is copied between two turns of the loop, in microseconds or so (``StreamCopy.weight``)."""
+"""The weight of the streams copied between two turns of the loop, about in microseconds (``StreamCopy.weight``)."""
 _PART_WEIGHT = 1_000
-"""Of a part of a stream that has a page of its own: at most 1024 blocks, or 4096 times."""
+"""The weight of a part of a stream that has a page of its own: at most 1024 blocks, or 4096 times."""
 _STREAMS_AT_ONCE = 4096
-"""Streams looked at, but not copied, between two turns."""
+"""Streams that are checked, but not copied, between two turns of the loop."""
 _PLACED_IDS_AT_ONCE = 256
 _IDS_BYTES_MAX = 16 << 20
-"""Of message ids in one object of pages."""
+"""Message ids in one object of pages, in bytes."""
 _HELD_MAX = 65_536
-"""Segments that a root names for one offline stream. A stream may go offline for replay alone, and go on being written."""
+"""Segments that a root names for one offline stream. Such a stream may be offline for replay only, and be written
+on."""
 _PLACED_AT_ONCE = 4
-"""Pages of which the blocks are let go, now that they are packed, between two turns: about a millisecond."""
+"""Pages whose blocks are freed, once they are packed, between two turns of the loop: about a millisecond."""
 
 
 class CheckpointSettings:
-    """When a round starts: after this many ``segments`` with blocks of streams since the last one began, or ``head_bytes``
-    of them, or ``interval_ns`` after the first of them, or after this many ``empty_segments``."""
+    """The conditions for a round to start: ``segments`` with blocks of streams since the last round began, or their
+    heads have ``head_bytes``, or ``interval_ns`` after the first of them, or ``empty_segments``."""
 
     def __init__(self, *, segments: int = 256, head_bytes: int = 64 << 20, empty_segments: int = 20,
                  interval_ns: int | None = 60_000_000_000, hold_factor: int = 4, roots_kept: int = 3,
-                 replayed_segments: int = 64, replayed_epochs: int = 8, subjects: SubjectSettings | None = None) -> None:
+                 replayed_segments: int = 64, replayed_epochs: int = 8,
+                 subjects: SubjectSettings | None = None) -> None:
         self.segments = segments
         self.head_bytes = head_bytes
         self.empty_segments = empty_segments
-        """Heartbeats, and segments with only the shard's own records: what rounds themselves write starts none soon. An idle
-        log holds up to (``roots_kept`` + 1) times as many; each round costs two puts and a listing."""
+        """Heartbeats, and segments with only the shard's own records: what a round itself writes does not soon start
+        the next one. An idle log has up to (``roots_kept`` + 1) times as many. Each round costs two puts and a
+        listing."""
         self.interval_ns = interval_ns
-        """Also from an owner's start to its first round. None: time alone starts no round."""
+        """None: time alone starts no round. The first round comes this long after the owner's start."""
         self.hold_factor = hold_factor
-        """At this many times either bound, commits wait for a new root."""
+        """Commits wait for a new root once ``segments`` or ``head_bytes`` is exceeded by this factor."""
         self.roots_kept = roots_kept
         self.replayed_segments = replayed_segments
-        """After a recovery that replayed more than this, or more than ``replayed_epochs``, a round starts at once."""
+        """A round starts at once after a recovery that replayed more segments, or more than ``replayed_epochs``
+        epochs."""
         self.replayed_epochs = replayed_epochs
         self.subjects = subjects or SubjectSettings()
 
 
 class KeptRoot(NamedTuple):
-    """A root, and all page objects that it needs. ``held``: the segments that a root of an earlier owner names for streams that
-    were offline then, and may be online now. In roots of our own, such a stream is offline for as long as we own the shard."""
+    """A root, and all page objects that it needs.
+
+    ``held`` are the segments that a root of an earlier owner names for streams that were offline then, and may be
+    online now. In a root of our own, such a stream is offline for as long as we own the shard.
+    """
 
     position: Position
     objects: frozenset[Position]
@@ -108,14 +114,14 @@ class KeptRoot(NamedTuple):
 
 
 class Checkpointer(LogListener):
-    """Cuts checkpoints of one shard's log. One round at a time."""
+    """Writes checkpoints of one shard's log, one round at a time."""
 
     def __init__(self, log: Log, paths: ShardPaths, snapshot: Snapshot, rng: random.Random,
                  settings: CheckpointSettings | None = None, *, after_round: Callable[[Checkpointer], Awaitable[None]],
                  executor: Executor | None = None) -> None:
         """Continue from the ``snapshot`` that ``log`` was recovered from.
 
-        Args: ``after_round`` is awaited once each round's root is in the store: the sweeper decides what to release.
+        Args: ``after_round`` is awaited after each round's root is stored: the sweeper decides what to release.
         """
         self.settings = settings or CheckpointSettings()
         self.rounds = 0
@@ -128,7 +134,7 @@ class Checkpointer(LogListener):
         self._id_pager = IdPager(log, paths, threads=executor is not None)
         self._pages_number = 0
         self._put_since: set[Position] = set()
-        """Page objects that were begun to be put since the last root, and may be in the store whether or not that ended."""
+        """Page objects whose put began since the last root. Each may be in the store, whether or not its put ended."""
         self._directory: dict[int, PageRef] = {}
         self._members: dict[int, frozenset[int]] = {}
         self.roots: list[KeptRoot] = []
@@ -147,7 +153,7 @@ class Checkpointer(LogListener):
         self._holds = 0
         self._held: list[asyncio.Future[None]] = []
         if snapshot.root is not None:
-            self._take(snapshot.root, snapshot.members)
+            self._continue_from(snapshot.root, snapshot.members)
         if (self.due or snapshot.segments > self.settings.replayed_segments
                 or snapshot.epochs > self.settings.replayed_epochs):
             self._wake.set()
@@ -159,21 +165,23 @@ class Checkpointer(LogListener):
         self._task = asyncio.get_running_loop().create_task(self._run(), name="checkpoints")
 
     async def stop(self) -> None:
-        """End; a round in progress is abandoned (its root may have landed, or may land yet)."""
+        """End, and abandon a round in progress: its root may be stored, even later."""
         self._disarm()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def finish(self) -> None:
-        """Let a round in progress end; from then on only ``cut`` starts one."""
+        """Wait for a round in progress, and end; from then on only ``cut`` starts a round."""
         async with self._busy:
             await self.stop()
 
     async def between_rounds(self, change: Callable[[], object]) -> None:
-        """Call ``change``, which adds a record that replaces parts of tables, while no round copies them; none does so until
-        all that is sequenced by then is persisted. A round copies a table in parts, and the record must be in all of them
-        or in none."""
+        """Call ``change``, which adds a record that replaces parts of tables, while no round copies these tables.
+
+        A round copies a table in parts, and the record must be in all of them or in none. So the next round begins only
+        once all that is sequenced by then is persisted.
+        """
         async with self._busy:
             change()
             self._holds += 1
@@ -189,7 +197,7 @@ class Checkpointer(LogListener):
 
     @property
     def due(self) -> bool:
-        """Whether enough was persisted since the last round began."""
+        """True if enough was persisted since the last round began."""
         settings = self.settings
         return (self._segments >= settings.segments or self._head_bytes >= settings.head_bytes
                 or self._empty >= settings.empty_segments)
@@ -200,16 +208,16 @@ class Checkpointer(LogListener):
         return self._segments
 
     def cut_soon(self) -> None:
-        """Cut a checkpoint though none is due: freed objects are deleted only once three roots are beyond them."""
+        """Start a round although none is due: freed objects are deleted only once three roots are after them."""
         self._wake.set()
 
     async def cut(self) -> bool:
-        """Cut a checkpoint of what is persisted now, unless there is nothing new.
+        """Write a checkpoint of the persisted state, unless there is nothing new.
 
-        A stream that is offline is in it as it was last, with the segments that have the rest: a broker that understands these
-        applies them. If it cannot be copied, no checkpoint is cut.
+        For a stream that is offline, the checkpoint has its last state and names the segments with later records: a
+        broker that understands these records applies them. If such a stream cannot be copied, no checkpoint is written.
 
-        Returns: whether a root landed. Raises: Fenced; Corrupt.
+        Returns: True if a root was stored. Raises: Fenced; Corrupt.
         """
         async with self._busy:
             log = self._log
@@ -229,18 +237,19 @@ class Checkpointer(LogListener):
             try:
                 await self._pager.update(segments)
                 await self._id_pager.update()
-                # Segments were applied while these put their pages, and a root must not hold what is after its position.
+                # Segments were applied while these pages were put, and a root must not include what is after its
+                # position.
                 self._attempted = state.position
                 await self._round(self._attempted)
             except BaseException as error:
-                # No root contains what was copied, so it still counts as changed.
+                # No root contains what was copied, so all streams count as changed.
                 for stream in state.streams.values():
                     stream.dirty = True
                 self._segments += segments
                 self._head_bytes += head_bytes
                 self._empty += empty
                 if isinstance(error, FormatError | ValueError | TypeError | LookupError) and _offline(state):
-                    _log.debug("no checkpoint is cut: a stream that is offline cannot be copied: %s", error)
+                    _log.debug("no checkpoint is written: a stream that is offline cannot be copied: %s", error)
                     return False
                 raise
             finally:
@@ -250,7 +259,7 @@ class Checkpointer(LogListener):
         return True
 
     def segment_persisted(self, segment: Segment) -> None:
-        """Count it towards the next round."""
+        """Count the segment towards the next round."""
         if any(block.owner.stream_id for block in segment.sealed):
             self._segments += 1
             self._head_bytes += segment.head_bytes
@@ -261,7 +270,7 @@ class Checkpointer(LogListener):
             self._wake.set()
 
     def _arm(self) -> None:
-        """Make sure that a round comes in time, even if nothing more is written."""
+        """Make sure that a round starts after ``interval_ns``, even if nothing more is written."""
         if self._timer is None and self.settings.interval_ns is not None:
             self._timer = asyncio.get_running_loop().call_later(self.settings.interval_ns / 1e9, self._in_time)
 
@@ -275,10 +284,10 @@ class Checkpointer(LogListener):
         self._wake.set()
 
     def commits_paused(self) -> bool:
-        """Whether commits must wait for a root: otherwise a recovery would take ever longer."""
+        """Return whether commits must wait for a root: otherwise recoveries would take longer and longer."""
         settings = self.settings
         if self._holds:
-            return False  # the next round waits for one of them
+            return False  # the next round waits for a commit
         behind = (self._segments + self._before_segments >= settings.hold_factor * settings.segments
                   or self._head_bytes + self._before_bytes >= settings.hold_factor * settings.head_bytes)
         return behind and not _offline(self._log.state)
@@ -295,9 +304,10 @@ class Checkpointer(LogListener):
                 return
 
     async def _round(self, start: Position) -> None:
-        """``start`` is the position at the time of the call: the shard's own state is copied from here on."""
+        """Write a root for ``start``, the position at the time of the call: the shard's own state is copied from here
+        on."""
         state = self._log.state
-        extra = await _in_turns(shard_extra(state))
+        extra = await in_turns(shard_extra(state))
         moved = await self._moving()
         pages, members, needed = await self._dirty_pages(state, moved)
         bodies: dict[int, tuple[Position, list[StreamCopy]]] = {}
@@ -323,7 +333,7 @@ class Checkpointer(LogListener):
                 if weight >= _TURN_WEIGHT:
                     weight = 0
                     await asyncio.sleep(0)
-            # Each stream's entry has a position of its own; none is beyond the page's.
+            # Each stream's entry has a position of its own. None of them is after the page's position.
             bodies[number] = (state.position, copies)
             members[number] = frozenset(copy.stream.stream_id for copy in copies)
         if parts:
@@ -342,7 +352,7 @@ class Checkpointer(LogListener):
                 await asyncio.sleep(0)
             directory.update(zip(bodies, await self._put_pages(start.epoch, written), strict=True))
             written.clear()
-            while bodies:  # bit by bit: there may be a million lists in them
+            while bodies:  # freed one by one: there may be a million lists in them
                 bodies.popitem()
                 await asyncio.sleep(0)
         objects = {ref.position for ref in directory.values()} | needed
@@ -361,11 +371,12 @@ class Checkpointer(LogListener):
 
     async def _dirty_pages(self, state: ShardState, moved: Callable[[PageRef], bool]
                            ) -> tuple[dict[int, list[StreamState]], dict[int, frozenset[int]], set[Position]]:
-        """The directory pages to write, with their streams; for those that stay, the members, and the objects with parts
-        of their streams.
+        """Return the directory pages to write, with their streams; the members of the other pages; and the objects with
+        parts of the streams in the other pages.
 
-        In several turns of the loop, each page in one: a stream of a page that stays has the parts that the page names. What
-        happens to streams meanwhile is after the round's beginning, so replay finds it.
+        Runs in several turns of the loop, but handles a whole page in one: the streams of a page that is not written
+        have exactly the parts that the page names. Later changes are after the round's beginning, so a replay applies
+        them.
         """
         streams: dict[int, list[StreamState]] = {}
         unassigned: list[StreamState] = []
@@ -387,11 +398,11 @@ class Checkpointer(LogListener):
         dirty: dict[int, list[StreamState]] = {}
         members: dict[int, frozenset[int]] = {}
         needed: set[Position] = set()
-        looked_at = 0
+        checked = 0
         for number, inside in sorted(streams.items()):
-            looked_at += sum(1 + len(stream.blocks.pages) for stream in inside)
-            if looked_at >= _STREAMS_AT_ONCE:
-                looked_at = 0
+            checked += sum(1 + len(stream.blocks.pages) for stream in inside)
+            if checked >= _STREAMS_AT_ONCE:
+                checked = 0
                 await asyncio.sleep(0)
             ids = frozenset(stream.stream_id for stream in inside)
             ref = self._directory.get(number)
@@ -407,7 +418,8 @@ class Checkpointer(LogListener):
         return dirty, members, needed
 
     async def _put_ids(self, epoch: int, copies: list[StreamCopy]) -> None:
-        """Put the pages of message ids: in objects of their own, since they leave with the duplicate window."""
+        """Put the pages of message ids. They have objects of their own, since they are dropped with the duplicate
+        window."""
         some: list[tuple[Page, Callable[[PageRef], None]]] = []
         size = 0
         for at, copy in enumerate(copies, 1):
@@ -430,8 +442,11 @@ class Checkpointer(LogListener):
                 await asyncio.sleep(0)
 
     async def _moving(self) -> Callable[[PageRef], bool]:
-        """Which pages to rewrite though unchanged, so that no old object is kept for the sake of one page. Those with subjects
-        and ids are left out: they have objects of their own, which leave with the messages, or with the duplicate window."""
+        """Return a test for pages to rewrite although unchanged, so that no old object is kept for a single page.
+
+        It is False for pages with subjects or ids. These have objects of their own, which are dropped with the messages
+        or with the duplicate window.
+        """
         objects = self.roots[-1].objects if self.roots else frozenset()
         if len(objects) > _PAGE_OBJECTS_MAX:
             own: set[Position] = set()
@@ -446,13 +461,15 @@ class Checkpointer(LogListener):
         old = frozenset(sorted(objects)[:len(objects) - _PAGE_OBJECTS_MAX])
         return lambda ref: ref.position in old
 
-    def _take(self, root: Root, members: dict[int, frozenset[int]]) -> None:
+    def _continue_from(self, root: Root, members: dict[int, frozenset[int]]) -> None:
         """Continue from the root that recovery began with."""
         self._directory = {ref.key: ref for ref in root.pages}
         self._members = members
         held = roots_held_of(root.extra, root.position)
-        self.roots = [KeptRoot(position := Position(*at), frozenset(Position(*p) for p in objects), held.get(position, frozenset()))
-                      for at, objects in root.extra.get("roots", ())]
+        self.roots = [
+            KeptRoot(position := Position(*at), frozenset(Position(*p) for p in objects),
+                     held.get(position, frozenset()))
+            for at, objects in root.extra.get("roots", ())]
 
     async def _put_pages(self, epoch: int, pages: list[Page]) -> list[PageRef]:
         self._pages_number += 1
@@ -467,7 +484,8 @@ class Checkpointer(LogListener):
         return refs
 
     async def _put(self, key: str, data: Buffers) -> None:
-        """Put until it landed. Raises: Corrupt if the key, which carries our epoch, belongs to another writer."""
+        """Put until the object is stored. Raises: Corrupt if the key, which has our epoch, has another writer's
+        object."""
         backoff = Backoff(rng=self._rng)
         while True:
             if isinstance(self._log.failure, Fenced):
@@ -484,24 +502,13 @@ class Checkpointer(LogListener):
             return
 
 
-async def _in_turns(steps: Generator[None, None, T]) -> T:
-    """What ``steps`` returns, with a turn of the loop after each step."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        await asyncio.sleep(0)
-
-
 def _offline(state: ShardState) -> bool:
-    """Whether a stream is offline."""
+    """Return whether a stream is offline."""
     return any(stream.offline is not None for stream in state.streams.values())
 
 
 def _places(stream: StreamState) -> Iterator[PageRef]:
-    """The places of the stream's parts that have pages of their own and did not change."""
+    """Iterate over the places of the stream's unchanged parts that have pages of their own."""
     for page in stream.blocks.pages:
         if isinstance(page.place, PageRef):
             yield page.place

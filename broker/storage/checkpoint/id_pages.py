@@ -1,12 +1,12 @@
 """Joins the pages with message ids of streams, at the beginning of a round.
 
-Owns: which pages are read back, to be written again together with newer ids, and what that may cost. Does not own: what a page is
-(id_rows, state.ids), nor the round that writes it (checkpointer).
+Owns which pages are read back, to be written again together with newer ids, and the limits of that work. Does not own
+the contents of a page (id_rows, state.ids), nor the round that writes it (checkpointer).
 
-    pages    │ 65 536 │ 65 536 │ 30 000 │ 9 000 │ new       those of at most twice as many as are new are joined with these
+    pages    │ 65 536 │ 65 536 │ 30 000 │ 9 000 │ new       the new ids are joined with pages of at most twice as many
 
-So an id is written about once for each doubling of its page, and a stream has few pages that are not full. Nothing depends on
-this: what fails is left for the next round.
+So an id is written about once for each doubling of its page, and a stream has few pages that are not full. Nothing
+depends on this: after an error, the next round joins the pages.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _SECONDS = 5
 _GETS_MAX = 64
 """Pages that a round reads."""
 _IDS_MAX = 4 * state_ids.PART_IDS
-"""Ids in these together: 8 MiB or so."""
+"""Ids in these pages together: about 8 MiB."""
 _STREAMS_AT_ONCE = 1024
-"""Looked at between two turns of the loop: about a millisecond."""
+"""Streams that are checked between two turns of the loop: about a millisecond."""
 
 
 class IdPager:
-    """The pages of ids of one shard's streams. ``threads``: decoding is not the loop's work."""
+    """The pages of ids of one shard's streams. ``threads``: pages are decoded in a thread."""
 
     def __init__(self, log: Log, paths: ShardPaths, *, threads: bool) -> None:
         self._log = log
@@ -51,7 +51,7 @@ class IdPager:
         self._threads = threads
 
     async def update(self) -> None:
-        """Read back the pages that are to be joined with what is new. Raises: Fenced; Corrupt."""
+        """Read back the pages that are to be joined with new ids. Raises: Fenced; Corrupt."""
         gets, left = _GETS_MAX, _IDS_MAX
         try:
             async with asyncio.timeout(_SECONDS):
@@ -70,7 +70,7 @@ class IdPager:
             _log.debug("pages of message ids are joined by the next round: %r", error)
 
     async def _join(self, stream: StreamState, run: Sequence[IdPart]) -> None:
-        """Bring all parts of ``run`` into memory, as one; if one of its pages cannot be used, what it has is in blocks alone."""
+        """Load all parts of ``run`` into memory as one part. If a page cannot be used, its ids are in blocks only."""
         limit_ns = stream.last_time_ns - stream.config.get(WINDOW, 0)
         chunks: list[bytes] = []
         first_seq = count = 0
@@ -85,8 +85,8 @@ class IdPager:
                 except (NotFound, FormatError) as error:
                     if stream.ids.replace([part], part.lost()):
                         stream.dirty = True
-                        _log.warning("a page with the message ids of stream %s/%s cannot be used: %s", stream.account, stream.name,
-                                     error)
+                        _log.warning("a page with the message ids of stream %s/%s cannot be used: %s", stream.account,
+                                     stream.name, error)
                     return
             gone = 0
             while not chunks and gone < len(rows) and rows[gone].times[-1] <= limit_ns:
@@ -102,8 +102,11 @@ class IdPager:
 
 
 def _to_join(parts: Sequence[IdPart], gets: int, most: int) -> Sequence[IdPart]:
-    """The last of ``parts``, if those in memory are enough for a page, and the pages before them that are joined with them: at
-    most ``gets``, of ``most`` ids. None where no page is."""
+    """Return the part in memory at the end of ``parts``, and before it the pages to join with it.
+
+    Args: ``gets`` is the most pages, ``most`` the most ids in all. Returns: empty if the part in memory is too small
+        for a page, or there is no page to join.
+    """
     start = len(parts)
     while start and parts[start - 1].chunks:
         start -= 1

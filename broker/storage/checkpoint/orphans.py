@@ -1,11 +1,11 @@
-"""Objects of earlier owners that nothing names: segments beyond their epoch's end, pages without a root, runs that were
-never adopted.
+"""Finds objects of earlier owners that nothing names: segments beyond their epoch's end, pages without a root, runs
+that were never adopted.
 
-They are found by listing the log and the pages, which can take minutes for a long log on S3. So it is done in the
+They are found by listing the log and the pages, which can take minutes for a long log on S3. So the search runs in the
 background, a slice at a time, and nothing waits for it.
 
-By its key a seal looks like an orphan, and must not be taken for one. Every epoch below ours has a seal, so an unknown
-object that is alone in its epoch is that seal; only if there are more are their headers read, concurrently.
+By its key a seal is like an orphan, and must not be taken for one. Every epoch below ours has a seal, so an unknown
+object that is alone in its epoch is that seal. Only if there are more unknown objects are their headers read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ __all__ = ["orphan_pages", "orphan_runs", "orphan_segments"]
 
 T = TypeVar("T")
 Ask = Callable[[str, Callable[[], Awaitable[T]]], Awaitable[T]]
-"""ask(what, call): the store's answer, after as many tries as it takes. Raises: NotFound; StoreError once that is no use."""
+"""ask(what, call): returns the store's answer, after any number of attempts. Raises: NotFound; StoreError after the log
+has failed."""
 
 _LISTED_AT_ONCE = 10_000
 _TURN = 500
-"""Keys looked at between two turns of the loop: about 3 ms."""
+"""Keys parsed between two turns of the loop: about 3 ms."""
 _ASKED_AT_ONCE = 32
 
 
 async def orphan_segments(store: ObjectStore, paths: ShardPaths, state: ShardState, epoch: int,
                           is_seal: Callable[[str], Awaitable[bool]], ask: Ask[bool], list_: Ask[list[str]]
                           ) -> set[Position]:
-    """Segments of the epochs below ``epoch``, ours, that ``state`` neither names nor has released."""
+    """Return the segments of the epochs below ``epoch``, ours, that ``state`` neither names nor has released."""
     known = {position_key(position) for released in state.released.values() for position in released.segments}
     unknown: list[Position] = []
     found: set[Position] = set()
@@ -54,7 +55,8 @@ async def orphan_segments(store: ObjectStore, paths: ShardPaths, state: ShardSta
 
 
 async def orphan_pages(store: ObjectStore, paths: ShardPaths, epoch: int, list_: Ask[list[str]]) -> set[Position]:
-    """Page objects of the epochs below ``epoch``, including those that roots need: the caller knows which."""
+    """Return the page objects of the epochs below ``epoch``, including those that roots need: the caller excludes
+    them."""
     found: set[Position] = set()
     after: str | None = ""
     while after is not None:
@@ -65,10 +67,11 @@ async def orphan_pages(store: ObjectStore, paths: ShardPaths, epoch: int, list_:
 
 async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, epoch: int, list_: Ask[list[str]]
                       ) -> list[str]:
-    """Keys of runs of the epochs below ``epoch`` that ``state`` neither names nor has released.
+    """Return the keys of runs of the epochs below ``epoch`` that ``state`` neither names nor has released.
 
-    Only their writer could still adopt them, by a record of its own epoch, and that has ended. Staged runs, which no owner
-    wrote, are left to the inbox. Runs that an offline stream may need are left to the first owner after its repair or deletion.
+    Only the writer of such a run could adopt it, by a record of its own epoch, which has ended. Staged runs, which no
+    owner wrote, are left to the inbox. Runs that an offline stream may need are left to the first owner after the
+    stream's repair or deletion.
     """
     names = {stream.stream_id: (stream.account, stream.name) for stream in state.streams.values()}
     known = {run_key(paths, run, *names.get(run[3], ("", ""))) for run in (*state.runs, *state.freed_runs)
@@ -92,7 +95,7 @@ async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, 
 
 async def _without_seals(positions: list[Position], paths: ShardPaths, is_seal: Callable[[str], Awaitable[bool]],
                          ask: Ask[bool]) -> set[Position]:
-    """Those of one epoch's ``positions`` that still exist and are not seals."""
+    """Return those of one epoch's ``positions`` that exist and are not seals."""
     found: set[Position] = set()
     if len(positions) < 2:
         return found
@@ -113,8 +116,10 @@ async def _without_seals(positions: list[Position], paths: ShardPaths, is_seal: 
 
 async def _some_below(store: ObjectStore, prefix: str, epoch: int, after: str, list_: Ask[list[str]]
                       ) -> tuple[list[Position], str | None]:
-    """Positions in the keys below ``prefix`` after the key ``after``, ascending, and the last of these keys; None: no
-    position below ``epoch`` follows."""
+    """Return the positions below ``epoch`` in the next keys below ``prefix``, after the key ``after``, ascending.
+
+    Returns also the last of these keys; None: no more positions below ``epoch`` follow.
+    """
     async def some() -> list[str]:
         return [info.key for info in await store.list(prefix, after, _LISTED_AT_ONCE)]
 

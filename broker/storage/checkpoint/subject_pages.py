@@ -1,17 +1,18 @@
 """Makes the pages with the subjects of streams, from the indexes of stored blocks, at the beginning of a round.
 
-Owns: which messages get a page when, how pages are joined, and what that may cost. Does not own: what a page is (subject_rows,
-state.subjects), who asks (the live stream), nor roots.
+Owns which messages get a page when, how pages are joined, and the limits of that work. Does not own the contents of a
+page (subject_rows, state.subjects), its readers (the live stream), nor roots.
 
     blocks   │ b │ b │ b │ b │ b │ b │ b │ b │ b │ …       ┌ a block's subjects are in its index, a GET for each
-    pages    │ 260 000 messages  │  60 000   │ none        └ here from ``blocks_min`` such blocks on; others are left to be read
+    pages    │ 260 000 messages  │  60 000   │ none        └ these blocks get a page once there are ``blocks_min``
 
-New messages are joined with the pages before them while those are not more than twice as many, so each is written about once for
-each doubling of its page, and a stream has few pages that are not full. A page of which half is dead is made anew; one of which
-all is dead is let go.
+New messages are joined with the pages before them, as long as these have at most twice as many messages. So a message
+is written about once for each doubling of its page, and a stream has few pages that are not full. A page of which half
+is dead is made anew; a page of which all is dead is dropped.
 
-Nothing depends on this: what fails is left for the next round, and what has no page is read from the blocks. So a round waits
-for ``_SECONDS`` at most, and reads no more indexes than segments were put since the last one.
+Nothing depends on this: after an error, the next round makes the page, and subjects without a page are read from the
+blocks. So a round spends at most ``_SECONDS`` on it, and reads no more indexes than segments were put since the last
+one.
 """
 
 from __future__ import annotations
@@ -46,31 +47,31 @@ __all__ = ["SubjectPager", "SubjectSettings"]
 _log = logging.getLogger(__name__)
 
 _Index = tuple["BlockRef", str, bytes]
-"""A block, the key of its object, and its index."""
+"""A block, the key of its object, and the bytes of its index."""
 
 BLOCKS_MIN = 128
 ROWS_MAX = 1 << 18
 
 _SECONDS = 5
 _GETS_MIN = 256
-"""So many indexes may be read in a round, however few segments it is about."""
+"""Indexes that may be read in a round, even if fewer segments were put."""
 _AT_ONCE = 16
 _BYTES_AT_ONCE = 8 << 20
 _ROWS_AT_ONCE = 8192
-"""Messages of blocks that are decoded in one call of a thread, or one turn of the loop: about 3 ms."""
+"""Messages of blocks that are decoded in one call of a thread, or in one turn of the loop: about 3 ms."""
 _BLOCKS_AT_ONCE = 1024
 _STREAMS_AT_ONCE = 2048
-"""Looked at between two turns of the loop: about a millisecond."""
+"""Streams that are checked between two turns of the loop: about a millisecond."""
 _SPANS_AT_ONCE = 4096
-"""Of blocks, and of ranges of dead messages, that are looked at in one turn of the loop: about 3 ms."""
+"""Ranges of dead messages that are collected in one turn of the loop: about 3 ms."""
 _NAMES_BYTES_MAX = 8 << 20
-"""Of the subjects in a page."""
-_LOOKED_AT = 8
-"""Pages of a stream of which a round finds out how much of them still lives."""
+"""Bytes of the subjects in a page."""
+_PAGES_CHECKED = 8
+"""Pages of a stream of which a round counts the live messages."""
 
 
 class SubjectSettings:
-    """``blocks_min``: with fewer blocks to be read, a stream gets no page. ``rows_max``: messages in a page."""
+    """Args: ``blocks_min``: with fewer blocks to read, a stream gets no page. ``rows_max``: messages in a page."""
 
     def __init__(self, *, blocks_min: int | None = None, rows_max: int | None = None, enabled: bool = True) -> None:
         self.blocks_min = BLOCKS_MIN if blocks_min is None else blocks_min
@@ -91,10 +92,11 @@ class SubjectPager:
         self._threads = threads
         self._rounds = 0
         self._unreadable: set[int] = set()
-        """Streams with a block that is damaged: not tried again before the next start."""
+        """Streams with a damaged block. Their pages are not tried again before the next start."""
 
     async def update(self, segments: int) -> None:
-        """Bring the pages of some streams up to date; ``segments`` were persisted since the last call. Raises: Fenced; Corrupt."""
+        """Update the pages of some streams; ``segments`` were persisted since the last call. Raises: Fenced;
+        Corrupt."""
         blocks_min = self._settings.blocks_min
         if not self._settings.enabled:
             return
@@ -112,7 +114,7 @@ class SubjectPager:
         try:
             async with asyncio.timeout(_SECONDS):
                 for stream in streams:
-                    self._let_go(stream)
+                    self._drop_dead_pages(stream)
                     left -= await self._improve(stream)
                     if (count := self._behind(stream, left)) >= blocks_min:
                         behind.append((count, stream))
@@ -121,13 +123,13 @@ class SubjectPager:
                 for at, (_, stream) in enumerate(behind):
                     if left < blocks_min:
                         break
-                    # What the small ones do not need is left to the large ones.
+                    # Large streams may use what the small ones did not need.
                     left -= await self._extend(stream, max(blocks_min, left // (len(behind) - at)))
         except (StoreError, TimeoutError) as error:
             _log.debug("pages of subjects are left for the next round: %r", error)
 
-    def _let_go(self, stream: StreamState) -> None:
-        """Those below the stream's first message."""
+    def _drop_dead_pages(self, stream: StreamState) -> None:
+        """Drop the pages that end before the stream's first message."""
         gone = 0
         while gone < len(stream.subjects) and stream.subjects[gone].last_seq < stream.first_seq:
             gone += 1
@@ -135,15 +137,17 @@ class SubjectPager:
             stream.subjects = stream.subjects[gone:]
 
     def _behind(self, stream: StreamState, most: int) -> int:
-        """How many blocks after the last page would have to be read for their subjects, among the first ``most``."""
+        """Return how many of the first ``most`` blocks after the last page would have to be read for their subjects."""
         tracked = stream.config.get("max_msgs_per_subject", 0) > 0
         return sum(tracked or entry.dead is not None or entry.ref.subjects is None
                    for entry in islice(stream.blocks.since(_next(stream)), most))
 
     async def _extend(self, stream: StreamState, gets: int) -> int:
-        """Give pages to the messages after the last page, those of ``gets`` blocks; returns how many objects were read.
+        """Make pages for the messages after the last page, of at most ``gets`` blocks. Returns: the number of objects
+        read.
 
-        What comes meanwhile is left for a later round: following a busy stream block by block would put a page for each few.
+        Messages that arrive meanwhile are left for a later round: following a busy stream would put a page for every
+        few blocks.
         """
         read, rows_max, last_seq = 0, self._settings.rows_max, stream.last_seq
         while read < gets:
@@ -154,7 +158,7 @@ class SubjectPager:
                 if entry.first_seq > last_seq:
                     break
                 if entries and count + entry.live_msgs > rows_max:
-                    break  # a page is put now and then: what there is when time runs out stays
+                    break  # put this page now: if time runs out, the pages that were put remain
                 entries.append(entry)
                 count += entry.live_msgs
             if not entries:
@@ -169,16 +173,17 @@ class SubjectPager:
         return read
 
     async def _improve(self, stream: StreamState) -> int:
-        """Let go of pages of which nothing lives any more, and make those anew of which little does: some in each round. Returns
-        how many were read."""
+        """Drop pages without live messages, and make pages with few live messages anew, some in each round. Returns:
+        the number of objects read."""
         pages = stream.subjects
         if not pages:
             return 0
-        start = self._rounds % -(-len(pages) // _LOOKED_AT) * _LOOKED_AT
-        live = [await _live(stream, page) for page in pages[start:start + _LOOKED_AT]]
+        start = self._rounds % -(-len(pages) // _PAGES_CHECKED) * _PAGES_CHECKED
+        live = [await _live(stream, page) for page in pages[start:start + _PAGES_CHECKED]]
         if stream.subjects is not pages:
             return 0
-        worn = [at for at, (msgs, page) in enumerate(zip(live, pages[start:], strict=False), start) if 2 * msgs < page.count]
+        worn = [at for at, (msgs, page) in enumerate(zip(live, pages[start:], strict=False), start)
+                if 2 * msgs < page.count]
         if not worn:
             return 0
         begin, end = worn[0], worn[0] + 1
@@ -192,8 +197,10 @@ class SubjectPager:
         return await self._make(stream, begin, end, [])
 
     async def _make(self, stream: StreamState, start: int, end: int, entries: Sequence[BlockEntry]) -> int:
-        """Put pages with what lives in pages[start:end] and ``entries``, which follow, in their place. Returns how many objects
-        were read; nothing is changed where one of them cannot be."""
+        """Replace pages[start:end] by pages with their live messages and those of ``entries``, the blocks that follow.
+
+        Returns: the number of objects read. If one of them cannot be read, nothing is changed.
+        """
         pages, read = stream.subjects, 0
         first = pages[start].first_seq if start < end else pages[-1].last_seq + 1 if pages else entries[0].first_seq
         making = _Making(first, self._settings.rows_max)
@@ -203,14 +210,15 @@ class SubjectPager:
                 if rows is None:
                     return read
                 read += 1
-                await in_thread(making.add_rows, rows, await _dead(stream, page.first_seq, page.last_seq), threads=self._threads)
+                await in_thread(making.add_rows, rows, await _dead(stream, page.first_seq, page.last_seq),
+                                threads=self._threads)
             async with aclosing(self._indexes(stream, entries)) as indexes:
                 async for some in indexes:
                     read += len(some)
                     first, last = max(making.last_seq + 1, some[0][0].first_seq), some[-1][0].last_seq
                     await in_thread(making.add_indexes, some, await _dead(stream, first, last), threads=self._threads)
         except NotFound:
-            return read  # it left the stream meanwhile, and its object the store
+            return read  # the block left the stream, and its object the store
         except FormatError as error:
             _log.debug("stream %s/%s gets no more pages of subjects: %s", stream.account, stream.name, error)
             self._unreadable.add(stream.stream_id)
@@ -218,7 +226,7 @@ class SubjectPager:
         except (StoreError, TimeoutError):
             raise
         except Exception:
-            # The log must not stop for the sake of what nothing depends on.
+            # Nothing depends on these pages, so no error here may stop the log.
             _log.exception("stream %s/%s gets no more pages of subjects", stream.account, stream.name)
             self._unreadable.add(stream.stream_id)
             return read
@@ -229,14 +237,16 @@ class SubjectPager:
             bodies = await in_thread(lambda: [rows.pack() for rows in rows_of], threads=self._threads)
             refs = await self._put(self._log.epoch, [Page(PageKind.SUBJECTS, state.position, stream.stream_id, body)
                                                      for body in bodies])
-            made = [SubjectPage(rows.first_seq, rows.last_seq, rows.count, ref) for rows, ref in zip(rows_of, refs, strict=True)]
+            made = [SubjectPage(rows.first_seq, rows.last_seq, rows.count, ref)
+                    for rows, ref in zip(rows_of, refs, strict=True)]
         if stream.subjects is pages:
             stream.subjects = (*pages[:start], *made, *pages[end:])
             stream.dirty = True
         return read
 
     async def _rows_of(self, stream: StreamState, page: SubjectPage) -> SubjectRows | None:
-        """A page's rows; if it is damaged or gone, it and those after it are let go, to be made anew. Raises: StoreError."""
+        """Return a page's rows. If the page is damaged or missing, drop it and those after it, to be made anew. Raises:
+        StoreError."""
         ref, pages = page.place, stream.subjects
         try:
             data = await self._store.get(self._paths.pages(ref.position), ref.offset, ref.offset + ref.size)
@@ -249,12 +259,13 @@ class SubjectPager:
             return None
 
     async def _indexes(self, stream: StreamState, entries: Sequence[BlockEntry]) -> AsyncGenerator[list[_Index], None]:
-        """Blocks with their indexes, in order, a few at a time. Raises: NotFound; StoreError."""
+        """Yield blocks with their indexes, in order, a few at a time. Raises: NotFound; StoreError."""
         at = 0
         while at < len(entries):
             end, size, rows = at, 0, 0
-            while end < len(entries) and end - at < _AT_ONCE and (end == at or (
-                    size + entries[end].ref.index_bytes <= _BYTES_AT_ONCE and rows + entries[end].ref.count <= _ROWS_AT_ONCE)):
+            while end < len(entries) and end - at < _AT_ONCE and (
+                    end == at or (size + entries[end].ref.index_bytes <= _BYTES_AT_ONCE
+                                  and rows + entries[end].ref.count <= _ROWS_AT_ONCE)):
                 size += entries[end].ref.index_bytes
                 rows += entries[end].ref.count
                 end += 1
@@ -267,7 +278,7 @@ class SubjectPager:
 
 
 class _Making:
-    """Pages that are being made, of neighbouring messages."""
+    """Pages for successive messages that are being made."""
 
     def __init__(self, first_seq: int, rows_max: int) -> None:
         self._rows_max = rows_max
@@ -276,7 +287,7 @@ class _Making:
 
     @property
     def last_seq(self) -> int:
-        """What was added last."""
+        """The last sequence added."""
         return self._writer.last_seq
 
     def add_rows(self, rows: SubjectRows, dead: Sequence[tuple[int, int]]) -> None:
@@ -284,12 +295,13 @@ class _Making:
         self._cut()
 
     def add_indexes(self, indexes: Sequence[_Index], dead: Sequence[tuple[int, int]]) -> None:
-        """Raises: FormatError."""
+        """Add the messages of blocks, except the ``dead`` ranges. Raises: FormatError."""
         for ref, key, data in indexes:
             head = decode_index(data, ref, key)
             first = max(ref.first_seq, self.last_seq + 1)
             at = bisect_left(dead, first, key=itemgetter(1))
-            self._writer.add_head(head, first, ref.last_seq, dead[at:bisect_left(dead, ref.last_seq + 1, key=itemgetter(0))])
+            self._writer.add_head(head, first, ref.last_seq,
+                                  dead[at:bisect_left(dead, ref.last_seq + 1, key=itemgetter(0))])
             self._cut()
 
     def _cut(self) -> None:
@@ -297,7 +309,7 @@ class _Making:
             self.end()
 
     def end(self) -> list[SubjectRows]:
-        """All pages; what is added later makes another."""
+        """Return all pages. What is added later makes another page."""
         if (rows := self._writer.rows()) is not None:
             self._done.append(rows)
             self._writer = SubjectRowsWriter(rows.last_seq + 1)
@@ -305,10 +317,10 @@ class _Making:
 
 
 async def _dead(stream: StreamState, first: int, last: int) -> list[tuple[int, int]]:
-    """What is dead of the sequences first..last, rising. Sequences that never were a message may be among it.
+    """Return the ranges of dead messages in first..last, ascending. They may include numbers that never were a message.
 
-    In as many turns of the loop as it takes. Between two of them messages may die, and blocks give way to others: each turn
-    begins with the block that then has the next sequence.
+    Takes as many turns of the loop as needed. Between two turns messages may be removed, and blocks may be replaced:
+    each turn begins with the block that has the next sequence by then.
     """
     dead: list[tuple[int, int]] = []
     at = first
@@ -337,12 +349,12 @@ async def _dead(stream: StreamState, first: int, last: int) -> list[tuple[int, i
 
 
 def _next(stream: StreamState) -> int:
-    """The first sequence that no page has."""
+    """Return the first sequence that is in no page."""
     return stream.subjects[-1].last_seq + 1 if stream.subjects else stream.first_seq
 
 
 async def _live(stream: StreamState, page: SubjectPage) -> int:
-    """About how many messages of a page still live; in as many turns of the loop as it takes."""
+    """Return about how many messages of a page are live, in as many turns of the loop as needed."""
     live, at = 0, max(page.first_seq, stream.first_seq)
     while at <= page.last_seq:
         for seen, entry in enumerate(stream.blocks.since(at)):

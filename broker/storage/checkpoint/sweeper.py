@@ -1,26 +1,27 @@
-"""Release, then delete: a record in the log names the objects that nothing needs; once it is persisted, they are deleted.
+"""Releases, then deletes: a record in the log names objects that nothing needs; once it is persisted, they are deleted.
 
-    what        is released when
+    object      is released when
     segments    they have no live block, and are at or before the oldest kept root, so that no replay needs them
     pages       no kept root needs any page of the object
     roots       they are older than the kept ones
     runs        they have no live block; they are never replayed, so no root needs them
                 (what an offline stream needs for its repair counts as a live block: see ``storage.state.held``)
-    orphans     an earlier owner left them beyond its end, or put them without a root that names them; looked for once,
-                after our own first root, in a background task, so that no round and no commit waits for that; also runs
-                of ours that were not adopted
+    orphans     an earlier owner left them beyond its end, or put them without a root that names them; or they are runs
+                of ours that were not adopted. Orphans of earlier owners are searched for once, after our own first root,
+                in a background task, so that no round and no commit waits for the search
 
-A round releases everything that its oldest root no longer needs, in as many records as that takes. A freed segment waits
-for three roots beyond it, which an idle log would never get by itself, so freed segments start rounds:
+A round releases everything that its oldest root no longer needs, in as many records as that takes. A freed segment
+waits for three roots after it, which an idle log would never get by itself, so freed segments start rounds:
 
-    a segment freed ──> a round a minute, until the oldest kept root is beyond it ──> released ──> grace ──> deleted, recorded
+    a segment freed ──> a round a minute, until the oldest kept root is after it ──> released ──> grace ──> deleted,
+    recorded
 
-Segments that never had a block (heartbeats, records) start no round, since each round would leave another; they go with
-the others.
+Segments that never had a block (heartbeats, records) start no round, since each round would leave another; they are
+released with the others.
 
 A fenced owner cannot release anything, because its record is never persisted. Claims and seals are never deleted:
-put-if-absent remembers only what still exists. The grace period is for readers alone, which plan on an older root and
-would get a 404; correctness does not depend on it. So it gives way while the store is full, when publishes are refused
+put-if-absent detects only objects that exist. The grace period is for readers only, which plan on an older root and
+would get a 404; correctness does not depend on it. So it is ignored while the store is full, when publishes are refused
 until objects are deleted. Nothing is deleted while the clocks disagree.
 """
 
@@ -58,17 +59,18 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READER_GRACE_NS = 600_000_000_000
-"""How long what was released stays: a reader without a broker, who has planned on a state that names it, may read it for so
-long at least. Costs what is removed in that time, once more, in the store; in memory some 100 bytes a segment."""
+"""The time for which a released object stays: a reader without a broker may read an object that it planned to
+read. In the store it costs the size of the objects removed in that time; in memory some 100 bytes a segment."""
 _ROUNDS_APART_NS = 60_000_000_000
-"""Between rounds that are run only to free objects: puts cost money."""
+"""Time between rounds that are run only to free objects: puts cost money."""
 _ROUNDS_APART_FULL_S = 1.0
-"""The same while the store is full, and publishes are refused until objects are deleted."""
+"""Time between such rounds while the store is full: publishes are refused until objects are deleted."""
 _AT_ONCE = 32
 _TRIES_BEFORE_WARNING = 4
-"""After this many failures of one request a warning is logged, once."""
+"""A warning is logged after this many failures of one request, once."""
 _POSITIONS_MAX = 4096
-"""Positions of each kind that one record releases, so that applying it takes a few milliseconds. More need more records."""
+"""Positions of each kind that one record releases, so that applying it takes a few milliseconds. More need more
+records."""
 _TIDIED_AT_ONCE = 1024
 """Blocks removed from the counts between two turns of the loop: about 2 ms."""
 
@@ -92,7 +94,7 @@ class Sweeper(LogListener):
         self._orphan_runs: list[str] = []
         self._in_use: AbstractSet[int | RunKey] = frozenset()
         self._held_back = False
-        """Whether the last round left out one that is in use."""
+        """True if the last round did not release an object because it is in use."""
         self._done: list[Position] = []
         self._queue: deque[tuple[int, Released]] = deque()
         self._wake = asyncio.Event()
@@ -104,7 +106,7 @@ class Sweeper(LogListener):
         self._more: asyncio.Task[None] | None = None
 
     def start(self, checkpointer: Checkpointer) -> None:
-        """Begin to delete, also objects that earlier owners released but did not delete. The checkpointer awaits
+        """Begin to delete, including objects that earlier owners released but did not delete. The checkpointer awaits
         ``after_round``."""
         self._log.listen(self)
         self._log.state.observe_removals(self._blocks_left)
@@ -116,7 +118,7 @@ class Sweeper(LogListener):
         self._blocks_left()
 
     async def stop(self) -> None:
-        """End; the next owner deletes what was released and still exists."""
+        """End; the next owner deletes the released objects that exist."""
         self._log.state.stop_observing_removals()
         if self._tidying is not None:
             self._tidying.cancel()
@@ -134,19 +136,19 @@ class Sweeper(LogListener):
             return
         if self._finding is None:
             self._finding = asyncio.get_running_loop().create_task(
-                self._find_orphans(kept[-1].position.epoch, checkpointer), name="looking for orphans")
+                self._find_orphans(kept[-1].position.epoch, checkpointer), name="search for orphans")
         keep: frozenset[Position] = frozenset().union(*(root.objects for root in kept))
         roots = [key.position for info in await self._list(self._paths.checkpoints)
                  if (key := parse(info)) is not None and key.position is not None and key.position < kept[0].position]
         if not self._clock_trusted():
-            return  # that changed while the store was asked
+            return  # this changed while the store answered
         full = len(kept) >= checkpointer.settings.roots_kept
         pages_gone = {position for released in state.released.values() for position in released.pages}
         roots_gone = {position for released in state.released.values() for position in released.roots}
         pages = sorted((checkpointer.dropped | self._orphans["pages"]) - keep - pages_gone)[:_POSITIONS_MAX]
         roots = [root for root in roots if root not in roots_gone][:_POSITIONS_MAX] if full else []
         if self._more is not None:
-            # It still works on what the oldest root of an earlier round did not need.
+            # It still releases what the oldest root of an earlier round did not need.
             self._more.cancel()
         self._held_back = False
         held = frozenset(position_key(position) for root in kept for position in root.held)
@@ -158,16 +160,16 @@ class Sweeper(LogListener):
             self._release_more(segments, kept[0].position if full else None), name="releasing")
 
     def protect(self, objects: AbstractSet[int | RunKey]) -> None:
-        """Release none of these segments (by ``position_key``) and runs: live streams may still read them, although the
-        applied state does not name them any more. Replaces the objects of the call before."""
+        """Do not release these segments (by ``position_key``) and runs: live streams may still read them, although the
+        applied state does not name them any more. Replaces the objects of the previous call."""
         self._in_use = objects
 
     def abandon_run(self, key: str) -> None:
-        """A run of ours will never be adopted: release it with the next round."""
+        """Release a run of ours, which will never be adopted, with the next round."""
         self._orphan_runs.append(key)
 
     def release_runs(self, keys: Sequence[str]) -> None:
-        """Release runs that nothing names, nor ever will; soon, and not with the next round, which an idle log does not have."""
+        """Release runs that nothing names nor ever will, without waiting for the next round: an idle log has none."""
         if not self._clock_trusted():
             self._orphan_runs += keys
             return
@@ -175,13 +177,17 @@ class Sweeper(LogListener):
             self._release((), (), (), keys[at:at + _POSITIONS_MAX])
 
     def _unneeded(self, oldest: Position, held: frozenset[int]) -> Iterator[list[Position]]:
-        """Segments that no root from ``oldest`` on needs, and orphans, as many at a time as fit into a record. ``held``: segments
-        that these roots name for streams that were offline; a start from such a root applies them first."""
+        """Yield the segments that no root from ``oldest`` on needs, and orphans, as many at a time as fit into a
+        record.
+
+        Args: ``held`` are segments that these roots name for streams that were offline. A start from such a root
+            applies them first.
+        """
         state, limit = self._log.state, position_key(oldest)
         uncounted_to = state.uncounted_to
         keys = list(state.unnamed)
         for at in range(0, len(keys), _POSITIONS_MAX):
-            # Leaves out those that were released meanwhile, or that a late block of their segment has named again.
+            # Omit segments that were released meanwhile, or that a later block of the same segment has named again.
             some = {key for key in keys[at:at + _POSITIONS_MAX] if uncounted_to < key <= limit and key in state.unnamed}
             unused = some - self._in_use - held
             self._held_back = self._held_back or len(unused) < len(some)
@@ -193,8 +199,10 @@ class Sweeper(LogListener):
             self._orphans["segments"].difference_update(some_orphans)
 
     def _unneeded_runs(self) -> list[str]:
-        """Keys of runs without live blocks, and of those never adopted, as many as fit into a record; they count as released
-        from here on. If the record is not persisted, the next owner finds them as orphans."""
+        """Return the keys of runs without live blocks, and of runs never adopted, as many as fit into a record.
+
+        They count as released from here on. If the record is not persisted, the next owner finds them as orphans.
+        """
         state, in_use = self._log.state, self._in_use
         freed, uncounted_to = state.freed_runs, state.uncounted_to
         unused = [run for run in freed if run not in in_use and position_key(Position(*run[:2])) > uncounted_to]
@@ -205,7 +213,8 @@ class Sweeper(LogListener):
         return keys
 
     async def _release_more(self, segments: Iterator[list[Position]], swept_to: Position | None) -> None:
-        """One record after the other, each persisted before the next, so that none of them makes a large segment."""
+        """Put one record after the other, each persisted before the next, so that none of them makes a large
+        segment."""
         try:
             for some in segments:
                 if some:
@@ -220,7 +229,7 @@ class Sweeper(LogListener):
 
     def _release(self, segments: Sequence[Position], pages: Sequence[Position], roots: Sequence[Position],
                  runs: Sequence[str] = ()) -> None:
-        """Record all of these, and what was deleted since the last record, unless there is nothing to record."""
+        """Record these releases, and the deletions since the last record, unless there is nothing to record."""
         done, self._done = self._done, []
         if segments or pages or roots or done or runs:
             self._record(Release(segments, pages, roots, done, runs))
@@ -231,8 +240,10 @@ class Sweeper(LogListener):
     # --- rounds to free objects ---------------------------------------------------------------------------------------
 
     def _blocks_left(self) -> None:
-        """Blocks left their streams: update the counts and check whether a segment is free, in slices and in turns of their own:
-        one segment may remove blocks in a thousand places."""
+        """Update the counts after blocks left their streams, and check whether a segment is free.
+
+        This runs in slices and in turns of its own: one segment may remove blocks in a thousand places.
+        """
         if self._tidying is None:
             self._tidying = asyncio.get_running_loop().call_soon(self._tidy)
 
@@ -245,7 +256,7 @@ class Sweeper(LogListener):
             self._left.set()
 
     async def _ask_for_rounds(self, checkpointer: Checkpointer) -> None:
-        """Have rounds run, however idle the log is, for as long as a freed segment waits for roots beyond it."""
+        """Request rounds, however idle the log is, while a freed segment waits for roots after it."""
         state = self._log.state
         while True:
             self._left.clear()
@@ -258,9 +269,10 @@ class Sweeper(LogListener):
             if self._log.full:
                 await asyncio.sleep(_ROUNDS_APART_FULL_S)
             if checkpointer.rounds != rounds or state.freed <= self._swept_to or not self._clock_trusted():
-                continue  # rounds come anyway, or would be of no use
+                continue  # rounds ran anyway, or would be useless
             if checkpointer.roots and state.position <= checkpointer.roots[-1].position:
-                # A root is identified by its position, and an idle log does not move: an empty record moves it on.
+                # A root is identified by its position, and an idle log has a fixed position: an empty record advances
+                # it.
                 self._record(Release((), (), (), ()))
                 try:
                     await self._log.persisted()
@@ -271,7 +283,7 @@ class Sweeper(LogListener):
     # --- deleting -----------------------------------------------------------------------------------------------------
 
     def segment_persisted(self, segment: Segment) -> None:
-        """Delete what the segment's records release, after the grace period."""
+        """Delete the objects that the segment's records release, after the grace period."""
         released = self._log.state.released.get(segment.position)
         if released is not None:
             self._queue.append((self._clock.monotonic_ns() + self._grace_ns, released))
@@ -296,15 +308,15 @@ class Sweeper(LogListener):
             self._queue.popleft()
             self._done.append(released.position)
             if not self._queue:
-                # Recorded within a second, also if no round follows: otherwise the next owner would delete it all again.
+                # Record this within a second, even without a round: otherwise the next owner would delete all again.
                 self._release((), (), ())
 
     async def _delete(self, released: Released) -> None:
-        """Delete all of it, trying again as often as needed. Roots first, so that none is left that names a deleted object."""
+        """Delete all of it, with any number of attempts. Roots first: no root may name a deleted object."""
         paths = self._paths
         await self._delete_all([paths.checkpoint(p) for p in released.roots])
         await self._delete_all([paths.pages(p) for p in released.pages])
-        # Our own were put by this process: none of them is a seal, and a GET for each would cost as much as all other GETs.
+        # This process put our own: none is a seal. To read each header would cost as many GETs as all other work.
         ours = self._log.epoch
         await self._delete_all([paths.log(p) for p in released.segments if p.epoch != ours], spare_seals=True)
         await self._delete_all([paths.log(p) for p in released.segments if p.epoch == ours])
@@ -336,16 +348,16 @@ class Sweeper(LogListener):
         try:
             return ObjectHeader.unpack(data, key).kind == ObjectKind.SEAL
         except FormatError:
-            return False  # damaged, but released, so nothing needs it
+            return False  # it is damaged, but released, so nothing needs it
 
     async def _find_orphans(self, epoch: int, checkpointer: Checkpointer) -> None:
-        """Look for objects of earlier epochs that neither the log nor our roots know."""
+        """Find objects of earlier epochs that neither the log nor our roots know."""
         log, orphans = self._log, self._orphans
         try:
             orphans["segments"] |= await orphan_segments(self._store, self._paths, log.state, epoch, self._is_seal,
-                                                        self._asked, self._asked)
-            pages = await orphan_pages(self._store, self._paths, epoch, self._asked)
-            self._orphan_runs += await orphan_runs(self._store, self._paths, log.state, epoch, self._asked)
+                                                        self._retry, self._retry)
+            pages = await orphan_pages(self._store, self._paths, epoch, self._retry)
+            self._orphan_runs += await orphan_runs(self._store, self._paths, log.state, epoch, self._retry)
         except StoreError as error:
             _log.debug("the search for orphans was not completed: %s", error)  # the log has stopped
             return
@@ -355,7 +367,7 @@ class Sweeper(LogListener):
         pages -= frozenset().union(*(root.objects for root in checkpointer.roots))
         pages.difference_update(*(released.pages for released in log.state.released.values()))
         orphans["pages"].update(pages)
-        # Now, not at the next round: an idle log has none.
+        # Release them now: an idle log has no next round.
         if self._clock_trusted() and log.failure is None:
             some, some_pages = sorted(orphans["segments"])[:_POSITIONS_MAX], sorted(orphans["pages"])[:_POSITIONS_MAX]
             self._release(some, some_pages, [], self._unneeded_runs())
@@ -363,11 +375,11 @@ class Sweeper(LogListener):
             orphans["pages"].difference_update(some_pages)
 
     async def _list(self, prefix: str) -> list[str]:
-        return [info.key for info in await self._asked(prefix, lambda: self._store.list(prefix))]
+        return [info.key for info in await self._retry(prefix, lambda: self._store.list(prefix))]
 
-    async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """The store's answer, however long that takes, since nothing waits for it. Raises: NotFound; StoreError once the
-        log has failed."""
+    async def _retry(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the store's answer, however long that takes, since nothing waits for it. Raises: NotFound; StoreError
+        after the log has failed."""
         return await until_answered(
             ask, self._rng, lambda _: self._log.failure is not None,
             lambda error: _log.warning("cannot tell yet what to delete: %s cannot be read: %s", what, error))

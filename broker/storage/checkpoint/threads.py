@@ -1,4 +1,4 @@
-"""Work of a round that is not the loop's."""
+"""Runs the slow parts of a round outside the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def in_thread(fn: Callable[..., T], *args: object, threads: bool) -> T:
-    """``fn(*args)``, in a thread that is not one of the commits'; after a turn of the loop where there are no ``threads``."""
+    """Return ``fn(*args)``, called in a thread that no commit uses; without ``threads``, after a turn of the loop."""
     if threads:
         return await asyncio.to_thread(fn, *args)
     await asyncio.sleep(0)
