@@ -250,7 +250,7 @@ class Sweeper(LogListener):
     def _tidy(self) -> None:
         state = self._log.state
         self._tidying = None
-        if state.tidy(_TIDIED_AT_ONCE):
+        if state.update_counts(_TIDIED_AT_ONCE):
             self._tidying = asyncio.get_running_loop().call_soon(self._tidy)
         if state.freed > self._swept_to:
             self._left.set()

@@ -190,7 +190,7 @@ class Chain:
         except VersionUnknown as error:
             if stream_id == 0:
                 raise
-            self.state.take_offline(stream_id, str(error))
+            self.state.set_offline(stream_id, str(error))
             return
         self.state.apply_block(core, head.ref(i, core))
 

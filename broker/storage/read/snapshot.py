@@ -168,7 +168,7 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
             missing = yield from chain.read_held(stream_id, positions)
             if missing is not None:
                 gone[stream_id] = missing
-                state.take_offline(stream_id, f"{paths.log(missing)} is gone")
+                state.set_offline(stream_id, f"{paths.log(missing)} is gone")
     yield from chain.read()
     for stream_id in gone.keys() & state.streams.keys():
         key = paths.log(gone[stream_id])

@@ -1,16 +1,20 @@
-"""The state of a shard's streams and consumers by its persisted segments: the replay of outcomes.
+"""The applied state of a shard: its streams and consumers after a replay of its persisted segments.
 
-Owns the state of a shard (``stream``, ``consumer`` and ``released`` hold its parts), which recovery, checkpoints and
-readers without a broker share. Decides nothing: a block lists what its stream's limits, expiry and acks removed, so any
-version and any reader arrives at the same state, without a clock.
+Owns the state of a shard (``stream``, ``consumer`` and ``released`` define its parts), which recovery, checkpoints and
+readers without a broker share. Decides nothing: a block lists the messages that its stream's limits, expiry and acks
+removed, so any version and any reader arrives at the same state, without a clock.
 
-A block is applied as follows: a stream is made by its create record; blocks that it appends join the table, then the block
-itself; ranges removed meanwhile are marked dead; the other records follow in their order; the outcome replaces the
-stream's numbers.
+A block is applied in this order:
 
-Every step is an assignment or a union, so applying once more what a state already holds changes nothing in the end.
-Pages of a checkpoint may therefore be copied at different times, each with its own position: replay begins at the
-lowest.
+    1. its create record makes the stream
+    2. staged blocks that it appends join the table, then the block itself
+    3. ranges that were removed meanwhile are marked dead
+    4. the other records follow, in their order
+    5. the outcome replaces the stream's numbers
+
+Every step is an assignment or a union, so applying a block again to a state that includes it changes nothing in the
+end. Pages of a checkpoint may therefore be copied at different times, each with its own position. A replay begins at
+the lowest of these.
 """
 
 from __future__ import annotations
@@ -51,19 +55,20 @@ __all__ = ["ShardState"]
 
 _RECORDS_MAX = 16
 _LEFT_AT_ONCE = 1024
-"""Blocks that left, taken out of the counts in one go: less than a millisecond."""
+"""Blocks whose counts are updated in one step: less than a millisecond."""
 
 
 class ShardState:
-    """All of a shard, as of ``position``; or, for a reader, those streams of it that are ``wanted``.
+    """The state of a shard at ``position``; for a reader, only the streams that are ``wanted``.
 
-    ``segments`` counts, for each segment that is not released, the live blocks in it; 0: nothing refers to it. ``runs``
-    counts the live blocks in runs; a run without any is in ``freed_runs``, not here. What an offline stream needs for its
-    repair (``held``) is counted like blocks.
-    While a replay runs the counts are not kept; ``finish_replay`` makes them. In a reader's state they never are.
+    ``segments`` has the number of live blocks in each segment that is not released; 0: nothing refers to the segment.
+    ``runs`` has the number of live blocks in each run; a run without any is in ``freed_runs`` instead. Objects that an
+    offline stream needs for its repair (``held``) count like blocks.
 
-    Blocks leave by the million when a stream is deleted or purged: they leave their tables at once, and the counts a slice
-    at a time, by ``tidy``. Until then a count is too high, which keeps a segment and never loses one.
+    Counts are not updated during a replay; ``finish_replay`` makes them. A reader's state has no counts.
+
+    Millions of blocks leave when a stream is deleted or purged. They leave their tables at once, and the counts a slice
+    at a time, by ``update_counts``. Until then a count is too high, so a segment is kept for longer but never lost.
     """
 
     __slots__ = (
@@ -91,27 +96,28 @@ class ShardState:
 
     def __init__(self, wanted: Callable[[str, str], bool] | None = None) -> None:
         self.wanted = wanted
-        """wanted(account, name): whether a stream is kept; None: all are."""
+        """wanted(account, name) returns whether a stream is loaded; None: all are."""
         self.unwanted: dict[int, tuple[str, str]] = {}
-        """Account and name of the streams that are not, by incarnation; some may be deleted by now. Their blocks are not
-        to be applied."""
+        """Account and name of the streams that are not wanted, by incarnation, possibly including deleted ones. Their
+        blocks are not applied."""
         self.streams: dict[int, StreamState] = {}
         self.names: dict[tuple[str, str], int] = {}
-        """(account, name) → stream_id"""
+        """Maps (account, name) to stream_id."""
         self.released: dict[Position, Released] = {}
-        """What may be deleted and is not known to be, by the record's position."""
+        """Released objects that are not known to be deleted, by the position of the release record."""
         self.segments: dict[int, int] = {}
-        """position_key → live blocks stored there"""
+        """Maps the ``position_key`` of a segment to the number of its live blocks."""
         self.unnamed: set[int] = set()
-        """Those of ``segments`` with no live block."""
+        """The keys in ``segments`` without live blocks."""
         self.freed = START
-        """``position`` when a segment last lost its last live block: what a root at or beyond it no longer needs."""
+        """The ``position`` when a segment last lost its last live block. A root at or after it does not need that
+        segment."""
         self.runs: dict[RunKey, int] = {}
-        """Run → live blocks stored there."""
+        """Maps a run to the number of its live blocks."""
         self.freed_runs: dict[RunKey, tuple[str, str]] = {}
-        """Runs that lost their last live block while this process applied; account and name of the stream that had it."""
+        """Runs that lost their last live block in this process, with account and name of the stream that had it."""
         self.ids_unlisted_ns = 0
-        """The ids of messages up to this time may be in blocks alone. See ``StreamIds.unlisted_ns``."""
+        """Message ids up to this time may be in blocks only. See ``StreamIds.unlisted_ns``."""
         self._removal_observer: Callable[[], object] | None = None
         self._leaving: deque[tuple[StreamState, TablePage | HeldPart]] = deque()
         self.position = START
@@ -121,28 +127,29 @@ class ShardState:
         self._unmade: dict[int, Position] = {}
         self._deleted: set[int] = set()
         self._only = 0
-        """The stream whose part of a segment is applied alone; 0: all of each segment is."""
+        """The only stream to which segments are applied at the moment; 0: all streams."""
         self._uncounted: dict[int, int] = {}
-        """Offline streams with a damaged table, whose blocks are not in the counts. All of these blocks are in segments and runs up
-        to this ``position_key``, or in runs below the stream's own prefix."""
+        """Offline streams with a damaged table, whose blocks are not counted. All of these blocks are in segments and
+        runs up to this ``position_key``, or in runs below the stream's own prefix."""
 
     def stream(self, account: str, name: str) -> StreamState | None:
-        """The stream of that name, or None."""
+        """Return the stream of that name, or None."""
         stream_id = self.names.get((account, name))
         return None if stream_id is None else self.streams[stream_id]
 
     def is_offline(self, stream_id: int) -> bool:
-        """Whether a stream is offline. Then any run below its prefix may be named by a record that could not be applied."""
+        """Return whether a stream is offline. If so, a record that could not be applied may name any run below its
+        prefix."""
         stream = self.streams.get(stream_id)
         return stream is not None and stream.offline is not None
 
     @property
     def uncounted_to(self) -> int:
-        """The last ``position_key`` of segments and runs that may have live blocks which are not in the counts; -1: none have."""
+        """The last ``position_key`` of segments and runs that may have uncounted live blocks; -1: there are none."""
         return max(self._uncounted.values(), default=-1)
 
     def apply_segment(self, position: Position) -> None:
-        """Begin a segment: called before its blocks are applied, also when it has none."""
+        """Begin a segment. Call this before its blocks are applied, and also if it has none."""
         if position <= self.position:
             raise ValueError(f"{position} applied after {self.position}")
         self.position = position
@@ -152,16 +159,19 @@ class ShardState:
 
     def apply_block(self, core: BlockCore, ref: BlockRef | None, head: Head | None = None,
                     ids: BlockIds | None = None) -> None:
-        """Apply one block of the segment at ``position``; ref is where its messages are stored, None when it has none; head
-        is its index, where that is in memory; ids are those that its record has, if they are packed already."""
+        """Apply one block of the segment at ``position``.
+
+        Args: ref is where its messages are stored, None if it has none. head is its index, if that is in memory. ids
+            are the message ids of its record, if they are packed already.
+        """
         if core.stream_id == 0:
             self._apply_shard_records(core.records)
             return
         stream = self.streams.get(core.stream_id)
-        if stream is None and (stream := self._made(core)) is None:
+        if stream is None and (stream := self._created(core)) is None:
             return
         if self.position <= stream.position:
-            return  # a page of the checkpoint held this already
+            return  # a page of the checkpoint included this block
         if stream.offline is not None:
             if any(record.kind == StreamDelete.KIND for record in core.records):
                 self._drop(stream)
@@ -172,10 +182,11 @@ class ShardState:
             self._apply_to_stream(stream, core, ref, head, ids)
         except (Corrupt, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             why = str(error) if isinstance(error, Corrupt) else repr(error)
-            self.take_offline(core.stream_id, f"segment {self.position} is damaged: {why}")
+            self.set_offline(core.stream_id, f"segment {self.position} is damaged: {why}")
 
     def apply_small(self, packed: PackedRef, outcome: Outcome) -> None:
-        """``apply_block`` for one that has messages and nothing else, as the log's owner writes them by the hundred."""
+        """Apply a block that has messages and nothing else: a faster ``apply_block``, since an owner writes very
+        many."""
         stream = self.streams.get(packed[STREAM_ID])
         if stream is None or self.position <= stream.position:
             return
@@ -187,14 +198,14 @@ class ShardState:
                 key = position_key(self.position)
                 self.segments[key] += 1
                 self.unnamed.discard(key)
-            self._take_outcome(stream, outcome, packed[LAST_TIME_NS])
-        except Corrupt as error:  # what leaves at the front is in a page that cannot be unpacked
-            self.take_offline(stream.stream_id, f"segment {self.position} cannot be applied: {error}")
+            self._apply_outcome(stream, outcome, packed[LAST_TIME_NS])
+        except Corrupt as error:  # the first page of the table cannot be unpacked
+            self.set_offline(stream.stream_id, f"segment {self.position} cannot be applied: {error}")
 
-    def take_offline(self, stream_id: int, reason: str) -> None:
+    def set_offline(self, stream_id: int, reason: str) -> None:
         """Stop replaying a stream: a record of it in the segment at ``position`` cannot be used."""
         stream = self.streams.get(stream_id)
-        if stream is None:  # the create record itself: only its existence is known
+        if stream is None:  # its create record cannot be used: only its existence is known
             stream = StreamState(stream_id, "", f"unknown-{stream_id:016x}", {}, 0)
             self.streams[stream_id] = stream
         if stream.offline is None:
@@ -202,8 +213,8 @@ class ShardState:
         self._hold(stream)
 
     def apply_held(self, position: Position, stream_id: int, apply: Callable[[], object]) -> None:
-        """Call ``apply``, which applies what the segment at an earlier ``position`` has of a stream that was offline when the
-        checkpoint was cut."""
+        """Call ``apply``, which applies one stream's part of the segment at an earlier ``position``: the stream was
+        offline when the checkpoint was written."""
         now, self.position, self._only = self.position, position, stream_id
         try:
             apply()
@@ -211,8 +222,8 @@ class ShardState:
             self.position, self._only = now, 0
 
     def _hold(self, stream: StreamState, runs: Iterable[RunKey] = ()) -> None:
-        """Note that the segment at ``position`` has something of an offline stream, and that a record there names ``runs`` for
-        the stream: it needs them for its repair."""
+        """Record that an offline stream needs the segment at ``position`` for its repair, and ``runs``, which a record
+        there names for it."""
         counting = not self.replaying and self.wanted is None
         if not stream.held or stream.held[-1] != self.position:
             stream.held.append(self.position)
@@ -228,7 +239,7 @@ class ShardState:
                 self.freed_runs.pop(run, None)
 
     def finish_replay(self) -> None:
-        """End a replay: make names and counts. Raises: Corrupt for blocks of a stream that nothing created."""
+        """End a replay: make names and counts. Raises: Corrupt for blocks of a stream that was never created."""
         if self._unmade:
             stream_id, position = next(iter(self._unmade.items()))
             raise Corrupt(f"segment {position}", "blocks", 0,
@@ -250,19 +261,21 @@ class ShardState:
                     for run, count in page.run_counts(stream.stream_id):
                         runs[run] = runs.get(run, 0) + count
             except (ValueError, TypeError, OverflowError) as error:
-                raise Corrupt(f"stream {stream.name}", "block table", 0, f"a page's summary is damaged: {error}") from None
+                raise Corrupt(f"stream {stream.name}", "block table", 0,
+                              f"a page's summary is damaged: {error}") from None
         if not segments.keys() <= self.segments.keys():
             self._refuse_released()
         self.segments = dict.fromkeys(self.segments, 0)
         self.segments.update(segments)
         self.runs = runs
         self.unnamed = {key for key, count in self.segments.items() if not count}
-        # Which of them had blocks is no longer known: a few pass for records, of which each owner leaves some.
+        # Segments that once had blocks are no longer known. A few unnamed ones may be records, of which each owner
+        # leaves some.
         self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
 
     def _count_offline(self, stream: StreamState, segments: Counter[int], runs: dict[RunKey, int]) -> None:
-        """Count what an offline stream needs for its repair: its blocks as of the last segment that was applied, and what it
-        holds. When it is deleted, all of this is taken out of the counts."""
+        """Count the objects that an offline stream needs for its repair: its blocks as of the last segment applied to
+        it, and ``held``. All of these leave the counts when the stream is deleted."""
         parts: list[TablePage | HeldPart] = [*held_parts(stream.held, stream.held_runs)]
         try:
             for page in stream.blocks.pages:
@@ -278,7 +291,7 @@ class ShardState:
                 runs[run] = runs.get(run, 0) + count
 
     def _refuse_released(self) -> None:
-        """Raises: Corrupt, with the stream that has a block in a segment that was released."""
+        """Raise Corrupt for the stream that has a block in a released segment."""
         for stream in self.streams.values():
             for page in stream.blocks.pages if stream.offline is None else ():
                 for key in page.log_keys():
@@ -286,8 +299,8 @@ class ShardState:
                         raise Corrupt(f"stream {stream.name}", "block table", 0,
                                       f"it names segment {key_position(key)}, which was released")
 
-    def _made(self, core: BlockCore) -> StreamState | None:
-        """The stream that this block creates; None for a block of one that is gone by now, as a newer page has it."""
+    def _created(self, core: BlockCore) -> StreamState | None:
+        """Return the stream that this block creates; None if it creates none, because the stream was deleted later."""
         for record in core.records:
             if record.kind == StreamCreate.KIND:
                 break
@@ -301,7 +314,7 @@ class ShardState:
         try:
             made = StreamCreate.decode(record.body)
         except Corrupt as error:
-            self.take_offline(core.stream_id, f"segment {self.position} is damaged: {error}")
+            self.set_offline(core.stream_id, f"segment {self.position} is damaged: {error}")
             return None
         stream = StreamState(core.stream_id, made.account, made.name, made.config, made.created_ns)
         stream.ceiling = made.ceiling
@@ -379,12 +392,13 @@ class ShardState:
                         stream.schedules.remove(seq, seq)
         if with_ids is not None and self.wanted is None and stream.config.get(WINDOW, 0):
             stream.ids.record(core, ids or BlockIds.of(core, with_ids, head))
-        self._take_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
+        self._apply_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
         if deleted:
             self._drop(stream)
 
     def _append(self, stream: StreamState, record: Record) -> None:
-        """Raises: Corrupt; ValueError when the blocks cannot follow what the stream has."""
+        """Add the staged blocks of an append record. Raises: Corrupt; ValueError if they cannot follow the stream's
+        blocks."""
         if record.after_seq:
             raise ValueError("staged blocks join before a block's own messages, not after them")
         append = Append.decode(record.body)
@@ -408,7 +422,7 @@ class ShardState:
                 self._left(stream, pages_of(left))
         update_extra(stream.extra, append.extra)
 
-    def _take_outcome(self, stream: StreamState, outcome: Outcome, last_time_ns: int) -> None:
+    def _apply_outcome(self, stream: StreamState, outcome: Outcome, last_time_ns: int) -> None:
         trims = outcome[0] != stream.first_seq or self.replaying
         stream.first_seq, stream.last_seq, stream.msgs, stream.bytes, stream.first_time_ns = outcome
         stream.last_time_ns = last_time_ns
@@ -448,7 +462,8 @@ class ShardState:
                 self.opening = Opening.decode(record.body)
 
     def _adopt(self, adoption: Adoption) -> None:
-        """Let blocks of runs take the places of others. Streams that are gone, or offline here, are left as they are."""
+        """Replace blocks by blocks of runs. Streams that were deleted are skipped; for offline streams the runs are
+        kept."""
         for adopted in adoption.blocks:
             ref = BlockRef.unpack(adopted.ref)
             stream = self.streams.get(ref.stream_id)
@@ -461,22 +476,23 @@ class ShardState:
                     self._swap(stream, adopted, ref)
                     continue
                 except (Corrupt, ValueError) as error:
-                    self.take_offline(stream.stream_id, f"segment {self.position} is damaged: {error}")
+                    self.set_offline(stream.stream_id, f"segment {self.position} is damaged: {error}")
             self._hold(stream, run_keys(stream.stream_id, [ref.pack()]))
 
     def _swap(self, stream: StreamState, adopted: Adopted, ref: BlockRef) -> None:
-        """Raises: ValueError when the table does not have what the record replaces."""
+        """Replace blocks by the run's block ``ref``. Raises: ValueError if the table does not have the adopted
+        blocks."""
         if ref.place is BlockPlace.LOG or not adopted.first_seq <= ref.first_seq <= ref.last_seq <= adopted.last_seq:
-            raise ValueError(f"{ref!r} takes the place of {adopted.first_seq}..{adopted.last_seq}")
+            raise ValueError(f"{ref!r} replaces {adopted.first_seq}..{adopted.last_seq}")
         parts = stream.blocks.within(adopted.first_seq, adopted.last_seq)
         if not parts or any(part.ref.position == ref.position and part.ref == ref for part in parts):
-            return  # all of it was removed meanwhile; or a page of the checkpoint held this already
+            return  # all of it was removed meanwhile, or a page of the checkpoint included this already
         if any(part.ref.position > ref.position for part in parts):
-            raise ValueError(f"{ref!r} was made before a block that it takes the place of")
+            raise ValueError(f"{ref!r} was made before a block that it replaces")
         entry = BlockEntry(ref)
         entry.dead = dead_in(ref, parts)
         if entry.dead is not None:
-            # Exact where those of the parts are: the run's block has every message that lives in them.
+            # These are exact if those of the parts are: the run's block has every message that is live in them.
             entry.dead_count = max(0, ref.count - sum(part.live_msgs for part in parts))
             entry.dead_bytes = max(0, ref.bytes - sum(part.ref.bytes - part.dead_bytes for part in parts))
         stays = entry.dead_count < ref.count
@@ -485,7 +501,7 @@ class ShardState:
         if not self.replaying and self.wanted is None:
             run = next(run_keys(stream.stream_id, [ref.pack()]))
             self.runs[run] = self.runs.get(run, 0) + 1
-            self.freed_runs.pop(run, None)  # an earlier record has adopted others of its blocks, which left since
+            self.freed_runs.pop(run, None)  # earlier adopted blocks of this run may have left
             self._left(stream, pages_of([*parts] if stays else [*parts, entry]))
 
     def _drop(self, stream: StreamState) -> None:
@@ -500,7 +516,7 @@ class ShardState:
         if self._uncounted.pop(stream.stream_id, None) is None:
             left += table
         else:
-            self.freed = self.position  # what was kept for it may be free now
+            self.freed = self.position  # objects that were kept for it may be free now
         if left and not self.replaying:
             self._left(stream, left)
 
@@ -509,12 +525,12 @@ class ShardState:
         if self._removal_observer is not None:
             self._removal_observer()
         else:
-            while self.tidy(_LEFT_AT_ONCE):
+            while self.update_counts(_LEFT_AT_ONCE):
                 pass
 
     def observe_removals(self, observer: Callable[[], object]) -> None:
-        """Call ``observer`` when blocks were removed from their streams, and leave it to the observer to update the counts:
-        it calls ``tidy`` until nothing is left to do. Without an observer, the counts are updated at once."""
+        """Call ``observer`` after blocks were removed from their streams. The observer updates the counts: it calls
+        ``update_counts`` until that returns False. Without an observer, the counts are updated at once."""
         assert self._removal_observer is None, "two observers would update the counts twice"
         self._removal_observer = observer
 
@@ -522,9 +538,9 @@ class ShardState:
         """Update the counts at once from now on."""
         self._removal_observer = None
 
-    def tidy(self, count: int) -> bool:
-        """Take up to ``count`` of the blocks that left out of the counts, or one page of them; returns whether there are
-        more."""
+    def update_counts(self, count: int) -> bool:
+        """Subtract up to ``count`` of the removed blocks from the counts, or one page of them. Returns: True if more
+        are left."""
         leaving, segments = self._leaving, self.segments
         taken = 0
         while leaving and (not taken or taken + len(leaving[-1][1]) <= count):
@@ -533,7 +549,7 @@ class ShardState:
             for key in page.log_keys():
                 live = segments.get(key)
                 if live is None:
-                    continue  # a newer broker released it after records that could not be applied here
+                    continue  # a newer broker released the segment after records that could not be applied here
                 segments[key] = live - 1
                 if live == 1:
                     self.unnamed.add(key)
@@ -550,7 +566,7 @@ class ShardState:
 
 
 def _trimmed_below(blocks: BlockTable, core: BlockCore) -> int:
-    """The sequence below which no message is in a block that stays, once ``core`` is applied."""
+    """Return the sequence below which all messages are in blocks that leave once ``core`` is applied."""
     first_seq = core.outcome[0]
     stays = blocks.find(first_seq)
     return first_seq if stays is None else stays.first_seq

@@ -1,4 +1,4 @@
-"""One consumer as its persisted records left it, and how a checkpoint's page holds it."""
+"""The state of one consumer after its persisted records, and its form in a checkpoint's page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES = [str, dict, int, int, int, int, int, int, int, dict]
 
 
 class ConsumerState:
-    """One consumer as its records left it. ``pending`` is in the order of delivery."""
+    """The state of one consumer after its records. ``pending`` is in the order of delivery."""
 
     __slots__ = ("config", "created_ns", "delivered_cseq", "delivered_sseq", "extra", "floor_cseq", "floor_sseq",
                  "last_ack_ns", "last_active_ns", "name", "pending", "place", "redelivered")
@@ -35,24 +35,24 @@ class ConsumerState:
         self.last_active_ns = 0
         self.last_ack_ns = 0
         self.pending: dict[int, tuple[int, int]] = {}
-        """stream_seq → (consumer_seq, delivered_at_ns)"""
+        """Maps stream_seq to (consumer_seq, delivered_at_ns)."""
         self.redelivered: dict[int, int] = {}
-        """stream_seq → deliveries after the first"""
+        """Maps stream_seq to the number of deliveries after the first."""
         self.extra: dict[str, Any] = {}
-        """What else the consumer's records carry, by key (see ``ConsumerDelta``)."""
+        """Other values in the consumer's records, by key (see ``ConsumerDelta``)."""
         self.place: Any = None
-        """Where a checkpoint keeps a large state; None: inline, or changed since."""
+        """The page of a checkpoint that has a large state; None: the state is inline, or has changed since."""
 
     @classmethod
     def created(cls, record: ConsumerCreate) -> ConsumerState:
-        """As the record of its creation has it."""
+        """Return the state at the consumer's creation."""
         state = cls(record.name, dict(record.config), record.created_ns)
         state.apply_delta(record.start)
         update_extra(state.extra, record.extra)
         return state
 
     def apply_delta(self, delta: ConsumerDelta) -> None:
-        """Take what changed; all of it is outcomes."""
+        """Apply the changes of a record. All of them are outcomes."""
         if delta.delivered is not None:
             self.delivered_cseq, self.delivered_sseq, self.last_active_ns = delta.delivered
         if delta.ack_floor is not None:
@@ -63,7 +63,7 @@ class ConsumerState:
             _remove(self.pending, delta.dropped)
             _remove(self.redelivered, delta.dropped)
         if (added := delta.pending) is not None:
-            # Removed first: a redelivered message is last in the order of delivery.
+            # Remove them first: a redelivered message comes last in the order of delivery.
             _remove(self.pending, added.stream_seqs)
             deliveries = zip(added.consumer_seqs, added.delivered_at_ns, strict=True)
             self.pending.update(zip(added.stream_seqs, deliveries, strict=True))
@@ -75,35 +75,37 @@ class ConsumerState:
 
     @property
     def weight(self) -> int:
-        """About how many numbers ``pack`` gives: what decides between inline and a page of its own."""
+        """About how many numbers ``pack`` returns: decides between the directory page and a page of its own."""
         return 16 + 3 * len(self.pending) + 2 * len(self.redelivered)
 
     def pack(self) -> list[Any]:
-        """For a page; ``unpack`` takes it back."""
+        """Return the state as a value for a page. ``unpack`` is the inverse."""
         return self.pack_later()()
 
     def pack_later(self) -> Callable[[], list[Any]]:
-        """``pack`` of what there is now, in any thread: to copy a million pending messages takes 10 ms, and to pack them ten times
-        as long."""
+        """Return a function that packs the present state, in any thread: copying a million pending messages takes 10
+        ms, and packing them ten times as long."""
         front = [self.name, self.config, self.created_ns, self.delivered_cseq, self.delivered_sseq, self.floor_cseq,
                  self.floor_sseq, self.last_active_ns, self.last_ack_ns]
         pending, deliveries = list(self.pending), list(self.pending.values())
         redelivered, extra = dict(self.redelivered), dict(self.extra)
 
         def pack() -> list[Any]:
-            return [*front, packed_bytes(pending), packed_bytes(map(_CSEQ, deliveries)), packed_bytes(map(_AT_NS, deliveries)),
+            return [*front, packed_bytes(pending), packed_bytes(map(_CSEQ, deliveries)),
+                    packed_bytes(map(_AT_NS, deliveries)),
                     packed_bytes(redelivered), packed_bytes(redelivered.values()), extra]
         return pack
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> ConsumerState:
-        """Raises: ValueError, TypeError or KeyError when ``packed`` is not what ``pack`` gives."""
+        """Return the state that ``pack`` packed. Raises: ValueError, TypeError or KeyError for any other value."""
         if [*map(type, packed[:9]), type(packed[-1])] != _TYPES:
             raise ValueError("a consumer has other fields")
         state = cls(*packed[:3])
         (state.delivered_cseq, state.delivered_sseq, state.floor_cseq, state.floor_sseq, state.last_active_ns,
          state.last_ack_ns, seqs, cseqs, times, again, counts, state.extra) = packed[3:]
-        state.pending = {s: (c, t) for s, c, t in zip(unpack_column(seqs), unpack_column(cseqs), unpack_column(times), strict=True)}
+        state.pending = {s: (c, t) for s, c, t in zip(
+            unpack_column(seqs), unpack_column(cseqs), unpack_column(times), strict=True)}
         state.redelivered = dict(zip(unpack_column(again), unpack_column(counts), strict=True))
         return state
 

@@ -1,7 +1,8 @@
-"""Which messages of one block were removed: a set of sequences that only grows.
+"""The removed messages of one block: a set of sequences that only grows.
 
-A bit for each sequence between the block's first and last, made at the first removal. Blocks of a mirror may have gaps
-far wider than their messages; where the bits would cost more than ``_SPARSE`` for each message, sorted ranges are kept.
+The set has a bit for each sequence between the block's first and last, and is made at the first removal. Blocks of a
+mirror may have gaps far wider than their messages. If the bits would cost more than ``_SPARSE`` for each message, the
+set has sorted ranges instead.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 __all__ = ["DeadSet"]
 
 _SPARSE = 64
-"""With more sequences than this for each message, ranges are smaller than bits."""
+"""The number of sequences for each message above which ranges take less memory than bits."""
 _PIECE = 64
-"""Bytes of the bits that are looked at together."""
+"""Bytes of the bits that are scanned together."""
 
 
 class DeadSet:
-    """Sequences ``first_seq`` to ``last_seq`` of a block of ``count`` messages, of which some are dead."""
+    """The dead sequences among ``first_seq`` to ``last_seq`` of a block of ``count`` messages."""
 
     __slots__ = ("bits", "first_seq", "last_seq", "ranges")
 
@@ -28,7 +29,7 @@ class DeadSet:
         self.last_seq = last_seq
         span = last_seq - first_seq + 1
         self.bits: bytearray | None = bytearray((span + 7) >> 3) if span <= _SPARSE * count + 4096 else None
-        """Bit ``seq - first_seq``, lowest bit of a byte first; None where ``ranges`` are kept."""
+        """Bit ``seq - first_seq``, lowest bit of a byte first; None if ``ranges`` are used."""
         self.ranges: list[tuple[int, int]] = []
 
     def __contains__(self, seq: int) -> bool:
@@ -39,7 +40,8 @@ class DeadSet:
         return i >= 0 and self.ranges[i][1] >= seq
 
     def add(self, first: int, last: int) -> int:
-        """Mark ``first`` to ``last``, which are within the block; returns how many sequences were not yet marked."""
+        """Mark ``first`` to ``last``, which are within the block. Returns: the number of sequences that were not yet
+        marked."""
         if self.bits is None:
             return self._add_range(first, last)
         bits = self.bits
@@ -58,16 +60,19 @@ class DeadSet:
         return after.bit_count() - before.bit_count()
 
     def merge(self, bits: bytes) -> int:
-        """Mark the sequences whose bits are set, of a set with as many bits; returns how many were not yet marked."""
+        """Mark the sequences whose bits are set in ``bits``, which has the same length as the block's own.
+
+        Returns: the number of sequences that were not yet marked.
+        """
         if self.bits is None or len(bits) != len(self.bits):
-            raise ValueError("the dead of a block do not fit it")
+            raise ValueError("the dead messages of a block do not fit it")
         before = int.from_bytes(self.bits, "little")
         after = before | int.from_bytes(bits, "little")
         self.bits[:] = after.to_bytes(len(bits), "little")
         return after.bit_count() - before.bit_count()
 
     def moved(self, first_seq: int) -> DeadSet:
-        """A copy, of a block whose first sequence is ``first_seq``."""
+        """Return a copy for a block whose first sequence is ``first_seq``."""
         shift = first_seq - self.first_seq
         copy = DeadSet.__new__(DeadSet)
         copy.first_seq, copy.last_seq = first_seq, self.last_seq + shift
@@ -77,7 +82,7 @@ class DeadSet:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The first and the last sequence that is not dead. Not for a block all of which is."""
+        """The first and the last sequence that are not dead. Not defined if all are dead."""
         if self.bits is None:
             first, last = self.first_seq, self.last_seq
             for low, high in self.ranges:
@@ -89,12 +94,13 @@ class DeadSet:
         return self.first_seq + (alive & -alive).bit_length() - 1, self.first_seq + alive.bit_length() - 1
 
     def seqs(self) -> Iterator[tuple[int, int]]:
-        """The dead as (first, last), rising, neighbours joined. Sequences in a block's gaps may be among them."""
+        """Iterate over the dead as (first, last), ascending, neighbours joined. They may include sequences in a block's
+        gaps."""
         if self.bits is None:
             yield from self.ranges
             return
         first = end = self.first_seq
-        # In pieces: to shift all bits for each of many ranges would take time with the square of their number.
+        # In pieces: shifting all bits for each of many ranges would take quadratic time.
         for offset in range(0, len(self.bits), _PIECE):
             value = int.from_bytes(self.bits[offset:offset + _PIECE], "little")
             at = self.first_seq + 8 * offset
@@ -113,17 +119,17 @@ class DeadSet:
             yield first, end - 1
 
     def pack(self) -> Any:
-        """For a page: bytes, or a list of ranges."""
+        """Return the set as a value for a page: bytes, or a list of ranges."""
         return bytes(self.bits) if self.bits is not None else [list(r) for r in self.ranges]
 
     def load(self, packed: Any) -> None:
-        """Take what ``pack`` gave. Raises: ValueError when it does not fit the block."""
+        """Load the value that ``pack`` returned. Raises: ValueError if it does not fit the block."""
         if self.bits is not None and isinstance(packed, bytes) and len(packed) == len(self.bits):
             self.bits[:] = packed
         elif self.bits is None and isinstance(packed, (list, tuple)):
             self.ranges = [(int(first), int(last)) for first, last in packed]
         else:
-            raise ValueError("the dead of a block do not fit it")
+            raise ValueError("the dead messages of a block do not fit it")
 
     def _add_range(self, first: int, last: int) -> int:
         ranges = self.ranges

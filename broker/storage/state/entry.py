@@ -1,4 +1,4 @@
-"""One persisted block as a table of blocks keeps it, and which objects blocks are stored in."""
+"""A persisted block as an entry of a block table, and the objects that blocks are stored in."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from broker.storage.state.dead import DeadSet
 __all__ = ["BlockEntry", "Kept", "RunKey", "as_entry", "first_of", "last_of", "log_keys", "run_keys"]
 
 RunKey = tuple[int, int, int, int]
-"""Epoch, number and id of a run, and the stream that it belongs to alone, or 0."""
+"""Epoch, number and id of a run, and the incarnation of the only stream in it, or 0."""
 
 _LOG = int(BlockPlace.LOG)
 _STREAM_RUN = int(BlockPlace.STREAM_RUN)
 
 
 class BlockEntry:
-    """One persisted block that still has a live message."""
+    """A persisted block with at least one live message."""
 
     __slots__ = ("dead", "dead_bytes", "dead_count", "ref")
 
@@ -27,10 +27,10 @@ class BlockEntry:
         self.ref = ref
         self.dead: DeadSet | None = None
         self.dead_count = 0
-        """Messages removed by sequence; too low in a block with gaps where a range ended that removed messages of others too.
-        No broker writes such a range."""
+        """Messages removed by sequence. Too low for a block with gaps if a removed range ended in it that also removed
+        messages of other blocks. No broker writes such a range."""
         self.dead_bytes = 0
-        """Their user size; an estimate where such a range ended."""
+        """User size of these messages; an estimate if such a range ended in the block."""
 
     @property
     def first_seq(self) -> int:
@@ -46,13 +46,14 @@ class BlockEntry:
         return self.ref.count - self.dead_count
 
     def is_dead(self, seq: int) -> bool:
-        """Whether the message at ``seq``, which is in this block, was removed (the stream's first_seq left aside)."""
+        """Return whether the message at ``seq``, which is in this block, was removed. Ignores the stream's
+        first_seq."""
         return self.dead is not None and seq in self.dead
 
     def remove(self, first: int, last: int, msgs: int, size: int) -> bool:
-        """Mark what this block holds of first..last; returns whether anything is new.
+        """Mark this block's part of first..last dead. Returns: True if anything changed.
 
-        Args: msgs and size are the range's own, so they are exact where the range is within the block.
+        Args: msgs and size are those of the whole range, so they are exact if the range is within the block.
         """
         ref = self.ref
         within = first >= ref.first_seq and last <= ref.last_seq
@@ -75,7 +76,7 @@ class BlockEntry:
         return True
 
     def mark(self, bits: bytes, size: int) -> bool:
-        """``remove`` for scattered messages, ``size`` bytes in all, of a block without gaps. Raises: ValueError."""
+        """Mark scattered messages dead, ``size`` bytes in all, of a block without gaps. Raises: ValueError."""
         ref = self.ref
         dead = DeadSet(ref.first_seq, ref.last_seq, ref.count) if self.dead is None else self.dead
         if not ref.gapless:
@@ -94,11 +95,12 @@ class BlockEntry:
 
     @classmethod
     def unpack(cls, packed: Any, unpack_ref: Callable[[Any], BlockRef] = BlockRef.unpack) -> BlockEntry:
-        """Raises: ValueError, TypeError or Corrupt when ``packed`` is not what ``pack`` gives."""
+        """Return the entry that ``pack`` packed. Raises: ValueError, TypeError or Corrupt for any other value."""
         entry = cls(unpack_ref(packed[0]))
         if len(packed) > 1:
             _, dead, entry.dead_count, entry.dead_bytes = packed
-            if [type(entry.dead_count), type(entry.dead_bytes)] != [int, int] or not 0 <= entry.dead_count <= entry.ref.count:
+            numbers = type(entry.dead_count), type(entry.dead_bytes)
+            if numbers != (int, int) or not 0 <= entry.dead_count <= entry.ref.count:
                 raise ValueError("a block's dead messages do not add up")
             entry.dead = DeadSet(entry.ref.first_seq, entry.ref.last_seq, entry.ref.count)
             entry.dead.load(dead)
@@ -106,11 +108,11 @@ class BlockEntry:
 
 
 Kept = PackedRef | BlockEntry
-"""How a page keeps a block: as a reference while nothing of it is dead, or as an entry."""
+"""A block in memory: a packed reference while all of it is live, otherwise an entry."""
 
 
 def run_keys(stream_id: int, blocks: Iterable[Kept]) -> Iterator[RunKey]:
-    """The run that each of ``blocks`` is stored in, except those in segments."""
+    """Iterate over the runs of ``blocks``, one for each block that is not in a segment."""
     for kept in blocks:
         ref = kept if type(kept) is tuple else kept.ref.pack()  # type: ignore[union-attr]
         if ref[0] != _LOG:
@@ -118,7 +120,7 @@ def run_keys(stream_id: int, blocks: Iterable[Kept]) -> Iterator[RunKey]:
 
 
 def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
-    """The ``position_key`` of the segment that each of ``blocks`` is stored in, except those in runs."""
+    """Iterate over the ``position_key`` of the segments of ``blocks``, one for each block that is not in a run."""
     for kept in blocks:
         if isinstance(kept, BlockEntry):
             ref = kept.ref
@@ -129,15 +131,15 @@ def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
 
 
 def as_entry(kept: Kept) -> BlockEntry:
-    """``kept`` itself, or an entry made of it."""
+    """Return ``kept`` itself, or an entry made of it."""
     return kept if isinstance(kept, BlockEntry) else BlockEntry(BlockRef.of(kept))
 
 
 def first_of(kept: Kept) -> int:
-    """Its first sequence."""
+    """Return the first sequence of a block."""
     return kept.ref.first_seq if isinstance(kept, BlockEntry) else kept[FIRST_SEQ]
 
 
 def last_of(kept: Kept) -> int:
-    """Its last sequence."""
+    """Return the last sequence of a block."""
     return kept.ref.last_seq if isinstance(kept, BlockEntry) else kept[LAST_SEQ]

@@ -1,14 +1,13 @@
-"""When the messages of one stream with an expiry of their own expire: packed columns, in the order of their sequences.
+"""The expiry times of messages with a TTL of their own, for one stream: packed columns in the order of sequences.
 
-Owns: the times, by sequence, and which is the earliest. Does not own: the clock, nor removing what is due.
+Owns the times, by sequence, and the earliest of them. Does not own the clock, nor the removal of expired messages.
 
-    page │ seqs     5  6  9 …    rising; pages neither overlap nor are empty
-         │ times    …            when each expires, or NEVER: not even by the stream's max_age
+    page │ seqs     5  6  9 …    ascending; pages neither overlap nor are empty
+         │ times    …            when each expires, or NEVER: then not even the stream's max_age applies
 
-The applied state has one table, which checkpoints copy page by page, and a live stream its own, which is further ahead.
-Every step is a union or a removal, so applying it once more changes nothing. A message costs 16 bytes; the earliest
-time of a page is known without reading its rows, so a stream of a million messages with 1 % due reads that 1 % and 250
-numbers.
+The applied state has one table, which checkpoints copy page by page. A live stream has its own, which is further ahead.
+Every step is a union or a removal, so applying it again changes nothing. A message costs 16 bytes. The earliest time of
+a page is known without reading its rows: if 1 % of a million messages are due, a stream reads that 1 % and 250 numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PAGE_ROWS: Final = 4096
 
 
 class ExpiryPage:
-    """Up to ``PAGE_ROWS`` neighbouring rows. ``place`` says where a checkpoint keeps them; None: changed since."""
+    """Up to ``PAGE_ROWS`` successive rows. ``place`` is the page of a checkpoint that has them; None: changed since."""
 
     __slots__ = ("_earliest_ns", "nevers", "place", "room", "seqs", "times")
 
@@ -35,21 +34,21 @@ class ExpiryPage:
         self.seqs = array("q")
         self.times = array("q")
         self.nevers = 0
-        """How many of ``times`` are NEVER."""
+        """The number of ``times`` that are NEVER."""
         self.room = PAGE_ROWS
-        """How many rows it may still take: removals make no room for rows that would be out of order."""
+        """The number of rows that may be added: removals make no room for rows that would be out of order."""
         self.place: Any = None
         self._earliest_ns: int | None = None
 
     @property
     def earliest_ns(self) -> int:
-        """The earliest of its times; NEVER where none has one."""
+        """The earliest of its times; NEVER if no row has one."""
         if self._earliest_ns is None:
             self._earliest_ns = min(self.times)
         return self._earliest_ns
 
     def append(self, seqs: Sequence[int], times: Sequence[int]) -> None:
-        """Add rows, for which there is room."""
+        """Add rows; there must be room for them."""
         self.seqs.extend(seqs)
         self.times.extend(times)
         self.room -= len(seqs)
@@ -59,7 +58,7 @@ class ExpiryPage:
         self.place = None
 
     def remove(self, first: int, last: int) -> int:
-        """Remove the rows of first..last; returns how many those were."""
+        """Remove the rows of first..last. Returns: their number."""
         start, end = bisect_left(self.seqs, first), bisect_right(self.seqs, last)
         if start == end:
             return 0
@@ -73,7 +72,7 @@ class ExpiryPage:
         return end - start
 
     def change(self, at: int, time_ns: int) -> int:
-        """Change one time; returns how many more are NEVER."""
+        """Change one time. Returns: by how much the number of NEVERs grows."""
         more = (time_ns == NEVER) - (self.times[at] == NEVER)
         self.times[at] = time_ns
         self.nevers += more
@@ -81,19 +80,19 @@ class ExpiryPage:
         return more
 
     def copy(self) -> ExpiryPage:
-        """The same rows."""
+        """Return a page with the same rows."""
         page = ExpiryPage()
         page.seqs, page.times, page.nevers, page.room = self.seqs[:], self.times[:], self.nevers, self.room
         page._earliest_ns = self._earliest_ns
         return page
 
     def pack(self) -> list[Any]:
-        """For a checkpoint."""
+        """Return the page as a value for a checkpoint."""
         return [self.room, packed_bytes(self.seqs), packed_bytes(self.times)]
 
     @classmethod
     def unpack(cls, packed: Any) -> ExpiryPage:
-        """Raises: TypeError or ValueError when ``packed`` is not what ``pack`` gives."""
+        """Return the page that ``pack`` packed. Raises: TypeError or ValueError for any other value."""
         page = cls()
         page.room, seqs, times = packed
         page.seqs.extend(unpack_column(seqs))
@@ -113,23 +112,24 @@ class Expiries:
         self.pages: list[ExpiryPage] = []
         self.count = 0
         self.nevers = 0
-        """How many of them never expire."""
+        """The number of messages that never expire."""
 
     def __len__(self) -> int:
         return self.count
 
     @property
     def last_seq(self) -> int:
-        """The last message that has one; 0: none."""
+        """The last message that has an expiry; 0: none."""
         return self.pages[-1].seqs[-1] if self.pages else 0
 
     @property
     def next_ns(self) -> int:
-        """The earliest time at which something expires; NEVER where nothing does."""
+        """The earliest time at which a message expires; NEVER if none does."""
         return min((page.earliest_ns for page in self.pages), default=NEVER)
 
     def add(self, seqs: Sequence[int], times: Sequence[int]) -> None:
-        """Add messages, which rise; those up to ``last_seq`` are known already (a replay over a newer page)."""
+        """Add messages, in ascending order. Those up to ``last_seq`` are skipped: a newer page included them before a
+        replay."""
         start = bisect_right(seqs, self.last_seq)
         self.count += len(seqs) - start
         while start < len(seqs):
@@ -143,7 +143,8 @@ class Expiries:
             start = end
 
     def put(self, seq: int, time_ns: int) -> None:
-        """Add a message, or change the time of one that is here; one between these that is not here was removed."""
+        """Add a message, or change the time of a known one. An unknown one before ``last_seq`` was removed and is
+        skipped."""
         if seq > self.last_seq:
             self.add([seq], [time_ns])
             return
@@ -153,7 +154,7 @@ class Expiries:
                 self.nevers += page.change(at, time_ns)
 
     def remove(self, first: int, last: int) -> None:
-        """Forget the messages first..last, which were removed."""
+        """Remove the messages first..last, which left the stream."""
         pages = self.pages
         at = max(0, bisect_right(pages, first, key=_first) - 1)
         emptied = False
@@ -168,22 +169,23 @@ class Expiries:
             self.pages = [page for page in pages if page.seqs]
 
     def trim(self, first_seq: int) -> None:
-        """Forget all below ``first_seq``."""
+        """Remove all messages below ``first_seq``."""
         if self.pages and self.pages[0].seqs[0] < first_seq:
             self.remove(0, first_seq - 1)
 
     def due(self, now_ns: int, most: int, first: int = 0) -> list[int]:
-        """The messages from ``first`` on that have expired, rising; about the first ``most`` of them."""
+        """Return the messages from ``first`` on that have expired, ascending; about the first ``most`` of them."""
         due: list[int] = []
         for page in self.pages[max(0, bisect_right(self.pages, first, key=_first) - 1):]:
             if page.earliest_ns <= now_ns:
-                due += [seq for seq, time_ns in zip(page.seqs, page.times, strict=True) if time_ns <= now_ns and seq >= first]
+                due += [seq for seq, time_ns in zip(page.seqs, page.times, strict=True)
+                        if time_ns <= now_ns and seq >= first]
                 if len(due) >= most:
                     break
         return due
 
     def count_due(self, now_ns: int, first: int, last: int) -> int:
-        """How many of the messages first..last have expired."""
+        """Return how many of the messages first..last have expired."""
         count = 0
         for page in self._pages(first, last):
             if page.earliest_ns <= now_ns:
@@ -192,7 +194,7 @@ class Expiries:
         return count
 
     def rows(self, first: int, last: int) -> tuple[array[int], array[int]]:
-        """Sequences and times of the messages first..last that have one."""
+        """Return sequences and times of the messages in first..last that have an expiry."""
         seqs, times = array("q"), array("q")
         for page in self._pages(first, last):
             start, end = bisect_left(page.seqs, first), bisect_right(page.seqs, last)
@@ -201,7 +203,7 @@ class Expiries:
         return seqs, times
 
     def never(self, first: int, last: int) -> set[int]:
-        """Those of the messages first..last that never expire."""
+        """Return the messages in first..last that never expire."""
         found: set[int] = set()
         for page in self._pages(first, last):
             if page.nevers:
@@ -210,13 +212,13 @@ class Expiries:
         return found
 
     def copy(self) -> Expiries:
-        """The same messages."""
+        """Return a table of the same messages."""
         copy = Expiries()
         copy.pages, copy.count, copy.nevers = [page.copy() for page in self.pages], self.count, self.nevers
         return copy
 
     def load(self, page: ExpiryPage) -> None:
-        """Add a page as a checkpoint had it. Raises: ValueError when it does not follow the one before."""
+        """Add a page from a checkpoint. Raises: ValueError if it does not follow the previous page."""
         if page.seqs:
             if page.seqs[0] <= self.last_seq:
                 raise ValueError("the pages of a stream's expiries overlap")
@@ -236,5 +238,8 @@ def _first(page: ExpiryPage) -> int:
 
 
 def expires_at(time_ns: int, ttl_seconds: int) -> int:
-    """When a message of ``time_ns`` expires; NEVER for a negative TTL, and one time below it for a TTL of centuries."""
+    """Return when a message of ``time_ns`` expires.
+
+    Returns: NEVER for a negative TTL; for a TTL of centuries, the last time before NEVER.
+    """
     return NEVER if ttl_seconds < 0 else min(time_ns + ttl_seconds * 1_000_000_000, NEVER - 1)

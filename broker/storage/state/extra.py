@@ -1,4 +1,4 @@
-"""What records carry beside the fields that replay knows: kept by key, for the layer that wrote it."""
+"""Values in records that a replay does not interpret: kept by key, for the layer that wrote them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What an offline stream needs beside its block table: the segments that could not be applied to it, and runs named there.
+"""The objects that an offline stream needs beside its block table: segments that could not be applied, and runs named
+there.
 
-A newer broker that repairs the stream applies these segments to it, so none of them is deleted before that. A block of such a
-segment may contain records that this version does not understand. These name no objects but the stream's own: segments that
-it has blocks in, and runs below its own prefix. Runs that several streams share are named by adoption records alone, which
-are in the shard's block, and which every version understands.
+A newer broker that repairs the stream applies these segments to it, so none of them is deleted before that. A block of
+such a segment may contain records that this version does not understand. These records name only objects of the stream
+itself: segments that have its blocks, and runs below its own prefix. Runs that several streams share are named only by
+adoption records, which are in the shard's block and which every version understands.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PART = 1024
 
 
 class HeldPart:
-    """Some of these segments and runs, to be taken out of the shard's counts like the blocks of a ``TablePage``."""
+    """A part of these segments and runs, which leave the shard's counts like the blocks of a ``TablePage``."""
 
     __slots__ = ("_positions", "_runs")
 
@@ -36,11 +37,11 @@ class HeldPart:
         return map(position_key, self._positions)
 
     def run_counts(self, stream_id: int) -> Iterable[tuple[RunKey, int]]:
-        """How often each run is named."""
+        """Return each run with the number of times that it is named."""
         return Counter(self._runs).items()
 
 
 def held_parts(positions: Sequence[Position], runs: Sequence[RunKey]) -> list[HeldPart]:
-    """Divide the segments and runs of a stream into parts, each of which is counted in less than a millisecond."""
+    """Divide the segments and runs of a stream into parts, each counted in less than a millisecond."""
     return ([HeldPart(positions[at:at + _PART], ()) for at in range(0, len(positions), _PART)]
             + [HeldPart((), runs[at:at + _PART]) for at in range(0, len(runs), _PART)])

@@ -1,13 +1,13 @@
-"""The message ids of one stream's duplicate window, as its blocks recorded them: by parts, in the order of their messages.
+"""The message ids of one stream's duplicate window, as its blocks recorded them: in parts, in the order of messages.
 
-    parts    │ page   │ page │ in blocks │ packed │ tail        what no part covers has no ids
+    parts    │ page   │ page │ in blocks │ packed │ tail        messages in no part have no ids
              └ stored by checkpoints     └ since then
 
-What a part says stays true: an id has its message's sequence and time, whatever becomes of the message. So parts are neither
-replayed nor changed. They are joined, they go to pages and come back, and the oldest leave with the window.
+A part stays valid: an id has its message's sequence and time, even after the message is removed. So parts are neither
+replayed nor changed. They are joined, stored in pages and loaded from them; the oldest are dropped with the window.
 
-Owns: which ids are in memory, which in which page, and which are in blocks alone. Does not own: the window (jetstream's Dedupe),
-nor when pages are written (checkpoint).
+Owns which ids are in memory, which are in which page, and which are in blocks only. Does not own the window
+(jetstream's Dedupe), nor when pages are written (checkpoint).
 """
 
 from __future__ import annotations
@@ -31,22 +31,25 @@ if TYPE_CHECKING:
 __all__ = ["WINDOW", "BlockIds", "IdPart", "StreamIds", "decode_ids"]
 
 WINDOW: Final = "duplicate_window"
-"""In a stream's configuration; ids are kept where it is above 0."""
+"""A setting of the stream. Ids are kept if it is above 0."""
 
 PART_IDS: Final = 1 << 16
-"""Ids in a part; a block with more is a part of its own."""
+"""Ids in a part. A block with more is a part of its own."""
 
 _PARTS_MAX: Final = 512
-"""Of a stream, whose directory entry names them all: staged messages that join may make two each time."""
+"""Parts of a stream: its directory entry names all of them, and a join of staged messages may make two."""
 
 _ONE_TIME_NS: Final = 100_000_000
-"""If a block spans at most this time, all its ids count from its last message's time: they stay slightly longer."""
+"""The longest time span of a block whose ids all get its last message's time: they are kept slightly longer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdPart:
-    """The ids of messages first_seq..last_seq, none of them after ``last_time_ns``: in memory as ``chunks``, in a page at
-    ``place``, or, where there is neither, in the stream's blocks. ``size``: bytes of the chunks."""
+    """The ids of messages first_seq..last_seq, none of them after ``last_time_ns``.
+
+    They are in memory as ``chunks``, ``size`` bytes in all; or in a page at ``place``; or else in the stream's blocks
+    only.
+    """
 
     first_seq: int
     last_seq: int
@@ -61,39 +64,44 @@ class IdPart:
         return self.place is None and not self.chunks
 
     def pack(self) -> list[Any]:
-        """For a directory page; the last two are its chunks and its page."""
+        """Return the part as a value for a directory page. The last two members are for its chunks and its page."""
         return [self.first_seq, self.last_seq, self.last_time_ns, self.count, self.size, None,
                 None if self.place is None else self.place.pack()]
 
     @classmethod
     def unpack(cls, packed: Any, after: int) -> IdPart:
-        """``after``: the last sequence of the part before. Raises: ValueError, TypeError or Corrupt."""
+        """Return the part that ``pack`` packed; ``after`` is the last sequence of the previous part.
+
+        Raises: ValueError, TypeError or Corrupt.
+        """
         first_seq, last_seq, last_time_ns, count, size, chunks, ref = packed
         place = None if ref is None else PageRef.unpack(ref)
         if (not after < first_seq <= last_seq or min(last_time_ns, count, size) < 0 or (place is not None and (
                 chunks is not None or place.kind != PageKind.DEDUPE)) or bool(count) != bool(chunks or place)):
             raise ValueError("the parts of a stream's ids are not in order")
         if chunks and set(map(type, chunks)) != {bytes}:
-            raise ValueError("the chunks of a stream's ids are none")
+            raise ValueError("the chunks of a stream's ids are not bytes")
         return cls(first_seq, last_seq, last_time_ns, count, size, tuple(chunks or ()), place)
 
     def moved(self, place: PageRef) -> IdPart:
-        """The same, in a page."""
+        """Return the same part, in a page."""
         return IdPart(self.first_seq, self.last_seq, self.last_time_ns, self.count, self.size, place=place)
 
     def lost(self) -> IdPart:
-        """The same, when its page cannot be used."""
+        """Return the same part after its page was found unusable: its ids are in blocks only."""
         return IdPart(self.first_seq, self.last_seq, self.last_time_ns, 0, 0)
 
 
 class StreamIds:
     """The ids of one stream."""
 
-    __slots__ = ("_parts", "_tail", "_tail_count", "_tail_first", "_tail_last", "_tail_size", "_tail_time_ns", "unlisted_ns")
+    __slots__ = ("_parts", "_tail", "_tail_count", "_tail_first", "_tail_last", "_tail_size", "_tail_time_ns",
+                 "unlisted_ns")
 
     def __init__(self) -> None:
         self.unlisted_ns = 0
-        """The ids of messages up to this time that are before the first part are in blocks alone: earlier releases listed none."""
+        """Ids of messages up to this time and before the first part are in blocks only: earlier releases listed
+        none."""
         self._parts: list[IdPart] = []
         self._tail: list[bytes] = []
         self._tail_first = self._tail_last = self._tail_time_ns = self._tail_count = self._tail_size = 0
@@ -102,19 +110,21 @@ class StreamIds:
         return bool(self._parts or self._tail)
 
     def parts(self) -> list[IdPart]:
-        """All of them, rising; what is added later makes others, or joins the last one. Not to be changed."""
+        """Return all parts, ascending. Do not change them: later ids make new parts or join the last one."""
         if self._tail:
             tail, self._tail = tuple(self._tail), []
-            self._join(IdPart(self._tail_first, self._tail_last, self._tail_time_ns, self._tail_count, self._tail_size, tail))
+            self._join(IdPart(self._tail_first, self._tail_last, self._tail_time_ns, self._tail_count, self._tail_size,
+                              tail))
         return self._parts
 
     @property
     def places(self) -> list[PageRef]:
-        """Where its pages are."""
+        """The places of its pages."""
         return [part.place for part in self._parts if part.place is not None]
 
     def sources(self, last_seq: int) -> list[IdPart]:
-        """The parts of messages up to ``last_seq``, the newest first; the last one may be what earlier releases did not list."""
+        """Return the parts of messages up to ``last_seq``, newest first. The last one may be for ids that earlier
+        releases did not list."""
         parts = [part for part in self.parts() if part.first_seq <= last_seq]
         begin = parts[0].first_seq if parts else last_seq + 1
         if self.unlisted_ns and begin > 0:
@@ -122,7 +132,7 @@ class StreamIds:
         return parts[::-1]
 
     def record(self, core: BlockCore, ids: BlockIds | None) -> None:
-        """Add those of a block that follows; None: they are left in the block."""
+        """Add the ids of the next block; None: they stay in the block only."""
         if ids is None:
             self.in_blocks(core.first_seq, core.last_seq, core.last_time_ns)
             return
@@ -139,12 +149,12 @@ class StreamIds:
         self._tail_size += len(chunk)
 
     def in_blocks(self, first_seq: int, last_seq: int, last_time_ns: int) -> None:
-        """The ids of messages first_seq..last_seq, which follow, are in blocks alone."""
+        """Record that the ids of messages first_seq..last_seq, which follow, are in blocks only."""
         self.parts()
         self._join(IdPart(first_seq, last_seq, last_time_ns, 0, 0))
 
     def _join(self, part: IdPart) -> None:
-        """Add a part; to the one before, if both are in memory and small, or both in blocks."""
+        """Add a part, or join it with the previous one if both are small and in memory, or both are in blocks."""
         last = self._parts[-1] if self._parts else None
         if (last is not None and last.place is None and last.in_blocks == part.in_blocks
                 and last.count + part.count <= PART_IDS):
@@ -154,11 +164,12 @@ class StreamIds:
             self._parts.append(part)
 
     def load(self, part: IdPart) -> None:
-        """Add a part as a checkpoint had it."""
+        """Add a part from a checkpoint."""
         self._parts.append(part)
 
     def expire(self, limit_ns: int) -> None:
-        """Forget parts in which all ids are as old as ``limit_ns``; too many others are left to their blocks."""
+        """Drop parts in which all ids are as old as ``limit_ns``. If too many parts are left, the oldest are left to
+        blocks."""
         parts, gone = self.parts(), 0
         while gone < len(parts) and parts[gone].last_time_ns <= limit_ns:
             gone += 1
@@ -169,11 +180,12 @@ class StreamIds:
             self._parts[:2] = [IdPart(oldest.first_seq, following.last_seq, following.last_time_ns, 0, 0)]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all parts."""
         self._parts, self._tail = [], []
 
     def replace(self, old: Sequence[IdPart], new: IdPart) -> bool:
-        """Put ``new``, which has the same ids, in the place of ``old``, which are neighbours. False: they are not here any more."""
+        """Replace the successive parts ``old`` by ``new``, which has the same ids. Returns: False if they are not here
+        any more."""
         parts = self.parts()
         at = next((at for at, part in enumerate(parts) if part is old[0]), len(parts))
         if len(parts) - at < len(old) or any(a is not b for a, b in zip(parts[at:], old, strict=False)):
@@ -183,7 +195,7 @@ class StreamIds:
 
 
 class BlockIds(NamedTuple):
-    """The ids of one block: the first and the last sequence that has one, how many there are, and all of them packed."""
+    """The packed ids of one block: the first and the last sequence that has an id, the number of ids, the bytes."""
 
     first_seq: int
     last_seq: int
@@ -192,16 +204,16 @@ class BlockIds(NamedTuple):
 
     @classmethod
     def of(cls, core: BlockCore, record: Record, head: Head | None) -> BlockIds | None:
-        """Those that ``record`` has: almost a microsecond for each, so rather in a thread.
+        """Pack the ids of ``record``. This takes almost a microsecond for each, so it is better done in a thread.
 
-        ``head`` is needed where times or sequences have gaps. None: they can only be left in the block, because it is missing, or
-        the record is damaged.
+        Args: ``head`` is needed if times or sequences have gaps.
+        Returns: None if the ids can only stay in the block, because ``head`` is missing or the record is damaged.
         """
         try:
-            said = MessageIds.decode(record.body)
+            listed = MessageIds.decode(record.body)
         except Corrupt:
-            return None  # whoever asks for its ids finds the damage in the block; nothing else needs them
-        ordinals, ids, first_seq = said.ordinals, said.ids, core.first_seq
+            return None  # nothing but a search for its ids needs the record, and that finds the damage
+        ordinals, ids, first_seq = listed.ordinals, listed.ids, core.first_seq
         if not _sound(ordinals, core.count):
             return None
         if not ids:
@@ -216,17 +228,20 @@ class BlockIds(NamedTuple):
                 time_ns = list(map(head.time_of, ordinals))
             if gaps:
                 ordinals = [head.seq_of(at) - first_seq for at in ordinals]
-        return cls(first_seq + ordinals[0], first_seq + ordinals[-1], len(ids), pack_ids(first_seq, ordinals, time_ns, ids))
+        return cls(first_seq + ordinals[0], first_seq + ordinals[-1], len(ids),
+                   pack_ids(first_seq, ordinals, time_ns, ids))
 
 
 def _sound(ordinals: Sequence[int], count: int) -> bool:
-    """Whether they rise and are of a block of ``count`` messages."""
+    """Return whether ``ordinals`` are ascending and within a block of ``count`` messages."""
     return not ordinals or (ordinals[0] >= 0 and ordinals[-1] < count and not any(map(ge, ordinals, ordinals[1:])))
 
 
 def decode_ids(part: IdPart, data: bytes = b"") -> tuple[Sequence[bytes], list[IdRows]]:
-    """The chunks of ``part``, packed and unpacked; ``data`` is what its place names, if it has one. Raises: Corrupt;
-    VersionUnknown."""
+    """Return the chunks of ``part``, packed and unpacked. Raises: Corrupt; VersionUnknown.
+
+    Args: ``data`` are the bytes at its place, if it has one.
+    """
     place = part.place
     body = None if place is None else decode_page(data, place).body
     try:

@@ -1,9 +1,10 @@
-"""Neighbouring blocks of a table as the bytes that a checkpoint's page has of them, and what is asked of them most.
+"""Successive blocks of a table as the bytes of a checkpoint's page, and the facts about them that are needed most
+often.
 
-A block takes 300 to 500 bytes as a tuple or an object, and some 40 in a page: so what no longer changes stays packed in
-memory, and is unpacked when it is looked at. Which objects the blocks are stored in, needed at every start to count what
-is alive in each, stands beside the page as a *summary*, which the checkpoint's directory has too: no page is unpacked for
-it.
+A block takes 300 to 500 bytes as a tuple or an object, and some 40 in a page. So unchanged blocks stay packed in
+memory, and are unpacked on demand. A *summary* beside the page, which the checkpoint's directory has too, names the
+objects that the blocks are stored in. Each start needs them to count the live blocks of each object, and so unpacks no
+page for that.
 
     summary    [first_seq, last_seq of the first block, last_seq, blocks, live messages, their bytes, time of the first
                 message, time of the last one, segments, runs]
@@ -31,7 +32,7 @@ from broker.storage.state.entry import BlockEntry, Kept, RunKey, first_of, last_
 __all__ = ["Packed", "rows_of"]
 
 _RECENT_MAX: Final = 16_384
-"""Blocks that stay unpacked after they were looked at: some 8 MB."""
+"""Blocks that stay unpacked after their last use: some 8 MB."""
 
 _REF_FIELDS: Final = 18
 _LOG: Final = int(BlockPlace.LOG)
@@ -40,27 +41,28 @@ _STAGED: Final = int(BlockPlace.STAGED)
 
 
 _COUNT_MAX: Final = 1 << 16
-"""More blocks than any page has: what is counted at a start ends."""
+"""No page has so many blocks. It bounds the counting at a start."""
 
 
 class Packed:
-    """Blocks in sequence order, at least one. Immutable."""
+    """A page's blocks in sequence order, at least one. Immutable."""
 
-    __slots__ = ("_facts", "_runs", "_segments", "body", "count", "filters", "first_seq", "front_last_seq", "last_seq", "source")
+    __slots__ = ("_facts", "_runs", "_segments", "body", "count", "filters", "first_seq", "front_last_seq", "last_seq",
+                 "source")
 
     def __init__(self, body: PageBody, summary: Sequence[Any], *, filters: bool) -> None:
         self.body = body
-        """As a BLOCKS page has it: [room, [entry, …]]."""
+        """The body of a BLOCKS page: [room, [entry, …]]."""
         self.source: PageRef | None = None
         """The page that the body was read from."""
         self.filters = filters
-        """Whether a block may have a subject filter."""
+        """True if a block may have a subject filter."""
         (self.first_seq, self.front_last_seq, self.last_seq, self.count, *self._facts, self._segments,
          self._runs) = summary
 
     @classmethod
     def of(cls, body: PageBody, entries: Sequence[Kept]) -> Packed:
-        """``entries`` are what ``body`` has."""
+        """Return the packed page; ``entries`` are the blocks in ``body``."""
         refs = [kept if type(kept) is tuple else kept.ref.pack() for kept in entries]  # type: ignore[union-attr]
         dead = [kept for kept in entries if isinstance(kept, BlockEntry)]
         runs = Counter([ref[:4] for ref in refs if ref[0] != _LOG])
@@ -74,8 +76,8 @@ class Packed:
 
     @classmethod
     def made(cls, room: int, entries: Sequence[Kept], before: Packed | None = None) -> Packed:
-        """A page of ``entries``, behind those of ``before``, which are not unpacked. Its body is packed later, by who writes
-        it."""
+        """Return a page of ``entries`` after those of ``before``, which are not unpacked. The body is packed later,
+        when it is written."""
         rows = rows_of(entries)
         if before is None:
             return cls.of(PageBody.later(partial(join_rows, room, rows)), entries)
@@ -92,7 +94,8 @@ class Packed:
 
     @classmethod
     def summarized(cls, body: PageBody, summary: Sequence[Any], *, filters: bool) -> Packed:
-        """``summary`` is what ``summary`` gave. Raises: ValueError or TypeError when it is not."""
+        """Return the packed page with a stored ``summary``. Raises: ValueError or TypeError if that is not
+        consistent."""
         first_seq, front_last_seq, last_seq, count, _, _, _, _, segments, runs = summary
         if not 0 < first_seq <= front_last_seq <= last_seq or not 0 < count <= _COUNT_MAX or count != (
                 sum(group[2] for group in segments) + sum(run[4] for run in runs)):
@@ -101,53 +104,57 @@ class Packed:
 
     @property
     def summary(self) -> list[Any]:
-        """For the directory."""
-        return [self.first_seq, self.front_last_seq, self.last_seq, self.count, *self._facts, self._segments, self._runs]
+        """The page's summary for the directory."""
+        return [self.first_seq, self.front_last_seq, self.last_seq, self.count, *self._facts, self._segments,
+                self._runs]
 
     @property
     def staged(self) -> bool:
-        """Whether a block is a staged one."""
+        """True if a block is a staged one."""
         return any(run[0] == _STAGED for run in self._runs)
 
     def entries(self) -> list[Kept]:
-        """The blocks; not to be changed. Raises: Corrupt."""
+        """Return the blocks; do not change the list. Raises: Corrupt."""
         entries = _recent.get(self)
         if entries is None:
             try:
                 entries = _unpacked(self.body)
                 if (len(entries), first_of(entries[0]), last_of(entries[0]), last_of(entries[-1])) != (
                         self.count, self.first_seq, self.front_last_seq, self.last_seq):
-                    raise ValueError("it is not what its summary says")
-            except (Corrupt, Undecodable, Unpackable, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+                    raise ValueError("it does not match its summary")
+            except (Corrupt, Undecodable, Unpackable, ValueError, TypeError, LookupError, AttributeError,
+                    OverflowError) as error:
                 name = "block table" if self.source is None else object_name(ObjectKind.PAGES, self.source.position)
                 raise Corrupt(name, "page", 0 if self.source is None else self.source.offset, str(error)) from None
             _recent.put(self, entries)
         return entries
 
-    def take(self) -> list[Kept]:
-        """The blocks, which belong to the caller from now on. Raises: Corrupt."""
+    def detach_entries(self) -> list[Kept]:
+        """Return the blocks, as a list that belongs to the caller from now on. Raises: Corrupt."""
         entries = self.entries()
         _recent.drop(self)
         return entries
 
     def log_keys(self) -> Iterator[int]:
-        """The ``position_key`` of the segment that each block is stored in, except those in runs. Raises: ValueError or TypeError
-        where the summary is damaged."""
+        """Iterate over the ``position_key`` of the blocks' segments, one for each block that is not in a run.
+
+        Raises: ValueError or TypeError if the summary is damaged.
+        """
         return chain.from_iterable(map(_keys, self._segments))
 
     def run_counts(self, stream_id: int) -> Iterator[tuple[RunKey, int]]:
-        """How many of the blocks are stored in each run. Raises: as ``log_keys``."""
+        """Iterate over the runs, with the number of blocks in each. Raises: as ``log_keys``."""
         for place, epoch, number, run_id, count in self._runs:
             yield (epoch, number, run_id, stream_id if place >= _STREAM_RUN else 0), count
 
 
 def rows_of(entries: Iterable[Kept]) -> list[Any]:
-    """Each block as a page has it."""
+    """Return each block in the form that a page has."""
     return [(kept,) if type(kept) is tuple else kept.pack() for kept in entries]  # type: ignore[union-attr]
 
 
 def _columns(keys: Iterable[int]) -> list[tuple[int, int, int, int, int, bytes]]:
-    """Position keys as groups of one epoch each."""
+    """Return position keys as groups of one epoch each."""
     groups = []
     for epoch, some in groupby(sorted(keys), NUMBER_BITS.__rrshift__):
         numbers = list(some)
@@ -157,7 +164,7 @@ def _columns(keys: Iterable[int]) -> list[tuple[int, int, int, int, int, bytes]]
 
 
 def _keys(group: Sequence[Any]) -> Iterable[int]:
-    """The position keys of one group of ``_columns``. Raises: ValueError."""
+    """Return the position keys of one group of ``_columns``. Raises: ValueError."""
     epoch, number, count, base, width, cells = group
     first = epoch << NUMBER_BITS | number
     steps, end = read_column(cells, 0, base, width, count - 1)
@@ -177,17 +184,17 @@ def _unpacked(body: PageBody) -> list[Kept]:
 
 
 def _check(ref: Any) -> None:
-    """Raises: ValueError or TypeError unless ``ref`` is a packed reference."""
+    """Check that ``ref`` is a packed reference. Raises: ValueError or TypeError."""
     if type(ref) is not tuple or len(ref) != _REF_FIELDS or set(map(type, ref[:-1])) != _INTEGERS:
         raise ValueError("a block reference has other fields")
     if ref[0] not in _PLACES or not 0 < ref[FIRST_SEQ] <= ref[LAST_SEQ] or min(ref[1:FIRST_SEQ]) < 0 or not (
             0 < ref[COUNT] <= ref[LAST_SEQ] - ref[FIRST_SEQ] + 1):
-        raise ValueError("a block reference's numbers cannot be")
+        raise ValueError("a block reference's numbers are inconsistent")
     subjects = ref[-1]
     if type(subjects) is bytes:
         check_filter(subjects)
     elif subjects is not None and {tuple(map(type, subject)) for subject in subjects} - _SUBJECTS:
-        raise ValueError("a subject summary holds something else")
+        raise ValueError("a subject summary has other fields")
 
 
 _INTEGERS: Final = {int}
@@ -196,7 +203,7 @@ _SUBJECTS: Final = {(bytes, int, int, int)}
 
 
 class _Recent:
-    """The blocks of those that were unpacked last."""
+    """A cache of the blocks that were unpacked last."""
 
     def __init__(self, entries_max: int) -> None:
         self._max = entries_max

@@ -1,4 +1,4 @@
-"""A shard's state as the pages of a checkpoint, and back.
+"""Converts a shard's state to the pages of a checkpoint, and back.
 
     root ── DIRECTORY pages, about 64 streams each ── small state inline
                                                    ├─ BLOCKS pages of a big stream, 1024 entries each
@@ -13,13 +13,13 @@
     consumers      [[packed or None, page or None], …]
     expiries, schedules    the same; both missing while there are none of either, nor anything after them
     subjects       [[first_seq, last_seq, messages, page], …]; missing while there are none, nor ids
-    ids            [[first_seq, last_seq, last_time_ns, count, bytes, chunks or None, page or None], …]; missing while there are
-                   none. With neither chunks nor page: they are in the blocks alone
+    ids            [[first_seq, last_seq, last_time_ns, count, bytes, chunks or None, page or None], …]; missing if there
+                   are none. With neither chunks nor page the ids are in the blocks only
 
 A page of a block table that is packed in memory is written as it is (see ``packed``).
 
-An entry is copied before its parts: what the parts hold beyond it is applied once more by replay, which changes
-nothing.
+An entry is copied before its parts. The parts may include later changes, which the replay applies again without
+effect.
 """
 
 from __future__ import annotations
@@ -54,71 +54,73 @@ from broker.storage.state.stream import StreamState
 from broker.storage.state.subjects import SubjectPage
 from broker.storage.state.table import BlockEntry, Kept, TablePage
 
-__all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "held_of", "load_directory", "load_part", "note_unlisted",
-           "pack_roots_held", "roots_held_of", "shard_extra", "shard_of"]
+__all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "held_of", "load_directory", "load_part",
+           "note_unlisted", "pack_roots_held", "roots_held_of", "shard_extra", "shard_of"]
 
 DIRECTORY_STREAMS = 64
 INLINE_BLOCKS_MAX = 64
 _LISTED_BLOCKS_MAX = 4
-"""A table with no more is a list of entries: it takes less room than a summary."""
+"""A table with at most so many blocks is a list of entries, which takes less room than a summary."""
 INLINE_CONSUMER_MAX = 512
-"""Numbers in a consumer's state; more have a page of their own."""
+"""Numbers in a consumer's state. A larger state has a page of its own."""
 INLINE_EXPIRIES_MAX = 256
 INLINE_IDS_BYTES_MAX = 2048
-"""Of a stream's message ids that are in no page yet."""
+"""Bytes of a stream's message ids that are in no page yet."""
 
 _RUNS_AT_ONCE = 4096
 
 _ID_PART_WEIGHT = 4
-"""Microseconds or so that a row of message ids takes."""
+"""The weight of a row of message ids, about in microseconds."""
 
 _CONSUMERS_AT_ONCE = 64
-"""Packed between two turns of the loop: about a millisecond."""
+"""Consumers packed between two turns of the loop: about a millisecond."""
 
 _TABLE = 14
 _ENTRY_FIELDS = 16
-"""Of a stream without expiries; ``_TABLE`` is the first that names pages."""
+"""Fields of the entry of a stream without expiries. ``_TABLE`` is the first field that names pages."""
 _SUBJECTS = 18
 _IDS = 19
 
 _ENTRY_TYPES = [int, str, str, dict, int, int, int, int, int, int, int, int, list, dict, list, list]
 
 IDS_UNLISTED = "ids_unlisted_ns"
-"""In the root's extra: see ``ShardState``. Releases that list no ids do not write it, nor keep it."""
+"""A member of the root's extra: see ``ShardState``. Releases that list no ids neither write nor keep it."""
 
 _HELD = "held"
-"""In the root's extra: [[stream_id, [position, …]], …], where a stream is offline. The pages that have one say so."""
+"""A member of the root's extra if a stream is offline: [[stream_id, [position, …]], …]. Pages with such a stream have a
+flag for it."""
 
 _ROOTS_HELD = "roots_held"
-"""In the root's extra: [[position of an older root, runs of segments], …]; see ``pack_roots_held``."""
+"""A member of the root's extra: [[position of an older root, runs of segments], …]; see ``pack_roots_held``."""
 
 _CHUNKS, _PLACE = 5, 6
-"""Of a row of ids."""
+"""Fields of a row of ids."""
 
 _DAMAGED = (TypeError, OverflowError, ValueError, KeyError, IndexError, AttributeError, FormatError)
 
 
 class StreamCopy:
-    """One stream's part of a round: its entry, taken at once, and the parts still to be copied.
+    """The part of one stream in a round: its entry, copied at once, and its parts, which are copied later.
 
-    ``parts`` is walked with turns of the loop in between. Each part is marked with this object while it is on its way;
-    a change meanwhile clears the mark, so that ``placed`` does not mark a changed part clean.
+    ``parts`` is iterated with turns of the loop in between. Each part is marked with this object while its page is
+    being put. A change meanwhile clears the mark, so that ``placed`` does not mark a changed part as clean.
     """
 
-    __slots__ = ("_consumers", "_ids", "_inline", "_table", "_times", "entry", "filters", "staged", "stream", "summaries", "weight")
+    __slots__ = ("_consumers", "_ids", "_inline", "_table", "_times", "entry", "filters", "staged", "stream",
+                 "summaries", "weight")
 
     def __init__(self, stream: StreamState, inline_max: int | None = None) -> None:
-        """Args: ``inline_max``: with more blocks a table has pages of its own; INLINE_BLOCKS_MAX by default."""
+        """Args: ``inline_max``: a table with more blocks has pages of its own; INLINE_BLOCKS_MAX by default."""
         self.stream = stream
         stream.dirty = False
         pages = stream.blocks.pages
         inline = len(stream.blocks) <= (INLINE_BLOCKS_MAX if inline_max is None else inline_max)
         self.filters = False
-        """Whether the entry itself has subject filters."""
+        """True if the entry itself has subject filters."""
         self.summaries = not inline or len(stream.blocks) > _LISTED_BLOCKS_MAX
-        """Whether pages of the table have summaries."""
+        """True if pages of the table have summaries."""
         self.staged = False
-        """Whether blocks of the table are staged ones; of a large table, once all parts are copied."""
+        """True if blocks of the table are staged ones; for a large table, valid once all parts are copied."""
         self._table: list[tuple[TablePage, list[Any]]] = []
         table: list[list[Any]] = []
         for page in pages:
@@ -140,7 +142,7 @@ class StreamCopy:
                 self.filters = self.filters or any(type(entry[0][-1]) is bytes for entry in row[1])
         self._consumers: list[tuple[ConsumerState, list[Any]]] = []
         self._inline: list[tuple[ConsumerState, list[Any]]] = []
-        """Consumers in the entry itself that are packed later, since there are many."""
+        """Consumers in the entry itself that are packed later, because there are many."""
         consumers: list[list[Any]] = []
         for consumer in stream.consumers.values():
             row = [None, None]
@@ -153,9 +155,9 @@ class StreamCopy:
                 row[0] = consumer.pack()
             else:
                 self._inline.append((consumer, row))
-        self.weight = 10 + (25 + 2 * len(stream.blocks) if inline and self.summaries else 0) + min(len(consumers),
-                                                                                                   _CONSUMERS_AT_ONCE) * 8
-        """About how many microseconds this took."""
+        self.weight = (10 + (25 + 2 * len(stream.blocks) if inline and self.summaries else 0)
+                       + min(len(consumers), _CONSUMERS_AT_ONCE) * 8)
+        """About how many microseconds this copy took."""
         self._times: list[tuple[PageKind, ExpiryPage, list[Any]]] = []
         expiries = self._copy_times(PageKind.EXPIRY, stream.expiries)
         schedules = self._copy_times(PageKind.SCHEDULE, stream.schedules)
@@ -203,15 +205,15 @@ class StreamCopy:
         return rows
 
     def ids(self, position: Position) -> Iterator[tuple[int, Page, Callable[[PageRef], None]]]:
-        """About how large it is, the page, and the function to call once it has a place, of each page of ids that is to be
-        written."""
+        """Iterate over the pages of ids to write: about how large each is, the page, and the function to call with its
+        place."""
         stream = self.stream
         for part, row in self._ids:
             body = PageBody.later(partial(pack_body, part.first_seq, part.last_seq, part.count, part.chunks))
             yield part.size, Page(PageKind.DEDUPE, position, stream.stream_id, body), _ids_placer(stream, part, row)
 
     def objects(self) -> set[Position]:
-        """The objects that the entry names, once all parts have their places."""
+        """Return the objects that the entry names, once all parts have their places."""
         table, *others = self.entry[_TABLE:_SUBJECTS]
         refs = [row[2] for row in table if row[2] is not None]
         refs += [row[1] for rows in others for row in rows if row[1] is not None]
@@ -220,8 +222,10 @@ class StreamCopy:
 
     def parts(self, position: Callable[[], Position], moved: Callable[[PageRef], bool],
               ) -> Iterator[tuple[Page, Callable[[PageRef], None]] | None]:
-        """Each part that changed or must be written again (``moved``), with the function to call once it has a place; None for
-        some that have no page of their own."""
+        """Iterate over the parts to write, because they changed or their page is to be rewritten (``moved``).
+
+        Yields: the page and the function to call with its place; None after some consumers without a page of their own.
+        """
         stream_id = self.stream.stream_id
         for at in range(0, len(self._inline), _CONSUMERS_AT_ONCE):
             for consumer, row in self._inline[at:at + _CONSUMERS_AT_ONCE]:
@@ -254,8 +258,9 @@ class StreamCopy:
 
 
 def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]) -> Page:
-    """The directory page ``number``, once all parts of its streams have their places."""
-    return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies], any(copy.filters for copy in copies),
+    """Return the directory page ``number``, once all parts of its streams have their places."""
+    return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies],
+                any(copy.filters for copy in copies),
                 any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies),
                 any(copy.staged for copy in copies), any(len(copy.entry) > _SUBJECTS for copy in copies),
                 any(len(copy.entry) > _IDS for copy in copies),
@@ -286,13 +291,15 @@ def _placer(copy: StreamCopy, part: ConsumerState | ExpiryPage, row: list[Any], 
 def _ids_placer(stream: StreamState, part: IdPart, row: list[Any]) -> Callable[[PageRef], None]:
     def placed(ref: PageRef) -> None:
         row[_PLACE] = ref.pack()
-        stream.ids.replace([part], part.moved(ref))  # unless it left with the window meanwhile
+        stream.ids.replace([part], part.moved(ref))  # without effect if it was dropped with the window meanwhile
     return placed
 
 
 class Part(NamedTuple):
-    """A page of a stream's own that ``load_part`` needs. ``room`` and ``summary`` are those of a page of its block table;
-    None where the directory has no summary."""
+    """A page of one stream that ``load_part`` needs.
+
+    ``room`` and ``summary`` belong to a page of its block table; ``summary`` is None if the directory has none.
+    """
 
     ref: PageRef
     room: int = 0
@@ -300,9 +307,9 @@ class Part(NamedTuple):
 
 
 def load_directory(state: ShardState, page: Page, name: str | None = None) -> list[Part]:
-    """Add a directory page's streams, those that ``state`` wants, to it; returns those of their pages that ``load_part``
-    needs, in order. ``name`` is the object's, for errors.
+    """Add a directory page's streams that ``state`` wants to it.
 
+    Args: ``name`` is the object's, for errors. Returns: the pages of these streams that ``load_part`` needs, in order.
     Raises: Corrupt.
     """
     needed: list[Part] = []
@@ -315,7 +322,8 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
             if len(more) not in (0, 2, 3, 4):
                 raise ValueError("an entry has other fields")
             expiries, schedules, subjects, ids = [*more, (), (), (), ()][:4]
-            # A stream of which only the existence is known may be any: its segments, which the root names, have its name.
+            # If only the existence of a stream is known, it may be a wanted one: its segments, named by the root, have
+            # its name.
             if state.wanted is not None and (account or created_ns) and not state.wanted(account, name):
                 state.unwanted[stream_id] = (account, name)
                 continue
@@ -344,7 +352,7 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
                     consumer = ConsumerState.unpack(packed)
                     stream.consumers[consumer.name] = consumer
             for times, rows in ((stream.expiries, expiries), (stream.schedules, schedules)):
-                for packed, ref in rows if state.wanted is None else ():  # readers do not ask for them
+                for packed, ref in rows if state.wanted is None else ():  # readers do not need them
                     if ref is not None:
                         needed.append(Part(PageRef.unpack(ref)))
                     else:
@@ -367,20 +375,22 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
 
 
 def _check_entry(entry: Sequence[Any]) -> None:
-    """Raises: ValueError for one whose values nobody could have written; the parts are checked as they are loaded."""
+    """Check the types and numbers of an entry; the parts are checked as they are loaded. Raises: ValueError."""
     if [*map(type, entry[:_ENTRY_FIELDS])] != _ENTRY_TYPES:
         raise ValueError("an entry has other fields")
     stream_id, (first_seq, last_seq, msgs, size), ceiling = entry[0], entry[5:9], entry[11]
-    if not stream_id or min(stream_id, first_seq, msgs, size, ceiling) < 0 or first_seq > last_seq + 1 or msgs > last_seq:
-        raise ValueError("an entry's numbers cannot be")
+    if (not stream_id or min(stream_id, first_seq, msgs, size, ceiling) < 0 or first_seq > last_seq + 1
+            or msgs > last_seq):
+        raise ValueError("an entry's numbers are inconsistent")
     _position(entry[12])
 
 
 def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[Any], BlockRef] | None = None) -> None:
-    """Add a BLOCKS, CONSUMERS, EXPIRY or SCHEDULE page to its stream; in the order that ``load_directory`` gave.
+    """Add a BLOCKS, CONSUMERS, EXPIRY or SCHEDULE page to its stream. Call this in the order of ``load_directory``'s
+    result.
 
-    Args: unpack_ref makes a reference from what a BLOCKS page holds; None: the body of such a page is a PageBody, and is
-        kept packed.
+    Args: unpack_ref makes a reference from an entry of a BLOCKS page; None: the body of such a page is a PageBody, and
+        stays packed.
     Raises: Corrupt.
     """
     ref = part.ref
@@ -396,7 +406,7 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
             elif part.summary is None:
                 room, entries = unpack_value(page.body.raw())
                 packed = Packed.of(page.body, [_kept(packed) for packed in entries])
-                stream.dirty = True  # an earlier version wrote it: the next round adds the summary
+                stream.dirty = True  # an earlier version wrote the page: the next round adds the summary
                 blocks = TablePage(packed)
             else:
                 room, packed = part.room, Packed.summarized(page.body, part.summary, filters=page.filters)
@@ -420,16 +430,16 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
 
 
 def _kept(packed: Any) -> Kept:
-    """An entry of a page, checked, as a table keeps it."""
+    """Return an entry of a page, checked, in the form that a table has."""
     entry = BlockEntry.unpack(packed)
     return entry if entry.dead is not None else entry.ref.pack()
 
 
 def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
-    """What belongs to no stream, for the root, as of the first step; the loop may turn after each.
+    """Return the shard's own state for the root, as of the first step; the loop may turn after each step.
 
-    There may be a million segments: the keys, which were applied in rising order, are copied at once, and packed a slice at
-    a time.
+    There may be a million segments. Their keys, which were added in ascending order, are copied at once, and packed a
+    slice at a time.
     """
     keys, opening, releases = list(state.segments), state.opening, list(state.released.values())
     unlisted_ns = state.ids_unlisted_ns
@@ -449,7 +459,7 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
 
 
 def pack_roots_held(roots: Iterable[tuple[Position, frozenset[Position]]]) -> dict[str, Any]:
-    """Return, for a new root's ``extra``, which segments older roots name in ``held`` and the new one does not."""
+    """Return, for a new root's ``extra``, the segments that older roots name in ``held`` and the new one does not."""
     rows = [[list(root), list(pack_runs(held))] for root, held in roots if held]
     return {_ROOTS_HELD: rows} if rows else {}
 
@@ -474,25 +484,26 @@ def held_of(extra: dict[str, Any], position: Position) -> list[tuple[int, list[P
 
 
 def note_unlisted(state: ShardState, extra: dict[str, Any]) -> None:
-    """Once all streams of a root are loaded: which ids are in blocks alone. Raises: ValueError."""
-    said = extra.get(IDS_UNLISTED)
-    if said is None:
-        said = max((stream.last_time_ns for stream in state.streams.values()), default=0)
-    if type(said) is not int:
-        raise ValueError(f"{said!r} is no time")
-    state.ids_unlisted_ns = said
+    """Set the time of unlisted ids in all streams of a root, once they are loaded. Raises: ValueError."""
+    unlisted_ns = extra.get(IDS_UNLISTED)
+    if unlisted_ns is None:
+        unlisted_ns = max((stream.last_time_ns for stream in state.streams.values()), default=0)
+    if type(unlisted_ns) is not int:
+        raise ValueError(f"{unlisted_ns!r} is no time")
+    state.ids_unlisted_ns = unlisted_ns
     for stream in state.streams.values():
-        stream.ids.unlisted_ns = said
+        stream.ids.unlisted_ns = unlisted_ns
 
 
 def shard_of(extra: dict[str, Any], position: Position, name: str,
              wanted: Callable[[str, str], bool] | None = None) -> ShardState:
-    """A state with no streams yet, about to replay what follows ``position``. Raises: Corrupt."""
+    """Return a state without streams that is ready to replay from ``position``. Raises: Corrupt."""
     state = ShardState(wanted)
     state.replaying = True
     state.position = position
     try:
-        # Roots of earlier releases may contain segments and release records after their position. The replay adds these.
+        # Roots of earlier releases may contain segments and release records after their position. The replay adds
+        # these.
         last = position_key(position)
         state.segments = {key: 0 for key in map(position_key, unpack_runs(extra["segments"])) if key <= last}
         opening = extra["opening"]
@@ -512,7 +523,7 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
 
 
 def _position(packed: Sequence[int]) -> Position:
-    """Raises: ValueError or TypeError unless it is one."""
+    """Return a packed position. Raises: ValueError or TypeError for anything else."""
     epoch, number = packed
     if type(epoch) is not int or type(number) is not int or not (0 <= epoch <= EPOCH_MAX and 0 <= number <= NUMBER_MAX):
         raise ValueError(f"{packed!r} is no position")
@@ -520,9 +531,10 @@ def _position(packed: Sequence[int]) -> Position:
 
 
 def _key_runs(keys: Sequence[int]) -> Iterator[list[int]]:
-    """Rising position keys as ``pack_runs`` gives positions; of a long run only a few are looked at.
+    """Convert ascending position keys to runs, as ``pack_runs`` does for positions; reads only a few keys of a long
+    run.
 
-    Neighbours differ by one, within an epoch and never across one: no log has 2^48 segments.
+    The keys in a run differ by one within an epoch, and never span two epochs: no log has 2^48 segments.
     """
     at, count = 0, len(keys)
     while at < count:

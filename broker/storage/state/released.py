@@ -1,4 +1,4 @@
-"""What a record releases for deletion: segments, pages, roots and runs."""
+"""The objects that a record releases for deletion: segments, pages, roots and runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["Released", "Runs"]
 
 
 class Runs(Collection[Position]):
-    """Positions, kept as runs of neighbours: of segments, a shard with much churn has hundreds of thousands waiting."""
+    """A collection of positions, stored as runs of successive ones: a shard with much churn has hundreds of
+    thousands."""
 
     __slots__ = ("_runs",)
 
@@ -37,25 +38,25 @@ class Runs(Collection[Position]):
 
 
 class Released:
-    """What one record releases: it may be deleted once the record is persisted, by that record's writer or a later one."""
+    """The objects that one record releases. Once it is persisted, its writer or a later owner may delete them."""
 
     __slots__ = ("pages", "position", "roots", "runs", "segments")
 
     def __init__(self, position: Position, segments: Iterable[Position] = (), pages: Iterable[Position] = (),
                  roots: Iterable[Position] = (), runs: Iterable[str] = ()) -> None:
         self.position = position
-        """Of the segment that holds the record."""
+        """The position of the segment with the record."""
         self.segments = Runs(segments)
         self.pages = list(pages)
         self.roots = list(roots)
         self.runs = list(runs)
-        """Their keys."""
+        """The keys of runs."""
 
     def to_record(self) -> Release:
-        """As a record, whose body a root keeps."""
+        """Return a record, whose body a root stores."""
         return Release(self.segments, self.pages, self.roots, runs=self.runs)
 
     @classmethod
     def of(cls, position: Position, release: Release) -> Released:
-        """From the record in the segment at ``position``."""
+        """Return the objects that the record in the segment at ``position`` releases."""
         return cls(position, release.segments or (), release.pages or (), release.roots or (), release.runs or ())

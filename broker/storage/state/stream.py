@@ -1,4 +1,5 @@
-"""One stream as its persisted blocks left it: numbers, configuration, block table and consumers. Values alone."""
+"""The state of one stream after its persisted blocks: numbers, configuration, block table and consumers. Values
+only."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from broker.storage.state.table import BlockTable, RunKey
 __all__ = ["START", "StreamState"]
 
 START = Position(0, 0)
-"""Before every segment."""
+"""The position before every segment."""
 
 
 class StreamState:
-    """One stream as persisted blocks left it."""
+    """The state of one stream after its persisted blocks."""
 
-    __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "expiries", "extra",
-                 "first_seq", "first_time_ns", "held", "held_runs", "ids", "last_seq", "last_time_ns", "msgs", "name", "offline",
-                 "page", "position", "schedules", "stream_id", "subjects")
+    __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "expiries",
+                 "extra", "first_seq", "first_time_ns", "held", "held_runs", "ids", "last_seq", "last_time_ns", "msgs",
+                 "name", "offline", "page", "position", "schedules", "stream_id", "subjects")
 
     def __init__(self, stream_id: int, account: str, name: str, config: dict[str, Any], created_ns: int) -> None:
         self.stream_id = stream_id
@@ -38,33 +39,37 @@ class StreamState:
         self.bytes = 0
         self.first_time_ns = 0
         self.last_time_ns = 0
-        """Time of the message at last_seq, whether or not it is still live; times never go below it."""
+        """Time of the message at last_seq, even if that message was removed; later messages never have an earlier
+        time."""
         self.ceiling = 0
-        """This (async) stream hands out no sequence at or above it, and goes on there after a crash; 0: it has none."""
+        """An async stream uses sequences below this number only, and continues with this number after a crash; 0:
+        none."""
         self.blocks = BlockTable()
         self.consumers: dict[str, ConsumerState] = {}
         self.expiries = Expiries()
         self.schedules = Expiries()
-        """When scheduled messages are due next."""
+        """The next due time of each scheduled message."""
         self.subjects: tuple[SubjectPage, ...] = ()
-        """Pages of a checkpoint with the subjects of messages, in order. Replaced as a whole, so it may be compared by identity."""
+        """Pages of a checkpoint with the subjects of messages, in order. Always replaced as a whole, so compare by
+        identity."""
         self.ids = StreamIds()
-        """Of its duplicate window. Readers have none."""
+        """The message ids of its duplicate window. Empty for readers."""
         self.extra: dict[str, Any] = {}
-        """What else the records of its creation and updates carry, by key (see ``StreamCreate``)."""
+        """Other values in the records of its creation and updates, by key (see ``StreamCreate``)."""
         self.position = START
-        """The last segment whose block of this stream is in here."""
+        """The last segment whose block of this stream was applied."""
         self.offline: str | None = None
-        """Why the stream cannot be used: a record of it is damaged, or a newer broker's. It is not replayed further."""
+        """The reason why the stream is offline: a record of it is damaged, or a newer broker's. It is not replayed
+        further."""
         self.held: list[Position] = []
-        """The segments with something of it that could not be applied, from the one that took it offline on. Checkpoints name them,
-        so that a broker that understands them applies them."""
+        """The segments, from the one that took the stream offline, that could not be applied to it. Checkpoints name
+        them, so that a broker that understands them applies them."""
         self.held_runs: list[RunKey] = []
-        """The runs that adoption records in these segments name for it."""
+        """The runs that adoption records in these segments name for the stream."""
         self.page = -1
-        """Number of the directory page that holds it in a checkpoint."""
+        """The number of the directory page for this stream in a checkpoint."""
         self.dirty = True
-        """Whether it changed since its page was last copied."""
+        """True if it changed since its page was last copied."""
 
     @property
     def outcome(self) -> Outcome:
@@ -72,7 +77,7 @@ class StreamState:
 
     @property
     def restoring(self) -> bool:
-        """Whether its restore from a backup has not been completed: then it does not exist yet."""
+        """True while its restore from a backup is not complete: until then the stream does not exist for clients."""
         return bool(self.extra.get(RESTORING))
 
     def __repr__(self) -> str:

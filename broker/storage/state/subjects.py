@@ -1,7 +1,7 @@
-"""Where a checkpoint keeps the subjects of a stream's messages: a page for each range of sequences.
+"""The pages of a checkpoint with the subjects of a stream's messages: a page for each range of sequences.
 
-What a page says of its range stays true (see ``subject_rows``), so it is neither replayed nor changed: removals leave it as it
-is, and compaction too. Messages that no page covers are looked up in their blocks.
+A page stays valid for its range (see ``subject_rows``), so it is neither replayed nor changed, not even by removals or
+compaction. The subjects of messages without a page are read from their blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["SubjectPage", "covering", "decode_subjects"]
 
 @dataclass(frozen=True, slots=True)
 class SubjectPage:
-    """A page with ``count`` messages: all that were live within first_seq..last_seq when it was made."""
+    """A page with the subjects of ``count`` messages: those in first_seq..last_seq that were live when it was made."""
 
     first_seq: int
     last_seq: int
@@ -29,12 +29,15 @@ class SubjectPage:
     place: PageRef
 
     def pack(self) -> list[Any]:
-        """For a directory page."""
+        """Return the reference to the page as a value for a directory page."""
         return [self.first_seq, self.last_seq, self.count, self.place.pack()]
 
     @classmethod
     def unpack(cls, packed: Any, after: int) -> SubjectPage:
-        """``after``: the last sequence of the page before. Raises: ValueError, TypeError or Corrupt."""
+        """Return the packed reference; ``after`` is the last sequence of the previous page.
+
+        Raises: ValueError, TypeError or Corrupt.
+        """
         first_seq, last_seq, count, ref = packed
         place = PageRef.unpack(ref)
         if not after < first_seq <= last_seq or count <= 0 or place.kind != PageKind.SUBJECTS:
@@ -43,20 +46,21 @@ class SubjectPage:
 
 
 def covering(pages: Sequence[SubjectPage], seq: int) -> SubjectPage | None:
-    """The page whose range holds ``seq``."""
+    """Return the page whose range contains ``seq``, or None."""
     at = bisect_right(pages, seq, key=_first_seq) - 1
     return pages[at] if at >= 0 and pages[at].last_seq >= seq else None
 
 
 def decode_subjects(data: bytes, page: SubjectPage) -> SubjectRows:
-    """The rows of ``page``; ``data`` is what its place names. Raises: Corrupt; VersionUnknown."""
+    """Return the rows of ``page``; ``data`` are the bytes at its place. Raises: Corrupt; VersionUnknown."""
     body = decode_page(data, page.place).body
     try:
         rows = SubjectRows.unpack(body)
         if (rows.first_seq, rows.last_seq, rows.count) != (page.first_seq, page.last_seq, page.count):
-            raise ValueError("it is not what the directory says")
+            raise ValueError("it does not match the directory")
     except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise Corrupt(object_name(ObjectKind.PAGES, page.place.position), "page", page.place.offset, str(error)) from None
+        raise Corrupt(object_name(ObjectKind.PAGES, page.place.position), "page", page.place.offset,
+                      str(error)) from None
     return rows
 
 

@@ -1,14 +1,14 @@
-"""What is dead of a block that takes the place of others: the messages that those no longer have.
+"""The dead messages of a block that replaces others: the messages that those no longer have.
 
     before   │ 1 2 3 │ 4 5 │ 6 7 8 │        a run's block, made of the three: 1 2 3 4 5 6 7 8
-    now      │ 1 . 3 │     │ 6 7 8 │        2, 4 and 5 were removed since it was read
+    now      │ 1 . 3 │     │ 6 7 8 │        2, 4 and 5 were removed after it was read
     after    │ 1 . 3 . . 6 7 8     │        the same messages are live
 
-Dead is what is not live now: so whatever happened between reading the old blocks and this, nothing removed comes back. The
-applied state and the live state of a stream share this, each with its own blocks.
+All messages that are not live now are dead. So no removed message comes back, whatever happened since the old blocks
+were read. The applied state and the live state of a stream use the same function, each with its own blocks.
 
-A block with gaps where messages were removed earlier has those marked too: what is live after a gap is then known without
-reading the block.
+In a block with gaps, earlier removed messages in the gaps are marked too. So the live messages after a gap are known
+without reading the block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Part", "dead_in"]
 
 
 class Part(Protocol):
-    """A block that is replaced, as far as it matters here."""
+    """The attributes of a replaced block that are needed here."""
 
     @property
     def first_seq(self) -> int: ...
@@ -36,7 +36,7 @@ class Part(Protocol):
 
 
 def dead_in(ref: BlockRef, parts: Sequence[Part]) -> DeadSet | None:
-    """What is dead of ``ref``, which takes the place of ``parts``; None: nothing."""
+    """Return the dead sequences of ``ref``, which replaces ``parts``; None: there are none."""
     dead: DeadSet | None = None
     for first, last in _gone(ref, parts):
         first, last = max(first, ref.first_seq), min(last, ref.last_seq)

@@ -1,18 +1,18 @@
-"""The blocks of one stream, in sequence order, and which of their messages are dead.
+"""The block table of one stream: its blocks in sequence order, and their dead messages.
 
-Kept in pages of 1024 entries, as a checkpoint keeps them: only the last page gets new blocks, and a page that changed
-is marked so that a round writes just those. A block that is all dead, or is below the stream's first sequence,
-leaves.
+The table has pages of 1024 entries, as in a checkpoint. Only the last page gets new blocks, and a changed page is
+marked, so that a round writes only changed pages. A block leaves if all of it is dead, or below the stream's first
+sequence.
 
-Everything here may be applied twice with the same result: blocks are only added once, and what is dead stays dead. A
-page that was copied a little later than its stream may therefore be replayed over.
+Every change may be applied twice with the same result: a block is added only once, and dead messages stay dead. So a
+replay may apply blocks again to a page that was copied a little later than its stream.
 
-A block of a run may take the place of neighbours (``swap``): the one change that is neither at the end nor a removal.
-Applied again it changes nothing, since a block that is there already is left alone.
+A block of a run may replace successive blocks (``swap``). Only this change is neither at the end nor a removal. Applied
+again it changes nothing, since the run's block is there already.
 
-There may be millions. What a checkpoint has of a page stays packed until it is changed (``packed``); new blocks stand behind
-that, each as its packed reference, a tuple of numbers and names, which the garbage collector untracks. A ``BlockEntry`` is
-made of it on demand.
+There may be millions of blocks. A page's unchanged part stays packed as in a checkpoint until it is changed
+(``packed``). New blocks follow it, each as its packed reference: a tuple of numbers and names, which the garbage
+collector ignores. A ``BlockEntry`` is made of it on demand.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ from broker.storage.format.block import FIRST_SEQ, BlockPlace, PackedRef
 from broker.storage.state.entry import BlockEntry, Kept, RunKey, as_entry, first_of, last_of, log_keys, run_keys
 from broker.storage.state.packed import Packed
 
-__all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "RunKey", "TablePage", "log_keys", "pages_of", "run_keys"]
+__all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "RunKey", "TablePage", "log_keys", "pages_of",
+           "run_keys"]
 
 PAGE_ENTRIES = 1024
 _STAGED = int(BlockPlace.STAGED)
 
 
 class TablePage:
-    """Up to 1024 neighbouring blocks. ``place`` says where a checkpoint keeps them; None: changed since."""
+    """A page with up to 1024 successive blocks. ``place`` is the checkpoint's page that has them; None: changed
+    since."""
 
     __slots__ = ("_added", "packed", "place", "room")
 
     def __init__(self, packed: Packed | None = None) -> None:
         self.packed = packed
-        """Those that did not change since a checkpoint had them."""
+        """The blocks that are unchanged since a checkpoint."""
         self._added: list[Kept] = []
-        """Those behind; all of them, where nothing is packed."""
+        """The blocks after the packed ones; all blocks if none are packed."""
         self.room = PAGE_ENTRIES
         self.place: Any = None
 
     @classmethod
     def of(cls, entries: list[Kept]) -> TablePage:
-        """A page with these blocks, as one that nothing is packed of."""
+        """Return a page with these blocks, none of them packed."""
         page = cls()
         page._added = entries
         return page
@@ -71,59 +73,61 @@ class TablePage:
 
     @property
     def entries(self) -> Sequence[Kept]:
-        """All blocks; not to be changed. Raises: Corrupt."""
+        """All blocks; do not change the list. Raises: Corrupt."""
         if self.packed is None:
             return self._added
         entries = self.packed.entries()
         return entries + self._added if self._added else entries
 
     def near(self, seq: int) -> Sequence[Kept]:
-        """Some of the blocks: among them the last one that begins at or before ``seq``, if any does. Raises: Corrupt."""
+        """Return some of the blocks, including the last one that begins at or before ``seq``, if any. Raises:
+        Corrupt."""
         added = self._added
         return added if self.packed is None or (added and first_of(added[0]) <= seq) else self.packed.entries()
 
     def change(self) -> list[Kept]:
-        """All blocks, to be changed: nothing of them is in a checkpoint from now on. Raises: Corrupt."""
+        """Return all blocks as a list to be changed. No checkpoint has the page from now on. Raises: Corrupt."""
         self.place = None
         if self.packed is not None:
-            self._added = self.packed.take() + self._added
+            self._added = self.packed.detach_entries() + self._added
             self.packed = None
         return self._added
 
     def replace(self, entries: list[Kept]) -> None:
-        """Have these blocks instead."""
+        """Replace all blocks by ``entries``."""
         self.place = self.packed = None
         self._added = entries
 
     def append(self, ref: PackedRef) -> None:
-        """Add a block behind the others."""
+        """Add a block after the others."""
         self.place = None
         self.room -= 1
         self._added.append(ref)
 
     def pack(self) -> Packed:
-        """The page packed, as it is now: see ``Packed.made``."""
+        """Return the page packed in its present state: see ``Packed.made``."""
         return Packed.made(self.room, self._added, self.packed) if self._added or self.packed is None else self.packed
 
     def keep(self, packed: Packed) -> None:
-        """Keep what ``pack`` gave instead of the blocks themselves: nothing changed since."""
+        """Store the result of ``pack`` instead of the blocks themselves; nothing may have changed since."""
         self.packed = packed
         self._added = []
 
     def log_keys(self) -> Iterator[int]:
-        """The ``position_key`` of the segment that each block is stored in, except those in runs."""
+        """Iterate over the ``position_key`` of the blocks' segments, one for each block that is not in a run."""
         return log_keys(self._added) if self.packed is None else chain(self.packed.log_keys(), log_keys(self._added))
 
     def run_counts(self, stream_id: int) -> Iterable[tuple[RunKey, int]]:
-        """How many of the blocks are stored in each run; a run may come twice."""
+        """Iterate over the runs, with the number of blocks in each; a run may occur twice."""
         added = Counter(run_keys(stream_id, self._added)).items()
         return added if self.packed is None else chain(self.packed.run_counts(stream_id), added)
 
     @property
     def staged(self) -> bool:
-        """Whether a block is a staged one."""
+        """True if a block is a staged one."""
         return (self.packed is not None and self.packed.staged) or any(
-            (kept[0] if type(kept) is tuple else kept.ref.place) == _STAGED for kept in self._added)  # type: ignore[union-attr]
+            (kept[0] if type(kept) is tuple else kept.ref.place) == _STAGED  # type: ignore[union-attr]
+            for kept in self._added)
 
 
 class BlockTable:
@@ -133,9 +137,9 @@ class BlockTable:
 
     def __init__(self) -> None:
         self.pages: list[TablePage] = []
-        """No page is empty."""
+        """The pages, none of them empty."""
         self.swaps = 0
-        """How often blocks gave way to another: who walks the table in slices then begins again."""
+        """The number of swaps so far. Code that walks the table in slices begins again if it changes."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -146,7 +150,7 @@ class BlockTable:
             yield from map(as_entry, page.entries)
 
     def steady(self) -> Iterator[BlockEntry]:
-        """As ``iter``, while blocks may be appended, but none leave."""
+        """Iterate over the blocks while blocks may be appended, but none leave."""
         p = i = 0
         while p < len(self.pages):
             page = self.pages[p]
@@ -154,16 +158,16 @@ class BlockTable:
             while i < len(entries):
                 yield as_entry(entries[i])
                 i += 1
-            if i == len(page):  # it may have got more meanwhile
+            if i == len(page):  # blocks may have been appended meanwhile
                 p, i = p + 1, 0
 
     @property
     def last_seq(self) -> int:
-        """The last sequence of the last block; 0 when there is none."""
+        """The last sequence of the last block; 0: there is none."""
         return self.pages[-1].last_seq if self.pages else 0
 
     def append(self, ref: PackedRef) -> bool:
-        """Add a block; False when the table has it, or anything later, already (a replay over a newer page)."""
+        """Add a block. Returns: False if the table has it, or a later one, already (a replay over a newer page)."""
         if ref[FIRST_SEQ] <= self.last_seq:
             return False
         if not self.pages or not self.pages[-1].room:
@@ -173,7 +177,7 @@ class BlockTable:
         return True
 
     def find(self, seq: int) -> BlockEntry | None:
-        """The block whose range holds ``seq``; the sequence itself may be dead or in a gap."""
+        """Return the block whose range contains ``seq``, or None; the sequence itself may be dead or in a gap."""
         p = bisect_right(self.pages, seq, key=_page_first) - 1
         if p < 0:
             return None
@@ -182,7 +186,7 @@ class BlockTable:
         return as_entry(entries[i]) if i >= 0 and last_of(entries[i]) >= seq else None
 
     def since(self, seq: int) -> Iterator[BlockEntry]:
-        """The blocks that hold ``seq`` or a later sequence, in order; those before are not looked at."""
+        """Iterate over the blocks that have ``seq`` or a later sequence, in order, without reading earlier pages."""
         p = max(0, bisect_right(self.pages, seq, key=_page_first) - 1)
         for page in self.pages[p:p + 1]:
             entries = page.entries
@@ -192,7 +196,7 @@ class BlockTable:
             yield from map(as_entry, page.entries)
 
     def remove(self, first: int, last: int, msgs: int, size: int) -> list[Kept]:
-        """Mark a removed range dead; returns the blocks that left."""
+        """Mark a removed range dead. Returns: the blocks that left."""
         left: list[Kept] = []
         p = max(0, bisect_right(self.pages, first, key=_page_first) - 1)
         emptied = reached = False
@@ -207,9 +211,10 @@ class BlockTable:
             while i < len(entries) and first_of(entries[i]) <= last:
                 if last_of(entries[i]) >= first:
                     entry = as_entry(entries[i])
-                    if not reached and (first < entry.first_seq or last > entry.last_seq) and not self._reaches(last, p, i + 1):
-                        # All that it removed is here. The stream named it by a block that a run's has taken the place of, and
-                        # which ended later by messages that were dead.
+                    if (not reached and (first < entry.first_seq or last > entry.last_seq)
+                            and not self._reaches(last, p, i + 1)):
+                        # The whole removed range is in this block. The stream named the range by a block which a run's
+                        # block has replaced, and which had dead messages at its end.
                         first, last = max(first, entry.first_seq), min(last, entry.last_seq)
                     reached = True
                     if entry.remove(first, last, msgs, size):
@@ -230,7 +235,7 @@ class BlockTable:
         return left
 
     def remove_all(self, removed: Iterable[tuple[int, int, int, int]]) -> list[Kept]:
-        """``remove`` each of ``removed``, which takes less time where many of them are in one block."""
+        """Call ``remove`` for each of ``removed``; faster if many of these ranges are in one block."""
         left: list[Kept] = []
         entry: BlockEntry | None = None
         for first, last, msgs, size in removed:
@@ -241,21 +246,23 @@ class BlockTable:
             left += self.remove(first, last, msgs, size)
             entry = self.find(first)
             if entry is not None and entry.dead is None:
-                entry = None  # ``find`` has made it of a reference, so it is not the table's own
+                entry = None  # ``find`` has made it from a reference, so it is not in the table
         return left
 
     def _reaches(self, last: int, p: int, i: int) -> bool:
-        """Whether the block at place ``i`` of page ``p``, or the first one of the next page, begins at or before ``last``."""
+        """Return whether block ``i`` of page ``p``, or the first one of the next page, begins at or before ``last``."""
         entries = self.pages[p].entries
         if i < len(entries):
             return first_of(entries[i]) <= last
         return p + 1 < len(self.pages) and self.pages[p + 1].first_seq <= last
 
     def mark(self, first: int, last: int, bits: bytes, size: int) -> None:
-        """Mark scattered messages of the block first..last dead, ``size`` bytes in all; at least one of it is not.
+        """Mark scattered messages of the block first..last dead, ``size`` bytes in all; at least one message stays
+        live.
 
-        A table that has no such block, or another one there since a merge, had them marked (a replay over a newer page).
-        Raises: ValueError when the bits are not as many as the block's sequences.
+        If the table has no such block, or a merged one instead, the messages are marked already (a replay over a newer
+        page).
+        Raises: ValueError if the number of bits differs from the block's number of sequences.
         """
         p = bisect_right(self.pages, first, key=_page_first) - 1
         if p < 0:
@@ -268,7 +275,7 @@ class BlockTable:
                 entries[i] = entry
 
     def follows(self, first_seq: int, next_seq: int) -> bool:
-        """Whether the blocks that begin with these sequences are here, one directly after the other."""
+        """Return whether blocks that begin with these sequences are in the table, one directly after the other."""
         p = bisect_right(self.pages, first_seq, key=_page_first) - 1
         if p < 0:
             return False
@@ -281,18 +288,18 @@ class BlockTable:
         return p + 1 < len(self.pages) and _page_first(self.pages[p + 1]) == next_seq
 
     def within(self, first: int, last: int) -> list[BlockEntry]:
-        """The blocks that lie in first..last. Raises: ValueError for one that does so in part."""
+        """Return the blocks within first..last. Raises: ValueError if a block is only partly within it."""
         found: list[BlockEntry] = []
         for entry in self.since(first):
             if entry.first_seq > last:
                 break
             if entry.first_seq < first or entry.last_seq > last:
-                raise ValueError(f"{entry.ref!r} lies in {first}..{last} in part")
+                raise ValueError(f"{entry.ref!r} is only partly within {first}..{last}")
             found.append(entry)
         return found
 
     def swap(self, parts: Sequence[BlockEntry], entry: BlockEntry | None) -> None:
-        """Put ``entry`` in the place of ``parts``, which are what ``within`` gave; None: nothing takes it."""
+        """Replace ``parts``, a result of ``within``, by ``entry``; None: by nothing."""
         first, last = parts[0].first_seq, parts[-1].last_seq
         start = p = bisect_right(self.pages, first, key=_page_first) - 1
         new: list[Kept] = [] if entry is None else [entry if entry.dead is not None else entry.ref.pack()]
@@ -306,7 +313,7 @@ class BlockTable:
         self._join_pages(max(0, start - 1), p + 1)
 
     def _join_pages(self, start: int, end: int) -> None:
-        """Of neighbours that fill half a page together make one: else there would be as many pages as before."""
+        """Join adjacent pages that fill half a page together; otherwise swaps would not reduce the number of pages."""
         joined: list[TablePage] = []
         for page in self.pages[start:end]:
             if not len(page):
@@ -322,7 +329,7 @@ class BlockTable:
             newest.room = PAGE_ENTRIES - len(newest)
 
     def trim(self, first_seq: int) -> list[TablePage]:
-        """Drop the blocks that are wholly below ``first_seq``; returns them, page by page. Whole pages are not walked."""
+        """Drop the blocks below ``first_seq``, and return them page by page. The blocks of whole pages are not read."""
         left: list[TablePage] = []
         whole = 0
         for page in self.pages:
@@ -343,13 +350,13 @@ class BlockTable:
         return left
 
     def clear(self) -> list[TablePage]:
-        """Drop all blocks; returns them, page by page."""
+        """Drop all blocks, and return them page by page."""
         left, self.pages = self.pages, []
         self._count = 0
         return left
 
     def load(self, page: TablePage) -> None:
-        """Add a page as a checkpoint had it. Raises: ValueError when it does not follow the one before."""
+        """Add a page from a checkpoint. Raises: ValueError if it does not follow the previous page."""
         if len(page):
             if page.first_seq <= self.last_seq:
                 raise ValueError("the pages of a block table overlap")
@@ -358,7 +365,7 @@ class BlockTable:
 
 
 def pages_of(blocks: Sequence[Kept]) -> list[TablePage]:
-    """Pages with these blocks, in their order."""
+    """Return pages with these blocks, in their order."""
     return [TablePage.of(list(blocks[at:at + PAGE_ENTRIES])) for at in range(0, len(blocks), PAGE_ENTRIES)]
 
 

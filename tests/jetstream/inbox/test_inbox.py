@@ -640,7 +640,7 @@ async def test_runs_of_an_offline_stream_stay_until_it_is_deleted(broker: Inside
     await broker.log.drain()
     state = broker.state.stream("$G", "S")
     assert state is not None
-    broker.state.take_offline(state.stream_id, "a record of a newer release")
+    broker.state.set_offline(state.stream_id, "a record of a newer release")
     await broker.restart()
     deleted: list[str] = []
     inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), deleted.extend)

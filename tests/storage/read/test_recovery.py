@@ -373,7 +373,7 @@ def test_deleting_an_offline_stream_takes_nothing_from_the_others(damage: str) -
         Stream(b.log, 7).record(RecordKind.STREAM_DELETE, {})
         await b.log.persisted()
         assert list(shard.state.streams) == [9]
-        while shard.state.tidy(1000):
+        while shard.state.update_counts(1000):
             pass
         for _ in range(10):
             await asyncio.sleep(0)

@@ -228,7 +228,7 @@ async def test_a_purge_of_all_names_no_block(monkeypatch: pytest.MonkeyPatch, ke
     await world.log.persisted()
     assert len(state.streams[7].blocks) == (2 if keep else 0)
     assert len(state.unnamed) <= 1, "none of them in the turn that applied the purge"
-    while state.tidy(1000):
+    while state.update_counts(1000):
         pass
     assert len(state.unnamed) == BLOCKS + 1 - (2 if keep else 0), "and that of the purge"
     assert stream.live.msgs == sum(block.live_msgs for block in stream.live.blocks)
@@ -333,7 +333,7 @@ async def test_deleting_a_stream_takes_its_blocks_out_of_the_counts_in_slices() 
     await world.log.persisted()
     assert 7 not in state.streams
     assert len(state.unnamed) <= 1100
-    while state.tidy(1000):
+    while state.update_counts(1000):
         pass
     assert len(state.unnamed) == len(state.segments)
     assert state.freed == state.position
@@ -366,7 +366,7 @@ def test_replay_is_the_same_with_and_without_slices() -> None:
         outcome = Outcome(24_001, 25_000, 1000, 100_000, 10**18)
         state.apply_block(BlockCore(7, Position(1, 5001), outcome=outcome), None)
     assert whole.unnamed != sliced.unnamed
-    while sliced.tidy(333):
+    while sliced.update_counts(333):
         pass
     assert whole.unnamed == sliced.unnamed
     assert whole.segments == sliced.segments
