@@ -1,10 +1,10 @@
 """Appends accepted publishes to a stream: the one place where decisions on single messages take effect.
 
-Owns: in which order block, counts, ids, answers and removals learn of messages, and what an unexpected error leaves of that.
-Does not own: the decisions (sequencer, checks), what has been accepted (pending), the bytes of replies (replies).
+Owns: the order in which block, counts, ids, answers and removals are updated, and the state after an unexpected error.
+Does not own: the decisions (sequencer, checks), the accepted messages (pending), the bytes of replies (replies).
 
-An unexpected error refuses the message that caused it. Appended messages keep their PubAcks, and nothing remembers the
-others; if even that cannot be ensured, the log stops.
+An unexpected error refuses the message that caused it. Messages that are appended already keep their PubAcks; all state
+drops the others. If that cannot be ensured, the log stops.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOG_INTERVAL_NS = 1_000_000_000
 
 
 class Appender:
-    """The end of one stream, where messages are added.
+    """The end of one stream, where messages are appended.
 
     Args: ``lost`` is called if an unexpected error kept accepted messages out of the stream.
     """
@@ -46,7 +46,7 @@ class Appender:
         self._logged_ns = -_LOG_INTERVAL_NS
 
     def append(self, pending: Pending) -> bool:
-        """See ``Pending.append``."""
+        """Append the pending messages. See ``Pending.append``."""
         appended = True
         if pending.msgs:
             try:
@@ -63,8 +63,11 @@ class Appender:
         return appended
 
     def _add(self, pending: Pending) -> None:
-        """Add the accepted messages to the block, the counts and the window of ids. Their PubAcks are due from then on,
-        so they are queued before replaced messages are removed."""
+        """Add the accepted messages to the block, the counts and the window of ids.
+
+        Their PubAcks are queued before replaced messages are removed, because they are due as soon as the messages are
+        added.
+        """
         live, first_seq, time_ns = self._live, pending.first_seq, pending.time_ns
         if first_seq != live.last_seq + 1:
             raise RuntimeError(f"accepted as {first_seq}, but the stream is at {live.last_seq}")
@@ -88,14 +91,14 @@ class Appender:
             self._retention.remove_listed(pending.removed)
 
     def _count(self, pending: Pending) -> None:
-        """Remember the totals of counters that were appended."""
+        """Remember the totals of the counters that were appended."""
         seqs = {msg[0]: seq for seq, msg in enumerate(pending.msgs, pending.first_seq)}
         for subject, total in pending.totals.items():
             if total.as_stored:
                 self._context.totals.remember(subject, seqs[subject], total)
 
     def acknowledge_unstored(self, pending: Pending, candidate: Candidate) -> None:
-        """Use a sequence for a message that is not stored, and acknowledge it. Nothing else is pending."""
+        """Use a sequence for a message that is not stored, and acknowledge it. No other message may be pending."""
         live, seq, msg_id = self._live, self._live.last_seq + 1, candidate.msg_id
         block = self._log.block(self._stream)
         if block.empty:
@@ -117,9 +120,9 @@ class Appender:
             self.handle_unexpected(error, index=True)
 
     def handle_unexpected(self, error: Exception, *, index: bool) -> None:
-        """Log an unexpected error, and ensure that nothing builds on a wrong state.
+        """Log an unexpected error, and make sure that no wrong state is used afterwards.
 
-        ``index``: the subject index may be wrong; it is rebuilt from the messages.
+        Args: ``index``: the subject index may be wrong; it is rebuilt from the messages.
         """
         if index:
             self._subjects.forget()

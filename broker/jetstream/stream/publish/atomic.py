@@ -1,10 +1,10 @@
-"""Atomic batches that are not yet committed: their messages, staged in memory, or in the store where they are large (spill).
+"""Atomic batches before their commit. Their messages are staged in memory, or in the store if they are large (spill).
 
     first message ──> open ──> more messages, in order ──> the commit ──> all stored, or none (sequencer)
-                        └──> a gap, too many, idle for too long ──> abandoned, with an advisory
+                        └──> a gap, too many messages, idle for too long ──> abandoned, with an advisory
 
-Owns: which messages belong together, and the bounds on them. Does not own: what a commit checks (atomic_checks), how it
-is stored (sequencer). An open batch does not survive a restart, as on nats-server.
+Owns: the messages of each batch, and the limits on batches. Does not own: the checks of a commit (atomic_checks), and
+storing a batch (sequencer). An open batch does not survive a restart, as on nats-server.
 
 Source: nats-server, server/stream.go, processJetStreamAtomicBatchMsg; server/jetstream_batching.go.
 """
@@ -37,21 +37,25 @@ Reason = Literal["timeout", "large", "incomplete", "unsupported"]
 _ID_BYTES_MAX = 64
 
 _BLOCK: Final = b"NATS/1.0\r\n%b: " % BATCH_ID
-"""How clients begin the headers of a batch's message."""
+"""The headers of a batch's message as clients write them begin with this block."""
 
 _PLAIN: Final = frozenset((BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT))
 
 _ROW_BYTES = 200
-"""Memory of a staged message besides the bytes of its body and subject."""
+"""Estimated memory of a staged message in addition to its body and subject."""
 
 
 class Batch:
     """An open batch.
 
-    Attributes: ``last``: its last message's place in it, from 1; ``msgs`` as they will be stored; ``size`` in memory;
-        ``commit``: the message that asks for the commit, once received; ``plans``: what its roll-ups remove, as far as
-        known; ``plain``: none has a header that a check reads, except those of batches; ``spill``: its first messages, of
-        which ``msgs`` has the headers alone, or None.
+    Attributes:
+        last: the place of its last message in the batch, from 1.
+        msgs: the messages as they will be stored.
+        size: their size in memory.
+        commit: the message that requests the commit, once received.
+        plans: removals of its roll-ups that have been planned.
+        plain: True if no message has a header that a check reads, except the headers of batches.
+        spill: the first messages, which are in the store; ``msgs`` has only their headers. None if all are in memory.
     """
 
     __slots__ = ("batch_id", "commit", "deadline_ns", "last", "msgs", "plain", "plans", "size", "spill", "whole_bytes")
@@ -62,7 +66,7 @@ class Batch:
         self.msgs: list[Msg] = []
         self.size = 0
         self.whole_bytes = 0
-        """Of ``size``, the messages that are in memory as a whole."""
+        """The part of ``size`` that belongs to messages that are completely in memory."""
         self.spill: Spill | None = None
         self.deadline_ns = 0
         self.commit: Msg | None = None
@@ -74,7 +78,7 @@ class AtomicBatches:
     """The open batches of one stream.
 
     Args: ``inflight`` counts the batches of all streams; ``abandoned`` is called for a dropped batch, with the reason.
-    Attributes: ``spill`` begins to write a batch to the store; None: batches of this stream stay in memory.
+    Attributes: ``spill`` starts to write a batch to the store; None: batches of this stream stay in memory.
     """
 
     def __init__(self, inflight: Inflight, clock: Clock, abandoned: Callable[[bytes, Reason], None]) -> None:
@@ -89,8 +93,8 @@ class AtomicBatches:
              source: Source | None = None) -> Batch | None:
         """Stage a message.
 
-        Returns: the batch if ``msg`` commits it: ``close`` it, whatever the outcome, or ``detach`` and ``end`` it; None: it
-            stays open.
+        Returns: the batch if ``msg`` commits it, None if it stays open. The caller of a commit must ``close`` the batch
+            in any case, or ``detach`` and later ``end`` it.
         Raises: ApiError.
         """
         if len(batch_id) > _ID_BYTES_MAX:
@@ -103,7 +107,7 @@ class AtomicBatches:
         count = place - eob
         batch = self._open.get(batch_id)
         if batch is not None and batch.commit is msg:
-            # It waited for what its checks need.
+            # The message is decided again after it waited for the data that its checks need.
             return batch
         max_msgs = self._inflight.limits.max_msgs
         if batch is None:
@@ -140,8 +144,12 @@ class AtomicBatches:
         return batch
 
     def stage_run(self, ops: Sequence[Msg], start: int, end: int, size_max: int) -> int:
-        """Stage the messages from ``ops[start]`` on which continue one batch and have no other header, as clients write them, and
-        at most ``size_max`` bytes with their subject. Returns: how many those are; the next one is for ``stage``."""
+        """Stage consecutive messages of one batch that have no other headers, written as clients write them.
+
+        Staging begins with ``ops[start]`` and stops at a message with more than ``size_max`` bytes, its subject
+        included.
+        Returns: the number of staged messages; the next one is for ``stage``.
+        """
         body, at = ops[start][3], len(_BLOCK)
         cut = body.find(b"\r\n", at, at + _ID_BYTES_MAX + 2) if body.startswith(_BLOCK) else -1
         batch = self._open.get(body[at:cut]) if cut > 0 else None
@@ -167,12 +175,15 @@ class AtomicBatches:
         return count
 
     def close(self, batch: Batch) -> None:
-        """The batch is committed or refused."""
+        """Close a batch that is committed or refused."""
         if self.detach(batch):
             self.end(batch)
 
     def detach(self, batch: Batch) -> bool:
-        """The batch is not open any more; False: it was not. ``end`` it, even after ``clear``."""
+        """Remove the batch from the open ones; return False if it was not open.
+
+        After True, the caller must call ``end``, even if ``clear`` is called in between.
+        """
         if self._open.get(batch.batch_id) is not batch:
             return False
         del self._open[batch.batch_id]
@@ -180,23 +191,23 @@ class AtomicBatches:
         return True
 
     def end(self, batch: Batch) -> None:
-        """The batch is stored, or never will be."""
+        """Release the memory and the spill of a batch that is stored, or never will be."""
         self._inflight.staged_bytes -= batch.size
         batch.size = 0
         if batch.spill is not None:
             batch.spill.end()
 
     def clear(self) -> None:
-        """Drop all batches: the stream accepts no more of them."""
+        """Drop all batches, because the stream accepts no more of them."""
         for batch in list(self._open.values()):
             self.close(batch)
         self._timer.cancel()
 
     def expire(self, now_ns: int) -> int | None:
-        """Abandon batches that have been idle for too long; returns the next deadline."""
+        """Abandon batches that have been idle for too long; return the next deadline."""
         for batch in list(self._open.values()):
             if batch.spill is not None and batch.spill.writing:
-                self._defer(batch)  # its publisher may have been held for it
+                self._defer(batch)  # back-pressure of the store may have stopped its publisher
             elif batch.deadline_ns <= now_ns:
                 self.close(batch)
                 self._abandoned(batch.batch_id, "timeout")
@@ -221,7 +232,8 @@ class AtomicBatches:
         size = _ROW_BYTES + len(msg[0]) + len(msg[3])
         if batch.whole_bytes + size > SPILL_BYTES and batch.whole_bytes and self.spill is not None:
             batch.spill = batch.spill or self.spill()
-            if err_code := batch.spill.refusal(batch.whole_bytes - _ROW_BYTES * (len(batch.msgs) - len(batch.spill.payloads))):
+            unspilled_bytes = batch.whole_bytes - _ROW_BYTES * (len(batch.msgs) - len(batch.spill.payloads))
+            if err_code := batch.spill.refusal(unspilled_bytes):
                 raise self._abandon(batch, "large", ApiError(err_code))
             self.write(batch, source)
             if batch.spill.blocks >= BLOCKS_MAX:
@@ -241,13 +253,13 @@ class AtomicBatches:
         self._inflight.staged_bytes += size
 
     def write(self, batch: Batch, source: Source | None) -> None:
-        """Write those messages of a spilled batch that are in memory as a whole."""
+        """Write the messages of a spilled batch that are completely in memory."""
         spill = batch.spill
         if spill is None:
             raise RuntimeError("a batch that is not spilled was to be written")
         start = len(spill.payloads)
         batch.msgs[start:], freed = spill.write(batch.msgs[start:], source)
-        batch.size -= freed  # and counts as staged until it is in the store
+        batch.size -= freed  # the bytes count as staged until they are in the store
         batch.whole_bytes = 0
 
     def _abandon(self, batch: Batch, reason: Reason, error: ApiError) -> ApiError:

@@ -1,7 +1,7 @@
-"""The checks of an atomic batch's messages at its commit, where they differ from those of single messages.
+"""The checks of an atomic batch's messages at its commit, where they differ from the checks of single messages.
 
-All messages are checked before the first one is stored, so a check sees the stream as it is before the batch, and the
-preceding messages of the batch in ``candidate.pending``, a ``StagedPending`` whose ``append`` does nothing.
+All messages are checked before the first one is stored. So a check sees the stream as it is before the batch; the
+preceding messages of the batch are in ``candidate.pending``, a ``StagedPending`` whose ``append`` does nothing.
 
 Source: nats-server, server/jetstream_batching.go, checkMsgHeadersPreClusteredProposal.
 """
@@ -34,8 +34,8 @@ __all__ = ["StagedPending", "discard_new", "duplicate", "first_of_subject", "las
 class StagedPending(Pending):
     """The messages of a batch whose checks have passed, numbered as if they were in the stream.
 
-    Attributes: ``subjects``: the number of messages of each; ``lasts``: subjects' last sequences before the batch, as
-        far as looked up; ``rollups``: the subjects that it rolls up.
+    Attributes: ``subjects``: number of messages by subject; ``lasts``: subjects' last sequences before the batch, as
+        far as they were looked up; ``rollups``: the subjects that the batch rolls up.
     """
 
     __slots__ = ("_last_of", "_schedules", "batch", "lasts", "rollups", "subjects")
@@ -51,11 +51,11 @@ class StagedPending(Pending):
         self._schedules: dict[bytes, tuple[int, int]] = {}
 
     def last_of(self, subject: bytes) -> int:
-        """See ``Pending``."""
+        """Return the sequence of the last staged message with this subject. See ``Pending``."""
         return self._last_of.get(subject, 0)
 
     def schedule(self, subject: bytes) -> tuple[int, int] | None:
-        """See ``Pending``."""
+        """Return the staged schedule with this subject. See ``Pending``."""
         return self._schedules.get(subject)
 
     def accept(self, candidate: Candidate) -> None:
@@ -74,12 +74,12 @@ class StagedPending(Pending):
 
 def _staged(candidate: Candidate) -> StagedPending:
     if not isinstance(candidate.pending, StagedPending):
-        raise TypeError("a check of batches was given a message outside of one")
+        raise TypeError("a check for batches got a message outside of a batch")
     return candidate.pending
 
 
 def last_msg_id(context: CheckContext, config: StreamConfig) -> Check:
-    """10177: batches cannot have this header."""
+    """Refuse the header with error 10177: batches cannot have it."""
     def check(candidate: Candidate) -> None:
         if candidate.headers.get(expectations.LAST_MSG_ID):
             raise ApiError(ApiErrors.ATOMIC_PUBLISH_UNSUPPORTED_HEADER_BATCH, header=expectations.LAST_MSG_ID.decode())
@@ -87,7 +87,7 @@ def last_msg_id(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10201 where a single message would be answered as a duplicate; 10167."""
+    """Refuse with 10201 a message that a stream would answer as a duplicate if it were single; also with 10167."""
     single = duplicates.duplicate(context, config)
     if single is None:
         return None  # a mirror, which accepts no batches
@@ -105,7 +105,7 @@ def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def ttl_disabled(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10166, even if the header is not a TTL."""
+    """Refuse any TTL header with 10166, even if its value is no TTL."""
     def check(candidate: Candidate) -> None:
         if candidate.headers[TTL]:
             raise ApiError(ApiErrors.MESSAGE_TTL_DISABLED)
@@ -113,7 +113,8 @@ def ttl_disabled(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
-    """10071, with the sequence before the message's; 10164 where that is in the batch."""
+    """Refuse with 10071 an expectation that is not the message's preceding sequence, and with 10164 one about a
+    sequence of the batch."""
     single = expectations.last_sequence(context, config)
 
     def check(candidate: Candidate) -> None:
@@ -124,7 +125,8 @@ def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
-    """10071; 10164 where the batch has written to the subject; 10193."""
+    """Refuse a wrong expectation with 10071, a subject that the batch has written to with 10164, and a missing value
+    with 10193."""
     last_seqs = context.last_seqs
 
     def check(candidate: Candidate) -> None:
@@ -146,7 +148,10 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def first_of_subject(context: CheckContext, config: StreamConfig) -> Check:
-    """10111: a roll-up of a subject must be its first message in the batch, a roll-up of all the batch's first."""
+    """Refuse with 10111 a roll-up of a subject that is not its first message in the batch.
+
+    A roll-up of the whole stream must be the first message of the batch.
+    """
     def check(candidate: Candidate) -> None:
         staged = _staged(candidate)
         if candidate.rollup == b"sub" and candidate.subject in staged.subjects:
@@ -157,7 +162,7 @@ def first_of_subject(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def storage(context: CheckContext, config: StreamConfig) -> Check:
-    """10023 and 10002, counting all of the batch so far."""
+    """Refuse with 10023 or 10002, counting all messages of the batch so far."""
     live = context.live
 
     def check(candidate: Candidate) -> None:
@@ -169,7 +174,7 @@ def storage(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10077. Unlike a single message, a batched one makes no room by what it replaces."""
+    """Refuse with 10077. Unlike a single message, a batched one makes no room by replacing messages."""
     limits, live = Limits(config), context.live
     per_subject, max_msgs, max_bytes = limits.per_subject, limits.max_msgs, limits.max_bytes
     subject_is_full = config.discard_new_per_subject
@@ -188,8 +193,10 @@ def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def plan(context: CheckContext, config: StreamConfig) -> Check:
-    """Refuses nothing: what roll-ups remove, all stored before the batch, is found when all messages are checked
-    (``Batching``), for all of them together."""
+    """Record the roll-ups of the batch; refuses nothing.
+
+    They remove only messages stored before the batch. ``Batching`` plans all of them together, after the last check.
+    """
     rollups = context.rollups
 
     def check(candidate: Candidate) -> None:

@@ -1,9 +1,9 @@
-"""Which publishes belong to a batch, and the checks that refuse them before the batch is looked up.
+"""Recognition of publishes that belong to a batch, and the checks that refuse them before their batch is looked up.
 
     atomic batch        messages with ``Nats-Batch-Id`` are staged until one with ``Nats-Batch-Commit`` stores them all
     fast-ingest batch   messages with a reply subject that ends in ``.$FI`` are stored one by one and acked periodically
 
-Does not own: the batches (atomic, fast), what a commit checks (atomic_checks).
+Does not own: the batches (atomic, fast), the checks of a commit (atomic_checks).
 
 Source: nats-server, server/stream.go, processJetStreamAtomicBatchMsg, processJetStreamFastBatchMsg.
 """
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["BATCH_COMMIT", "BATCH_ID", "BATCH_SEQUENCE", "FAST_INGEST", "HEADERS", "REQUIRED_LEVEL", "BatchMember", "FastMember",
-           "atomic", "fast_ingest"]
+__all__ = ["BATCH_COMMIT", "BATCH_ID", "BATCH_SEQUENCE", "FAST_INGEST", "HEADERS", "REQUIRED_LEVEL", "BatchMember",
+           "FastMember", "atomic", "fast_ingest"]
 
 BATCH_ID: Final = b"Nats-Batch-Id"
 BATCH_SEQUENCE: Final = b"Nats-Batch-Sequence"
@@ -35,7 +35,7 @@ FAST_INGEST: Final = b".$FI"
 
 
 class BatchMember(Exception):
-    """The message belongs to an atomic batch, and is decided by its commit."""
+    """Raised for a message of an atomic batch; the batch's commit decides it."""
 
     def __init__(self, batch_id: bytes) -> None:
         super().__init__(batch_id)
@@ -43,11 +43,11 @@ class BatchMember(Exception):
 
 
 class FastMember(Exception):
-    """The message belongs to a fast-ingest batch."""
+    """Raised for a message of a fast-ingest batch."""
 
 
 def fast_ingest(context: CheckContext, config: StreamConfig) -> Check:
-    """10205, after the checks that apply to any message. Raises: FastMember for a message that passes."""
+    """Refuse with 10205, after the checks that apply to any message. Raises: FastMember for a message that passes."""
     def check(candidate: Candidate) -> None:
         if candidate.reply.endswith(FAST_INGEST):
             _check_all(context, candidate, config)
@@ -58,9 +58,9 @@ def fast_ingest(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def atomic(context: CheckContext, config: StreamConfig) -> Check:
-    """10174, after the checks that apply to any message. Raises: BatchMember for a message that passes.
+    """Refuse with 10174, after the checks that apply to any message. Raises: BatchMember for a message that passes.
 
-    What a schedule publishes keeps the headers of the message that it passes on, which may have come in a batch.
+    A message that a schedule publishes is exempt: it copies the headers of another message, which may be of a batch.
     """
     scheduled = context.scheduler.source
 
@@ -74,7 +74,7 @@ def atomic(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def _check_all(context: CheckContext, candidate: Candidate, config: StreamConfig) -> None:
-    """10109, 10023, 10002, 10054."""
+    """Refuse with 10109, 10023, 10002 or 10054."""
     if config.sealed:
         raise ApiError(ApiErrors.STREAM_SEALED)
     usage = context.live.usage

@@ -1,7 +1,7 @@
 """Handles publishes that belong to a batch: staged and stored all at once, or stored singly and acked periodically.
 
-Owns: the order of these steps. Does not own: the batches (atomic, fast), how a message enters the stream (sequencer), the
-commits of batches that are in the store already (spilled).
+Owns: the order of these steps. Does not own: the batches (atomic, fast), adding a message to the stream (sequencer),
+the commits of batches that are in the store already (spilled).
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ _log = logging.getLogger(__name__)
 
 
 class Committing(Exception):
-    """The message commits a batch that is in the store: what comes after it waits until that has joined the stream."""
+    """Raised for a message that commits a batch in the store: later messages wait until the batch has joined the
+    stream."""
 
 
 class Sequencer(Protocol):
-    """What decides on the messages of the stream, one by one or all of a batch."""
+    """The sequencer of the stream: decides on messages one by one, or on a whole batch."""
 
     @property
     def appender(self) -> Appender: ...
@@ -58,9 +59,9 @@ class Sequencer(Protocol):
 
 
 class Batching:
-    """The batches of one stream. ``configure`` follows each change of its configuration.
+    """The batches of one stream. Call ``configure`` after each change of its configuration.
 
-    Args: ``joins`` lets batches in the store join the stream; ``inflight`` counts the batches of all streams.
+    Args: ``joins`` adds batches that are in the store to the stream; ``inflight`` counts the batches of all streams.
     """
 
     def __init__(self, parts: StreamParts, context: CheckContext, replies: Replies, joins: Joins,
@@ -91,7 +92,7 @@ class Batching:
         return Spill(self._parts, inflight)
 
     def reset_checks(self) -> None:
-        """See ``Sequencer``."""
+        """Make the checks again. See ``Sequencer.reset_checks``."""
         self._checks: Checks | None = None
         self._fast_checks: Checks | None = None
 
@@ -101,16 +102,21 @@ class Batching:
                 batches.clear()
 
     def lost(self) -> None:
-        """An unforeseen error kept accepted messages out of the stream: nothing after them may be acknowledged."""
+        """Drop the fast-ingest batches after an unexpected error kept accepted messages out of the stream.
+
+        Later messages of these batches must not be acknowledged.
+        """
         if self._fast is not None:
             self._fast.clear()
 
     # --- atomic -------------------------------------------------------------------------------------------------------
 
-    def stage_or_commit(self, sequencer: Sequencer, pending: Pending, candidate: Candidate, msg: Msg, batch_id: bytes) -> None:
+    def stage_or_commit(self, sequencer: Sequencer, pending: Pending, candidate: Candidate, msg: Msg,
+                        batch_id: bytes) -> None:
         """Stage one message, or store its batch with it.
 
-        Raises: ApiError, NotLoaded; nothing is stored then. Committing: it will be, and ``msg`` is answered then.
+        Raises: ApiError, NotLoaded; then nothing is stored. Committing; then ``msg`` is answered after the batch has
+            joined the stream.
         """
         atomic = self._atomic
         if atomic is None:
@@ -140,8 +146,10 @@ class Batching:
         self._replies.committed(msg[1], batch_id, len(batch.msgs), self._live.last_seq)
 
     def stage_run(self, ops: Sequence[Msg], start: int, end: int) -> int:
-        """Stage the messages from ``ops[start]`` on that continue an atomic batch and would pass the checks before that; returns
-        how many."""
+        """Stage the messages from ``ops[start]`` on that continue an atomic batch and pass the checks before staging.
+
+        Returns: the number of staged messages.
+        """
         if self._atomic is None or self._config.sealed:
             return 0
         usage, size_max = self._live.usage, self._config.max_msg_size
@@ -151,7 +159,7 @@ class Batching:
         return self._atomic.stage_run(ops, start, end, min(size_max, RECORD_BYTES_MAX // 2, room))
 
     def _check(self, batch: Batch, pending: Pending) -> list[Candidate]:
-        """The batch's messages as they will be stored. Raises: ApiError, NotLoaded."""
+        """Return the batch's messages as they will be stored. Raises: ApiError, NotLoaded."""
         if (checks := self._checks) is None:
             checks = self._checks = Checks(self._context, self._config, ATOMIC)
         staged = StagedPending(batch, pending.first_seq, pending.source, pending.time_ns)
@@ -170,7 +178,7 @@ class Batching:
         return found
 
     def _store(self, sequencer: Sequencer, pending: Pending, staged: Sequence[Candidate]) -> None:
-        """Append checked messages, all of them. Raises: ApiError: none is in the stream."""
+        """Append all checked messages. Raises: ApiError; then none is in the stream."""
         first_seq, stored = pending.first_seq, False
         try:
             stored = _store(sequencer, pending, staged)
@@ -178,7 +186,7 @@ class Batching:
             if not stored:
                 pending.begin(self._live.last_seq + 1)
                 if self._live.last_seq >= first_seq:
-                    # A partial batch must not reach the store; a restart finds the stream as before the batch.
+                    # A partial batch must not reach the store; after a restart the stream is as before the batch.
                     error = RuntimeError(f"stream {self._config.name}: a batch was sequenced in part")
                     _log.critical("%s, so nothing more is stored", error)
                     self._parts.log.fail(error)
@@ -231,24 +239,25 @@ class Batching:
         self._answer(pending, reply, answers)
 
     def run_of(self, replies: Sequence[bytes]) -> FastRun | None:
-        """See ``FastBatches.run_of``; changes nothing."""
+        """Return the open batch that a run continues. See ``FastBatches.run_of``; changes nothing."""
         return None if self._fast is None else self._fast.run_of(replies)
 
     def ingested(self, run: FastRun, replies: Sequence[bytes]) -> None:
-        """A whole run is in the stream, at its end: send the answers that are due."""
+        """Send the answers that are due after a whole run was appended at the stream's end."""
         if self._fast is not None:
             for at, answer in self._fast.stored_run(run, len(replies), self._live.last_seq):
                 self._replies.batch_answered(replies[at], answer)
 
     def _answer(self, pending: Pending, reply: bytes, answers: Sequence[bytes]) -> None:
-        """Answer from the sequenced state, after appending what is pending."""
+        """Append the pending messages, then answer from the sequenced state."""
         if answers and pending.append():
             for answer in answers:
                 self._replies.batch_answered(reply, answer)
 
 
 def _store(sequencer: Sequencer, pending: Pending, staged: Sequence[Candidate]) -> bool:
-    """Append all, within one turn of the loop and without ``urgent``, hence to one block: a crash leaves all or none."""
+    """Append all in one turn of the loop and without ``urgent``, hence to one block: a crash leaves all or none of
+    them."""
     for candidate in staged:
         after = sequencer.add(pending, candidate)
         if after is not None:

@@ -1,13 +1,13 @@
 """Makes the publish at the head of the queue wait while its decision loads data; everything queued behind it waits too.
 
-Owns: how long that may take, and what happens to the publish afterwards. Does not own: the queue (queue), the loading
+Owns: the time limit of the wait, and the outcome for the publish. Does not own: the queue (queue), the loading
 (decision), the bytes of the refusal (replies).
 
-    begin ──> loaded in time ───> the queue goes on with the publish
-         ├──> it takes too long > the publish is refused, and loading continues. Until it ends, publishes that need
-         │                        something loaded are refused at once; all others go on
-         └──> it failed ────────> the publish is refused, and the failure logged. After repeated failures, publishes
-                                  that need something loaded are refused at once for a while, longer each time
+    begin ──> loaded in time ──> the queue continues with the publish
+         ├──> takes too long ──> the publish is refused, and loading continues. Until it ends, publishes that need data
+         │                       to be loaded are refused at once; all others are accepted
+         └──> failed ──────────> the publish is refused, and the failure logged. After repeated failures, publishes that
+                                 need data to be loaded are refused at once for a while, longer each time
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BlockedPublish:
         self._tasks, self._clock = parts.tasks, parts.clock
         self._replies = replies
         self._msg: Msg | None = None
-        """The publish that ``_decision`` is about."""
+        """The publish that ``_decision`` belongs to."""
         self._decision: Decision | None = None
         self._until_ns = 0
         self._late: asyncio.Task[None] | None = None
@@ -49,12 +49,13 @@ class BlockedPublish:
         self._not_before_ns = 0
 
     def begin(self, msg: Msg, not_loaded: NotLoaded) -> bool:
-        """Make publishes and requests wait until what ``msg`` needs is loaded; False: it cannot wait."""
+        """Make publishes and requests wait until the data for ``msg`` is loaded; return False if ``msg`` cannot
+        wait."""
         now_ns = self._clock.monotonic_ns()
         if self._late is not None or now_ns < self._not_before_ns:
             return False
         if self._decision is None or self._msg is not msg:
-            # A decision is left over when its publish was refused for a full log while it waited.
+            # An old decision remains if its publish was refused for a full log while it waited.
             self._msg = msg
             self._decision = Decision(self._live, self._heads)
             self._until_ns = now_ns + int(WAIT_SECONDS * 1e9)
@@ -63,7 +64,7 @@ class BlockedPublish:
         return True
 
     def decided(self) -> None:
-        """The decision was made: release what was loaded for it."""
+        """Release the data that was loaded for the decision, which has been taken."""
         self._msg = self._decision = None
 
     async def _wait(self, msg: Msg, decision: Decision, not_loaded: NotLoaded) -> None:
@@ -72,7 +73,8 @@ class BlockedPublish:
             left_ns = self._until_ns - self._clock.monotonic_ns()
             done, _ = await asyncio.wait((loading,), timeout=max(left_ns / 1e9, 0.001))
             if not done:
-                self._tasks.warn("a publish is refused, since %s takes longer than %g s to load", not_loaded.what, WAIT_SECONDS)
+                self._tasks.warn("a publish is refused, since %s takes longer than %g s to load", not_loaded.what,
+                                 WAIT_SECONDS)
                 self._late = loading
                 loading.add_done_callback(self._came_late)
                 self._refuse(msg)
@@ -96,7 +98,9 @@ class BlockedPublish:
 
     def _failed(self, error: BaseException) -> None:
         pause_ns = self._pause_ns
-        self._tasks.warn("a publish is refused, and for %g s others like it, since what it depends on cannot be read: %s",
-                          pause_ns / 1e9, error, unexpected=not isinstance(error, (StoreError, FormatError, Stuck)))
+        unexpected = not isinstance(error, (StoreError, FormatError, Stuck))
+        self._tasks.warn("a publish is refused, and for %g s others like it, since what it depends on cannot be read: "
+                         "%s",
+                         pause_ns / 1e9, error, unexpected=unexpected)
         self._not_before_ns = self._clock.monotonic_ns() + pause_ns
         self._pause_ns = min(max(2 * pause_ns, _PAUSE_NS), _PAUSE_NS_MAX)

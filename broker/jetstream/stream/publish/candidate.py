@@ -20,7 +20,7 @@ _NO_HEADERS: Mapping[bytes, bytes] = {}
 
 
 class Duplicate(Exception):
-    """The message was stored before, as ``seq``."""
+    """Raised for a message that was stored before, as ``seq``."""
 
     def __init__(self, seq: int) -> None:
         super().__init__(seq)
@@ -28,39 +28,42 @@ class Duplicate(Exception):
 
 
 class Unwanted(Exception):
-    """No consumer waits for the message: it is acknowledged, not stored. Those accepted before are in the stream."""
+    """Raised for a message that no consumer waits for: it is acknowledged, not stored.
+
+    No other message is pending then.
+    """
 
 
 class Candidate:
-    """A message as it will be stored, unless a check refuses it. A check that changes it keeps ``size`` correct.
+    """A message as it will be stored unless a check refuses it. A check that changes it keeps ``size`` correct.
 
-    One object serves a whole run: making one for each message took a tenth of the time of its decision.
+    One object serves a whole run: a new object for each message took a tenth of the time of its decision.
 
     Attributes:
         hlen, body: headers (the first ``hlen`` bytes of ``body``) and payload.
-        size: what it counts for in the stream's ``bytes``.
-        headers: those that the stream's checks read, parsed only if ``Nats-`` occurs.
-        copied: whether it comes from another stream, not from a client.
-        pending: messages accepted before it that are not yet in the stream.
-        msg_id: the id to remember, or b"".
+        size: the bytes that it adds to the stream's ``bytes``.
+        headers: the headers that the stream's checks read, parsed only if ``Nats-`` occurs.
+        copied: True if it comes from another stream, not from a client.
+        pending: messages accepted before it that are not in the stream yet.
+        msg_id: the message id to remember, or b"".
         rollup: b"", b"sub" or b"all".
         ttl: seconds to live; -1: forever; 0: as long as the stream's limits allow.
         total: its subject's total including it, in a stream of counters; otherwise None.
         due: for a schedule, (0, due time); for a message published by one, the schedule's sequence and next time.
         ends: subject of the schedule that it ends, or b"".
-        index: the index that counts it, in a stream that limits subjects.
+        index: the subject index that counts it, in a stream that limits subjects; otherwise None.
         after: called when it has become the stream's last message, or None.
     """
 
-    __slots__ = ("after", "body", "copied", "due", "ends", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup",
-                 "size", "subject", "total", "ttl")
+    __slots__ = ("after", "body", "copied", "due", "ends", "headers", "hlen", "index", "msg_id", "pending", "reply",
+                 "rollup", "size", "subject", "total", "ttl")
 
     def __init__(self, pending: Pending) -> None:
         self.pending = pending
         self.copied = False
 
     def begin(self, msg: Msg) -> None:
-        """Become ``msg``, as it would be stored if no check refused or changed it."""
+        """Set all fields from ``msg``, as it would be stored if no check refused or changed it."""
         subject, self.reply, hlen, body = msg
         size = ROW_BYTES
         if hlen:
@@ -80,4 +83,5 @@ class Candidate:
 
 
 Check = Callable[[Candidate], None]
-"""Raises: ApiError, Duplicate, BatchMember, Unwanted or NotLoaded when the candidate is not stored, or not yet."""
+"""A check. Raises: ApiError, Duplicate, BatchMember, Unwanted or NotLoaded if the candidate is not stored, or not
+yet."""

@@ -19,7 +19,10 @@ _STEP = 65_536
 
 
 class SequenceCeiling:
-    """The ceiling of one stream. ``value``: the persisted one; 0: none."""
+    """The ceiling of one stream.
+
+    Attributes: ``value``: the persisted ceiling; 0: none.
+    """
 
     __slots__ = ("_log", "_queue", "_requested", "_stream", "value")
 
@@ -34,7 +37,7 @@ class SequenceCeiling:
         self._log.wait(self._persisted, ceiling, of=self._stream)
 
     def request_if_near(self, last_seq: int) -> None:
-        """``last_seq`` is near the ceiling, or beyond it: ask for a higher one, unless one is already on its way."""
+        """Request a higher ceiling if ``last_seq`` is near the requested one, or beyond it."""
         if last_seq >= self._requested - _STEP // 2:
             self.request(last_seq)
             self._log.urgent()
@@ -45,7 +48,7 @@ class SequenceCeiling:
         self._log.wait(self._queue.end, of=self._stream)
 
     def lower(self, next_seq: int) -> None:
-        """After the last publish: the next start continues at ``next_seq``."""
+        """Lower the ceiling after the last publish, so that the next start continues at ``next_seq``."""
         if self._requested > next_seq:
             self._requested = self.value = next_seq
             self._log.block(self._stream).add(Ceiling(next_seq))

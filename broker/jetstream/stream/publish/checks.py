@@ -1,7 +1,7 @@
-"""The checks that a publish passes before it becomes a message: nats-server's, in nats-server's order.
+"""The checks that a publish passes before it becomes a message: those of nats-server, in the same order.
 
-Owns: the table of checks, and which of them a stream's configuration and a message's headers call for.
-Does not own: the checks (sibling modules), what happens to an accepted or refused candidate (sequencer).
+Owns: the table of checks, and the selection of checks by a stream's configuration and a message's headers.
+Does not own: the checks (sibling modules), the handling of an accepted or refused candidate (sequencer).
 
     TABLE ── configuration ──> the stream's checks ── its headers ──> the message's checks ── all return ──> accepted
 
@@ -10,24 +10,26 @@ A check is a function of the candidate. It returns, or raises
     ApiError    the message is refused
     Duplicate   it was stored before, and its publisher gets that sequence
     BatchMember it belongs to an atomic batch, whose commit checks it by ATOMIC
-    Unwanted    it is acknowledged and not stored, since no consumer waits for it
-    NotLoaded   something has to be loaded first; then the decision is repeated from the first check
+    Unwanted    it is acknowledged and not stored, because no consumer waits for it
+    NotLoaded   data must be loaded first; then the decision is repeated from the first check
 
-It changes only the candidate: subject, headers and body (together with ``size``), or what follows when the message is
-stored (``after``). ``context.live`` does not include the messages of the same run that were accepted just before: a check
-either adds them (``candidate.pending``), or calls ``context.commit_pending`` first.
+A check changes only the candidate: its subject, headers and body (together with ``size``), or its follow-up
+(``after``). ``context.live`` does not include messages of the same run that were accepted just before. A check either
+adds them (``candidate.pending``), or calls ``context.commit_pending`` first.
 
-To add a feature, write a module with a function ``(context, config) -> Check | None`` (None: this configuration
-does not need the check), and add a row to TABLE where nats-server does the same, and one to ATOMIC, for the messages of
-atomic batches. The columns of a row:
+To add a feature, write a module with a function ``(context, config) -> Check | None`` (None: this configuration does
+not need the check). Add a row to TABLE at the place where nats-server does the same, and a row to ATOMIC for the
+messages of atomic batches. The columns of a row:
 
     make      that function
-    headers   the headers that the check reads: it is called for messages with one of them;
-              ``candidate.headers`` has all that any check reads. ANY: every message with headers; None: every message.
-              A check that depends on what an earlier check wrote into the candidate lists its headers too
-    bulk      for ANY and None: whether ``Sequencer._bulk`` and ``Sequencer.run_one`` may skip the check, since they test
-              the same for a whole run, or do not handle such runs. False is always correct: where such a check is
-              needed, every run is decided message by message, as is any run with a ``Nats-`` header other than an id
+    headers   the headers that the check reads. It is called for messages with one of them; ``candidate.headers`` has
+    all
+              headers that any check reads. ANY: every message with headers; None: every message. A check that depends
+              on a header that an earlier check writes into the candidate lists the earlier check's headers too
+    bulk      for ANY and None: True if ``Sequencer._bulk`` and ``Sequencer.run_one`` may skip the check, because they
+              test the same for a whole run, or do not handle such runs. False is always correct: a stream that needs
+              such a check decides every run message by message, as it does a run with a ``Nats-`` header other than an
+              id
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/filestore.go, storeRawMsg.
 """
@@ -63,18 +65,18 @@ if TYPE_CHECKING:
 __all__ = ["ANY", "ATOMIC", "COPIED", "FAST", "TABLE", "Checks", "Rule", "may_go_in_bulk"]
 
 ANY: Final[frozenset[bytes]] = frozenset()
-"""Messages that have any headers."""
+"""Value for ``headers``: messages that have any headers."""
 
 _COMBINATIONS_MAX: Final = 64
-"""Combinations of headers whose checks are cached: publishers use few, but could invent any number."""
+"""Combinations of headers whose checks are cached: publishers use few of them, but could send any number."""
 
 
 Make = Callable[["CheckContext", "StreamConfig"], "Check | None"]
-"""Makes a check, or None if the configuration does not need it."""
+"""Function that makes a check, or returns None if the configuration does not need it."""
 
 
 class Rule(NamedTuple):
-    """A row of the table; the module's docstring says what its columns mean."""
+    """A row of the table; the module's docstring explains its columns."""
 
     make: Make
     headers: Collection[bytes] | None = None
@@ -90,10 +92,11 @@ TABLE: Final = (
     Rule(limits.sealed),                                                                            # 10109
     Rule(limits.payload_size, bulk=True),                                                           # 10054
     Rule(limits.header_size, ANY, bulk=True),                                                       # 10097
-    Rule(counters.valid, {counters.INCREMENT, SOURCES}),                                            # 10171, 10168, 10170
+    Rule(counters.valid, {counters.INCREMENT, SOURCES}),                                           # 10171, 10168, 10170
     Rule(expectations.stream, {expectations.STREAM}),                                               # 10060
     Rule(ttl.disabled, {ttl.TTL}),                                                                  # 10166
-    Rule(expectations.last_subject_sequence, {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),  # 10071, 10193
+    Rule(expectations.last_subject_sequence,
+         {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),                               # 10071, 10193
     Rule(expectations.last_sequence, {expectations.LAST_SEQUENCE}),                                 # 10071
     Rule(schedules.valid, schedules.HEADERS),                               # 10188 to 10192, 10166, 10203, 10212, 10223
     Rule(sources.forged, {sources.SOURCE}),                                                         # 10227
@@ -106,7 +109,7 @@ TABLE: Final = (
     Rule(unwanted.unwanted, bulk=True),                                                             # not stored
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
     Rule(ttl.marker, {ttl.TTL}),
-    # From here on nats-server is in its store.
+    # On nats-server, the following checks are in its store.
     Rule(limits.subject_index, bulk=True),
     Rule(limits.last_sequence),                                                                     # 10077
     Rule(limits.discard_new),                                                                       # 10077
@@ -114,14 +117,14 @@ TABLE: Final = (
     Rule(schedules.plan, schedules.HEADERS),
     Rule(republish.republish),
 )
-"""In order; next to each row, the errors that its check raises."""
+"""All checks of a single message, in order; the comment of a row lists the errors that its check raises."""
 
 ATOMIC: Final = (
     Rule(transform.transform),
     Rule(atomic_checks.last_msg_id, {expectations.LAST_MSG_ID}),                                    # 10177
     Rule(limits.record_size),                                                                       # 10077
     Rule(limits.header_size, ANY),                                                                  # 10097
-    Rule(counters.valid, {counters.INCREMENT, SOURCES}),                                            # 10171, 10168, 10170
+    Rule(counters.valid, {counters.INCREMENT, SOURCES}),                                           # 10171, 10168, 10170
     Rule(expectations.stream, {expectations.STREAM}),                                               # 10060
     Rule(atomic_checks.ttl_disabled, {ttl.TTL}),                                                    # 10166
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
@@ -131,7 +134,7 @@ ATOMIC: Final = (
     Rule(counters.fits),                                                                            # 10054, 10097
     Rule(atomic_checks.last_sequence, {expectations.LAST_SEQUENCE}),                                # 10071, 10164
     Rule(atomic_checks.last_subject_sequence,
-         {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),                               # 10071, 10164, 10193
+         {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),                              # 10071, 10164, 10193
     Rule(schedules.valid, schedules.HEADERS),                               # 10188 to 10192, 10166, 10203, 10212, 10223
     Rule(rollup.requested, {rollup.ROLLUP, schedules.PATTERN}),                                     # 10111
     Rule(atomic_checks.first_of_subject, {rollup.ROLLUP, schedules.PATTERN}),                       # 10111
@@ -143,22 +146,23 @@ ATOMIC: Final = (
     Rule(schedules.plan, schedules.HEADERS),
     Rule(republish.republish),
 )
-"""The same for each message of an atomic batch, at the commit, before any is stored."""
+"""The checks of each message of an atomic batch, at the commit, before any message is stored."""
 
 FAST: Final = tuple(rule for rule in TABLE if rule.make not in (batches.fast_ingest, batches.atomic, unwanted.unwanted))
-"""The same for a message of a fast-ingest batch, after it got its place; if unwanted, it is stored and then removed."""
+"""The checks of a message of a fast-ingest batch, after it got its place; an unwanted one is stored and then
+removed."""
 
 _OF_CLIENTS: Final = frozenset((
     batches.fast_ingest, batches.atomic, counters.valid, ttl.disabled, schedules.valid, schedules.plan, sources.forged,
     unwanted.unwanted))
-"""Checks for clients only: a copied message has been accepted by its origin. One that no consumer waits for is stored
-and then removed."""
+"""Checks for clients only: the origin has already accepted a copied message. A copy that no consumer waits for is
+stored and then removed."""
 
 _COUNTED: Final = frozenset((sources.SOURCE, counters.INCREMENT))
 
 COPIED: Final = tuple(Rule(counters.add_copied, _COUNTED) if rule.make is counters.add else rule
                       for rule in TABLE if rule.make not in _OF_CLIENTS)
-"""For messages copied from another stream, which come without headers of expectations and batches."""
+"""The checks of messages copied from another stream, which come without headers of expectations and batches."""
 
 _READ: Final = frozenset(name for rule in (*TABLE, *ATOMIC) for name in rule.headers or ())
 """The headers that some check reads."""
@@ -167,13 +171,15 @@ _ONE_BY_ONE: Final = tuple(rule.make for rule in TABLE if not rule.bulk and not 
 
 
 def may_go_in_bulk(context: CheckContext, config: StreamConfig) -> bool:
-    """Whether a stream's runs may skip its checks: see ``bulk`` in the module's docstring."""
+    """Return whether a stream's runs may skip its checks: see ``bulk`` in the module's docstring."""
     return not any(make(context, config) for make in _ONE_BY_ONE)
 
 
 class Checks:
-    """The checks of one stream under one configuration. Each is made for the first message that needs it: there may be
-    thousands of streams, most of which only get messages that go in bulk.
+    """The checks of one stream under one configuration.
+
+    Each check is made for the first message that needs it: there may be thousands of streams, and most of them get only
+    messages that are sequenced in bulk.
 
     Attributes: ``of_all``: the checks of a message without headers.
     """
@@ -189,7 +195,7 @@ class Checks:
         self.of_all = self._of_rules(rule for rule in table if rule.headers is None)
 
     def of(self, candidate: Candidate) -> tuple[Check, ...]:
-        """The checks that a message with headers has to pass, in order; parses its headers for them."""
+        """Return the checks that a message with headers has to pass, in order; parse its headers for them."""
         names: tuple[bytes, ...] = ()
         body, hlen = candidate.body, candidate.hlen
         if body.find(HINT, 0, hlen) >= 0:

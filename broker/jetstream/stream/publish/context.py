@@ -38,7 +38,7 @@ class Scheduler(Protocol):
 class CheckContext:
     """The collaborators of one stream that its checks read, and change only through ``commit_pending``.
 
-    Attributes: ``shares``: whether a subject is also stored by the stream of that name (``overlapping_streams``).
+    Attributes: ``shares``: returns whether the stream of that name stores a subject too (``overlapping_streams``).
     """
 
     __slots__ = ("_log", "_publish", "_stream", "dedupe", "enforcement", "interest", "last_seqs", "live", "msg_ids",
@@ -64,5 +64,5 @@ class CheckContext:
         pending.append()
         self.retention.trim()
         if self.retention.over:
-            # Only one slice of very many blocks was removed; the check needs the others removed, too.
+            # Only one slice of very many blocks was removed; the check needs all of them removed.
             raise NotLoaded("room within the limits", work=self.enforcement.trim)

@@ -1,12 +1,12 @@
-"""Messages copied from another stream: their way into this one, between publishes.
+"""Stores messages copied from another stream, between the publishes of clients.
 
-Owns: waiting for the stream's turn, for room in the log, and for loading what a decision needs. Does not own: which
-messages (upstream), what happens to each (sequencer).
+Owns: waiting for the stream's turn, for room in the log, and for loading the data of a decision. Does not own: the
+choice of messages (upstream), the decision on each (sequencer).
 
     upstream ──> Copies ──(turn in the publish queue)──> sequencer.copy ──> live ──> open block ──> log
 
-No client waits for an answer, so messages wait here instead of being refused; the caller gets the error of what could
-not be stored, and retries it.
+No client waits for an answer, so messages wait here instead of being refused. If a message cannot be stored, the caller
+gets the error and retries.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ __all__ = ["Copies", "Run"]
 
 
 class Run(NamedTuple):
-    """Consecutive messages with one time. ``first_seq`` 0: they take the next sequences; otherwise those from it on."""
+    """Consecutive messages with one time.
+
+    ``first_seq``: the sequence of the first one; 0: they take the next sequences.
+    """
 
     first_seq: int
     time_ns: int
@@ -46,14 +49,14 @@ class Copies:
         self._queue, self._live, self._heads, self._log = parts.queue, parts.live, parts.heads, parts.log
 
     async def room(self) -> None:
-        """Return when the log has room: back-pressure, however long it lasts."""
+        """Wait until the log has room: back-pressure, however long it lasts."""
         while not self._log.room():
             room = asyncio.Event()
             self._log.when_room(room.set)
             await room.wait()
 
     async def persisted(self) -> None:
-        """Return once everything stored so far is persisted; never, if the log has failed."""
+        """Wait until everything stored so far is persisted; this never returns if the log has failed."""
         persisted = asyncio.Event()
         self._log.wait(persisted.set)
         await persisted.wait()
@@ -63,11 +66,12 @@ class Copies:
         self._sequencer.appender.skip_to(last_seq)
 
     async def store(self, runs: Sequence[Run], stored: Callable[[int], None]) -> ApiError | None:
-        """Store messages in order, until one is refused; its error is returned.
+        """Store messages in order until one is refused; return its error, or None.
 
-        ``stored(n)``: the first ``n`` of all messages are in the stream, or were before: called in the same turn of the
-        loop and before a segment may close, so that what the caller writes about them is stored with them.
-        Raises: StoreError, FormatError, Stuck: what a decision needs cannot be read.
+        Args: ``stored(n)`` is called when the first ``n`` of all messages are in the stream, now or from before. The
+            call is in the same turn of the loop, before a segment may close, so that the caller's records are stored
+            with them.
+        Raises: StoreError, FormatError, Stuck: data for a decision cannot be read.
         """
         await self.room()
         done = 0
@@ -86,12 +90,13 @@ class Copies:
                                 decision = Decision(self._live, self._heads)
                             await decision.load_missing(error)
         except TimeoutError:
-            # Publishes wait meanwhile, and must not wait as long as a store may take.
+            # Publishes wait during the turn, and must not wait as long as a store may take.
             return ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         return None
 
-    def _copy(self, run: Run, at: int, done: int, stored: Callable[[int], None]) -> tuple[int, ApiError | NotLoaded | None]:
-        """Copy messages from ``at`` on; returns how many of all are done (``done`` before), and why not the next."""
+    def _copy(self, run: Run, at: int, done: int,
+              stored: Callable[[int], None]) -> tuple[int, ApiError | NotLoaded | None]:
+        """Copy messages from ``at`` on; return how many of all are done (``done`` before), and why the next is not."""
         reached = done
 
         def note(count: int) -> None:

@@ -1,14 +1,15 @@
-"""Message counters: each message of such a stream adds to its subject's total, which is stored as the message's payload.
+"""Message counters: each message of such a stream adds to its subject's total, which is stored as its payload.
 
     publish  Nats-Incr: +5, no payload ──> stored  Nats-Incr: +5, {"val":"12"} ──> PubAck  …,"val":"12"
 
 Totals are integers of any size. Streams may sum up the counters of their sources. The increment of a copied message is
-then the difference between its total and the previous total from the same stream and subject. So messages that are
-missing there, or come twice, make the sum no different:
+then the difference between its total and the previous total from the same stream and subject. So the sum stays right if
+messages are missing there, or come twice:
 
-    copied   Nats-Incr: +5, {"val":"12"}  ──> stored  Nats-Incr: 9, {"val":"109"}, Nats-Counter-Sources: {"EU":{"hits":"12"}}
+    copied   Nats-Incr: +5, {"val":"12"}  ──> stored  Nats-Incr: 9, {"val":"109"}, Nats-Counter-Sources:
+    {"EU":{"hits":"12"}}
 
-Every later message of the subject carries ``Nats-Counter-Sources`` on.
+Every later message of the subject repeats ``Nats-Counter-Sources``.
 
 Does not own: the totals (totals).
 
@@ -48,11 +49,12 @@ _ALONE: Final = (ROLLUP, STREAM, LAST_MSG_ID, SUBJECT, LAST_SEQUENCE, LAST_SUBJE
 """Headers that an increment cannot be combined with."""
 
 _VALUE_END: Final = 10 ** TOTAL_DIGITS_MAX
-"""No total is this large: it could not be read again."""
+"""Totals must stay below this number, or they could not be parsed again."""
 
 
 def valid(context: CheckContext, config: StreamConfig) -> Check:
-    """10171 if not an integer, 10168 without counters, 10170 with a payload, 10171 with a header of ``_ALONE``."""
+    """Refuse with 10171 if not an integer or with a header of ``_ALONE``, 10168 without counters, 10170 with a
+    payload."""
     def check(candidate: Candidate) -> None:
         if not (text := candidate.headers.get(INCREMENT)):
             return
@@ -68,7 +70,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def add(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10169 without an increment, 10172; otherwise the message gets the new total as its payload."""
+    """Refuse with 10169 without an increment, or 10172; otherwise set the new total as the message's payload."""
     latest = _Latest(context, config)
 
     def check(candidate: Candidate) -> None:
@@ -81,15 +83,16 @@ def add(context: CheckContext, config: StreamConfig) -> Check | None:
             block = header_block.set(block, SOURCES, _json(total.sources))
         _become(candidate, block, Total(total.value + int(text), total.sources))
         if not total.sources and SOURCES in candidate.headers and candidate.total is not None:
-            # A client made up sources: the next message finds them, but not in the same batch.
+            # A client made up sources: the next message uses them, but not if it is in the same batch.
             block, payload = candidate.body[:candidate.hlen], candidate.body[candidate.hlen:]
-            candidate.total = (Total.of(block, payload)._replace(value=candidate.total.value) if not candidate.pending.batched
+            parsed = Total.of(block, payload)
+            candidate.total = (parsed._replace(value=candidate.total.value) if not candidate.pending.batched
                                else candidate.total._replace(as_stored=False))
     return check if config.allow_msg_counter else None
 
 
 def add_copied(context: CheckContext, config: StreamConfig) -> Check | None:
-    """The same for a message that was copied from a source: 10169 if it is no increment, 10172 if it has no total."""
+    """Do the same for a message copied from a source: 10169 if it is no increment, 10172 if it has no total."""
     latest = _Latest(context, config)
 
     def check(candidate: Candidate) -> None:
@@ -109,7 +112,7 @@ def add_copied(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def fits(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10054 and 10097: the total and its sources made the message too large."""
+    """Refuse with 10054 or 10097 a message that its total and sources made too large."""
     most = config.max_msg_size
 
     def check(candidate: Candidate) -> None:
@@ -130,12 +133,12 @@ class _Latest:
         self._trims = Limits(config).whole
 
     def of(self, candidate: Candidate) -> Total:
-        """The total of the message's subject. Raises: ApiError 10172; NotLoaded."""
+        """Return the total of the message's subject. Raises: ApiError 10172; NotLoaded."""
         pending, subject = candidate.pending, candidate.subject
         total = pending.totals.get(subject)
         if total is None:
             if self._trims:
-                # The messages accepted before may push the subject's last message out.
+                # The messages accepted before may cause the removal of the subject's last message.
                 self._context.commit_pending(pending)
             total = self._context.totals.of(subject)
         if total.broken:
@@ -144,7 +147,7 @@ class _Latest:
 
 
 def _become(candidate: Candidate, block: bytes, total: Total) -> None:
-    """Give the message these headers, and the total as its payload. Raises: ApiError 10171."""
+    """Set the message's headers, and the total as its payload. Raises: ApiError 10171."""
     if abs(total.value) >= _VALUE_END:
         raise ApiError(ApiErrors.MESSAGE_INCR_INVALID)
     payload = b'{"val":"%d"}' % total.value
@@ -154,7 +157,7 @@ def _become(candidate: Candidate, block: bytes, total: Total) -> None:
 
 
 def _json(sources: Sources) -> bytes:
-    """JSON as nats-server writes it: keys sorted, and ``<``, ``>`` and ``&`` escaped."""
+    """Return JSON as nats-server writes it: keys sorted, and ``<``, ``>`` and ``&`` escaped."""
     text = json.dumps(sources, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

@@ -1,8 +1,9 @@
-"""When a schedule fires: ``@at``, ``@every``, the predefined names, and cron expressions of six fields, seconds first.
+"""The firing times of schedules: ``@at``, ``@every``, the predefined names, and cron expressions of six fields, seconds
+first.
 
-No clock and no state. A cron expression fires in each second whose local time matches, so an hour that daylight saving
-repeats fires twice, and one that it skips does not fire. nats-server does the same, except in the few zones that skip
-midnight: there it passes over some matches of that day and of the following ones.
+This module has no clock and no state. A cron expression fires in each second whose local time matches. So an hour that
+daylight saving repeats fires twice, and one that it skips does not fire. nats-server does the same, except in the few
+zones that skip midnight: there it misses some matches of that day and of the following ones.
 
 Source: nats-server, server/scheduler.go, parseMsgSchedule; server/cron.go.
 """
@@ -26,22 +27,22 @@ _PREDEFINED: Final[Mapping[str, str]] = {
     "@daily": "0 0 0 * * *", "@midnight": "0 0 0 * * *", "@hourly": "0 0 * * * *"}
 
 _YEARS_MAX: Final = 5
-"""An expression that matches nothing for this long is refused."""
+"""An expression that matches nothing for this many years is refused."""
 
 
 class Firing(NamedTuple):
-    """When a schedule fires next, and whether it does so again."""
+    """The next time of a schedule, and whether it fires again after that."""
 
     at_ns: int
     repeats: bool
 
 
 def fires_at(pattern: str, zone: tzinfo | None, after_ns: int, now_ns: int) -> Firing:
-    """Return when ``pattern`` fires next after ``after_ns``.
+    """Return the next time after ``after_ns`` at which ``pattern`` fires.
 
-    If that time has passed by ``now_ns``, return when it fires after now: missed firings are not made up for.
+    If that time has passed by ``now_ns``, return the next time after now: missed firings are not made up for.
 
-    Raises: ValueError when it is not a pattern, or cannot have a zone.
+    Raises: ValueError if it is not a pattern, or cannot have a zone.
     """
     if pattern.startswith("@at "):
         if zone is not None:
@@ -89,7 +90,8 @@ class _Expression(NamedTuple):
     months: frozenset[int]
     weekdays: frozenset[int]
     needs_both: bool
-    """Whether a date must match both ``days`` and ``weekdays``, since one of the two is ``*``; otherwise one is enough."""
+    """True if a date must match both ``days`` and ``weekdays``, since one of the two is ``*``; otherwise one is
+    enough."""
 
 
 def next_match(pattern: str, zone: tzinfo, after_ns: int) -> int:
@@ -98,7 +100,7 @@ def next_match(pattern: str, zone: tzinfo, after_ns: int) -> int:
     The search goes from the largest field to the smallest, and straight to the next value that a field allows. It takes
     single minutes and seconds only around a change of the zone's offset.
 
-    Raises: ValueError when it is not one, or matches nothing for years.
+    Raises: ValueError if it is not a cron expression, or matches nothing for years.
     """
     wanted = _parse(pattern)
     at = after_ns // _SECOND + 1
@@ -121,7 +123,10 @@ def next_match(pattern: str, zone: tzinfo, after_ns: int) -> int:
 
 
 def _next_date(wanted: _Expression, first: date, last_year: int) -> date:
-    """Return the first date from ``first`` on that matches. Raises: ValueError when none does before ``last_year`` ends."""
+    """Return the first matching date from ``first`` on.
+
+    Raises: ValueError if there is none before ``last_year`` ends.
+    """
     start = first.day
     for month in range(12 * first.year + first.month - 1, 12 * last_year + 12):
         year, number = month // 12, month % 12 + 1
@@ -136,19 +141,20 @@ def _next_date(wanted: _Expression, first: date, last_year: int) -> date:
 
 
 def _wait(value: int, wanted: frozenset[int], count: int) -> int:
-    """Return how far ``value`` is below the next wanted one, or below ``count``, where the field begins again."""
+    """Return the distance from ``value`` to the next wanted value, or to ``count``, where the field begins again."""
     return min((one for one in wanted if one > value), default=count) - value
 
 
 def _start_of(day: date, zone: tzinfo, after: int) -> int:
-    """Return when a later local date begins, which is not at midnight where the zone skips that."""
+    """Return the second at which a later local date begins; that is not midnight if the zone skips midnight."""
     midnight = datetime(day.year, day.month, day.day, tzinfo=zone)
     # The zone may repeat midnight, and ``after`` may be between the two.
     return next((at for fold in (0, 1) if (at := int(midnight.replace(fold=fold).timestamp())) > after), after + 1)
 
 
 def _forward(at: int, zone: tzinfo, *spans: int) -> int:
-    """Return ``at`` plus the first of ``spans`` within which the zone's offset stays the same, or else the next second."""
+    """Return ``at`` plus the first of ``spans`` within which the zone's offset stays the same, or else the next
+    second."""
     offset = _local(at, zone).utcoffset()
     return next((at + span for span in spans if _local(at + span - 1, zone).utcoffset() == offset), at + 1)
 
@@ -158,19 +164,19 @@ def _local(at: int, zone: tzinfo) -> datetime:
 
 
 def _parse(pattern: str) -> _Expression:
-    """Read a cron expression. Raises: ValueError when it is none, or matches nothing."""
+    """Parse a cron expression. Raises: ValueError if it is none, or matches nothing."""
     fields = pattern.split()
     if len(fields) != len(_FIELDS):
         raise ValueError(f"pattern requires 6 fields, got {len(fields)}")
     (seconds, _), (minutes, _), (hours, _), (days, any_day), (months, _), (weekdays, any_weekday) = (
         _field(field, bounds) for field, bounds in zip(fields, _FIELDS, strict=True))
     if not (seconds and minutes and hours):
-        raise ValueError("pattern exceeds maximum range")  # a field of commas alone; _next_date finds the others
+        raise ValueError("pattern exceeds maximum range")  # a field has commas only; _next_date finds the other cases
     return _Expression(seconds, minutes, hours, days, months, weekdays, any_day or any_weekday)
 
 
 def _field(field: str, bounds: _Bounds) -> tuple[frozenset[int], bool]:
-    """Return the values of a list of ranges, and whether one of them is all values."""
+    """Return the values of a list of ranges, and whether one of the ranges is all values."""
     values: set[int] = set()
     any_value = False
     for expression in filter(None, field.split(",")):
@@ -181,7 +187,7 @@ def _field(field: str, bounds: _Bounds) -> tuple[frozenset[int], bool]:
 
 
 def _range(expression: str, bounds: _Bounds) -> tuple[range, bool]:
-    """Read number, number-number or * (also ?), each with /step. What follows ``*-`` does not count."""
+    """Parse number, number-number or * (also ?), each with /step. Text after ``*-`` is ignored."""
     span, *steps = expression.split("/")
     low, *high = span.split("-")
     whole = low in ("*", "?")

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["IDS", "duplicate"]
 
 IDS = "the ids of the duplicate window"
-"""What is not loaded right after a restart."""
+"""Name of the data that is not loaded right after a restart."""
 
 
 def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Answers with the first message's sequence; 10167 if no more ids can be remembered. A mirror stores all that its
-    origin stores."""
+    """Answer a duplicate with the first message's sequence; refuse with 10167 if no more ids can be remembered.
+
+    A mirror has no such check, because it stores all that its origin stores.
+    """
     dedupe, load_ids, ahead = context.dedupe, context.msg_ids.load, context.live.ahead
 
     def check(candidate: Candidate) -> None:

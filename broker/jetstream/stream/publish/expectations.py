@@ -1,4 +1,4 @@
-"""Checks of what a publisher expects of the stream: its name, its last sequence, a subject's last sequence, the last id.
+"""Checks of a publisher's expectations: the stream's name, its last sequence, a subject's last sequence, the last id.
 
 Source: nats-server, server/stream.go, getExpectedStream, getExpectedLastSeq, getExpectedLastSeqPerSubject,
 getExpectedLastMsgId.
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["LAST_MSG_ID", "LAST_SEQUENCE", "LAST_SUBJECT_SEQUENCE", "STREAM", "SUBJECT", "last_msg_id", "last_sequence",
-           "last_subject_sequence", "stream"]
+__all__ = ["LAST_MSG_ID", "LAST_SEQUENCE", "LAST_SUBJECT_SEQUENCE", "STREAM", "SUBJECT", "last_msg_id",
+           "last_sequence", "last_subject_sequence", "stream"]
 
 STREAM = b"Nats-Expected-Stream"
 LAST_SEQUENCE = b"Nats-Expected-Last-Sequence"
@@ -31,7 +31,7 @@ LAST_MSG_ID = b"Nats-Expected-Last-Msg-Id"
 
 
 def stream(context: CheckContext, config: StreamConfig) -> Check:
-    """10060."""
+    """Refuse another stream's name with 10060."""
     name = config.name.encode()
 
     def check(candidate: Candidate) -> None:
@@ -42,7 +42,8 @@ def stream(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
-    """10071, with the last sequence of the message's subject, or of the subject in a second header; 10193."""
+    """Refuse with 10071 a wrong last sequence of the message's subject, or of the subject in a second header; or
+    10193."""
     live, subjects, last_seqs = context.live, context.subjects, context.last_seqs
     limits = Limits(config)
     tracked = limits.per_subject and not limits.whole
@@ -67,7 +68,7 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
-    """10071, with the stream's last sequence."""
+    """Refuse a wrong last sequence of the stream with 10071."""
     def check(candidate: Candidate) -> None:
         if text := candidate.headers[LAST_SEQUENCE]:
             last = candidate.pending.last_seq
@@ -77,7 +78,7 @@ def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def last_msg_id(context: CheckContext, config: StreamConfig) -> Check:
-    """10070, with the id of the stream's last message."""
+    """Refuse a wrong id of the stream's last message with 10070."""
     dedupe, load_ids = context.dedupe, context.msg_ids.load
 
     def check(candidate: Candidate) -> None:

@@ -1,19 +1,19 @@
 """Fast-ingest batches: messages that are stored one by one and acknowledged periodically.
 
-Each carries its place in its reply subject, to which the client subscribes by a wildcard:
+Each message has its place in its reply subject, to which the client subscribes by a wildcard:
 
     <inbox>.<batch>.<flow>.<gap>.<place>.<operation>.$FI     flow: the most messages from one ack to the next
                                                              gap: ``ok`` or ``fail``; operation: ``Operation``
 
-and is answered there with one of:
+It is answered there with one of:
 
     {"type":"ack","seq":…,"msgs":…}          stored up to this place; messages per ack from now on
     {"type":"gap","last_seq":…,"seq":…}      this message came instead of last_seq
     {"type":"err","seq":…,"error":{…}}       this message was refused
     a PubAck with ``batch`` and ``count``    the batch has ended: by its commit, or by a gap or error if gap is ``fail``
 
-Owns: the open batches and these answers. Does not own: storing or refusing a message (sequencer), when an answer may be
-sent (replies): a batch's state follows the sequencer, as if all messages it has taken were stored.
+Owns: the open batches and these answers. Does not own: storing or refusing a message (sequencer), the time at which an
+answer may be sent (replies). A batch's state follows the sequencer, as if all messages that it has placed were stored.
 
 Source: nats-server, server/stream.go, getFastBatch, processJetStreamFastBatchMsg; server/jetstream_batching.go.
 """
@@ -41,7 +41,7 @@ _ID_BYTES_MAX = 64
 _FLOW_DEFAULT = 10
 _FLOW_MAX = 65_535
 _ACK_EVERY_MAX = 500
-"""Acknowledge at least every this many messages, counting all open batches of the stream."""
+"""Acknowledge at least once in this many messages, counted over all open batches of the stream."""
 
 
 class Operation(IntEnum):
@@ -65,7 +65,7 @@ class FastMessage(NamedTuple):
 
     @classmethod
     def parse(cls, reply: bytes) -> FastMessage:
-        """Raises: ApiError 10206."""
+        """Parse a reply subject. Raises: ApiError 10206."""
         tokens = reply.rsplit(b".", 6)
         if len(tokens) < 7:  # the inbox is at least one token
             raise ApiError(ApiErrors.BATCH_PUBLISH_INVALID_PATTERN)
@@ -85,9 +85,9 @@ class FastMessage(NamedTuple):
 class FastBatch:
     """An open batch.
 
-    Attributes: ``last``: its last message's place; ``done``: the place up to which all is decided; ``acked``: the place
-        in the last ack; ``every``: messages from one ack to the next, at most ``every_max``; ``seq``: the last one
-        stored; ``waiting``: a message that waits for what its checks need.
+    Attributes: ``last``: its last message's place; ``done``: the place up to which all messages are decided; ``acked``:
+        the place in the last ack; ``every``: messages from one ack to the next, at most ``every_max``; ``seq``:
+        sequence of the last stored message; ``waiting``: a message that waits for the data of its checks, or None.
     """
 
     __slots__ = ("acked", "batch_id", "deadline_ns", "done", "every", "every_max", "gap_ok", "last", "seq", "waiting")
@@ -111,7 +111,7 @@ class FastRun(NamedTuple):
 class FastBatches:
     """The open batches of one stream. Methods return the answers to the current message, in order.
 
-    Args: ``pub_ack`` makes the PubAck of a sequence, a batch and a count, for a duplicate or not.
+    Args: ``pub_ack`` returns the PubAck for a sequence, a batch, a count, and whether it is for a duplicate.
     """
 
     def __init__(self, inflight: Inflight, clock: Clock, pub_ack: Callable[[int, bytes, int, bool], bytes]) -> None:
@@ -122,7 +122,7 @@ class FastBatches:
         self._timer = IdleTimer(clock, self.expire)
 
     def of(self, message: FastMessage) -> FastBatch:
-        """The batch of a message, which may begin with it. Raises: ApiError."""
+        """Return the batch of a message, which may begin with it. Raises: ApiError."""
         if len(message.batch_id) > _ID_BYTES_MAX:
             raise ApiError(ApiErrors.BATCH_PUBLISH_INVALID_BATCH_ID)
         batch = self._open.get(message.batch_id)
@@ -136,7 +136,10 @@ class FastBatches:
         return batch
 
     def place(self, batch: FastBatch, message: FastMessage, msg: Msg) -> tuple[list[bytes], bool]:
-        """Give a message its place. Returns: answers, and whether to store it: the caller then reports the outcome."""
+        """Place a message in its batch.
+
+        Returns: answers; and whether to store it, whose outcome the caller then reports.
+        """
         if batch.waiting is msg:
             return [], True
         if batch.waiting is not None and not batch.gap_ok:
@@ -160,7 +163,8 @@ class FastBatches:
         return answers, True
 
     def run_of(self, replies: Sequence[bytes]) -> FastRun | None:
-        """The open batch that a run continues, if all messages are its next ones and request nothing else; or None."""
+        """Return the open batch that a run continues; None unless all messages are its next ones and request nothing
+        else."""
         head, place, operation, _ = replies[0].rsplit(b".", 3) if replies[0].count(b".") > 5 else (b"", b"", b"", b"")
         if operation != b"1" or not head.endswith((b".ok", b".fail")):
             return None
@@ -171,7 +175,10 @@ class FastBatches:
         return FastRun(batch, first)
 
     def stored_run(self, run: FastRun, count: int, last_seq: int) -> list[tuple[int, bytes]]:
-        """``count`` messages are in the stream, up to ``last_seq``. Returns: the answers, each to a message of the run."""
+        """Count a run's ``count`` messages as stored, up to ``last_seq``.
+
+        Returns: answers with the message that each is for.
+        """
         batch, first = run
         batch.deadline_ns = self._clock.monotonic_ns() + self._inflight.limits.timeout_ns
         batch.last, batch.seq = first + count - 1, last_seq
@@ -183,17 +190,17 @@ class FastBatches:
         return answers
 
     def begun(self, batch: FastBatch, message: FastMessage) -> bytes | None:
-        """The answer to a batch's first message, which promises nothing; None: no answer."""
+        """Return the answer to a batch's first message, which promises nothing; None: no answer."""
         return _ack(0, batch.every) if message.place == 1 and not message.commits else None
 
     def stored(self, batch: FastBatch, message: FastMessage, seq: int) -> list[bytes]:
-        """The message is in the stream, as ``seq``."""
+        """Count the message as stored with sequence ``seq``."""
         batch.waiting = None
         batch.seq, batch.done = seq, batch.last
         return [self._end(batch)] if message.commits else self._flow(batch)
 
     def duplicate(self, batch: FastBatch, message: FastMessage, seq: int) -> list[bytes]:
-        """The message was in the stream before, as ``seq``."""
+        """Count the message as a duplicate of ``seq``."""
         batch.waiting = None
         batch.done = message.place
         answers = self._flow(batch)
@@ -205,7 +212,7 @@ class FastBatches:
         return answers
 
     def refused(self, batch: FastBatch, message: FastMessage, error: ApiError) -> list[bytes]:
-        """The message is not stored. Raises: ``error`` if it is answered like a single message."""
+        """Answer a message that is not stored. Raises: ``error`` if it is answered like a single message."""
         batch.waiting = None
         if not message.gap_ok and batch.last == 1:
             self.close(batch)
@@ -217,19 +224,19 @@ class FastBatches:
         return [*answers, self._end(batch)]
 
     def close(self, batch: FastBatch) -> None:
-        """The batch is over."""
+        """Remove the batch from the open ones."""
         if self._open.get(batch.batch_id) is batch:
             del self._open[batch.batch_id]
             self._inflight.fast -= 1
 
     def clear(self) -> None:
-        """Drop all batches: the stream accepts no more of them."""
+        """Drop all batches, because the stream accepts no more of them."""
         for batch in list(self._open.values()):
             self.close(batch)
         self._timer.cancel()
 
     def expire(self, now_ns: int) -> int | None:
-        """Drop batches that have been idle for too long; returns the next deadline."""
+        """Drop batches that have been idle for too long; return the next deadline."""
         for batch in list(self._open.values()):
             if batch.deadline_ns <= now_ns:
                 self.close(batch)
@@ -239,7 +246,7 @@ class FastBatches:
         inflight = self._inflight
         if len(self._open) >= inflight.limits.fast_per_stream or inflight.fast >= inflight.limits.fast_total:
             raise ApiError(ApiErrors.BATCH_PUBLISH_TOO_MANY_INFLIGHT)
-        # With other batches open, a batch begins slowly; ``_flow`` raises it to its share.
+        # If other batches are open, a batch begins slowly; ``_flow`` raises it to its share.
         every = 1 if self._open else min(_ACK_EVERY_MAX, message.flow)
         batch = self._open[message.batch_id] = FastBatch(message.batch_id, message.gap_ok, message.flow, every)
         inflight.fast += 1
@@ -257,7 +264,7 @@ class FastBatches:
         return [*answers, _ack(batch.acked, batch.every)]
 
     def _flow(self, batch: FastBatch) -> list[bytes]:
-        """The ack that is due, or nothing."""
+        """Return the ack that is due, or nothing."""
         every = batch.every
         if batch.done < batch.acked + every:
             return []

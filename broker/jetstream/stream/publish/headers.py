@@ -1,9 +1,9 @@
 """The headers of a publish that a stream acts upon.
 
-Owns: finding them in a header block, and which headers are not stored. Does not own: their effects (checks), the header
-block's syntax (protocol.headers).
+Owns: finding them in a header block, and the list of headers that are not stored. Does not own: their effects (checks),
+the header block's syntax (protocol.headers).
 
-Most messages carry none of them: ``find`` is called only for blocks in which ``Nats-`` occurs.
+Most messages have none of these headers: ``find`` is called only for blocks in which ``Nats-`` occurs.
 
 Source: nats-server, server/stream.go, getMsgId, getExpectedLastSeq, removeHeaderStatusIfPresent.
 """
@@ -29,8 +29,10 @@ _MSG_ID_LINE = b"\r\nNats-Msg-Id:"
 
 
 def find(block: bytes, names: Container[bytes]) -> dict[bytes, bytes]:
-    """The headers of a block that are in ``names``, all of which begin with ``Nats-``; the first value of a repeated
-    header counts."""
+    """Return the headers of a block that are in ``names``, all of which begin with ``Nats-``.
+
+    The first value of a repeated header counts.
+    """
     found: dict[bytes, bytes] = {}
     for name, value in _HEADER.findall(block):
         if name in names and name not in found:
@@ -39,10 +41,10 @@ def find(block: bytes, names: Container[bytes]) -> dict[bytes, bytes]:
 
 
 def msg_ids(hlens: Iterable[int], bodies: Iterable[bytes]) -> list[bytes] | None:
-    """The ``Nats-Msg-Id`` of each message of a run (b"": none), if nothing else in their headers could matter.
+    """Return the ``Nats-Msg-Id`` of each message of a run (b"": none), if no other header of theirs can matter.
 
-    None: some header has to be parsed. This is the fast path for publishers that only deduplicate, and for those whose
-    headers mean nothing to the stream.
+    Returns None if some header must be parsed. This is the fast path for publishers that only deduplicate, and for
+    those whose headers mean nothing to the stream.
     """
     ids: list[bytes] = []
     for hlen, body in zip(hlens, bodies, strict=True):
@@ -62,22 +64,22 @@ def msg_ids(hlens: Iterable[int], bodies: Iterable[bytes]) -> list[bytes] | None
 
 
 def parse_sequence(text: bytes) -> int:
-    """A sequence in decimal digits; -1, which no sequence equals, for any other text."""
+    """Parse a sequence in decimal digits; return -1, which no sequence equals, for any other text."""
     return decimal(text)
 
 
 def parse_expected(text: bytes) -> int:
-    """The same for an expected sequence, of which nats-server keeps 64 bits: 2^64 expects 0."""
+    """Parse an expected sequence, of which nats-server keeps 64 bits: 2^64 expects 0. Returns -1 for any other text."""
     return modulo_2_to_64(text) if text.isdigit() else -1
 
 
 def has_unstored(hlen: int, body: bytes) -> bool:
-    """Whether ``as_stored`` changes the headers."""
+    """Return whether ``as_stored`` changes the headers."""
     return body[8:10] != b"\r\n" or body.find(b"Nats-Request-Info:", 0, hlen) >= 0
 
 
 def as_stored(hlen: int, body: bytes) -> tuple[int, bytes]:
-    """Headers as they are stored: without a status, and without headers that only the server may set."""
+    """Return headers as they are stored: without a status, and without headers that only the server may set."""
     block, payload = body[:hlen], body[hlen:]
     if block[8:10] != b"\r\n" and block.startswith(header_block.VERSION):
         line_end = block.find(b"\r\n")

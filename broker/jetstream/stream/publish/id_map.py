@@ -1,7 +1,7 @@
-"""Message ids in containers of bounded size, of which there are several where there are very many ids.
+"""Containers of message ids: several of bounded size if there are very many ids.
 
-A dictionary or set that grows copies all it has, which takes 40 ms and more with a million ids, and nothing else happens
-meanwhile. So a full one is left as it is, and the next ids go into another.
+A dictionary or set that grows copies all its entries, which holds the event loop for 40 ms and more with a million ids.
+So a full one is left as it is, and the next ids go into another one.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from typing import Final
 __all__ = ["IdMap", "IdSet"]
 
 _MAP_IDS_MAX: Final = 300_000
-"""Of one dictionary: the next time that it grew would take 20 ms."""
+"""Maximum size of one dictionary: its next growth would take 20 ms."""
 
 _SET_IDS_MAX: Final = 150_000
 
 
 class IdMap:
-    """Ids to sequences; usually one dictionary. Each call adds some thousands at most."""
+    """A map from ids to sequences; usually one dictionary. Each call adds some thousands of ids at most."""
 
     __slots__ = ("_parts",)
 
     def __init__(self) -> None:
         self._parts: list[dict[bytes, int]] = [{}]
-        """New ids go into the last one. Where an id is in several, the last has what counts."""
+        """New ids go into the last part. If an id is in several parts, the last one has its present sequence."""
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
     def get(self, msg_id: bytes) -> int:
-        """Its sequence, or 0."""
+        """Return the sequence of an id, or 0."""
         for part in reversed(self._parts):
             if seq := part.get(msg_id):
                 return seq
         return 0
 
     def has_none_of(self, ids: Iterable[bytes]) -> bool:
-        """Whether none of them is here."""
+        """Return whether none of ``ids`` is in the map."""
         parts = self._parts
         return all(part.keys().isdisjoint(ids) for part in parts) if len(parts) > 1 else parts[0].keys().isdisjoint(ids)
 
     def update(self, ids: Mapping[bytes, int] | Iterable[tuple[bytes, int]]) -> None:
-        """Add ids, or give those that are here other sequences."""
+        """Add ids, or change the sequences of ids that are in the map."""
         if len(self._parts[-1]) >= _MAP_IDS_MAX:
             self._parts.append({})
         self._parts[-1].update(ids)
 
     def put(self, msg_id: bytes, seq: int) -> None:
-        """Add one id; instead of what is here of it, if there is something."""
+        """Set the sequence of one id, which may be in any part."""
         for part in self._parts:
             if msg_id in part:
                 part[msg_id] = seq
@@ -63,7 +63,7 @@ class IdMap:
                 return
 
     def shrink(self) -> None:
-        """Let go of what has no ids: a dictionary itself never shrinks while it is in use."""
+        """Release empty parts: a dictionary itself never shrinks while it is in use."""
         if len(self._parts) > 1:
             self._parts = [part for part in self._parts if part] or [{}]
         elif not self._parts[0]:
@@ -71,7 +71,7 @@ class IdMap:
 
 
 class IdSet:
-    """Ids that are only ever added."""
+    """A set of ids that are only ever added."""
 
     __slots__ = ("_parts",)
 
@@ -82,7 +82,10 @@ class IdSet:
         return any(msg_id in part for part in self._parts)
 
     def add_new(self, ids: Iterable[bytes]) -> list[int]:
-        """Add some thousands of ids at most; returns the places of those that were here, or occur earlier among them."""
+        """Add some thousands of ids at most.
+
+        Returns: the places in ``ids`` of those that were in the set before, or occur earlier in ``ids``.
+        """
         parts = self._parts
         if len(parts[-1]) >= _SET_IDS_MAX:
             parts.append(set())

@@ -13,8 +13,10 @@ __all__ = ["IdleTimer"]
 
 
 class IdleTimer:
-    """Calls ``expire(now_ns)`` when the oldest batch has been idle for too long; ``expire`` returns the next deadline,
-    or None."""
+    """Calls ``expire(now_ns)`` once the oldest batch has been idle for too long.
+
+    ``expire`` returns the next deadline, or None.
+    """
 
     __slots__ = ("_clock", "_expire", "_handle")
 
@@ -24,7 +26,7 @@ class IdleTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def arm(self, delay_ns: int) -> None:
-        """A batch may expire in ``delay_ns``; none will earlier."""
+        """Start the timer unless it runs. A batch may expire in ``delay_ns``; none expires earlier."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._due)
 

@@ -21,18 +21,18 @@ class LastSeqs:
     def __init__(self, parts: StreamParts) -> None:
         self._live, self._subjects, self._queries = parts.live, parts.subjects, parts.queries
         self._found: dict[bytes, int] = {}
-        """Lookups for the publish at the head of the queue: filter → last sequence. A batch may need many."""
+        """Results for the publish at the head of the queue: filter → last sequence. A batch may need many."""
         self._found_at = 0
-        """The stream's last sequence at that time."""
+        """The stream's last sequence when these results were found."""
 
     def of(self, subject: bytes) -> int:
-        """Last sequence of ``subject``, which may have wildcards; 0: none. Raises: NotLoaded."""
+        """Return the last sequence of ``subject``, which may have wildcards; 0: none. Raises: NotLoaded."""
         if is_literal(subject):
             return self._subjects.last(subject)
         live = self._live
         if self._found_at == live.last_seq and (last := self._found.get(subject)) is not None and (
                 not last or live.find(last) is not None):
-            # Nothing was appended since; the last match may have been removed.
+            # No message was appended since then; the last match may have been removed.
             return last
         raise NotLoaded(f"the last message of {subject!r}", work=partial(self._load, subject))
 

@@ -1,4 +1,4 @@
-"""The limits of a stream, and the checks of its state and of sizes.
+"""The limits of a stream, and the checks of the stream's state and of sizes.
 
 Does not own: removing messages after a publish (retention).
 """
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.state.live import Live
 
-__all__ = ["HEADERS_BYTES_MAX", "RECORD_BYTES_MAX", "Limits", "discard_new", "header_size", "last_sequence", "payload_size",
-           "record_size", "sealed", "storage", "subject_index", "trim_before"]
+__all__ = ["HEADERS_BYTES_MAX", "RECORD_BYTES_MAX", "Limits", "discard_new", "header_size", "last_sequence",
+           "payload_size", "record_size", "sealed", "storage", "subject_index", "trim_before"]
 
 RECORD_BYTES_MAX: Final = 32 << 20
 """nats-server's bound on one message's record."""
@@ -26,14 +26,15 @@ RECORD_BYTES_MAX: Final = 32 << 20
 HEADERS_BYTES_MAX: Final = 65_535
 
 _FAR: Final = SEQ_MAX >> 1
-"""A stream below this has sequences for a century at a billion messages a second."""
+"""Streams whose last sequence is lower have sequences for a century at a billion messages a second."""
 
 
 class Limits:
     """A stream's limits as publishing uses them; 0: none.
 
-    Attributes: ``whole``: some limit applies to the whole stream, not only to each subject. ``trim_each``: removals by
-        one kind of limit make room for the other kind, so clients see the order of replacing and trimming.
+    Attributes: ``whole``: True if a limit applies to the whole stream, not only to each subject. ``trim_each``: True if
+        removals by one kind of limit make room for the other kind, so that clients see the order of replacing and
+        trimming.
     """
 
     __slots__ = ("max_bytes", "max_msgs", "per_subject", "trim_each", "whole")
@@ -46,13 +47,13 @@ class Limits:
         self.trim_each = self.whole and bool(self.per_subject)
 
     def exceeded(self, live: Live, msgs: int, size: int) -> bool:
-        """Whether ``msgs`` more messages of ``size`` in total take the stream past max_msgs or max_bytes."""
+        """Return whether ``msgs`` more messages of ``size`` in total take the stream past max_msgs or max_bytes."""
         return bool((self.max_msgs and live.msgs + msgs > self.max_msgs)
                     or (self.max_bytes and live.size_bytes + size > self.max_bytes))
 
 
 def trim_before(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses nothing: brings the stream within its limits before each message. See ``Limits.trim_each``."""
+    """Trim the stream to its limits before each message; refuses nothing. See ``Limits.trim_each``."""
     limits, live = Limits(config), context.live
 
     def check(candidate: Candidate) -> None:
@@ -63,7 +64,7 @@ def trim_before(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def record_size(context: CheckContext, config: StreamConfig) -> Check:
-    """10077: nats-server's files hold no larger record."""
+    """Refuse with 10077 a message larger than a record in nats-server's files can be."""
     def check(candidate: Candidate) -> None:
         if candidate.size > RECORD_BYTES_MAX:
             raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="message too large")
@@ -71,14 +72,14 @@ def record_size(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def sealed(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10109."""
+    """Refuse each message of a sealed stream with 10109."""
     def check(candidate: Candidate) -> None:
         raise ApiError(ApiErrors.STREAM_SEALED)
     return check if config.sealed else None
 
 
 def payload_size(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10054, by max_msg_size, which includes headers."""
+    """Refuse with 10054 a message larger than max_msg_size, headers included."""
     most = config.max_msg_size
 
     def check(candidate: Candidate) -> None:
@@ -88,7 +89,7 @@ def payload_size(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def header_size(context: CheckContext, config: StreamConfig) -> Check:
-    """10097."""
+    """Refuse too large headers with 10097."""
     def check(candidate: Candidate) -> None:
         if candidate.hlen > HEADERS_BYTES_MAX:
             raise ApiError(ApiErrors.STREAM_HEADER_EXCEEDS_MAXIMUM)
@@ -96,7 +97,7 @@ def header_size(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def storage(context: CheckContext, config: StreamConfig) -> Check:
-    """10023 and 10002, by the server's and the account's bounds on all streams of this storage."""
+    """Refuse with 10023 or 10002, by the limits of the server and the account on all streams of this storage."""
     live = context.live
 
     def check(candidate: Candidate) -> None:
@@ -112,7 +113,7 @@ def storage(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def subject_index(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses nothing: makes the index ready in a stream that limits subjects."""
+    """Make the index ready in a stream that limits subjects; refuses nothing."""
     subjects = context.subjects
 
     def check(candidate: Candidate) -> None:
@@ -125,7 +126,7 @@ def subject_index(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def last_sequence(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10077: there is no sequence left. Only streams that begin beyond ``_FAR`` ever get there."""
+    """Refuse with 10077 if there is no sequence left. Only streams that begin beyond ``_FAR`` ever get there."""
     def check(candidate: Candidate) -> None:
         if candidate.pending.last_seq >= SEQ_MAX:
             raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="the stream has used its last sequence")
@@ -133,7 +134,7 @@ def last_sequence(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10077, by the limits of a stream that discards new messages."""
+    """Refuse with 10077 by the limits of a stream that discards new messages."""
     limits, live = Limits(config), context.live
     per_subject, max_msgs, max_bytes = limits.per_subject, limits.max_msgs, limits.max_bytes
     subject_is_full = config.discard_new_per_subject

@@ -1,7 +1,7 @@
 """Maintains a stream's window of message ids: loads it after a restart, and lets it expire.
 
-Owns: reading what checkpoints and blocks have of the window, the expiry timer. Does not own: the ids (dedupe), what is in which
-page and what in blocks alone (storage.state.ids), what happens to a duplicate (duplicates), the records that store ids (stream).
+Owns: reading the window from checkpoints and blocks, the expiry timer. Does not own: the ids (dedupe), places of
+stored ids in pages and blocks (storage.state.ids), handling of a duplicate (duplicates), the records of ids (stream).
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _PAGES_AT_ONCE = 4
 """Pages of ids read in parallel after a restart: publishes wait for them."""
 
 _IDS_BLOCKS_AT_ONCE = 24
-"""The same of blocks, where the ids are in no page: a busy window has thousands."""
+"""Blocks read in parallel if their ids are in no page: a busy window has thousands of blocks."""
 
 _IDS_AT_ONCE = 65_536
-"""Messages in those blocks together, unless a single one has more: while they load, their ids are in memory twice."""
+"""Messages in the blocks read in parallel, unless one block has more: their ids are in memory twice while they load."""
 
 _IDS_A_TURN = 2048
-"""Ids loaded or forgotten per turn of the loop: about 2 ms."""
+"""Ids loaded or removed in one turn of the loop: about 2 ms."""
 
 _ONE_TIME_NS = 100_000_000
-"""If a block spans at most this time, all its ids count from its last message's time."""
+"""If a block spans at most this time, the last message's time is used for all its ids."""
 
 _last_time: Callable[[LiveBlock], int] = attrgetter("last_time_ns")
 _first_seq: Callable[[LiveBlock], int] = attrgetter("first_seq")
@@ -54,10 +54,13 @@ _part_first_seq: Callable[[IdPart], int] = attrgetter("first_seq")
 
 
 class MsgIds:
-    """The stored ids of one stream. ``stored`` gives its applied state, which a restart found as far as ``last_seq``."""
+    """The stored ids of one stream.
 
-    def __init__(self, dedupe: Dedupe, live: Live, reader: BlockReader, clock: Clock, stored: Callable[[], StreamState | None],
-                 last_seq: int) -> None:
+    Args: ``stored`` returns its applied state; ``last_seq`` is the stream's last sequence when it was restored.
+    """
+
+    def __init__(self, dedupe: Dedupe, live: Live, reader: BlockReader, clock: Clock,
+                 stored: Callable[[], StreamState | None], last_seq: int) -> None:
         self._dedupe = dedupe
         self._live = live
         self._reader = reader
@@ -65,7 +68,7 @@ class MsgIds:
         self._stored = stored
         self._last_seq = last_seq
         self._with_ids: list[LiveBlock] = []
-        """Blocks that may have ids of the window which are nowhere else."""
+        """Blocks that may have ids of the window which are stored nowhere else."""
         self._timer: asyncio.TimerHandle | None = None
         self.loading = False
 
@@ -75,47 +78,53 @@ class MsgIds:
             self._timer.cancel()
 
     def blocks_loaded(self, blocks: Sequence[LiveBlock]) -> None:
-        """Take note of persisted blocks, as the stream loads their entries in order."""
+        """Select the blocks whose ids may be needed; called while the stream loads its persisted blocks, in order."""
         if self._dedupe.known:
             return
         parts = [part for part in reversed(self._sources()) if part.in_blocks]
         blocks = [block for block in blocks if _has_ids(block, parts)] if parts else ()
         if not blocks:
             return
-        # Immediately, since a message may be removed before its id is looked up.
-        since_ns, noted = self._since_ns, self._with_ids
-        if noted and noted[-1].last_time_ns <= since_ns:
-            noted.clear()  # of the blocks that are too old, only the last one matters
-        noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
+        # Select at once, because a message may be removed before its id is looked up.
+        since_ns, selected = self._since_ns, self._with_ids
+        if selected and selected[-1].last_time_ns <= since_ns:
+            selected.clear()  # of the blocks that are too old, only the last one matters
+        selected += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
 
     @property
     def has_deferred(self) -> bool:
-        """Whether ids of the window are still to be read from a block that has left the stream. The blocks are loaded."""
+        """True if ids of the window must still be read from a block that has left the stream. The blocks are loaded."""
         since_ns, holds = self._since_ns, self._live.holds
         return any(block.last_time_ns > since_ns and not holds(block) for block in self._with_ids)
 
     def blocks_unloaded(self) -> None:
-        """The blocks are let go, and noted again when they are loaded again: nothing is removed before that. None is owed."""
+        """Drop the selected blocks when the stream unloads its blocks. They are selected again when they are loaded
+        again.
+
+        ``has_deferred`` must be False. No message is removed while the blocks are not loaded.
+        """
         self._with_ids.clear()
 
     def blocks_replaced(self, old: Sequence[LiveBlock], new: LiveBlock | None) -> None:
-        """``new`` has the ids of ``old`` that may still be asked for."""
-        noted = self._with_ids
-        if noted and (places := [at for at, block in enumerate(noted) if block in old]):
-            noted[places[0]:places[-1] + 1] = [] if new is None else [new]
+        """Replace ``old`` by ``new``, which has those of their ids that may still be needed."""
+        selected = self._with_ids
+        if selected and (places := [at for at, block in enumerate(selected) if block in old]):
+            selected[places[0]:places[-1] + 1] = [] if new is None else [new]
 
     @property
     def _since_ns(self) -> int:
         return self._clock.now_ns() - self._dedupe.window_ns
 
     def _sources(self) -> list[IdPart]:
-        """Where the ids of what the restart found are, the newest first."""
+        """Return the parts in which the restored ids are stored, the newest first."""
         state = self._stored()
         return [] if state is None else state.ids.sources(self._last_seq)
 
     async def load(self) -> None:
-        """Load the ids of the window, and that of the last message: newest first, as many as may be held, a slice per turn of the
-        loop."""
+        """Load the ids of the window and the last message's id, a slice per turn of the loop.
+
+        The newest ids are loaded first, as many as fit into the memory bound.
+        """
         self.loading = True
         try:
             await self._load()
@@ -147,8 +156,10 @@ class MsgIds:
         self.expire_later()
 
     async def _back(self) -> AsyncGenerator[tuple[IdRows, bool], None]:
-        """The ids of the window and, if it is not known, that of the last message before it, in the order in which they are
-        restored; and whether their messages were staged."""
+        """Yield the ids of the window in the order in which they are restored, and whether their messages were staged.
+
+        If the last message's id is not known, the ids before the window are included as far as needed.
+        """
         below = self._last_seq + 1
         while parts := self._next(below):
             if parts[0].in_blocks:
@@ -165,7 +176,8 @@ class MsgIds:
                 below = part.first_seq
 
     def _next(self, below: int) -> list[IdPart]:
-        """The parts to read next of messages before ``below``, the newest first: one in blocks, or some others."""
+        """Return the next parts to read, of messages before ``below``, the newest first: one in blocks, or some in
+        pages."""
         found: list[IdPart] = []
         for part in self._sources():
             if part.first_seq >= below:
@@ -179,37 +191,41 @@ class MsgIds:
         return found
 
     async def _of_part(self, part: IdPart) -> list[IdRows] | None:
-        """The ids of a part that is not in blocks; None: it has gone, or it cannot be used, and the blocks are to be read instead.
-        Raises: StoreError."""
+        """Read the ids of a part that is not in blocks. Raises: StoreError.
+
+        Returns None if the page is gone or cannot be used; then the blocks must be read instead.
+        """
         try:
             return await self._reader.ids(part)
         except (NotFound, FormatError) as error:
             state = self._stored()
-            if state is not None and state.ids.replace([part], part.lost()):  # otherwise another took its place meanwhile
-                _log.warning("a page with the message ids of stream %s/%s cannot be used; its blocks are read instead: %s",
-                             state.account, state.name, error)
+            if state is not None and state.ids.replace([part], part.lost()):  # otherwise another page has replaced it
+                _log.warning("a page with the message ids of stream %s/%s cannot be used; its blocks are read instead: "
+                             "%s", state.account, state.name, error)
                 state.dirty = True
                 found = {*self._with_ids, *self._live.within(part.first_seq, part.last_seq)}
                 self._with_ids = sorted((block for block in found if block.ref is not None), key=_first_seq)
             return None
 
     async def _of_blocks(self, part: IdPart, below: int) -> AsyncGenerator[tuple[IdRows, bool], None]:
-        """The ids in the cores of blocks, as ``_back``."""
+        """Yield the ids in the cores of blocks, as ``_back`` does."""
         last_seq = min(part.last_seq, below - 1)
         since_ns = self._since_ns
         blocks = [block for block in self._with_ids if part.first_seq <= block.last_seq and block.first_seq <= last_seq
                   and (block.last_time_ns > since_ns or self._dedupe.last_id is None)]
         while blocks:
             some, count = [blocks[-1]], blocks[-1].count
-            while len(some) < min(_IDS_BLOCKS_AT_ONCE, len(blocks)) and count + blocks[-1 - len(some)].count <= _IDS_AT_ONCE:
+            ids_blocks_max = min(_IDS_BLOCKS_AT_ONCE, len(blocks))
+            while len(some) < ids_blocks_max and count + blocks[-1 - len(some)].count <= _IDS_AT_ONCE:
                 some.append(blocks[-1 - len(some)])
                 count += some[-1].count
             for block, rows in zip(some, await asyncio.gather(*map(self._ids_of, some)), strict=True):
-                yield _between(rows, part.first_seq, last_seq), block.ref is None or block.ref.place is not BlockPlace.LOG
+                staged = block.ref is None or block.ref.place is not BlockPlace.LOG
+                yield _between(rows, part.first_seq, last_seq), staged
             del blocks[-len(some):]
 
     async def _ids_of(self, block: LiveBlock) -> IdRows:
-        """The ids that a block records; none if the block has been removed meanwhile."""
+        """Return the ids that a block records; none if the block has been removed in the meantime."""
         ordinals: list[int] = []
         ids: list[bytes] = []
         try:
@@ -222,7 +238,7 @@ class MsgIds:
             if not ids:
                 return IdRows((), (), ())
             if block.gapless and block.last_time_ns - block.first_time_ns <= _ONE_TIME_NS:
-                # The ids stay in the window slightly longer, which saves reading each block's index.
+                # The ids stay in the window slightly longer, but the block's index need not be read.
                 return IdRows([block.first_seq + at for at in ordinals], (block.last_time_ns,) * len(ids), ids)
             rows = self._live.resident(block) or await self._reader.head(block)
         except NotFound:
@@ -244,14 +260,17 @@ class MsgIds:
 
 
 def _has_ids(block: LiveBlock, parts: Sequence[IdPart]) -> bool:
-    """Whether one of the parts, which rise, has messages of the block. There may be hundreds of parts, and thousands of blocks in
-    a turn. Of several, the last one has the highest time."""
+    """Return whether one of the parts, which are in order, has messages of the block.
+
+    There may be hundreds of parts, and thousands of blocks in one turn. Of several parts, the last has the highest
+    time.
+    """
     at = bisect_right(parts, block.last_seq, key=_part_first_seq) - 1
     return at >= 0 and block.first_seq <= parts[at].last_seq and block.first_time_ns <= parts[at].last_time_ns
 
 
 def _between(rows: IdRows, first_seq: int, last_seq: int) -> IdRows:
-    """Those of the messages first_seq..last_seq."""
+    """Return the rows of the messages first_seq..last_seq."""
     seqs = rows.seqs
     if not seqs or (seqs[0] >= first_seq and seqs[-1] <= last_seq):
         return rows

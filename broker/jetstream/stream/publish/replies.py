@@ -1,6 +1,7 @@
 """A stream's replies to publishers: PubAcks, duplicates and refusals, and when they are sent.
 
-Owns: their bytes, and that none reveals unpersisted state. Does not own: the decisions (checks, sequencer).
+Owns: the bytes of replies, and the rule that no reply reveals unpersisted state. Does not own: the decisions (checks,
+sequencer).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _TOO_MANY_REQUESTS = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 
 
 class Replies:
-    """The replies of one stream. ``configure`` follows each change of its configuration.
+    """The replies of one stream. Call ``configure`` after each change of its configuration.
 
-    Attributes: ``prefix``: how each PubAck begins; the sequence and a brace follow. ``dropped``: publishes without a reply
-        subject for which there was no room.
+    Attributes: ``prefix``: the beginning of each PubAck; the sequence and a brace follow. ``dropped``: number of
+        publishes without a reply subject for which there was no room.
     """
 
     def __init__(self, parts: StreamParts) -> None:
@@ -43,46 +44,47 @@ class Replies:
         self.prefix = f'{{"stream":{name},{domain}"seq":'.encode()
         self._refusal_tail = b',"stream":%b,"seq":0}' % marshal(config.name)
 
-    # --- when persisted -----------------------------------------------------------------------------------------------
+    # --- sent when persisted ------------------------------------------------------------------------------------------
 
     def accepted(self, source: Source | None, replies: Sequence[bytes], first_seq: int) -> None:
-        """PubAcks for messages from ``first_seq`` on; b"" among ``replies`` asks for none."""
+        """Queue PubAcks for messages from ``first_seq`` on; b"" among ``replies`` requests none."""
         if self._acks and any(replies):
             self._later(self._bus.pub_acks, source, replies, self.prefix, first_seq, b"}")
 
     def counted(self, replies: Sequence[bytes], first_seq: int, totals: Sequence[int]) -> None:
-        """As ``accepted``, for counters: each PubAck has the total."""
+        """Queue PubAcks for counters: the same as ``accepted``, with the total in each."""
         for seq, (reply, total) in enumerate(zip(replies, totals, strict=True), first_seq):
             if self._acks and reply:
                 self._later(self._bus.publish, reply, b"", 0, b'%b%d,"val":"%d"}' % (self.prefix, seq, total))
 
     def duplicate(self, reply: bytes, seq: int) -> None:
-        """The message was stored before, as ``seq``."""
+        """Queue the PubAck of a message that was stored before, as ``seq``."""
         if self._acks and reply:
             self._later(self._bus.publish, reply, b"", 0, b'%b%d,"duplicate": true}' % (self.prefix, seq))
 
     def committed(self, reply: bytes, batch_id: bytes, count: int, seq: int) -> None:
-        """A batch of ``count`` messages is stored, the last one as ``seq``."""
+        """Queue the PubAck of a batch of ``count`` messages, the last one stored as ``seq``."""
         if self._acks and reply:
             self._later(self._bus.publish, reply, b"", 0, self.batch_ack(seq, batch_id, count))
 
     def batch_answered(self, reply: bytes, answer: bytes) -> None:
-        """A fast-ingest batch's answer, from the sequenced state; sent even if the stream does not acknowledge."""
+        """Queue a fast-ingest batch's answer, made from the sequenced state; sent even if the stream does not
+        acknowledge."""
         self._later(self._bus.publish, reply, b"", 0, answer)
 
     def batch_ack(self, seq: int, batch_id: bytes, count: int, duplicate: bool = False) -> bytes:
-        """The bytes of a batch's PubAck."""
+        """Return the bytes of a batch's PubAck."""
         named = json.dumps(batch_id.decode("utf-8", "replace"), ensure_ascii=False).encode()
         before = b',"duplicate": true' if duplicate else b""
         return b'%b%d%b,"batch":%b,"count":%d}' % (self.prefix, seq, before, named, count)
 
     def refused(self, reply: bytes, error: ApiError) -> None:
-        """The message is not stored, as decided from the sequenced state."""
+        """Queue the refusal of a message, which was decided from the sequenced state."""
         if self._acks and reply:
             self._later(self._bus.publish, reply, b"", 0, self._refusal(error))
 
     def _later(self, fn: object, *args: object) -> None:
-        """Send a reply: in log order, or at once in an async stream, whose PubAcks do not wait for the store."""
+        """Send a reply in log order; or at once in an async stream, whose PubAcks do not wait for the store."""
         log = self._log
         if self._async and not log.lease_expired:
             fn(*args)  # type: ignore[operator]
@@ -90,26 +92,30 @@ class Replies:
             log.wait(fn, *args, of=self._stream)  # type: ignore[arg-type]
 
     def withdrawn(self, fn: object, items: list[Any]) -> list[Any]:
-        """``items`` collected for ``pub_acks_each`` without those of this stream, whose messages are not stored."""
+        """Return ``items``, collected for ``pub_acks_each``, without those of this stream, whose messages are not
+        stored."""
         if fn != self._bus.pub_acks_each:
             return items
         prefix = self.prefix
         return [item for at in range(0, len(items), 3) if items[at + 1] != prefix for item in items[at:at + 3]]
 
-    # --- at once ------------------------------------------------------------------------------------------------------
+    # --- sent at once -------------------------------------------------------------------------------------------------
 
     def staged(self, reply: bytes) -> None:
-        """The message is staged for its batch's commit. Publishers count these replies, which reveal no state."""
+        """Reply that the message is staged for its batch's commit.
+
+        Publishers count these replies, which reveal no state.
+        """
         if self._acks and reply:
             self._bus.publish(reply, b"", 0, b"")
 
     def begun(self, reply: bytes, answer: bytes) -> None:
-        """A fast-ingest batch has begun; none of it is stored yet."""
+        """Send the first answer of a fast-ingest batch, of which no message is stored yet."""
         if self._acks:
             self._bus.publish(reply, b"", 0, answer)
 
     def turn_away(self, run: Sequence[Msg]) -> None:
-        """Refuse, at once, publishes for which there is no room: nothing was decided about them."""
+        """Refuse publishes at once because there is no room; nothing was decided about them."""
         if self._log.full:
             self.dropped += sum(not op[1] for op in run)
             self.fail(run, ApiError(ApiErrors.INSUFFICIENT_RESOURCES))
@@ -123,7 +129,7 @@ class Replies:
                 self.dropped += 1
 
     def fail(self, run: Sequence[Msg], error: ApiError) -> None:
-        """Refuse publishes that could not be decided on."""
+        """Refuse publishes whose decision failed."""
         body = self._refusal(error)
         for reply in (op[1] for op in run):
             if reply and self._acks:

@@ -1,10 +1,10 @@
-"""Messages that a stream republishes when they are stored, each with headers that locate it.
+"""Republishes messages of a stream when they are stored, with headers that locate each in the stream.
 
     Nats-Stream, Nats-Subject, Nats-Sequence, Nats-Time-Stamp     of the stored message
-    Nats-Last-Sequence                                            of the previous one with its subject; 0: none
+    Nats-Last-Sequence                                            of the previous message with its subject; 0: none
     Nats-Msg-Size                                                 in place of the payload, with ``headers_only``
 
-Does not own: when they are sent (the log), that none enters a stream during a decision (bus).
+Does not own: the time at which they are sent (the log); the rule that none enters a stream during a decision (bus).
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch.
 """
@@ -31,7 +31,7 @@ _FIRST_LINE = b"NATS/1.0\r\n"
 
 
 def republish(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses nothing: republishes the message when it is stored. The last row, so that it sends what is stored."""
+    """Republish the message when it is stored; refuses nothing. The last check, so that it sends what is stored."""
     given = config.republish
     made = make_transform(given.src.encode(), given.dest.encode()) if given is not None else None
     if given is None or made is None:
@@ -60,8 +60,8 @@ def republish(context: CheckContext, config: StreamConfig) -> Check | None:
             if before is not None:
                 before()
             block = (body[:hlen - 2] if hlen else _FIRST_LINE) + (
-                b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\nNats-Last-Sequence: %d\r\n"
-                % (name, subject, seq, format_time(time_ns).encode(), last_seq))
+                b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n"
+                b"Nats-Last-Sequence: %d\r\n" % (name, subject, seq, format_time(time_ns).encode(), last_seq))
             if headers_only:
                 block += b"Nats-Msg-Size: %d\r\n" % (len(body) - hlen)
             block += b"\r\n"

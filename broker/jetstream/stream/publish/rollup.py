@@ -1,6 +1,6 @@
-"""The checks of roll-ups: which publishes are roll-ups, and what they will remove.
+"""The checks of roll-ups: recognise a roll-up, and plan its removals.
 
-Does not own: finding and removing it (retention.rollup).
+Does not own: finding and removing the messages (retention.rollup).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROLLUP = b"Nats-Rollup"
 
 
 def requested(context: CheckContext, config: StreamConfig) -> Check:
-    """10111."""
+    """Refuse with 10111 a roll-up that is not allowed, or has another value than ``sub`` and ``all``."""
     allowed = config.allow_rollup_hdrs and not config.deny_purge
 
     def check(candidate: Candidate) -> None:
@@ -41,7 +41,7 @@ def requested(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def plan(context: CheckContext, config: StreamConfig) -> Check:
-    """Refuses nothing: finds what the roll-up removes, while the publish may still wait for loading."""
+    """Plan the removals of a roll-up while the publish may still wait for loading; refuses nothing."""
     rollups = context.rollups
 
     def check(candidate: Candidate) -> None:

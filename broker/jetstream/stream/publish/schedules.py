@@ -1,11 +1,11 @@
-"""Scheduled messages: which publishes are schedules, which end one, and what a schedule has the stream publish.
+"""Scheduled messages: the checks of schedules and of messages that end one, and the messages that a schedule publishes.
 
     Nats-Schedule: @every 1h          a schedule: one per subject (it rolls its subject up)
     Nats-Schedule-Target: orders.tick      where it publishes, with headers and payload of the schedule, or of the last
     Nats-Schedule-Source: orders.latest    message of another subject
     Nats-Schedule-Next: purge         with Nats-Scheduler: a message that ends the schedule under that subject
 
-Does not own: when a schedule is due (scheduler), patterns (cron).
+Does not own: the time at which a schedule is due (scheduler), patterns (cron).
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/scheduler.go; ADR-51.
 """
@@ -51,7 +51,7 @@ PURGE: Final = b"purge"
 _AT: Final = b"@at "
 
 _DUE_MIN_NS: Final = 1
-"""The record of schedules gives 0 another meaning."""
+"""Lowest due time: the record of schedules gives 0 another meaning."""
 
 _DUE_MAX_NS: Final = NEVER - 1
 
@@ -62,15 +62,17 @@ _FAMILIES_NOT_PASSED_ON: Final = (b"Nats-Schedule", b"Nats-Expected-")
 
 
 def valid(context: CheckContext, config: StreamConfig) -> Check:
-    """10188 if not allowed; 10189, 10223, 10191, 10192, 10166, 10190, 10203 for a schedule; 10212 for its end.
+    """Refuse with 10188 if not allowed; 10189, 10223, 10191, 10192, 10166, 10190, 10203 for a schedule; 10212 for its
+    end.
 
-    Messages from the stream's own scheduler have passed them already; each schedule publishes once for the time that it fires.
+    Messages from the stream's own scheduler have passed these checks already; each schedule publishes once for each
+    time that it fires.
     """
     scheduler, ahead = context.scheduler, context.live.ahead
 
     @cache
     def stored() -> Filters:
-        """The stream's subjects. Most streams never need them here."""
+        """Return the filters of the stream's subjects. Most streams never need them here."""
         return Filters(config.subjects_bytes)
 
     def check(candidate: Candidate) -> None:
@@ -80,7 +82,8 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
             context.commit_pending(candidate.pending)
             due, purges = scheduler.next_of(name), get(_NEXT, b"") == PURGE
             if due is None or (purges and scheduler.ended_since(name)):
-                # It waited: its schedule has fired again, or has gone, or what came since would be purged with it.
+                # While the message waited, its schedule fired again or was removed, or the purge would remove newer
+                # messages.
                 raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             if purges:
                 candidate.ends = name
@@ -89,7 +92,8 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
             return
         following, pattern = get(_NEXT, b""), get(PATTERN, b"")
         if pattern and not config.allow_msg_schedules and not pattern.startswith(_AT):
-            raise ApiError(ApiErrors.MESSAGE_SCHEDULES_DISABLED)  # without reading it; ``@at`` may stand for no schedule
+            # Refuse without parsing the pattern; only an ``@at`` pattern may stand for no schedule.
+            raise ApiError(ApiErrors.MESSAGE_SCHEDULES_DISABLED)
         at_ns = ahead.decision_ns(candidate.pending.time_ns)
         try:
             found = firing(pattern, get(TIME_ZONE), at_ns, at_ns)
@@ -119,12 +123,14 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def plan(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses nothing: finds the schedule that the message ends, while the publish may still wait for loading."""
+    """Plan the end of the schedule that the message ends, while the publish may still wait for loading; refuses
+    nothing."""
     def check(candidate: Candidate) -> None:
         if candidate.ends:
             pending = candidate.pending
             context.commit_pending(pending)
-            candidate.after = _both(candidate.after, context.rollups.plan(candidate.ends, pending.schedule(candidate.ends)))
+            ending = context.rollups.plan(candidate.ends, pending.schedule(candidate.ends))
+            candidate.after = _both(candidate.after, ending)
     return check if config.allow_msg_schedules else None
 
 
@@ -168,11 +174,11 @@ def _publishable(subject: bytes) -> bool:
 
 
 def firing(pattern: bytes, zone_name: bytes | None, after_ns: int, now_ns: int) -> Firing | None:
-    """Return when a schedule fires; None if there is no pattern, or one that stands for none: Go's zero time.
+    """Return when a schedule fires; None if there is no pattern, or a pattern that stands for none (Go's zero time).
 
-    The time is within the range that can be stored. A schedule for a later time fires at the end of that range, in the
-    year 2262. (On nats-server the number wraps around, and such a schedule fires at once.) All times before 1970 count
-    as passed.
+    The result is within the range of times that can be stored. A schedule for a later time fires at the end of that
+    range, in the year 2262. (On nats-server the number wraps around, and such a schedule fires at once.) All times
+    before 1970 count as passed.
 
     Raises: ApiError 10223, 10189.
     """
@@ -186,7 +192,7 @@ def firing(pattern: bytes, zone_name: bytes | None, after_ns: int, now_ns: int) 
         return None
     try:
         found = fires_at(pattern.decode(), zone, after_ns, now_ns)
-    except ValueError:  # UnicodeDecodeError is one
+    except ValueError:  # includes UnicodeDecodeError
         raise ApiError(ApiErrors.MESSAGE_SCHEDULES_PATTERN_INVALID) from None
     if found.at_ns == ZERO_TIME_NS:
         return None
@@ -194,10 +200,10 @@ def firing(pattern: bytes, zone_name: bytes | None, after_ns: int, now_ns: int) 
 
 
 def produced(schedule: bytes, subject: bytes, content: bytes, following: bytes) -> bytes:
-    """The headers of a message that a schedule publishes.
+    """Return the headers of a message that a schedule publishes.
 
-    Args: ``schedule``: its header block; ``content``: that of the message to pass on; ``following``: the time of the
-        next firing, or ``PURGE``.
+    Args: ``schedule``: the schedule's header block; ``content``: the header block of the message to pass on;
+        ``following``: the time of the next firing, or ``PURGE``.
     """
     dropped = {name for name, _ in header_block.items(content)
                if name.startswith(_FAMILIES_NOT_PASSED_ON) or name in _NOT_PASSED_ON}
@@ -210,5 +216,5 @@ def produced(schedule: bytes, subject: bytes, content: bytes, following: bytes) 
 
 
 def zone_of(schedule: bytes) -> bytes | None:
-    """The name of the time zone in a schedule's headers."""
+    """Return the name of the time zone in a schedule's headers."""
     return header_block.get(schedule, TIME_ZONE)

@@ -1,18 +1,19 @@
-"""Turns publishes into messages of a stream, or refusals, by the live state at their turn.
+"""Decides on publishes by the live state at their turn, and turns them into messages of a stream, or refusals.
 
-Owns: the order of a run, its sequences, and which of its messages are appended at once. Does not own: the checks (checks),
-appending what passed them (appender), the live state (live), the subjects (subject_state), the ids (dedupe), removal by limits
-afterwards (retention), waiting for a turn (queue), the bytes of replies (replies).
+Owns: the order of a run, its sequences, and which of its messages are appended at once. Does not own: the checks
+(checks), appending accepted messages (appender), the live state (live), the subjects (subject_state), the ids (dedupe),
+removal by limits afterwards (retention), waiting for a turn (queue), the bytes of replies (replies).
 
     run of publishes ─┬─ no check concerns one message ──> one append, one waiter for all its PubAcks    (``_bulk``)
                       ├─ the same, and a single message ─> the shortest way: many streams in turn        (``run_one``)
-                      └─ headers or limits that decide ──> message by message, appended as runs          (``_one_by_one``)
-                                                            └──> members of batches                       (batching)
+                      └─ headers or limits that decide ──> message by message, appended as runs       (``_one_by_one``)
+                                                            └──> members of batches                      (batching)
     messages copied from another stream ─────────────────> message by message, or all at once            (``copy``)
 
 Refusals come before sequencing, never after: an appended message gets a PubAck or no answer. A decision that needs data
-not in memory raises ``NotLoaded`` before changing anything; the rest of the run then waits at the head of the queue.
-Nothing enters the stream during a decision (see bus). What an unexpected error leaves behind: see appender.
+that is not in memory raises ``NotLoaded`` before changing anything; the rest of the run then waits at the head of the
+queue. Nothing else enters the stream during a decision (see bus). The appender restores a right state after an
+unexpected error.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ if TYPE_CHECKING:
 __all__ = ["Sequencer"]
 
 _CEILING_MARGIN = 32_768
-"""An async stream asks for its next ceiling this many sequences before it needs it."""
+"""An async stream requests its next ceiling this many sequences before it needs it."""
 
 _DECISION_WORK = 16
-"""What a message that is decided by itself costs, in messages of a run that is sequenced as a whole: 15 to 25 µs."""
+"""Cost of a message decided by itself, in messages of a run that is sequenced as a whole: 15 to 25 µs."""
 
 
 class Sequencer:
-    """The publishing side of one stream. ``configure`` follows each change of its configuration."""
+    """The publishing side of one stream. Call ``configure`` after each change of its configuration."""
 
     def __init__(self, parts: StreamParts, context: CheckContext, ceiling: SequenceCeiling, appender: Appender,
                  blocked: BlockedPublish, batching: Batching, replies: Replies) -> None:
@@ -87,7 +88,7 @@ class Sequencer:
         self._prefix = self.replies.prefix
 
     def reset_checks(self) -> None:
-        """The stream's last sequence was set, not counted up: it determines which checks are needed."""
+        """Select the checks again, after the stream's last sequence was set instead of counted up."""
         self.checks: Checks | None = None
         self._batching.reset_checks()
         self._checks_of_copies: Checks | None = None
@@ -98,9 +99,9 @@ class Sequencer:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def run(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> int:
-        """Sequence ops[start:end]; what must wait goes back to the queue.
+        """Sequence ops[start:end]; messages that must wait go back to the queue.
 
-        Returns: the work that this was, in messages of a run that is sequenced as a whole.
+        Returns: the cost of this call, in messages of a run that is sequenced as a whole.
         """
         live = self._live
         work = end - start
@@ -123,7 +124,7 @@ class Sequencer:
             work = _DECISION_WORK * (done - start)
             self._count_work(work)
             if done < end:
-                # The queue is busy with the publish before, or with this one, so the rest of the run comes next.
+                # The queue is busy with the preceding publish, or with this one, so the rest of the run comes next.
                 self._queue.requeue((ops, done, end, source, now_ns))
         try:
             if self._limited:
@@ -136,7 +137,10 @@ class Sequencer:
         return work
 
     def _decide_traced(self, msg: TracedMsg, source: Source | None, now_ns: int, time_ns: int) -> Msg | None:
-        """Tell a message's trace what becomes of it. Returns: it, as it is published; None if it is not, or has to wait."""
+        """Report the decision on a traced message to its trace.
+
+        Returns: the message to publish; None if it must not be published, or has to wait.
+        """
         try:
             untraced = traces.decide(msg, source, time_ns, self.context, self._config, self.replies)
             if untraced is None:
@@ -153,8 +157,10 @@ class Sequencer:
         return None
 
     def run_one(self, msg: Msg, now_ns: int) -> bool:
-        """``run`` for a single message that needs no checks, which is how publishes to many streams in turn arrive.
-        Returns: False if it needs ``run``."""
+        """Sequence a single message that needs no checks, as publishes to many streams in turn arrive.
+
+        Returns: False if the message needs ``run``.
+        """
         subject, reply, hlen, body = msg
         size = len(body)
         if (not self._plain or hlen or size > RECORD_BYTES_MAX // 2 or 0 <= self._max_msg_size < size
@@ -184,8 +190,11 @@ class Sequencer:
         return True
 
     def append_batch(self, msgs: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
-        """Append the messages of an atomic batch, which have no headers but its own; False: they have to be checked one by one.
-        Raises: ApiError after an unexpected error, which left none in the stream."""
+        """Append the messages of an atomic batch, which have no headers but the batch's own.
+
+        Returns: False if they must be checked one by one. Raises: ApiError after an unexpected error; then none of them
+            is in the stream.
+        """
         last_seq = self._live.last_seq
         try:
             return self._bulky and self._bulk(msgs, source, time_ns, batched=True)
@@ -196,7 +205,10 @@ class Sequencer:
             return True
 
     def _all_at_once(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
-        """``_bulk``. False: decide message by message, which also finds the one that causes an unexpected error."""
+        """Call ``_bulk``; return False if messages must be decided one by one.
+
+        That also isolates the message that causes an unexpected error.
+        """
         last_seq = self._live.last_seq
         try:
             return self._bulk(run, source, time_ns)
@@ -205,7 +217,7 @@ class Sequencer:
             return self._live.last_seq > last_seq
 
     def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int, batched: bool = False) -> bool:
-        """Append a whole run at once, if no message in it has to be checked on its own; ``batched``: see ``whole``."""
+        """Append a whole run at once if no message in it needs checks of its own; ``batched``: see ``append_batch``."""
         subjects: Sequence[bytes]
         replies: Sequence[bytes]
         bodies: Sequence[bytes]
@@ -267,7 +279,7 @@ class Sequencer:
         return True
 
     def _one_by_one(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, time_ns: int) -> int:
-        """Decide each message; returns the index of the first one that must wait, or ``end``."""
+        """Decide each message; return the index of the first one that must wait, or ``end``."""
         replies = self.replies
         pending = Pending(self._live.last_seq + 1, source, time_ns, self.appender.append)
         candidate = Candidate(pending)
@@ -313,11 +325,13 @@ class Sequencer:
 
     def copy(self, run: Sequence[Msg], first_seq: int, time_ns: int,
              stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
-        """Append messages of another stream, with the sequences from ``first_seq`` on (0: the next) at ``time_ns`` or later.
+        """Append messages of another stream, with the sequences from ``first_seq`` on (0: the next ones).
 
-        ``stored(n)``: the first ``n`` of them are in the stream, or were before. Nothing waits for the log here: the
-        caller calls ``log.urgent`` when its own state is complete.
-        Returns: why the next one is not stored, or None: all are.
+        They get ``time_ns`` or a later time. Nothing waits for the log here: the caller calls ``log.urgent`` when its
+        own state is complete.
+
+        Args: ``stored(n)`` is called when the first ``n`` of them are in the stream, now or from before.
+        Returns: the reason why the next message is not stored; None if all are.
         """
         live = self._live
         if first_seq > live.last_seq + 1:
@@ -341,7 +355,8 @@ class Sequencer:
             self.appender.handle_unexpected(unexpected, index=True)
         return error
 
-    def _copy_one_by_one(self, run: Sequence[Msg], time_ns: int, stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
+    def _copy_one_by_one(self, run: Sequence[Msg], time_ns: int,
+                         stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
         accepted, failed = 0, False
 
         def append(pending: Pending) -> bool:
@@ -381,7 +396,7 @@ class Sequencer:
     def _accept(self, pending: Pending, checks: Checks, candidate: Candidate, msg: Msg) -> Callable[[], None] | None:
         """Add one message to ``pending``. Returns: the follow-up to run when it is appended, or None.
 
-        Raises: ApiError or Duplicate when it is not stored; NotLoaded.
+        Raises: ApiError or Duplicate if it is not stored; NotLoaded.
         """
         candidate.begin(msg)
         try:
@@ -397,14 +412,15 @@ class Sequencer:
         return self.add(pending, candidate)
 
     def add(self, pending: Pending, candidate: Candidate) -> Callable[[], None] | None:
-        """``_accept`` for a message that has passed its checks."""
+        """Add a message that has passed its checks to ``pending``; return its follow-up, as ``_accept``."""
         subject, size = candidate.subject, candidate.size
         replaced: Sequence[tuple[int, int]] = ()
         if (index := candidate.index) is not None:
             pending.indexed = True
             replaced = self._index(index, subject, pending.last_seq + 1, size, bool(candidate.rollup))
             pending.indexed = False
-        pending.add((subject, candidate.reply, candidate.hlen, candidate.body), size, candidate.msg_id, replaced, candidate.ttl)
+        pending.add((subject, candidate.reply, candidate.hlen, candidate.body), size, candidate.msg_id, replaced,
+                    candidate.ttl)
         if candidate.due is not None:
             seq, due_ns = candidate.due
             pending.due.append((seq or pending.last_seq, due_ns))
@@ -412,9 +428,12 @@ class Sequencer:
             pending.count(subject, candidate.total)
         return candidate.after
 
-    def _index(self, index: SubjectIndex, subject: bytes, seq: int, size: int, rollup: bool) -> Sequence[tuple[int, int]]:
-        """Add a message to the index of a stream that limits subjects; returns (sequence, size) of those it replaces, none
-        for a roll-up, which has a plan."""
+    def _index(self, index: SubjectIndex, subject: bytes, seq: int, size: int,
+               rollup: bool) -> Sequence[tuple[int, int]]:
+        """Add a message to the index of a stream that limits subjects.
+
+        Returns: (sequence, size) of the messages that it replaces; none for a roll-up, whose removals are planned.
+        """
         if not rollup:
             return index.add_run((subject,), (size,), seq, self._per_subject, self._live.first_seq)
         index.add(subject, seq, size)

@@ -1,4 +1,4 @@
-"""The header of messages that a stream copied from another: clients may not set it."""
+"""The check of the header that marks messages copied from another stream: clients may not set it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = b"Nats-Stream-Source"
 
 
 def forged(context: CheckContext, config: StreamConfig) -> Check:
-    """10227."""
+    """Refuse the header with 10227."""
     def check(candidate: Candidate) -> None:
         if candidate.headers[SOURCE]:
             raise ApiError(ApiErrors.MESSAGE_SOURCE_HDR_NOT_ALLOWED)

@@ -1,14 +1,15 @@
-"""Large atomic batches: their messages go to the store while they arrive, and join the stream when the batch is committed.
+"""Large atomic batches: their messages are written to the store while they arrive, and join the stream at the commit.
 
     message ──> batch in memory ── every SPILL_BYTES ──> put as a staged run
                    │                                        │
-                   └─ headers stay, for the commit's checks └─ joined by one record (stream.appending), or let go
+                   └─ headers stay, for the commit's checks └─ joined by one record (stream.appending), or deleted
 
-A run that no commit has named is nobody's: after a crash the inbox sweeps it, like all staged runs that nobody asked for.
+A run that no commit names belongs to no stream: after a crash the inbox deletes it, as it deletes all unused staged
+runs.
 
-Owns: writing the runs, and deleting those of a batch that is dropped. Does not own: the batch (atomic), its checks
-(batching), how the messages become the stream's (stream.appending), what all batches may write at a time (inflight), nor what
-those of an account may have in the store (usage).
+Owns: writing the runs, and deleting the runs of a batch that is dropped. Does not own: the batch (atomic), its checks
+(batching), how the messages join the stream (stream.appending), the limit on concurrent writes of all batches
+(inflight), the limit on an account's staged bytes (usage).
 """
 
 from __future__ import annotations
@@ -40,28 +41,34 @@ __all__ = ["BLOCKS_MAX", "SPILL_BYTES", "Spill", "may_spill"]
 _log = logging.getLogger(__name__)
 
 SPILL_BYTES: Final = 16 << 20
-"""A batch that has more than this in memory is written, as one run. Smaller ones are stored in the stream's own block."""
+"""A batch with more bytes than this in memory is written as one run.
+
+A smaller batch goes into the stream's own block.
+"""
 
 BLOCKS_MAX: Final = 1024
-"""Blocks of one batch, 4 MiB or one larger message each: they are named by one record."""
+"""Maximum number of blocks of one batch, which one record names; a block has 4 MiB or one larger message."""
 
 _IDS: Final = frozenset((MSG_ID,))
 
 
 def may_spill(config: StreamConfig) -> bool:
-    """Whether the stream stores messages as they arrive. Otherwise what the commit decides is in them, or their bodies are needed
-    once more."""
+    """Return whether the stream stores messages as they arrive.
+
+    In other streams the commit changes messages, or needs their bodies again.
+    """
     return config.storage != "memory" and not (
         config.allow_msg_counter or config.allow_msg_schedules or config.subject_transform or config.republish)
 
 
 class Spill:
-    """What of one batch is in the store, or on its way there.
+    """The part of one batch that is in the store, or being written.
 
-    Attributes: ``payloads``: the bytes of payload of each message, in the batch's order; ``blocks``: how many they are in.
+    Attributes: ``payloads``: length of each message's payload, in the batch's order; ``blocks``: number of blocks.
     """
 
-    __slots__ = ("_ended", "_inflight", "_log", "_named", "_parts", "_runs", "_staged_bytes", "_usage", "blocks", "payloads")
+    __slots__ = ("_ended", "_inflight", "_log", "_named", "_parts", "_runs", "_staged_bytes", "_usage", "blocks",
+                 "payloads")
 
     def __init__(self, parts: StreamParts, inflight: Inflight) -> None:
         self.payloads: list[int] = []
@@ -75,16 +82,18 @@ class Spill:
 
     @property
     def writing(self) -> bool:
-        """Whether some of it is still on its way."""
+        """True while some run is being written."""
         return not all(task.done() for _, task in self._runs)
 
     def refusal(self, size: int) -> int:
-        """The error code that refuses ``size`` bytes more, or 0."""
+        """Return the error code that refuses ``size`` more bytes, or 0."""
         return self._usage.staging_refusal(size, self._parts.clock.now_ns())
 
     def write(self, msgs: Sequence[Msg], source: Source | None) -> tuple[list[Msg], int]:
-        """Write the next messages of the batch, in the background; returns what has to be kept of them, which is their headers,
-        and how many bytes less that is."""
+        """Write the next messages of the batch in the background.
+
+        Returns: the messages with their headers alone, which must be kept; and the number of bytes that this frees.
+        """
         parts, writing = self._parts, self._inflight.writing
         rows, left, freed, copied, staged = [], [], 0, 0, 0
         for subject, _, hlen, body in msgs:
@@ -106,27 +115,31 @@ class Spill:
         position, run_id = staged_position(parts.clock.now_ns()), parts.rng.getrandbits(64) or 1
         key = StreamPaths(parts.account, parts.name, parts.stream_id).run(position, run_id)
         writing.keys.add(key)
-        # Until they are written, headers are in memory twice.
+        # Until the run is written, its headers are in memory twice.
         self._inflight.staged_bytes += copied
         writing.began(freed + copied, source)
-        task = asyncio.get_running_loop().create_task(self._put(key, position, run_id, blocks), name=f"batch {parts.name}")
+        task = asyncio.get_running_loop().create_task(self._put(key, position, run_id, blocks),
+                                                      name=f"batch {parts.name}")
         task.add_done_callback(partial(self._done, freed + copied))
         self._runs.append((key, task))
         return left, freed
 
     async def written(self) -> list[BlockRef]:
-        """All blocks, in order, once they are in the store. Raises: StoreError or what else kept one from it."""
+        """Return all blocks, in order, once they are in the store.
+
+        Raises: StoreError, or another error that kept one out.
+        """
         blocks: list[BlockRef] = []
         for _, task in self._runs:
             blocks += await asyncio.shield(task)
         return blocks
 
     def joined(self) -> None:
-        """A record is on its way that names the runs."""
+        """Keep the runs in the store: a record that names them is being written."""
         self._named = True
 
     def end(self) -> None:
-        """The batch has joined, or never will: then delete what was written of it."""
+        """Release the batch, which has joined or never will; in the latter case, delete its runs."""
         if self._ended:
             return
         self._ended = True
@@ -138,7 +151,8 @@ class Spill:
             return
         for _, task in self._runs:
             task.cancel()
-        # One whose put was cancelled may land behind its deletion: the inbox sweeps it. So it does with all when the log ends.
+        # A cancelled put may still reach the store after the deletion. The inbox deletes that object, and also all runs
+        # if the log has ended.
         if keys and self._log.room():
             writing.release_runs(keys)
 
@@ -154,7 +168,8 @@ class Spill:
             if holder is not None:
                 raise describe(holder, key)
 
-        # A refusal ends the wait: until its batch is decided, all requests to the stream may wait, also the purge that makes room.
+        # A refusal ends the wait: until the batch is decided, all requests to the stream may wait, even a purge that
+        # would make room.
         await until_answered(put, parts.rng, lambda error: isinstance(error, StoreRefused) or log.failure is not None,
                              lambda error: _log.warning("a batch waits for the store: cannot put %s: %s", key, error))
         return list(refs)
@@ -163,4 +178,4 @@ class Spill:
         self._inflight.staged_bytes -= size
         self._inflight.writing.ended(size)
         if not task.cancelled():
-            task.exception()  # ``written`` raises it, if the batch comes to its commit
+            task.exception()  # ``written`` raises it, if the batch is committed

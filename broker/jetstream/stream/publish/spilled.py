@@ -1,12 +1,12 @@
 """Commits an atomic batch whose messages are in the store (``spill``).
 
-    the commit ──> the rest is written ──> all is there ──> checks ──> one record ──> persisted ──> PubAck
-                                                              └─> refused: the runs are let go
+    the commit ──> write the rest ──> all is in the store ──> checks ──> one record ──> persisted ──> PubAck
+                                                                └─> refused: the runs are deleted
 
-The stream's queue is busy with it, so that what is published after the commit comes after the batch. The checks are those of
-any batch, on what was kept of the messages: headers, and sizes of payloads.
+The stream's queue is busy during the commit, so publishes after it come after the batch. The checks are those of any
+batch. They use the parts of the messages that are in memory: headers, and lengths of payloads.
 
-Owns: these steps. Does not own: the record, and how the messages become the stream's (``Joins``).
+Owns: these steps. Does not own: the record, and how the messages join the stream (``Joins``).
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ __all__ = ["Arrival", "Joins", "SpilledCommits"]
 
 
 class Arrival(NamedTuple):
-    """Checked messages that are about to join: all at ``time_ns``; their ids and the last one's, their TTLs as (sequence,
-    seconds), and what follows from them (``Candidate.after``)."""
+    """Checked messages that are about to join, all at ``time_ns``.
+
+    Attributes: ``ids``: message ids and their sequences; ``last_id``: the last message's id; ``ttls``: (sequence,
+        seconds);
+        ``afters``: their follow-ups (``Candidate.after``).
+    """
 
     time_ns: int
     ids: dict[bytes, int]
@@ -48,14 +52,22 @@ class Arrival(NamedTuple):
 
 
 class Joins(Protocol):
-    """What lets messages that are in the store join the stream."""
+    """The part of the stream that lets messages in the store join it."""
 
-    async def join(self, blocks: Sequence[BlockRef], check: Callable[[], Arrival], recorded: Callable[[], object]) -> None:
-        """``check`` raises ApiError or NotLoaded; ``recorded`` is called when a record is on its way that names the blocks."""
+    async def join(self, blocks: Sequence[BlockRef], check: Callable[[], Arrival],
+                   recorded: Callable[[], object]) -> None:
+        """Let ``blocks`` join the stream.
+
+        Args: ``check`` raises ApiError or NotLoaded. ``recorded`` is called when a record that names the blocks is
+            being written.
+        """
 
 
 class SpilledCommits:
-    """Those of one stream. Args: ``check`` checks the messages of a batch, which it is given with room for what it accepts."""
+    """The commits of one stream.
+
+    Args: ``check`` checks the messages of a batch, and puts the accepted ones into the given ``Pending``.
+    """
 
     def __init__(self, parts: StreamParts, replies: Replies, joins: Joins,
                  check: Callable[[Batch, Pending], list[Candidate]]) -> None:
@@ -63,7 +75,7 @@ class SpilledCommits:
 
     def begin(self, atomic: AtomicBatches, batch: Batch, spill: Spill, reply: bytes, source: Source | None,
               appender: Appender) -> None:
-        """Commit ``batch``; publishes and requests to the stream wait for that."""
+        """Commit ``batch``; publishes and requests to the stream wait until that is done."""
         atomic.detach(batch)
         atomic.write(batch, source)
         self._parts.queue.begin()
@@ -74,7 +86,8 @@ class SpilledCommits:
         atomic.end(batch)
         self._parts.queue.end()
 
-    async def _commit(self, batch: Batch, spill: Spill, reply: bytes, source: Source | None, appender: Appender) -> None:
+    async def _commit(self, batch: Batch, spill: Spill, reply: bytes, source: Source | None,
+                      appender: Appender) -> None:
         error = ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         try:
             blocks = await spill.written()
@@ -86,17 +99,18 @@ class SpilledCommits:
                 return
             if isinstance(failed, StoreFull):
                 error = ApiError(ApiErrors.INSUFFICIENT_RESOURCES)
-            self._parts.tasks.warn("a batch is refused, since it or what it depends on cannot be stored or read: %s", failed,
-                                   unexpected=not isinstance(failed, (StoreError, FormatError, Stuck)))
+            unexpected = not isinstance(failed, (StoreError, FormatError, Stuck))
+            self._parts.tasks.warn("a batch is refused, since it or what it depends on cannot be stored or read: %s",
+                                   failed, unexpected=unexpected)
         else:
             self._replies.committed(reply, batch.batch_id, len(batch.msgs), self._parts.live.last_seq)
             return
         self._replies.refused(reply, error)
 
     def _arrival(self, batch: Batch, spill: Spill, source: Source | None, appender: Appender) -> Arrival:
-        """The messages as they would join now. Raises: ApiError; NotLoaded."""
+        """Return the messages as they would join now. Raises: ApiError; NotLoaded."""
         live, config = self._parts.live, self._parts.stream.config
-        # The stream may have been changed since the commit came.
+        # The stream may have been changed since the commit arrived.
         if config.sealed:
             raise ApiError(ApiErrors.STREAM_SEALED)
         if not config.allow_atomic:
@@ -110,6 +124,7 @@ class SpilledCommits:
         for msg, candidate in zip(batch.msgs, found, strict=True):
             if (candidate.subject, candidate.hlen) != (msg[0], msg[2]):
                 raise RuntimeError("a message changed after it was written")
-        return Arrival(time_ns, {one.msg_id: first_seq + at for at, one in enumerate(found) if one.msg_id}, found[-1].msg_id,
+        ids = {one.msg_id: first_seq + at for at, one in enumerate(found) if one.msg_id}
+        return Arrival(time_ns, ids, found[-1].msg_id,
                        [(first_seq + at, one.ttl) for at, one in enumerate(found) if one.ttl],
                        [partial(appender.follow_up, one.after) for one in found if one.after is not None])

@@ -1,7 +1,7 @@
 """The latest totals of a stream's counters, so that a busy counter is not read from its last message each time.
 
-Owns: parsing a counter's stored message, and caching that for some subjects. Does not own: a subject's last message
-(subject_state), reading it (queries).
+Owns: parsing a counter's stored message, and caching the totals of some subjects. Does not own: a subject's last
+message (subject_state), reading it (queries).
 
 Source: nats-server, server/stream.go, CounterValue, CounterSources.
 """
@@ -23,22 +23,22 @@ __all__ = ["DIGITS_MAX", "SOURCES", "TOTAL_DIGITS_MAX", "Sources", "Total", "Tot
 SOURCES: Final = b"Nats-Counter-Sources"
 
 DIGITS_MAX: Final = 4000
-"""Of an increment: far beyond any count."""
+"""Maximum digits of an increment: far beyond any count."""
 
 TOTAL_DIGITS_MAX: Final = 4200
-"""Of a total: within Python's default limit for conversion."""
+"""Maximum digits of a total: within Python's default limit for conversion."""
 
 _TOTALS_MAX: Final = 8192
-"""Totals cached for one stream."""
+"""Maximum number of totals cached for one stream."""
 
 _SOURCES_MAX: Final = 1 << 18
-"""Origins' subjects in them, about 50 MiB."""
+"""Maximum number of sources' subjects in the cached totals, about 50 MiB."""
 
 _TOTALS_MIN: Final = 1024
-"""Kept whatever their size: an atomic batch needs as many at once."""
+"""Number of totals that are kept whatever their size: an atomic batch needs as many at once."""
 
 Sources = dict[str, dict[str, str]]
-"""Stream → subject → the total that last came from there."""
+"""Stream → subject → the last total copied from there."""
 
 
 class Total(NamedTuple):
@@ -47,18 +47,18 @@ class Total(NamedTuple):
     value: int
     sources: Sources
     broken: bool = False
-    """Whether the message is not a counter's: then nothing can be added."""
+    """True if the message is not a counter's; then nothing can be added to it."""
     as_stored: bool = True
-    """Whether the stored message says the same; if not, later publishes read it."""
+    """True if the stored message has the same content; if not, later publishes read the message."""
 
     @property
     def sources_count(self) -> int:
-        """How many origins' subjects it has a total of."""
+        """Number of sources' subjects of which it has a total."""
         return sum(len(totals or ()) for totals in self.sources.values()) if self.sources else 0
 
     @classmethod
     def of(cls, headers: bytes, payload: bytes) -> Total:
-        """Parse a stored message."""
+        """Parse a stored message; ``broken`` is set if it is not a counter's."""
         try:
             value = ""
             body = unmarshal(payload)
@@ -81,22 +81,19 @@ _NOTHING: Final = Total(0, {})
 
 
 class Totals:
-    """The latest totals of one stream.
-
-    Args: ``get`` reads a message.
-    """
+    """The latest totals of one stream, cached by subject."""
 
     __slots__ = ("_latest", "_queries", "_sources", "_subjects")
 
     def __init__(self, parts: StreamParts) -> None:
         self._subjects, self._queries = parts.subjects, parts.queries
         self._latest: dict[bytes, tuple[int, Total]] = {}
-        """Subject → sequence of its last message, and the total; the latest last."""
+        """Subject → (sequence of its last message, total); the most recently used subject is last."""
         self._sources = 0
-        """Origins' subjects in them."""
+        """Number of sources' subjects in the cached totals."""
 
     def of(self, subject: bytes) -> Total:
-        """The total of ``subject``, from its last message. Raises: NotLoaded."""
+        """Return the total of ``subject``, from its last message. Raises: NotLoaded."""
         seq = self._subjects.last(subject)
         if not seq:
             return _NOTHING
@@ -106,7 +103,7 @@ class Totals:
         return known[1]
 
     def remember(self, subject: bytes, seq: int, total: Total) -> None:
-        """The last message of ``subject`` is ``seq``, with this total."""
+        """Cache the total of ``subject``, whose last message is ``seq``."""
         latest = self._latest
         if subject in latest:
             self._forget(subject)
@@ -120,7 +117,7 @@ class Totals:
 
     async def _load(self, subject: bytes, seq: int) -> None:
         msg = await self._queries.get(seq)
-        if msg is not None:  # otherwise it was just removed, and another one is the last
+        if msg is not None:  # otherwise the message was just removed, and another one is the last
             self.remember(subject, seq, Total.of(msg.headers, msg.payload))
 
 

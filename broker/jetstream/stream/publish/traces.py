@@ -1,10 +1,10 @@
-"""What a stream tells the trace of a message: what it decides about it.
+"""Reports a stream's decision on a message to the message's trace.
 
-Owns: judging a traced message in advance, by the checks of any publish, and refusing one that is for the trace alone.
-Does not own: storing or refusing others afterwards (sequencer), the trace (protocol.traced).
+Owns: deciding about a traced message in advance, by the checks of any publish; refusing a message that is only traced.
+Does not own: storing or refusing other messages afterwards (sequencer), the trace (protocol.traced).
 
-    checks up to where nats-server knows the subject and the interest ──> told
-    the others, unless the message is for the trace alone             ──> an error of theirs is told, too
+    checks up to where nats-server knows the subject and the interest ──> reported
+    the other checks, unless the message is only traced               ──> their error is reported, too
 
 A message that is stored is not traced again when it is delivered: its ``Nats-Trace-Dest`` is disabled.
 
@@ -37,7 +37,7 @@ __all__ = ["decide"]
 _KNOWN = next(at for at, rule in enumerate(TABLE) if rule.make is unwanted.unwanted)
 
 _PLAIN = (ApiErrors.STREAM_NOT_MATCH, ApiErrors.STREAM_STORE_FAILED, ApiErrors.STREAM_ROLLUP_FAILED)
-"""Errors that nats-server shows without their number."""
+"""Errors that nats-server shows in traces without their number."""
 
 _OTHER_WORDS = {ApiErrors.STREAM_MESSAGE_EXCEEDS_MAXIMUM: "maximum payload exceeded",
                 ApiErrors.STREAM_HEADER_EXCEEDS_MAXIMUM: "maximum payload exceeded",
@@ -46,8 +46,11 @@ _OTHER_WORDS = {ApiErrors.STREAM_MESSAGE_EXCEEDS_MAXIMUM: "maximum payload excee
 
 def decide(msg: TracedMsg, source: Source | None, time_ns: int, context: CheckContext, config: StreamConfig,
          replies: Replies) -> Msg | None:
-    """Decide about a message, and tell its trace. Returns: the message as the stream is to take it, and will decide about
-    it in the same way; None: it was for the trace alone. Raises: NotLoaded; nothing is told then."""
+    """Decide about a message, and report the decision to its trace.
+
+    Returns: the message for the stream, which will decide about it in the same way; None if it was only traced.
+    Raises: NotLoaded; then nothing is reported.
+    """
     stored = None if msg.trace.only else _untraced(msg)
     candidate = Candidate(Pending(context.live.last_seq + 1, source, time_ns, lambda pending: True))
     candidate.begin(stored or msg)
@@ -59,7 +62,7 @@ def decide(msg: TracedMsg, source: Source | None, time_ns: int, context: CheckCo
         if stored is not None and not no_interest:
             _check(candidate, Checks(context, config, TABLE[_KNOWN:]))
     except (BatchMember, FastMember):
-        # The batch decides later, and only what is really published can belong to it.
+        # The batch decides later, and only a message that is really published can belong to it.
         pass
     except Duplicate as duplicate:
         error = "msgid is duplicate"
@@ -85,14 +88,16 @@ def _untraced(msg: Msg) -> Msg:
 
 
 def _words(error: ApiError, candidate: Candidate) -> str:
-    """The error as nats-server's traces show it."""
+    """Return the error as nats-server's traces show it."""
     code, text = error.err_code, error.description
     if code == ApiErrors.STREAM_WRONG_LAST_SEQUENCE:
         last = text.rpartition(" ")[2]
         by_subject = candidate.headers.get(expectations.LAST_SUBJECT_SEQUENCE)
         expected = by_subject or candidate.headers.get(expectations.LAST_SEQUENCE) or b""
-        return f"last sequence{' by subject' if by_subject else ''} mismatch: {expected.decode('utf-8', 'replace')} vs {last}"
+        how = " by subject" if by_subject else ""
+        return f"last sequence{how} mismatch: {expected.decode('utf-8', 'replace')} vs {last}"
     if code == ApiErrors.STREAM_WRONG_LAST_MSG_ID:
         expected = candidate.headers.get(expectations.LAST_MSG_ID) or b""
-        return f'last msgid mismatch: "{expected.decode("utf-8", "replace")}" vs "{text.removeprefix("wrong last msg ID: ")}"'
+        last_id = text.removeprefix("wrong last msg ID: ")
+        return f'last msgid mismatch: "{expected.decode("utf-8", "replace")}" vs "{last_id}"'
     return _OTHER_WORDS.get(code) or (text if code in _PLAIN else f"{text} ({code})")

@@ -1,6 +1,6 @@
 """The subject under which a message is stored, in a stream that transforms subjects.
 
-Does not own: what the stream is subscribed to, which are the subjects as published.
+Does not own: the stream's subscriptions, which have the subjects as published.
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch.
 """
@@ -22,7 +22,10 @@ __all__ = ["transform"]
 
 
 def transform(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10054, if the subject becomes too long. A subject that does not match the transform's source is kept."""
+    """Transform the subject; refuse with 10054 if it becomes too long.
+
+    A subject that does not match the transform's source is kept.
+    """
     given = config.subject_transform
     made = make_transform(given.src.encode(), given.dest.encode()) if given is not None else None
     if made is None:

@@ -1,6 +1,6 @@
-"""A message's time to live: whether it is allowed, and its value.
+"""A message's time to live: the checks of its header.
 
-Does not own: when messages expire (retention.ttl).
+Does not own: the expiry of messages (retention.ttl).
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch, parseMessageTTL.
 """
@@ -27,11 +27,11 @@ TTL = b"Nats-TTL"
 _SECOND = 1_000_000_000
 
 TTL_INVALID = -2
-"""What ``parse_ttl`` returns for text that is not a TTL."""
+"""Result of ``parse_ttl`` for text that is not a TTL."""
 
 
 def disabled(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10166."""
+    """Refuse a TTL with 10166 if the stream does not allow any."""
     def check(candidate: Candidate) -> None:
         if (text := candidate.headers.get(TTL)) and parse_ttl(text) not in (0, TTL_INVALID):
             raise ApiError(ApiErrors.MESSAGE_TTL_DISABLED)
@@ -39,8 +39,11 @@ def disabled(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def valid(context: CheckContext, config: StreamConfig) -> Check:
-    """10165; otherwise sets the message's TTL, at least that of a delete marker: an existing marker would otherwise
-    outlive the message, which would leave none."""
+    """Refuse an invalid TTL with 10165; otherwise set the message's TTL.
+
+    A TTL is raised to at least that of a delete marker. Otherwise an existing marker could outlive the message, which
+    then would not leave a marker of its own.
+    """
     least = config.subject_delete_marker_ttl // _SECOND if config.max_msgs_per_subject != 1 else 0
     allowed = config.allow_msg_ttl
 
@@ -62,8 +65,10 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def marker(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses a delete marker of the stream's own if the message that it is for is not the last of its subject any more: the
-    marker waited behind a later one, which it would remove."""
+    """Refuse the stream's own delete marker if its message is no longer the last of the subject.
+
+    Such a marker waited behind a later message, which it would remove.
+    """
     markers, subjects = context.ttls, context.subjects
 
     def check(candidate: Candidate) -> None:
@@ -75,7 +80,7 @@ def marker(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def delete_marker(config: StreamConfig) -> bytes:
-    """The headers of the message that replaces a subject's last one when that expires; b"": none."""
+    """Return the headers of the message that replaces a subject's last one when that expires; b"": none."""
     seconds = config.subject_delete_marker_ttl // _SECOND
     if not seconds:
         return b""
@@ -84,11 +89,11 @@ def delete_marker(config: StreamConfig) -> bytes:
 
 
 def parse_ttl(text: bytes) -> int:
-    """A message's time to live in whole seconds; -1: never expires; 0: no TTL; ``TTL_INVALID``: not a TTL.
+    """Parse a message's time to live in whole seconds; -1: never expires; 0: no TTL; ``TTL_INVALID``: not a TTL.
 
-    Seconds in digits, a Go duration of at least one second, or ``never`` in any case. Like nats-server, this reads digits
-    modulo 2^64 as an int64, so ``00`` and ``18446744073709551616`` are no TTL. A single ``0`` is a duration that is too
-    short.
+    The text is seconds in digits, a Go duration of at least one second, or ``never`` in any case. Like nats-server,
+    this function reads digits modulo 2^64 as an int64, so ``00`` and ``18446744073709551616`` are no TTL. A single
+    ``0`` is a duration that is too short.
     """
     if text.lower() == b"never":
         return -1
@@ -97,6 +102,6 @@ def parse_ttl(text: bytes) -> int:
         return seconds if seconds <= INT64_MAX else TTL_INVALID
     try:
         ttl_ns = parse_duration(text.decode())
-    except ValueError:  # UnicodeDecodeError is one
+    except ValueError:  # includes UnicodeDecodeError
         return TTL_INVALID
     return ttl_ns // _SECOND if ttl_ns >= _SECOND else TTL_INVALID

@@ -1,6 +1,6 @@
 """The check for messages that no consumer waits for, in a stream that stores only what some consumer receives.
 
-Does not own: which subjects those are (retention.interest), what happens to the message (sequencer).
+Does not own: the subjects that consumers wait for (retention.interest), the handling of the message (sequencer).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["unwanted"]
 
 
 def unwanted(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Ends the checks: the message takes a sequence and gets its PubAck, but is not stored."""
+    """End the checks of a message that no consumer waits for: it gets a sequence and a PubAck, but is not stored."""
     interest, rollups = context.interest, context.rollups
 
     def check(candidate: Candidate) -> None:
