@@ -1,42 +1,47 @@
 """Runs the snippets of a Markdown page in order, as its reader types them, and compares what they print.
 
-A fence of ``sh`` is typed into one shell: folder and exported variables stay from snippet to snippet. A fence of
-``python`` is pasted into one ``python -m asyncio``. A fence of any language with ``title="NAME"`` is saved as the file
-NAME instead. All others are only read. A comment in the line above a fence says more:
+The fences of a page differ by language:
+
+    sh                           is typed into one shell: folder and exported variables stay from snippet to snippet
+    python                       is pasted into one ``python -m asyncio``
+    sql                          is run there, too, by the page's Spark session, which has the name ``spark``
+    any, with title="NAME"       is saved as the file NAME
+    others                       are only read
+
+A comment in the line above a fence says more:
 
     <!-- background -->          a broker: it runs until the next such snippet or the end of the page
-    <!-- output -->              what the snippet before it prints; ``…`` is any text, a line of it any lines
-    <!-- not run: REASON -->     the reader runs it, the test cannot
-    <!-- stand-in: REASON -->    the test runs something else in its place, which is a broker
+    <!-- output -->              the output of the snippet before it; ``…`` is any text, a line of it any lines
+    <!-- not run: REASON -->     the test cannot run it
+    <!-- stand-in: REASON -->    the test runs another command in its place, which is a broker
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import inspect
-import io
+import json
 import os
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import chdir, redirect_stdout
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-__all__ = ["Reader", "Snippet", "folder_of_a_checkout", "run_python", "snippets"]
+__all__ = ["TYPED", "Reader", "Snippet", "folder_of_a_checkout", "snippets"]
 
+ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)(?P<info>[^\n]*)\n(?P<text>.*?)^```$",
                     re.MULTILINE | re.DOTALL)
 READY = "Server is ready"
 SECONDS = 300
-TYPED = ("sh", "python")
+TYPED = ("sh", "python", "sql")
 _OF_MAKE = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "ARGS", "VENV", "PYTHON", "JOBS"}
-"""Variables that `make test` hands down: a reader's `make run` must not see them."""
+"""Variables that `make test` passes to its children: a reader's `make run` must not see them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Snippet:
 
 
 def snippets(page: str) -> list[Snippet]:
-    """All fences of a page that stand at the beginning of a line, in order."""
+    """Return all fences of a page that begin at the beginning of a line, in order."""
     found = []
     for match in _FENCE.finditer(page):
         title = re.search(r'title="([^"]*)"', match["info"])
@@ -60,21 +65,13 @@ def snippets(page: str) -> list[Snippet]:
     return found
 
 
-async def run_python(text: str, names: dict[str, Any]) -> None:
-    """Run a snippet as ``python -m asyncio`` does."""
-    code = compile(text, "snippet", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    coroutine = eval(code, names)
-    if inspect.iscoroutine(coroutine):
-        await coroutine
-
-
 class Reader:
-    """Somebody who types a page's snippets in a folder.
+    """A reader who types a page's snippets in a folder.
 
     Args:
-        environ: added to the environment.
-        replaced: texts of the page, with the text that is typed instead of each: addresses, above all. In the output,
-            the page's text stands again.
+        environ: additions to the environment.
+        replaced: texts of the page, above all addresses, and the text that is typed instead of each. A text comes
+            before its own beginnings. The output is compared after the opposite replacement.
         stand_ins: commands of the page that the test cannot run, with the command of the broker that runs instead.
     """
 
@@ -85,7 +82,7 @@ class Reader:
         self._environ = {**outer, **environ}
         self._replaced = dict(replaced)
         self._stand_ins = stand_ins or {}
-        self._names: dict[str, Any] = {}
+        self._python: asyncio.subprocess.Process | None = None
         self._broker: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._state = folder / ".shell"
@@ -96,7 +93,10 @@ class Reader:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
                         trace: TracebackType | None) -> None:
-        await self.end_broker()
+        try:
+            await self.end_broker()
+        finally:
+            await self._end_python()
 
     async def read(self, name: str, page: str) -> None:
         """Type all snippets of a page's text. Raises: AssertionError, which names page and line, if one fails."""
@@ -119,10 +119,10 @@ class Reader:
         if snippet.title:
             (self.folder / snippet.title).write_text(text)
             return ""
-        if snippet.language == "python":
-            with redirect_stdout(io.StringIO()) as output, chdir(self.folder):
-                await run_python(text, self._names)
-            return self._as_on_the_page(output.getvalue())
+        if snippet.language == "sql":
+            text = "".join(f"spark.sql({one!r}).show()\n" for one in text.split(";") if one.strip())
+        if snippet.language in ("python", "sql"):
+            return self._as_on_the_page(await self._paste(text))
         if snippet.note == "background":
             return self._as_on_the_page(await self._start_broker(text))
         if snippet.note.startswith("stand-in: "):
@@ -133,6 +133,38 @@ class Reader:
         for here, there in self._replaced.items():
             printed = printed.replace(there, here)
         return printed
+
+    async def _paste(self, text: str) -> str:
+        """Run a snippet in the page's Python session; returns its output."""
+        if self._python is None:
+            with (self.folder / ".python").open("wb") as log:
+                self._python = await asyncio.create_subprocess_exec(
+                    "python", "-P", str(ROOT / "tests" / "docs" / "typed_python.py"), cwd=self.folder,
+                    env=self._environ, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
+                    start_new_session=True, limit=1 << 20)
+        python = self._python
+        assert python.stdin is not None
+        assert python.stdout is not None
+        python.stdin.write(json.dumps(text).encode() + b"\n")
+        async with asyncio.timeout(SECONDS):
+            answer = await python.stdout.readline()
+        assert answer, f"Python ended:\n{(self.folder / '.python').read_text()}"
+        output, error = json.loads(answer)
+        assert not error, error
+        return str(output)
+
+    async def _end_python(self) -> None:
+        """Press Ctrl-D in the Python session. Programs that it has started end with it."""
+        python, self._python = self._python, None
+        if python is not None:
+            assert python.stdin is not None
+            python.stdin.close()
+            try:
+                async with asyncio.timeout(SECONDS):
+                    await python.wait()
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(python.pid, signal.SIGKILL)
 
     async def _shell(self, text: str) -> str:
         script = f"set -e\n. {shlex.quote(str(self._state))}\n{text}\n"
@@ -168,7 +200,7 @@ class Reader:
         return "".join(lines)
 
     async def end_broker(self) -> None:
-        """Press Ctrl-C where the broker runs, if one does."""
+        """Press Ctrl-C in the broker's terminal, if a broker is running."""
         broker, self._broker = self._broker, None
         if broker is not None:
             if broker.returncode is None:
@@ -184,7 +216,7 @@ class Reader:
 
 
 def _as_shown(printed: str, shown: str) -> bool:
-    """Whether output is what a page shows, apart from empty lines."""
+    """Return whether output is what a page shows, apart from empty lines."""
     lines = [line for line in shown.splitlines() if line.strip()]
     pattern = "".join(r"(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + r"\n" for line in lines)
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in printed.splitlines() if line.strip())) is not None

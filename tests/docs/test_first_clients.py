@@ -14,7 +14,8 @@ import nats
 import pytest
 import pytest_asyncio
 
-from tests.docs.snippets import run_python, snippets
+from tests.docs.snippets import snippets
+from tests.docs.typed_python import run_python
 from tests.harness import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
