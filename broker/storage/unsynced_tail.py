@@ -80,7 +80,7 @@ def repair_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
     if tail is None:
         return None
     for key in tail.beyond:
-        store.set_aside(key)
+        store.move_to_torn(key)
     if tail.beyond and not store.sync_folder(folder, ()):
         raise StoreRefused(f"{store.url}: {folder} cannot be synced: look after the disk")
     if tail.failed:

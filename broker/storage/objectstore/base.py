@@ -14,9 +14,9 @@ Errors are classified by what the caller does next:
 
     NotFound             the object does not exist: look it up again, or accept it
     PreconditionFailed   the key exists: read the object's header to learn its writer
-    Transient            the outcome is unknown: the call may be tried again (a put may have landed, or may land yet)
-    StoreRefused         trying again at once cannot help (credentials, bucket): tell the operator, who may solve it
-                         while we run, so a log keeps trying, slowly
+    Transient            the outcome is unknown: retry if you like (a put may have taken effect, or may do so later)
+    StoreRefused         an immediate retry cannot help (credentials, bucket): report it to the operator, who may solve
+                         it while the broker runs; so a log retries slowly
     StoreFull            a StoreRefused because there is no room; reads and deletes still work
 """
 
@@ -34,7 +34,7 @@ Buffers = Sequence[bytes]
 
 
 class StoreError(Exception):
-    """Why one call on one key failed; ``str()`` names the store, the key and the remedy, never a secret."""
+    """The failure of one call on one key; ``str()`` names the store, the key and the remedy, never a secret."""
 
 
 class NotFound(StoreError):
@@ -46,7 +46,7 @@ class PreconditionFailed(StoreError):
 
 
 class Transient(StoreError):
-    """The store did not answer, or asked for another try; a put may have landed, or may land later."""
+    """The store did not answer, or asked for a retry; a put may have taken effect, or may do so later."""
 
 
 class StoreRefused(StoreError):
@@ -58,7 +58,7 @@ class StoreFull(StoreRefused):
 
 
 class ObjectInfo(NamedTuple):
-    """One row of a listing."""
+    """A row of a listing."""
 
     key: str
     size: int
@@ -71,7 +71,7 @@ class StoreLock(Protocol):
     """A lock that this process holds."""
 
     def release(self) -> None:
-        """Release the lock, as the end of the process does; may be called twice."""
+        """Release the lock, as the end of the process does. A second call does nothing."""
 
 
 class Reserve(Protocol):
@@ -81,25 +81,27 @@ class Reserve(Protocol):
     """Bytes of the complete reserve."""
 
     async def fill(self) -> bool:
-        """Reserve as much room as is missing; returns whether all is reserved, and enough is left beside it.
+        """Reserve the room that is missing.
 
-        Raises: StoreError if that is not known.
+        Returns: True if the reserve is complete and enough room is left beside it.
+        Raises: StoreError if the store failed to answer.
         """
 
     def release(self, size: int, leave: float) -> bool:
-        """Free room for ``size`` bytes, for a thread that may wait. Keeps at least the share ``leave`` of the reserve.
+        """Free room for ``size`` bytes; blocks, so only worker threads may call this.
 
+        Args: leave is the share of the reserve (0 to 1) that must remain.
         Returns: False if nothing could be freed.
         """
 
     async def release_soon(self, size: int, leave: float) -> bool:
-        """``release`` for the loop."""
+        """Do the same as ``release`` without blocking the event loop."""
 
     def bytes_free(self) -> int | None:
-        """The bytes that can be stored, the reserve among them; None if the store does not say."""
+        """Return how many bytes can be stored, the reserve included; None if the store does not report it."""
 
     def is_low(self, bytes_free: int) -> bool:
-        """Whether there is so little room that only the reserve should be used up from now on."""
+        """Return True if so little room is left that all but essential writes should stop."""
 
 
 class ObjectStore(ABC):
@@ -109,48 +111,56 @@ class ObjectStore(ABC):
     """The store as the operator named it, without secrets."""
 
     puts_cost: bool = False
-    """Whether each put costs money (S3), which sets the default of ``commit_interval``."""
+    """True if each put costs money (S3). It sets the default of ``commit_interval``."""
 
     put_sync: Callable[[str, Buffers], None] | None = None
-    """``put`` for worker threads: one try, same errors; None if there is only the asynchronous one."""
+    """A ``put`` for worker threads: one try, the same errors. None if the store has only the asynchronous ``put``."""
 
     put_unsynced: Callable[[str, Buffers, str], None] | None = None
-    """``put_unsynced(key, data, first_key)``: as ``put_sync``, but the object is durable only once it is synced, later; None if
-    every put is durable at once. ``first_key`` says that all objects of the key's folder before it had been put already."""
+    """``put_unsynced(key, data, first_key)``: a ``put_sync`` whose object becomes durable only at a later sync.
+
+    None if every put is durable at once. The caller guarantees that all objects of the key's folder with keys before
+    ``first_key`` had been put already.
+    """
 
     try_lock: Callable[[str], StoreLock | None] | None = None
-    """``try_lock(folder)`` takes the one lock of a folder of keys, without waiting, for as long as this process lives.
-    Returns None while another process holds it; raises StoreRefused if locks do not work here. None: there are no locks."""
+    """``try_lock(folder)`` acquires the one lock of a folder of keys, without waiting, until this process ends.
+
+    It returns None while another process holds the lock, and raises StoreRefused if locks do not work here. None if
+    this kind of store has no locks.
+    """
 
     reserve: Callable[[int], Reserve] | None = None
-    """``reserve(size)``: a reserve of so many bytes; None if this kind of store cannot be full."""
+    """``reserve(size)`` makes a reserve of ``size`` bytes. None if this kind of store cannot be full."""
 
     @abstractmethod
     async def put(self, key: str, data: Buffers) -> None:
         """Create ``key`` with these bytes; the object is complete and durable when this returns.
 
         After Transient, or a cancelled call, the object may exist, or may appear later; put the same bytes again.
-        PreconditionFailed says only that *some* complete, durable object has the key. Even after a first call it may be
-        ours, since a wrapper, an HTTP client or a proxy may have sent the request twice. So before acting on it, read
-        the object's header, which names the writer.
+        PreconditionFailed means only that *some* complete, durable object has the key. Even after a first call that
+        object may be ours, since a wrapper, an HTTP client or a proxy may have sent the request twice. So before acting
+        on the error, read the object's header, which names the writer.
         Raises: PreconditionFailed if the key exists; Transient; StoreRefused.
         """
 
     @abstractmethod
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes ``start`` to ``end`` (half open; None: to the object's end), fewer if the object is shorter.
+        """Return the bytes ``start`` to ``end`` (half open; None: to the object's end), fewer if the object is shorter.
 
-        A range that begins at or past the object's end is b""; an empty range is b"" even if there is no object.
+        The result is b"" for a range that begins at or past the object's end. An empty range gives b"" even if there is
+        no object.
         Raises: NotFound; Transient; StoreRefused.
         """
 
     @abstractmethod
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
-        """Objects whose key begins with ``prefix`` and is greater than ``after``, in key order, at most ``limit``.
+        """Return at most ``limit`` objects whose key begins with ``prefix`` and is greater than ``after``, in key
+        order.
 
-        ``prefix`` and ``after`` are any strings, keys or not; "" is all. Use ``after`` and ``limit`` only with prefixes
-        whose keys are all in one folder: where folders and objects are mixed, SeaweedFS orders folders by bare name, so
-        its pages differ from key order. A complete listing below a prefix is in order on every store.
+        ``prefix`` and ``after`` are any strings, keys or not; "" means all keys. Use ``after`` and ``limit`` only with
+        prefixes whose keys are all in one folder: where folders and objects are mixed, SeaweedFS orders folders by bare
+        name, so its pages differ from key order. A complete listing below a prefix is in order on every store.
         Raises: Transient; StoreRefused.
         """
 
@@ -158,14 +168,15 @@ class ObjectStore(ABC):
     async def delete(self, key: str) -> None:
         """Remove ``key``; no error if it does not exist.
 
-        Raises: Transient (it may be gone or not); StoreRefused.
+        Raises: Transient (the object may or may not exist afterwards); StoreRefused.
         """
 
     async def replace(self, key: str, data: Buffers) -> None:
-        """Put ``data`` at ``key`` whatever is there, in one step: a reader finds the old object or the new one.
+        """Put ``data`` at ``key``, with or without an object there, in one step: a reader finds the old object or the
+        new.
 
-        For repairs of a store that nobody owns, and for nothing else: an object that exists is what keeps brokers apart.
-        Raises: Transient (either may be there); StoreRefused.
+        Use this only to repair a store that no broker owns: brokers are kept apart by objects that nobody overwrites.
+        Raises: Transient (the old or the new object may be there); StoreRefused.
         """
         raise StoreRefused(f"{self.url}: objects cannot be replaced here")
 
@@ -175,17 +186,23 @@ class ObjectStore(ABC):
 
     @property
     def at_aws(self) -> bool:
-        """Whether AWS serves the store, so that its list prices apply; known once a request was answered."""
+        """True if AWS serves the store, so that its list prices apply; known only after an answered request."""
         return False
 
     def now_ns(self) -> int | None:
-        """The store's wall clock (Unix UTC), extrapolated from its last answer by a clock that does not leap; accurate to
-        about a second. None if the store has no clock, or has not answered yet."""
+        """Return the store's wall clock (Unix UTC, ns), accurate to about a second.
+
+        It is extrapolated from the store's last answer by the monotonic clock. None if the store has no clock, or has
+        not answered yet.
+        """
         return None
 
 
 def check_key(key: str) -> str:
-    """Return ``key`` if it keeps the rules above. A ValueError is a bug of ours, since ``paths`` builds all keys."""
+    """Return ``key`` if it keeps the rules above.
+
+    Raises: ValueError otherwise, which is a bug of ours, since ``storage.paths`` builds all keys.
+    """
     for segment in key.split("/"):
         if not segment or segment[0] == "." or segment == "lock" or not segment.isprintable():
             raise ValueError(f"not a key of an object store: {key!r}")
@@ -195,12 +212,12 @@ def check_key(key: str) -> str:
 
 
 def can_begin_key(prefix: str) -> bool:
-    """Whether any key can have this prefix; stores treat other prefixes differently, so they are not asked."""
+    """Return True if any key can have this prefix. Stores disagree about other prefixes, so those are never sent."""
     *folders, last = prefix.split("/")
     return (all(s and s[0] != "." and s != "lock" and s.isprintable() for s in folders)
             and (not last or (last[0] != "." and last.isprintable())))
 
 
 def size_of(data: Buffers) -> int:
-    """The object's size in bytes."""
+    """Return the object's size in bytes."""
     return sum(map(len, data))

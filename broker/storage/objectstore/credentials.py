@@ -1,10 +1,11 @@
-"""Credentials: given keys, or those of the AWS chain, which is asked again when the store refuses those in use.
+"""Credentials: given keys, or those of the AWS chain, which is searched again when the store refuses the current ones.
 
-botocore renews credentials that expire (roles, web identity, ``credential_process`` with an ``Expiration``), shortly before
-they do. Keys in a file it reads once, and expiry that came early it does not expect. So whoever is refused asks here:
+botocore renews credentials that expire (roles, web identity, ``credential_process`` with an ``Expiration``) shortly
+before they do. It reads keys in a file only once, and it does not expect credentials to end early. So a request that
+was refused calls ``find_others``:
 
-    refused with what found() gave ──> renewed(): the whole chain again ──> other credentials: try again with those
-                                                                        └──> the same, or none: the refusal stands
+    a request is refused ──> find_others(): search the whole chain ──> other credentials: retry with those
+                                                                   └──> the same, or none: report the refusal
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["Credentials", "S3Keys"]
 _log = logging.getLogger(__name__)
 
 _PAUSE_NS = 2_000_000_000
-"""Between two looks at the chain, which may ask other processes and servers."""
+"""The pause between two searches of the chain, which may ask other processes and servers."""
 
 
 class S3Keys(NamedTuple):
@@ -36,87 +37,90 @@ class S3Keys(NamedTuple):
     session_token: str | None = None
 
     async def find(self) -> Any:
-        """The same credentials each time, as ``Credentials`` asks for them."""
+        """Return these keys as credentials of botocore; they are the same each time."""
         return AioCredentials(*self, method="jetblock")
 
 
-async def _of_the_chain() -> Any:
-    # A session of its own: each reads the configuration and the files of credentials once.
+async def _search_aws_chain() -> Any:
+    # Each search has a session of its own, because a session reads the configuration and credentials files only once.
     return await AioSession().get_credentials()
 
 
 class Credentials(AioCredentials):
-    """What botocore takes for a provider of credentials, and for the credentials that it provides.
+    """An object that botocore uses both as the provider of credentials and as the credentials that it provides.
 
-    Args: find: returns the credentials, or None if there are none; by default, it asks the AWS chain.
+    Args: find returns the credentials, or None if there are none; by default, it searches the AWS chain.
     """
 
     def __init__(self, where: str, clock: Clock, *, timeout_s: float,
                  find: Callable[[], Awaitable[Any]] | None = None) -> None:
         super().__init__("", "", method="jetblock")  # has no keys of its own
         self.version = 0
-        """Raised each time that others were found."""
+        """A number that grows by one each time that other credentials are found."""
         self._where = where
         self._clock = clock
         self._timeout_s = timeout_s
-        self._find = find or _of_the_chain
+        self._find = find or _search_aws_chain
         self._found: Any = None
-        self._looked_ns: int | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._told = ""
-        """Why the last look failed, as the log has it."""
+        self._searched_ns: int | None = None
+        self._searching: asyncio.Task[None] | None = None
+        self._logged_reason = ""
+        """The reason of the last failed search, as it was logged."""
 
     async def load_credentials(self) -> Credentials:
-        """For botocore, when a client is made."""
+        """Find the first credentials; botocore calls this when a client is made."""
         self._found = await self._find()
         return self
 
     async def get_frozen_credentials(self) -> Any:  # type: ignore[override]
-        """For botocore: what the next request is signed with."""
+        """Return the keys that sign the next request; botocore calls this for each one."""
         if self._found is None:
             raise NoCredentialsError
         return await self._found.get_frozen_credentials()
 
-    async def renewed(self, version: int) -> bool:
-        """Whether there are others than those of ``version``, with which a request was refused."""
+    async def find_others(self, version: int) -> bool:
+        """Return True if there are other credentials than those of ``version``, which the store refused.
+
+        Searches the chain, unless it was searched a short time ago. Concurrent callers share one search.
+        """
         if self.version == version:
-            if self._looking is None:
+            if self._searching is None:
                 now_ns = self._clock.monotonic_ns()
-                if self._looked_ns is not None and now_ns - self._looked_ns < _PAUSE_NS:
+                if self._searched_ns is not None and now_ns - self._searched_ns < _PAUSE_NS:
                     return False
-                self._looked_ns = now_ns
-                self._looking = asyncio.create_task(self._look(), name="credentials")
-            # Whoever asked may give up, without ending the look for the others and the next one.
-            await asyncio.wait((self._looking,))
+                self._searched_ns = now_ns
+                self._searching = asyncio.create_task(self._search(), name="credentials")
+            # A caller that is cancelled does not end the search, because others may wait for it.
+            await asyncio.wait((self._searching,))
         return self.version != version
 
     async def close(self) -> None:
-        """End a look that is going on; whoever waits for it has found nothing."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        """End a search in progress; its callers get False."""
+        if self._searching is not None:
+            self._searching.cancel()
+            await asyncio.gather(self._searching, return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _search(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = await self._find()
                 if found is None or await found.get_frozen_credentials() == await self._frozen():
                     return
-        except Exception as error:  # a file half written, a server that does not answer: the next refusal looks again
+        except Exception as error:  # e.g. a half-written file, a silent server: the next refusal starts another search
             why = f"{type(error).__name__}: {error}"
-            if why != self._told:
-                self._told = why
+            if why != self._logged_reason:
+                self._logged_reason = why
                 _log.warning("%s: the credentials were refused, and no others could be found: %s", self._where, why)
             return
         finally:
-            self._looking = None
+            self._searching = None
         self._found = found
-        self._told = ""
+        self._logged_reason = ""
         self.version += 1
         _log.warning("%s: the credentials were refused; others were found, and are used from now on", self._where)
 
     async def _frozen(self) -> Any:
-        """What requests are signed with now; None if there is nothing, or what there is cannot be renewed."""
+        """Return the keys that sign requests now; None if there are none, or if renewing them failed."""
         try:
             return await self.get_frozen_credentials()
         except Exception:

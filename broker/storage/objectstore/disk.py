@@ -1,11 +1,11 @@
-"""Files and folders: what a directory store asks of its file system.
+"""Files and folders: the calls of a directory store to its file system.
 
-Owns: reading what is in memory, writing, syncing, making folders that survive a power cut, and the folder for half-written files.
-Knows no keys.
+Owns: reading from the page cache, writing, syncing, making folders that survive a power cut, and the folder for
+half-written files. This module knows no keys.
 
-One file is durable once it was synced (fdatasync) and so was the folder that names it (fsync). Many at once are synced by
-one ``syncfs``: of 500 files each one's own fdatasync took 2.5 s where that took 15 ms. It also writes what other programs
-have not synced on the same file system, so a few files are synced one by one.
+A file is durable once it has been synced (fdatasync), and the folder that names it, too (fsync). Many files are synced
+by one ``syncfs``: for 500 files it took 15 ms, where an fdatasync of each took 2.5 s. But ``syncfs`` also writes what
+other programs have not synced on the same file system, so a few files are synced one by one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from functools import cache
 from broker.storage.objectstore.base import Buffers
 from broker.storage.objectstore.filelock import FileLock
 
-__all__ = ["TempDirectory", "make_directories", "make_folder", "read_cached", "sweep_temp", "sync_directory", "sync_files",
-           "write_all"]
+__all__ = ["TempDirectory", "make_directories", "make_folder", "read_cached", "sweep_temp", "sync_directory",
+           "sync_files", "write_all"]
 
 _INLINE_BYTES_MAX = 256 * 1024  # copying this much from the page cache holds the loop for some 30 µs
 _BUFFERS_MAX = 1024  # IOV_MAX
 _ONE_BY_ONE_MAX = 4
-"""So many files are cheaper to sync than a file system."""
-_SYNCFS_TELLS = (5, 8)
-"""The first Linux whose ``syncfs`` returns the errors of writing."""
+"""Up to this many files are cheaper to sync one by one than by a ``syncfs``."""
+_SYNCFS_REPORTS_ERRORS = (5, 8)
+"""The first version of Linux whose ``syncfs`` returns write errors."""
 
 
 def read_cached(path: str, start: int, end: int | None) -> bytes | None:
-    """The range if it is small and completely in the page cache, else None."""
+    """Return the bytes ``start`` to ``end`` of a file if they are few and all in the page cache, else None."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
@@ -70,7 +70,7 @@ def write_all(fd: int, data: Buffers) -> None:
 
 
 def make_directories(path: str) -> None:
-    """As ``mkdir -p``, each new directory synced into its parent."""
+    """Create a directory and its missing parents, and sync each new directory into its parent."""
     missing = []
     while not os.path.isdir(path):
         missing.append(path)
@@ -86,7 +86,7 @@ def make_directories(path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Recreate a folder that is gone, or is being removed: mkdir, unlike stat, waits for an rmdir in progress."""
+    """Create a folder that is missing or is being removed: mkdir, unlike stat, waits for an rmdir in progress."""
     try:
         os.mkdir(path, 0o750)
         sync_directory(os.path.dirname(path))
@@ -106,11 +106,12 @@ def sync_directory(path: str) -> None:
 
 
 def sync_files(file_system: int, paths: Collection[str]) -> None:
-    """Make files, and their names, durable; those that are gone are left out.
+    """Make files, and their names, durable; missing files are left out.
 
-    Args: file_system is an open folder of the file system that holds them all. Errors of writing since it was opened are
-        told, also those of files that are no longer in memory; and, where there are many, those of other programs' files.
-    Raises: OSError when one of them may not be on the disk. What it holds may then be lost from memory too.
+    Args: file_system is the descriptor of an open folder on the file system of all the files. Write errors since it was
+        opened are reported, also for files that have left the page cache. A ``syncfs`` also reports errors of other
+        programs' files.
+    Raises: OSError if one of the files may not be on the disk. Its content may then be lost from memory, too.
     """
     sync_file_system = _syncfs() if len(paths) > _ONE_BY_ONE_MAX else None
     if sync_file_system is not None:
@@ -118,7 +119,7 @@ def sync_files(file_system: int, paths: Collection[str]) -> None:
             sync_file_system(file_system)
             return
         except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.EPERM):  # a sandbox that does not know the call
+            if error.errno not in (errno.ENOSYS, errno.EPERM):  # these two come from a sandbox that lacks the call
                 raise
     for path in paths:
         try:
@@ -136,10 +137,10 @@ def sync_files(file_system: int, paths: Collection[str]) -> None:
 
 @cache
 def _syncfs() -> Callable[[int], None] | None:
-    """The system's call, where it tells of errors."""
+    """Return the system's ``syncfs``; None if the system has none, or one that does not report write errors."""
     system = os.uname()
     version = re.match(r"(\d+)\.(\d+)", system.release)
-    if system.sysname != "Linux" or version is None or (int(version[1]), int(version[2])) < _SYNCFS_TELLS:
+    if system.sysname != "Linux" or version is None or (int(version[1]), int(version[2])) < _SYNCFS_REPORTS_ERRORS:
         return None
     import ctypes  # slow to load, and a start syncs few files
 
@@ -159,9 +160,9 @@ def _syncfs() -> Callable[[int], None] | None:
 
 
 class TempDirectory:
-    """This run's own directory for files being written, locked by flock for as long as the process lives.
+    """This process's own directory for files being written; the process holds its lock (flock) until it ends.
 
-    So the next process to open the store recognizes the leftovers of dead ones, whatever their process ids and hosts.
+    So the next process that opens the store recognizes the files of dead processes by their free lock.
     """
 
     def __init__(self, parent: str) -> None:
@@ -176,8 +177,8 @@ class TempDirectory:
             while self._path is None:
                 path = os.path.join(self.parent, secrets.token_hex(8))
                 os.makedirs(path)
-                # In between, another process may have taken it for a dead one's and removed it: then make another.
-                if (lock := FileLock.take(path)) is not None:
+                # Before it is locked, another process may remove it as a dead process's directory: then make another.
+                if (lock := FileLock.try_acquire(path)) is not None:
                     self._path, self._lock = path, lock
         return os.path.join(self._path, f"{next(self._numbers):x}")
 
@@ -197,16 +198,16 @@ def sweep_temp(parent: str) -> None:
     for name in names:
         path = os.path.join(parent, name)
         try:
-            lock = FileLock.take(path)
+            lock = FileLock.try_acquire(path)
         except OSError:
-            continue  # we may not touch it; it only costs space
+            continue  # access is denied; the file only costs space
         if lock is not None:
             _remove_flat(path)
             lock.release()
 
 
 def _remove_flat(folder: str) -> None:
-    """Remove a folder that contains only files; what cannot be removed is left for the next sweep."""
+    """Remove a folder that contains only files; files that cannot be removed are left for the next sweep."""
     with suppress(OSError):
         for name in os.listdir(folder):
             os.unlink(os.path.join(folder, name))

@@ -1,7 +1,8 @@
-"""The reserve of a directory: a file that takes room on the disk, and is shortened when something must be stored on a full one.
+"""The reserve of a directory: a file that takes room on the disk, and is shortened when a full disk must store
+something.
 
-The file is shortened by what each put needs, and not removed at once: other programs that fill the disk would take it all.
-It is lengthened again when the disk has room for all of it, and as much beside it.
+The file is shortened by the size of each put, and never removed at once: other programs that fill the disk would take
+all of its room. The file gets its full length again once the disk has room for it, and as much beside it.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ RESERVE: Final = ".reserve"
 """The file's name below the directory. No key can have this name."""
 
 _DISK_SHARE: Final = 16
-"""On a small disk, the reserve is this part of it."""
+"""The reserve is at most the disk's size divided by this."""
 
 _SLACK: Final = 64 * 1024
-"""Room for a put beside its bytes: blocks of its folder and of the file system's own tables."""
+"""The room that a put needs beside its bytes, for its folder and for the file system's own tables."""
 
 _PIECE: Final = 1 << 20
 
 
 class DiskReserve:
-    """See ``base.Reserve``."""
+    """The reserve of a directory; its contract is ``base.Reserve``."""
 
     def __init__(self, directory: str, size: int, in_thread: Callable[..., Coroutine[Any, Any, bool]]) -> None:
-        """Args: ``size`` in bytes; 0: none. ``in_thread(call, *args)`` runs a call that may wait for the disk."""
+        """Make a reserve of ``size`` bytes; 0: ``fill`` removes an existing file.
+
+        Args: ``in_thread(call, *args)`` runs a blocking call in a worker thread.
+        """
         self._directory = directory
         self._path = os.path.join(directory, RESERVE)
         self._in_thread = in_thread
@@ -79,12 +83,12 @@ class DiskReserve:
             free = self.bytes_free()
             if self._held != self.size and not (free is not None and self.is_low(free)):
                 with suppress(OSError):
-                    self._take()
+                    self._resize_file()
             free = self.bytes_free()
             return self._held >= self.size and not (free is not None and self.is_low(free))
 
-    def _take(self) -> None:
-        """Make the file as long as it should be, or leave it as it is. Raises: OSError."""
+    def _resize_file(self) -> None:
+        """Give the file its full length; after an error it has its former length. Raises: OSError."""
         if not self.size:
             os.unlink(self._path)
             self._held = 0
@@ -105,7 +109,7 @@ class DiskReserve:
 
 
 def _allocate(fd: int, start: int, end: int) -> None:
-    """Have the file system assign blocks to a part of a file. Raises: OSError."""
+    """Make the file system assign blocks to a part of a file. Raises: OSError."""
     try:
         os.posix_fallocate(fd, start, end - start)
     except (AttributeError, OSError) as error:

@@ -11,12 +11,12 @@ A key is a path below the directory. Files that are not objects have names that 
     get:  pread, from the page cache on the loop (preadv2 with RWF_NOWAIT: 2 µs for 1 kB, where a thread costs 97 µs),
           from the disk in a thread
 
-An object is visible from the link on and durable from the directory's fsync on. A put that finds the name taken also syncs
-the directory before it says so, since its caller will rely on that object. A new directory is synced into its parent
-before anything is linked into it.
+An object is visible from the link on and durable from the directory's fsync on. A put that finds the name taken syncs
+the directory too before it raises PreconditionFailed, since the caller will rely on that object. A new directory is
+synced into its parent before anything is linked into it.
 
-With ``sync_interval_ns`` there is ``put_unsynced`` too, which answers from the link on (``unsynced``). Then every other put,
-and every delete, first has all of those synced.
+With ``sync_interval_ns`` there is ``put_unsynced`` too, which returns after the link (``unsynced``). Then every other
+put, and every delete, first waits until all objects put by ``put_unsynced`` are synced.
 """
 
 from __future__ import annotations
@@ -66,9 +66,12 @@ __all__ = ["TORN", "FileStore", "directory_of"]
 
 _T = TypeVar("_T")
 
-_TURN_BYTES_MAX = 512 * 1024  # and no more in one turn of the loop, where memory is new for each
-_THREADS_MAX = 16  # puts in flight (4) and a checkpoint's must leave threads for reads that wait for a disk
-_PUT_TRIES_MAX = 20  # the second works, unless other processes empty and remove the folder meanwhile
+_TURN_BYTES_MAX = 512 * 1024
+"""The most bytes that are read on the loop in one turn of it; further reads of that turn use threads."""
+_THREADS_MAX = 16
+"""More threads than the puts in flight (4) and a checkpoint's puts need: reads that wait for a disk use the others."""
+_PUT_TRIES_MAX = 20
+"""The second try works, unless other processes empty and remove the folder meanwhile."""
 
 _FULL = {
     errno.ENOSPC: "the disk is full; free some room, and the broker continues",
@@ -87,14 +90,17 @@ _REMEDIES = {
     errno.EMLINK: "the file system lacks hard links; use another one",
     errno.ELOOP: "the path has too many symbolic links",
 }
-"""Errors that trying again at once cannot help. All others (EIO, EMFILE, ENOMEM, ESTALE, …) are Transient."""
+"""Errors for which an immediate retry cannot help. All others (EIO, EMFILE, ENOMEM, ESTALE, …) are Transient."""
 
 
 TORN = ".torn"
-"""Below a folder: what power cuts left of its objects. No key can have this name."""
+"""The subfolder for objects that a power cut damaged. No key can have this name."""
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-"""Errors of a read or a delete that mean no such object; the last two if the name is a folder's, or below an object's."""
+"""Errors of a read or a delete that mean "no such object".
+
+ENOTDIR: the name continues an object's name. EISDIR: the name is a folder's.
+"""
 
 
 class FileStore(ObjectStore):
@@ -102,10 +108,10 @@ class FileStore(ObjectStore):
 
     def __init__(self, directory: str | os.PathLike[str], *, read_only: bool = False, nameless: bool = True,
                  sync_interval_ns: int | None = None) -> None:
-        """Open the directory, created if missing unless ``read_only``; ``nameless=False`` never uses O_TMPFILE.
-        ``sync_interval_ns`` None: every put is synced.
+        """Open the directory, and create it if it is missing, unless ``read_only``.
 
-        Raises: StoreRefused, in nats-server's words for an unusable storage directory.
+        Args: nameless=False never uses O_TMPFILE. sync_interval_ns None: every put is synced.
+        Raises: StoreRefused, with nats-server's error text for an unusable storage directory.
         """
         self.directory = Path(directory).absolute()
         self.url = f"file://{self.directory}"
@@ -125,11 +131,11 @@ class FileStore(ObjectStore):
         self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="file-store")
         self._closed = False
         self._inline_bytes = 0
-        """Read on the loop in this turn of it."""
+        """The bytes that were read on the loop in this turn of it."""
         self._open_directory()
 
     async def put(self, key: str, data: Buffers) -> None:
-        await self._all_synced()
+        await self._sync_all()
         await self._in_thread(self._put, key, data)
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
@@ -155,18 +161,18 @@ class FileStore(ObjectStore):
         self._inline_bytes = 0
 
     async def replace(self, key: str, data: Buffers) -> None:
-        await self._all_synced()
+        await self._sync_all()
         await self._in_thread(self._replace, key, data)
 
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
         return await self._in_thread(self.list_sync, prefix, after, limit)
 
     async def delete(self, key: str) -> None:
-        await self._all_synced()
+        await self._sync_all()
         await self._in_thread(self._delete, key)
 
-    async def _all_synced(self) -> None:
-        """Have all that was put unsynced by now synced, in one thread for all that wait for it."""
+    async def _sync_all(self) -> None:
+        """Wait until all objects that were put unsynced so far are synced. Concurrent callers share one sync."""
         unsynced = self.unsynced
         until = unsynced.put_count
         while unsynced.synced_count < until:
@@ -186,41 +192,43 @@ class FileStore(ObjectStore):
         return DiskReserve(self._root, size, self._in_thread)
 
     def lock_path(self, folder: str) -> Path:
-        """The file that ``try_lock(folder)`` locks."""
+        """Return the path of the file that ``try_lock(folder)`` locks."""
         return self.directory / folder / "lock"
 
     def path_of(self, prefix: str) -> str:
-        """The path of a folder of keys, "" for the store's own."""
+        """Return the path of a folder of keys; "" gives the store's own directory."""
         return f"{self._root}/{prefix}".rstrip("/")
 
     def start_unsynced(self, folder: str, first_key: str) -> None:
-        """Let objects of ``folder`` be put unsynced from now on; those before ``first_key`` are durable. Does nothing without
-        ``sync_interval_ns``. Raises: StoreError."""
+        """Allow ``put_unsynced`` for objects of ``folder`` from now on; objects before ``first_key`` are durable.
+
+        Does nothing without ``sync_interval_ns``. Raises: StoreError.
+        """
         try:
             self.unsynced.start(self.path_of(folder), first_key)
         except OSError as e:
             raise self._error(e, folder) from e
 
     def stop_unsynced(self) -> None:
-        """Sync all, and put every object synced from now on. Raises: StoreError."""
+        """Sync all objects, and sync every later put at once. Raises: StoreError."""
         try:
             self.unsynced.stop()
         except OSError as e:
             raise self._error(e, "") from e
 
     def is_locked(self, folder: str) -> bool:
-        """Whether some process holds that lock."""
+        """Return True if some process holds the lock of ``folder``."""
         return FileLock.is_held(os.fspath(self.lock_path(folder)))
 
     def hide(self, first: str, last: str) -> None:
-        """From now on show no object whose key is between these, both included: they are what a power cut left."""
+        """Treat objects with keys from ``first`` to ``last``, both included, as missing: a power cut damaged them."""
         self._hidden.append((first, last))
 
     def _hides(self, key: str) -> bool:
         return any(first <= key <= last for first, last in self._hidden)
 
-    def set_aside(self, key: str) -> None:
-        """Move the object to a folder ``.torn`` beside it, for people to look at; durable once the folder is synced.
+    def move_to_torn(self, key: str) -> None:
+        """Move the object to a subfolder ``.torn``, where people can examine it; durable once the folder is synced.
 
         Raises: StoreError.
         """
@@ -233,7 +241,8 @@ class FileStore(ObjectStore):
             raise self._error(e, key) from e
 
     def sync_folder(self, folder: str, keys: Sequence[str]) -> bool:
-        """Sync a folder, and objects in it, whoever put them; False: one of them may not be on the disk."""
+        """Sync a folder and objects in it, also objects of other processes; False: one of them may not be on the
+        disk."""
         try:
             fd = os.open(self.path_of(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -245,7 +254,7 @@ class FileStore(ObjectStore):
             return False
         return True
 
-    # The following runs in worker threads, or by put_sync in the caller's thread.
+    # The methods below block: they run in worker threads, or, by put_sync, in the caller's thread.
 
     def _put_synced(self, key: str, data: Buffers) -> None:
         self.unsynced.sync()
@@ -284,11 +293,11 @@ class FileStore(ObjectStore):
                         if synced:
                             sync_directory(folder)
                     except FileNotFoundError:
-                        continue  # the object with this key was the last in its folder, and was deleted since
+                        continue  # the object with this key was the last one in its folder, and has been deleted
                     raise
                 except PermissionError as e:
-                    # ext4 creates no nameless file in a folder that an rmdir in progress has unlinked: EPERM, until that
-                    # call ends and the name is gone. (Other calls wait for a lock, and return ENOENT.)
+                    # ext4 creates no nameless file in a folder that an rmdir in progress has unlinked: EPERM, until
+                    # that call ends and the name is gone. (Other calls wait for a lock, and return ENOENT.)
                     if e.errno != errno.EPERM or folder == self._root:
                         raise
                     refused = e
@@ -296,8 +305,8 @@ class FileStore(ObjectStore):
             else:
                 if refused is not None:
                     raise refused
-                raise Transient(f"{self.url}: {key}: its folder {folder} does not stay")
-            # A folder is removed with its last object: if it is gone, our object existed and was deleted since.
+                raise Transient(f"{self.url}: {key}: other processes remove its folder {folder} all the time")
+            # A folder is removed with its last object: if it is gone, our object existed and has been deleted.
             if synced:
                 with suppress(FileNotFoundError):
                     sync_directory(folder)
@@ -305,11 +314,11 @@ class FileStore(ObjectStore):
             raise self._error(e, key) from e
 
     def _put_nameless(self, folder: str, path: str, data: Buffers, synced: bool) -> bool:
-        """Put by a nameless file; False if the file system has none."""
+        """Put through a nameless file; False if the file system has no nameless files."""
         try:
             fd = os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o640)
         except OSError as e:
-            # EISDIR is how kernels and file systems without O_TMPFILE answer.
+            # Kernels and file systems without O_TMPFILE answer EISDIR.
             if e.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
                 self._nameless = False
                 return False
@@ -319,7 +328,7 @@ class FileStore(ObjectStore):
             if synced:
                 os.fdatasync(fd)
             try:
-                # linkat(AT_SYMLINK_FOLLOW) by /proc, which needs no privilege; a directory fd makes Python use linkat.
+                # linkat(AT_SYMLINK_FOLLOW) on /proc needs no privilege; a directory fd makes Python use linkat.
                 os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
             except FileNotFoundError:
                 if not os.path.isdir("/proc/self/fd"):  # otherwise the folder is gone
@@ -331,7 +340,7 @@ class FileStore(ObjectStore):
         return True
 
     def replace_sync(self, key: str, data: Buffers) -> None:
-        """``replace`` for a thread that may wait; same errors."""
+        """Do the same as ``replace``, blocking, for worker threads; same errors."""
         self.unsynced.sync()
         self._replace(key, data)
 
@@ -368,7 +377,7 @@ class FileStore(ObjectStore):
             os.unlink(temp)
 
     def get_sync(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """``get`` for a thread that may wait; same errors."""
+        """Do the same as ``get``, blocking, for worker threads; same errors."""
         path = self._path(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -386,7 +395,7 @@ class FileStore(ObjectStore):
             raise self._error(e, key, _NOT_THERE) from e
 
     def list_sync(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
-        """``list`` for a thread that may wait; same errors."""
+        """Do the same as ``list``, blocking, for worker threads; same errors."""
         found: Listing = []
         folder = prefix.rpartition("/")[0]
         if not can_begin_key(prefix):
@@ -400,7 +409,7 @@ class FileStore(ObjectStore):
                 try:
                     found.append(ObjectInfo(key, os.stat(path).st_size))
                 except FileNotFoundError:
-                    continue  # deleted since
+                    continue  # it was deleted meanwhile
         except OSError as e:
             raise self._error(e, prefix) from e
         if not found and not os.path.isdir(self._root):
@@ -419,8 +428,8 @@ class FileStore(ObjectStore):
                 return
             raise self._error(e, key) from e
         # A folder is removed with its last object, or every stream that ever existed would slow down listing for ever.
-        # Not synced: an object that reappears after a power cut is released and deleted again.
-        # Whatever keeps a folder (other objects, mostly), the object is gone.
+        # The folder is not synced: an object that reappears after a power cut is released and deleted again.
+        # An rmdir that fails (mostly because of other objects) does not matter: the object itself is deleted.
         with suppress(OSError):
             while (path := os.path.dirname(path)) != self._root:
                 os.rmdir(path)
@@ -429,7 +438,7 @@ class FileStore(ObjectStore):
         path = os.fspath(self.lock_path(folder))
         try:
             make_directories(os.path.dirname(path))
-            return FileLock.take(path)
+            return FileLock.try_acquire(path)
         except OSError as e:
             remedy = (_FULL | _REMEDIES).get(e.errno or 0, "a directory store needs a file system with flock")
             raise StoreRefused(f"{self.url}: cannot lock {path}: {os.strerror(e.errno or 0)}: {remedy}") from e
@@ -438,7 +447,7 @@ class FileStore(ObjectStore):
         if self._closed:
             raise Transient(f"{self.url}: the store is closed")
         if self._hidden and self._hides(key):
-            raise NotFound(f"{self.url}: {key} is what a power cut left of an object that was not synced")
+            raise NotFound(f"{self.url}: {key} was not synced, and a power cut damaged it")
         return f"{self._root}/{check_key(key)}"
 
     async def _in_thread(self, call: Callable[..., _T], *args: object) -> _T:
@@ -477,14 +486,14 @@ class FileStore(ObjectStore):
 
 
 def directory_of(store: ObjectStore) -> FileStore | None:
-    """The directory that ``store`` is, or wraps; None: it is none."""
+    """Return the directory store that ``store`` is or wraps; None if it is no directory store."""
     while isinstance(store, Wrapper):
         store = store.inner
     return store if isinstance(store, FileStore) else None
 
 
 def _walk(folder: str, base: str, prefix: str, after: str) -> Iterator[tuple[str, str]]:
-    """Keys and paths of the objects below ``folder`` in key order; ``base`` is the folder's part of the key.
+    """Yield keys and paths of the objects below ``folder`` in key order; ``base`` is the folder's part of the key.
 
     A folder sorts by its name with the slash, as its keys do: ``a-b`` < ``a/c`` < ``a0``. Names at or before ``after``
     are neither sorted nor read.

@@ -9,14 +9,16 @@ __all__ = ["FileLock"]
 
 
 class FileLock:
-    """An exclusive flock, held."""
+    """An exclusive flock that this process holds."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     @classmethod
-    def take(cls, path: str) -> FileLock | None:
-        """Lock the directory ``path``, or the file, created if missing; None while another process holds the lock.
+    def try_acquire(cls, path: str) -> FileLock | None:
+        """Lock the directory or file ``path``, without waiting; a missing file is created.
+
+        Returns: None while another process holds the lock.
 
         Raises: OSError if the file system has no flock, or the path cannot be opened.
         """
@@ -38,7 +40,7 @@ class FileLock:
 
     @staticmethod
     def is_held(path: str) -> bool:
-        """Whether some process holds the lock of a file; one that cannot be looked at counts as not held."""
+        """Return True if some process holds the lock of a file; False, too, if the file cannot be opened or locked."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

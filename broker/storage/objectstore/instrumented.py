@@ -1,6 +1,7 @@
 """A store that counts calls, bytes, seconds and errors of each operation, for /varz, metrics and benchmarks.
 
-Wrap it around the bare store, and the retrying one around this: then each try counts, as it does on a bucket's bill.
+Wrap it around the bare store, and RetryingStore around this wrapper. Then each try counts, as it does on a bucket's
+bill.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ SECONDS_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
 
 
 class OperationStats:
-    """Counts of one operation. All but ``in_flight`` only grow."""
+    """The counts of one operation. All but ``in_flight`` only grow."""
 
     __slots__ = ("buckets", "bytes", "count", "errors", "in_flight", "ns", "ns_max")
 
     def __init__(self) -> None:
         self.count = 0
-        """Calls that ended, including errors."""
+        """The number of calls that ended, including errors."""
         self.bytes = 0
-        """Bytes put or got by the calls that succeeded; rows, for a listing."""
+        """The bytes of successful puts and gets; the rows of successful listings."""
         self.ns = 0
         self.ns_max = 0
         self.in_flight = 0
         self.errors: dict[str, int] = {}
-        """Failed calls by the error's class, including NotFound and PreconditionFailed, which are ordinary answers."""
+        """The number of failed calls for each class of error; NotFound and PreconditionFailed are ordinary answers."""
         self.buckets = [0] * (len(SECONDS_BOUNDS) + 1)
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON; seconds as floats."""
+        """Return the counts for JSON, with seconds as floats."""
         return {"count": self.count, "bytes": self.bytes, "seconds": self.ns / 1e9, "seconds_max": self.ns_max / 1e9,
                 "in_flight": self.in_flight, "errors": dict(self.errors), "buckets": list(self.buckets)}
 
@@ -59,17 +60,17 @@ class InstrumentedStore(Wrapper):
 
     @property
     def operations(self) -> Mapping[str, OperationStats]:
-        """The counts of put, get, list and delete, live."""
+        """The counts of put, get, list and delete, which change as calls end."""
         return self._operations
 
     def snapshot(self) -> dict[str, object]:
-        """All counts as they are now, for /varz: ``{"url": …, "put": {…}, "get": {…}, "list": {…}, "delete": {…}}``."""
+        """Return a copy of all counts for /varz: ``{"url": …, "put": {…}, "get": {…}, "list": {…}, "delete": {…}}``."""
         with self._lock:
             return {"url": self.url, **{name: stats.as_dict() for name, stats in self._operations.items()}}
 
     @property
     def errors(self) -> int:
-        """Calls that ended in Transient or StoreRefused: failures of the store, not answers."""
+        """The number of calls that ended in an error other than NotFound and PreconditionFailed."""
         answers = (NotFound.__name__, PreconditionFailed.__name__)
         return sum(n for stats in self._operations.values() for name, n in stats.errors.items() if name not in answers)
 
@@ -108,7 +109,7 @@ class InstrumentedStore(Wrapper):
 
 
 class _Counted:
-    """One call, counted when it ends, however it ends."""
+    """A context manager that counts one call when it ends, with or without success."""
 
     __slots__ = ("_began_ns", "_owner", "_stats", "size")
 

@@ -1,6 +1,6 @@
-"""Objects in a dictionary, for tests and for the simulation: no threads, no time, gone with the process.
+"""A store of objects in a dictionary, for tests and for the simulation; the objects end with the process.
 
-Every call finishes without giving the loop a turn.
+It uses no threads and no time: every call finishes without giving the loop a turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class MemoryStore(ObjectStore):
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
         self.objects: dict[str, bytes] = {}
-        """The stored objects, for tests to look at; only calls change them, since ``_keys`` has their order."""
+        """The stored objects, which tests may read; only the store's methods change them, since ``_keys`` has their
+        order."""
         self._keys: list[str] = []
         self._closed = False
 

@@ -1,14 +1,14 @@
-"""The probe at start: whether a store meets the requirements.
+"""The probe at start: a test that a store meets the requirements.
 
-Some S3 clones accept ``If-None-Match: *`` and ignore it. Fencing depends on it: without it two brokers could acknowledge
-the same sequence. The probe puts a key that exists, which must be refused; on the way it checks the bucket, the
-credentials, free space, ranged reads and listing.
+Some S3 clones accept ``If-None-Match: *`` and ignore it. Fencing depends on it: without it two brokers could
+acknowledge the same sequence. The probe puts a key that exists, which must be refused; on the way it checks the bucket,
+the credentials, free space, ranged reads and listing.
 
-    the key is new:   race ──> put (by us, or a broker that starts with us) ──> read back ──> put again: refused ──> sound
-    the key exists:                                          read      ──> put the same bytes: refused ──> sound
+    the key is new:   race ──> put (perhaps another broker was faster) ──> read ──> put again: refused ──> good
+    the key exists:   read ──> put the same bytes: refused ──> good
 
-If the store does overwrite the object, it does so with the same bytes. The race (``race``) is for stores where requests cost, and
-once: while the key is new.
+If the store does overwrite the object, its bytes stay the same. The race (``race``) is run only on stores where
+requests cost money, and only once, while the key is new.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Awaitable, Callable
 
 from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, PreconditionFailed, StoreRefused, Transient
 
-__all__ = ["overwritten", "probe"]
+__all__ = ["overwrites_error", "probe"]
 
 
 async def probe(store: ObjectStore, key: str, fresh: Buffers, *, unfinished: str | None = None,
                 race: Callable[[], Awaitable[None]] | None = None) -> bytes:
-    """Try the store on ``key``, where ``fresh`` is put if there is no object yet.
+    """Test the store with ``key``, and put ``fresh`` there if there is no object yet.
 
-    Args: unfinished is the key that marks a copy of a store of which only a part is there yet: it is refused. race is awaited
+    Args: unfinished is a key; an object there marks an unfinished copy of a store, which is refused. race is awaited
         before anything is put, if there is no object yet; it raises StoreRefused.
-    Returns: the bytes stored at ``key``, for the caller to check format and version.
-    Raises: StoreRefused, naming the store, what is wrong and the remedy.
+    Returns: the bytes stored at ``key``, so that the caller can check format and version.
+    Raises: StoreRefused, which names the store, the fault and the remedy.
     Source: docs/STORES.md, "Requirements".
     """
     try:
         stored = await _read(store, key)
         if stored is None:
             if unfinished is not None and await _read(store, unfinished) is not None:
-                raise StoreRefused(f"{store.url}: this is an unfinished copy of a store ({unfinished} exists, {key} does not): "
-                                   f"run the same `jetblock copy` again to finish it")
+                raise StoreRefused(f"{store.url}: this is an unfinished copy of a store ({unfinished} exists, {key} "
+                                   f"does not): run the same `jetblock copy` again to finish it")
             if race is not None:
                 await race()
             try:
@@ -44,8 +44,8 @@ async def probe(store: ObjectStore, key: str, fresh: Buffers, *, unfinished: str
                 pass
             stored = await _read(store, key)
             if stored is None:
-                raise StoreRefused(f"{store.url}: {key} was put but cannot be read back: reads must be strongly consistent; "
-                                   f"use a store, or a setting of it, that has that")
+                raise StoreRefused(f"{store.url}: {key} was put but cannot be read back: reads must be strongly "
+                                   f"consistent; use a store, or a setting of it, that has that")
         if await store.get(key, 1, 17) != stored[1:17]:
             raise StoreRefused(f"{store.url}: a ranged read of {key} returned other bytes than a whole one; "
                                f"use a store that has ranged reads, and no proxy that changes them")
@@ -59,11 +59,11 @@ async def probe(store: ObjectStore, key: str, fresh: Buffers, *, unfinished: str
     except Transient as e:
         raise StoreRefused(f"{e}: the store cannot be reached, or does not work: check that it is up, "
                            f"its address (AWS_ENDPOINT_URL) and the network") from e
-    raise overwritten(store.url, key)
+    raise overwrites_error(store.url, key)
 
 
-def overwritten(url: str, key: str) -> StoreRefused:
-    """The error for a store that has put ``key`` again."""
+def overwrites_error(url: str, key: str) -> StoreRefused:
+    """Return the error for a store that has overwritten ``key``."""
     return StoreRefused(f"{url}: the store overwrites objects: a conditional put (If-None-Match: *) of {key}, which "
                         f"exists, succeeded. Nothing would keep two brokers apart, so none runs on it. Use one that "
                         f"honours conditional puts: AWS S3, MinIO, SeaweedFS, or a directory (file://DIR)")

@@ -1,10 +1,12 @@
-"""Whether of simultaneous conditional puts of one key exactly one succeeds: what keeps two brokers apart when both are alive.
+"""The race: a test that exactly one of several simultaneous conditional puts of one key succeeds.
 
-Some servers look whether the key exists, and write it then: they refuse a put of a key that has been there for a while, as the
-probe sees, and let several of the same moment succeed. A round races puts of a fresh key, with bytes of their own, over
-connections that are open already. A put without an answer proves nothing, for it or against it, nor does a refusal: only a
-second success does, or other bytes in the store than those of the one that succeeded. So a right store always passes;
-a wrong one does if it is lucky in each round.
+Two live brokers depend on it. Some servers first check whether the key exists, and write the object afterwards. They
+refuse a put of a key that has existed for a while, so they pass the probe, but let several simultaneous puts succeed.
+
+Each round races puts of a fresh key, each with its own bytes, over connections that are open already. A refused put, or
+one without an answer, proves nothing. Only two results show a fault: a second success, or an object whose bytes are not
+those of the put that succeeded. So a correct store always passes, and a faulty one passes only if it is lucky in every
+round.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ from broker.storage.objectstore.base import (
     StoreRefused,
     Transient,
 )
-from broker.storage.objectstore.probe import overwritten
+from broker.storage.objectstore.probe import overwrites_error
 
 __all__ = ["RACERS", "ROUNDS", "expect_one_winner"]
 
 RACERS = 8
-"""With twice as many, SeaweedFS lets some wait for longer than a put may take."""
+"""Simultaneous puts of one round. With twice as many, some of SeaweedFS's answers take longer than a put's time-out."""
 ROUNDS = 8
 _BODY_BYTES = 16 * 1024
-"""Enough to keep a server busy between its look and its write."""
+"""Enough to keep a server busy between its check and its write."""
 _BEGIN_NS = 2_000_000_000
-"""No round begins later: for servers that let racers wait for each other."""
+"""No round begins later than this, because some servers make the racers wait for each other."""
 
 
 async def expect_one_winner(store: ObjectStore, prefix: str, rng: random.Random, clock: Clock) -> None:
-    """Race on fresh keys below ``prefix``, and delete them.
+    """Run the race on fresh keys below ``prefix``, and delete them.
 
     Raises: StoreRefused if a key was put twice, or if puts are refused for other reasons.
     """
@@ -70,22 +72,22 @@ async def _round(store: ObjectStore, key: str, rng: random.Random) -> None:
     won = [body for body in answers if body is not None]
     if len(won) > 1:
         if await put(bodies[0]) is not None:
-            raise overwritten(store.url, key)
-        raise StoreRefused(f"{store.url}: of {RACERS} conditional puts (If-None-Match: *) of one key at the same moment {len(won)} "
-                           f"succeeded: {_REMEDY}")
+            raise overwrites_error(store.url, key)
+        raise StoreRefused(f"{store.url}: of {RACERS} conditional puts (If-None-Match: *) of one key at the same "
+                           f"moment {len(won)} succeeded: {_REMEDY}")
     if not won:
         return
     try:
         there = await store.get(key)
     except (NotFound, Transient):
-        return  # whether reads are consistent is for the probe to see
+        return  # the probe checks the consistency of reads
     if there != won[0]:
-        raise StoreRefused(f"{store.url}: a conditional put (If-None-Match: *) succeeded, and another one of the same moment, "
-                           f"which did not, has overwritten it: {_REMEDY}")
+        raise StoreRefused(f"{store.url}: a conditional put (If-None-Match: *) succeeded, and another one of the same "
+                           f"moment, which did not, has overwritten it: {_REMEDY}")
 
 
-_REMEDY = ("nothing would keep two brokers apart, so none runs on it. Use a store whose conditional puts are atomic: AWS S3, "
-           "MinIO, SeaweedFS, or a directory (file://DIR)")
+_REMEDY = ("nothing would keep two brokers apart, so none runs on it. Use a store whose conditional puts are atomic: "
+           "AWS S3, MinIO, SeaweedFS, or a directory (file://DIR)")
 
 
 async def _expect_nothing(store: ObjectStore, key: str) -> None:

@@ -1,20 +1,21 @@
-"""A store that may be full: it keeps a reserve, and lets what must be stored use it.
+"""A wrapper for a store that may become full: it keeps a reserve, which essential objects may use.
 
-    put ── StoreFull ──> full; may this object use the reserve? ── yes ──> a part of it is released ──> put again, until
-             │                                                                nothing is left to release
-             └── no, or nothing is left ──> the StoreFull
-    full ── the reserve is complete again, and there is room beside it, for as long as the store counts late ──> not full
+    put ── StoreFull ──> full; may this object use the reserve? ── yes ──> release a part of the reserve ──> put again,
+                                  │                                           until nothing is left to release
+                                  └── no, or nothing is left to release ──> raise the StoreFull
+    full ── the reserve is complete again, with room beside it, for as long as the store's counting lags ──> not full
 
-While the store is full, whoever asks (``full``) stores nothing that can wait: publishes are refused. Purges, deletes, acks
-and checkpoints go on by the reserve, so that an operator can make room through the broker.
+While ``full`` is set, callers store nothing that can wait: publishes are refused. Purges, deletes, acks and checkpoints
+use the reserve, so that an operator can make room through the broker.
 
 On a directory ``full`` begins before the disk is full, as soon as less than the size of the reserve is free beside it.
-So the log's tail, which was sequenced before, finds room.
+So there is room for the log's tail, which was sequenced before.
 
-A bucket's quota may be counted late: MinIO goes by its last scan, so puts are refused for some time after the reserve was
-deleted, and accepted for some time although there is no room. How late it counts is measured, as the time from a release
-of the reserve to the next put that lands. For so long the store must take the reserve before it counts as not full.
-Otherwise publishes would be accepted between any two scans, until the bucket held more beyond its quota than the reserve.
+A bucket's quota may lag: MinIO uses the result of its last scan. So it refuses puts for some time after the reserve was
+deleted, and accepts puts for some time although there is no room. The lag is measured as the time from a release of the
+reserve to the next put that succeeds. The store must accept the reserve for that long before it is no longer full.
+Otherwise publishes would be accepted between any two scans, until the bucket exceeded its quota by more than the
+reserve.
 """
 
 from __future__ import annotations
@@ -35,17 +36,20 @@ _log = logging.getLogger(__name__)
 _UNKNOWN: Final = 1 << 62
 
 _QUIET_NS: Final = 5_000_000_000
-"""After a put that did not fit, the store counts as full for at least this long: a put is tried again sooner."""
+"""The time after a put that did not fit for which the reserve is not refilled: the put is retried and needs the
+room."""
 
-_LATE_NS_MAX: Final = 60_000_000_000
-"""The longest time that a store is taken to count late: the put that landed may have waited for an operator."""
+_LAG_NS_MAX: Final = 60_000_000_000
+"""The bound of the measured lag: a put that succeeded late may have waited for an operator instead."""
 
 
 class StoreRoom(Protocol):
-    """What a log asks about its store. ``full`` says why nothing that can wait should be stored; None: it may be."""
+    """The room of a store, as a log sees it."""
 
     full: StoreFull | None
+    """The error that gives the reason why only essential objects may be stored; None if all may be."""
     bytes_free: int
+    """The bytes that the log may store."""
 
 
 class _Roomy:
@@ -54,21 +58,27 @@ class _Roomy:
 
 
 ROOMY: Final[StoreRoom] = _Roomy()
-"""Always has room."""
+"""The room of a store that is never full."""
 
 
 class ReservingStore(Wrapper):
-    """Attributes: ``full``: why the store should take nothing that can wait, None while it may; ``bytes_free``: what it can take,
-    half of the reserve among it.
+    """A store with a reserve.
 
-    The log's tail may grow to ``bytes_free``. The other half of the reserve is left for requests that make room, and for a
-    start after a kill.
+    Attributes: ``full`` is the error that gives the reason why only essential objects may be stored; None while all may
+    be. ``bytes_free`` is the room that is left, half of the reserve included.
+
+    The log's tail may grow to ``bytes_free``. The other half of the reserve is left for requests that make room, and
+    for a start after a kill.
     """
 
     def __init__(self, inner: ObjectStore, size: int, leave: Callable[[str], float], clock: Clock, *,
                  retry_seconds: float | None = None) -> None:
-        """Args: ``size`` of the reserve in bytes. ``leave(key)`` is the share of the reserve that a put of this key must leave: 1
-        if it may not use the reserve. ``retry_seconds``: how often a full store is asked whether it has room."""
+        """Wrap ``inner``.
+
+        Args: ``size`` is the size of the reserve in bytes. ``leave(key)`` is the share of the reserve (0 to 1) that a
+            put of this key must leave; 1 means that it may not use the reserve. ``retry_seconds`` is the pause between
+            two tests whether a full store has room again.
+        """
         super().__init__(inner)
         self.full: StoreFull | None = None
         self.bytes_free = _UNKNOWN
@@ -79,14 +89,14 @@ class ReservingStore(Wrapper):
         self._retry_s = retry_seconds if retry_seconds is not None else 5.0 if inner.puts_cost else 1.0
         self._failed_ns: int | None = None
         self._released_ns: int | None = None
-        """When a part of the reserve was released, until a put lands."""
-        self._late_ns = 0
-        """How late the store counts."""
-        self._taken_ns: int | None = None
-        """Since when a full store has taken the reserve and all else."""
+        """The time when a part of the reserve was released; None after the next put that succeeds."""
+        self._lag_ns = 0
+        """The measured lag of the store's quota."""
+        self._accepting_since_ns: int | None = None
+        """The time since which a full store has accepted the reserve and every put."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._found = asyncio.Event()
+        self._changed = asyncio.Event()
         self._inner_put_sync, self._inner_put_unsynced = inner.put_sync, inner.put_unsynced
         if inner.put_sync is not None:
             self.put_sync = self._put_sync
@@ -103,13 +113,13 @@ class ReservingStore(Wrapper):
             self._observers.remove(observer)
 
     def start(self) -> None:
-        """Make the reserve, and watch for room, until ``stop``. Only the owner of the store may."""
+        """Make the reserve, and watch for room, until ``stop``. Only the store's owner may call this."""
         self._loop = asyncio.get_running_loop()
         if self._reserve is not None and self._watching is None:
             self._watching = self._loop.create_task(self._watch(self._reserve), name="reserve of the store")
 
     async def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching for room; the reserve stays."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -124,18 +134,18 @@ class ReservingStore(Wrapper):
             try:
                 await self.inner.put(key, data)
             except StoreFull as error:
-                self._does_not_fit(error)
+                self._set_full(error)
                 leave = self._leave(key)
                 if self._reserve is None or leave >= 1 or not await self._reserve.release_soon(size_of(data), leave):
-                    self._failed(leave)
+                    self._note_failed_put(leave)
                     raise
                 if self._released_ns is None:
                     self._released_ns = self._clock.monotonic_ns()
             else:
                 if self._released_ns is not None:
-                    self._late_ns = min(self._clock.monotonic_ns() - self._released_ns, _LATE_NS_MAX)
+                    self._lag_ns = min(self._clock.monotonic_ns() - self._released_ns, _LAG_NS_MAX)
                     self._released_ns = None
-                self._measure()
+                self._measure_room()
                 return
 
     def _put_sync(self, key: str, data: Buffers) -> None:
@@ -153,79 +163,80 @@ class ReservingStore(Wrapper):
             try:
                 put()
             except StoreFull as error:
-                self._does_not_fit(error)
+                self._set_full(error)
                 leave = self._leave(key)
                 if self._reserve is None or leave >= 1 or not self._reserve.release(size_of(data), leave):
-                    self._failed(leave)
+                    self._note_failed_put(leave)
                     raise
             else:
-                self._measure()
+                self._measure_room()
                 return
 
-    # The following may run in threads.
+    # The methods below may run in worker threads.
 
-    def _failed(self, leave: float) -> None:
+    def _note_failed_put(self, leave: float) -> None:
         if leave < 1:
             self._failed_ns = self._clock.monotonic_ns()
 
-    def _measure(self) -> None:
-        """After a put: how much room is left?"""
+    def _measure_room(self) -> None:
+        """Update ``bytes_free`` after a put, and set ``full`` if too little room is left."""
         if self._reserve is None or (free := self._reserve.bytes_free()) is None:
             return
         self.bytes_free = free - self._reserve.size // 2
         if self.full is None and self._reserve.is_low(free):
-            self._does_not_fit(StoreFull(f"{self.url}: the disk is almost full ({free >> 10} KiB are left, the reserve among "
-                                         f"them); free some room, and the broker continues"))
+            self._set_full(StoreFull(f"{self.url}: the disk is almost full ({free >> 10} KiB are left, the reserve "
+                                     f"among them); free some room, and the broker continues"))
 
-    def _does_not_fit(self, error: StoreFull) -> None:
+    def _set_full(self, error: StoreFull) -> None:
         began = self.full is None
         self.full = error
-        self._taken_ns = None
+        self._accepting_since_ns = None
         if began and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._tell)
+            self._loop.call_soon_threadsafe(self._notify_observers)
 
-    # On the loop.
+    # The methods below run on the loop.
 
-    def _tell(self) -> None:
+    def _notify_observers(self) -> None:
         if self.full is not None:
-            _log.warning("%s; until then publishes to streams of this store are refused (10023); purges and deletes are carried "
-                         "out", self.full)
+            _log.warning("%s; until then publishes to streams of this store are refused (10023); purges and deletes "
+                         "are carried out", self.full)
         else:
             _log.info("%s has room again", self.url)
-        self._found.set()
+        self._changed.set()
         for observer in list(self._observers):
             observer()
 
-    def _is_settled(self) -> bool:
-        """Whether a full store has taken everything for long enough to be believed."""
+    def _lag_is_over(self) -> bool:
+        """Return True once a full store has accepted everything for longer than its quota lags."""
         now_ns = self._clock.monotonic_ns()
-        if self._taken_ns is None:
-            self._taken_ns = now_ns
-        return self._late_ns < self._retry_s * 1e9 or now_ns - self._taken_ns >= self._late_ns
+        if self._accepting_since_ns is None:
+            self._accepting_since_ns = now_ns
+        return self._lag_ns < self._retry_s * 1e9 or now_ns - self._accepting_since_ns >= self._lag_ns
 
     async def _watch(self, reserve: Reserve) -> None:
         """Complete the reserve whenever a part of it is missing."""
         if self.full is not None:
-            self._tell()
+            self._notify_observers()
         while True:
             complete = False
             try:
-                # The room that a put waits for is not for the reserve.
+                # A put that failed a short time ago needs the room more than the reserve does.
                 waits = self._failed_ns is not None and self._clock.monotonic_ns() - self._failed_ns <= _QUIET_NS
                 complete = not waits and await reserve.fill()
                 if not complete and self.full is None:
-                    self._does_not_fit(StoreFull(f"{self.url}: the disk is almost full; free some room, and the broker continues"))
+                    self._set_full(StoreFull(f"{self.url}: the disk is almost full; free some room, and the broker "
+                                             f"continues"))
             except StoreFull as error:
-                self._does_not_fit(error)
+                self._set_full(error)
             except StoreError:
-                pass  # it is asked again
+                pass  # the next turn of this loop tries again
             if complete:
-                if self.full is not None and self._is_settled():
+                if self.full is not None and self._lag_is_over():
                     self.full = None
-                    self._measure()
+                    self._measure_room()
                     if self.full is None:
-                        self._tell()
+                        self._notify_observers()
                 if self.full is None:
-                    self._found.clear()
-                    await self._found.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
             await asyncio.sleep(self._retry_s)

@@ -3,12 +3,13 @@
     try ── Transient ──> pause ──> try ── Transient ──> pause … past give_up_ns ──> the last Transient
      └── anything else: done, at once
 
-The n-th pause is drawn from the upper half of ``pause_ns * 2**n``, at most ``pause_ns_max``: brokers that were refused at
-the same time do not retry at the same time.
+The n-th pause is drawn from the upper half of ``pause_ns * 2**n``, at most ``pause_ns_max``: brokers that were refused
+at the same time do not retry at the same time.
 
-A put is retried like the rest, with the same bytes. A later try may find what an earlier one put, so a put that landed can
-raise PreconditionFailed; the caller learns that from the object's header, as after any refusal. ``put_sync`` is tried once:
-after a Transient the caller continues with ``put``, on the loop, where waiting costs nothing.
+A put is retried like the rest, with the same bytes. A later try may find the object of an earlier one, so a put that
+succeeded can raise PreconditionFailed; the caller reads the object's header to find that out, as after any refusal.
+``put_sync`` is tried once: after a Transient the caller continues with ``put``, on the loop, where waiting costs
+nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ _T = TypeVar("_T")
 
 
 class RetryingStore(Wrapper):
-    """Retries as described above."""
+    """Retries every call to ``inner``; see the module's docstring."""
 
     def __init__(self, inner: ObjectStore, *, clock: Clock, rng: random.Random, give_up_ns: int = 30_000_000_000,
                  pause_ns: int = 50_000_000, pause_ns_max: int = 2_000_000_000,
                  on_trouble: Callable[[], object] = lambda: None,
                  sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """``give_up_ns`` counts from a call's beginning; no pause starts that would end past it. ``on_trouble`` is called
-        after each failed try, before the next one or the end."""
+        """Wrap ``inner``.
+
+        Args: ``give_up_ns`` counts from a call's beginning; no pause starts that would end later. ``on_trouble`` is
+            called after each failed try.
+        """
         super().__init__(inner)
         self._clock = clock
         self._rng = rng
@@ -44,7 +48,7 @@ class RetryingStore(Wrapper):
         self._pause_ns_max = pause_ns_max
         self._sleep = sleep
         self.retries = 0
-        """Retries so far, of all calls."""
+        """The number of retries so far, of all calls together."""
         self._on_trouble = on_trouble
 
     async def put(self, key: str, data: Buffers) -> None:
@@ -63,7 +67,7 @@ class RetryingStore(Wrapper):
         await self._tried(lambda: self.inner.delete(key))
 
     async def close(self) -> None:
-        """Calls in progress are not retried."""
+        """Close ``inner``, and retry no call that is in progress."""
         self._give_up_ns = -1
         await self.inner.close()
 

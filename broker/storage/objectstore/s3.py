@@ -1,14 +1,14 @@
 """Objects in a bucket, through aiobotocore: ``s3://bucket/prefix`` on AWS, MinIO, SeaweedFS and the like.
 
-Each call is one request; botocore's own retries are off, since RetryingStore owns them. (The HTTP client still sends a
-request twice if a kept-alive connection turns out to be dead: one reason why a refused put proves nothing until the
-object there has been read.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
+Each call is one request; botocore's own retries are off, since RetryingStore owns them. (The HTTP client may send a
+request twice if a kept-alive connection turns out to be dead. For this reason, too, a refused put proves nothing until
+the existing object has been read.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
 
-Configured by its arguments or by the environment: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS credential
-chain, which is asked again when credentials are refused: a request refused with credentials that have been replaced
-since is Transient. An endpoint that is not AWS's is addressed by path, and its payloads are not signed: SHA-256 of 8
-MiB would take a sixth of a put's time, and every object has its own checksums. AWS gets unsigned payloads under TLS
-only.
+The store is configured by its arguments or by the environment: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS
+credential chain. The chain is searched again when credentials are refused; if other credentials have been found since,
+the refused request raises Transient. An endpoint that is not AWS's is addressed by path, and its payloads are not
+signed: SHA-256 of 8 MiB would take a sixth of a put's time, and every object has its own checksums. AWS gets unsigned
+payloads only under TLS.
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ __all__ = ["S3Store"]
 
 _CONNECT_TIMEOUT_S = 3.0
 _CLIENT_TIMEOUT_S = 30.0
-"""For finding credentials: the chain may ask other processes and servers, and wait for minutes or for ever."""
+"""The time-out of a search for credentials: the chain may ask other processes and servers, which may never answer."""
 _KEEPALIVE_S_MAX = 12.0
 _KEEPALIVE_SHARE = 0.8
-"""How long a connection may be idle, as a share of a request's time-out. After a time-out no connection is reused that was
-idle when that request began, so a server that vanishes costs one time-out, not one for each connection."""
+"""The time for which a connection may be idle, as a share of a request's time-out.
+
+After a time-out, no connection is reused that was idle when that request began. So a server that vanishes costs one
+time-out, not one for each connection.
+"""
 
 _ACCESS = "allow s3:GetObject, s3:PutObject and s3:DeleteObject on the keys and s3:ListBucket on the bucket"
 _KEYS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile"
@@ -78,7 +81,7 @@ _REMEDIES = {
     "NotImplemented": "this endpoint cannot serve as a store: it does not support the request",
     "MethodNotAllowed": "this endpoint does not seem to be S3: check AWS_ENDPOINT_URL",
 }
-"""Error codes for which trying again at once cannot help."""
+"""Error codes for which an immediate retry cannot help."""
 
 _NO_ROOM = "the store is full; free some room, and the broker continues"
 _NO_QUOTA = "the bucket's quota is used up; raise it or free some room, and the broker continues"
@@ -91,15 +94,18 @@ _FULL = {
 """Error codes of MinIO, Ceph and others that say the object has no room."""
 
 _NOT_THE_CREDENTIALS = frozenset(("RequestTimeTooSkewed", "AllAccessDisabled"))
-"""Codes of 401 and 403 that no other credentials would change. AccessDenied they may: some servers say so of a withdrawn key."""
+"""Codes of 401 and 403 that other credentials would not change.
+
+AccessDenied is not among them: some servers answer it for a withdrawn key.
+"""
 _CREDENTIALS_EXPIRED = frozenset(("ExpiredToken", "InvalidToken", "InvalidTokenId", "TokenRefreshRequired"))
-"""The codes about credentials that come with 400."""
+"""Codes about credentials that come with status 400."""
 
 _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError,
                    boto.TokenRetrievalError, boto.ProfileNotFound, boto.ConfigParseError)
 
 _LISTING = frozenset(("Contents", "IsTruncated", "KeyCount", "MaxKeys", "Name", "Prefix"))
-"""What says that an answer is a listing: botocore takes the page of a proxy for an empty one."""
+"""The members of which a listing has at least one: botocore parses a proxy's error page as an empty listing."""
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -111,15 +117,19 @@ _TRANSIENT_CODES = frozenset((
 
 
 class S3Store(ObjectStore):
-    """One bucket, or the part of it below a prefix."""
+    """A bucket, or the part of it below a prefix."""
 
     puts_cost = True
 
     def __init__(self, bucket: str, prefix: str = "", *, endpoint: str | None = None, region: str | None = None,
                  keys: S3Keys | None = None, put_timeout_ns: int = 5_000_000_000,
                  get_timeout_ns: int = 30_000_000_000, connections_max: int = 32, clock: Clock | None = None) -> None:
-        """``endpoint``, ``region`` and ``keys`` take precedence over the environment. ``put_timeout_ns`` also bounds deletes,
-        ``get_timeout_ns`` one page of a listing. Keep the put's time-out below a third of the lease."""
+        """Make the store; the first call connects.
+
+        Args: ``endpoint``, ``region`` and ``keys`` take precedence over the environment. ``put_timeout_ns`` also bounds
+            deletes; ``get_timeout_ns`` bounds one page of a listing. Keep the put's time-out below a third of the
+            lease.
+        """
         self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self._bucket = bucket
         self._base = f"{prefix}/" if prefix else ""
@@ -161,21 +171,23 @@ class S3Store(ObjectStore):
             return b""
         try:
             async with self._call("get", check_key(key), self._get_timeout_s) as client:
-                # Asked for a range, even all of it, a server says how much that is, and a body that was cut on the way is noticed.
+                # A server answers a range request, even one for the whole object, with the range's length, so that a
+                # truncated body is noticed.
                 answer = await client.get_object(Bucket=self._bucket, Key=self._base + key,
                                                  Range=f"bytes={start}-{'' if end is None else end - 1}")
                 self._note_date(answer)
                 async with answer["Body"] as stream:
                     data: bytes = await stream.read()
-                said = answer.get("ContentRange", "")
-                if answer["ResponseMetadata"]["HTTPStatusCode"] != 206 and not said:
-                    if not answer.get("ETag"):  # the page of a proxy
+                content_range = answer.get("ContentRange", "")
+                if answer["ResponseMetadata"]["HTTPStatusCode"] != 206 and not content_range:
+                    if not answer.get("ETag"):  # it is a proxy's page
                         raise Transient(f"{self._where}: get {key}: the response is not S3's; check AWS_ENDPOINT_URL")
                     return data[start:end]  # a server that ignores ranges sends the whole object
-                if not _is_of_range(said, start, end, len(data)):
-                    raise Transient(f"{self._where}: get {key}: {len(data)} bytes from byte {start} on came as {said!r}")
+                if not _is_complete(content_range, start, end, len(data)):
+                    raise Transient(f"{self._where}: get {key}: {len(data)} bytes from byte {start} on came as "
+                                    f"{content_range!r}")
                 return data
-        except _PastTheEnd:
+        except _PastEnd:
             return b""
 
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
@@ -197,11 +209,12 @@ class S3Store(ObjectStore):
                     raise Transient(f"{self._where}: list {prefix}: the response is not S3's; check AWS_ENDPOINT_URL")
                 token = answer.get("NextContinuationToken")
                 if answer.get("IsTruncated") and (not token or token == asked.get("ContinuationToken")):
-                    raise Transient(f"{self._where}: list {prefix}: a page says that there are more, and not where they begin")
+                    raise Transient(f"{self._where}: list {prefix}: a truncated page has no new token for the next "
+                                    f"page")
             for row in answer.get("Contents", ()):
                 key = row["Key"]
                 if not key.startswith(begins) or key <= behind or key[cut:cut + 1] == ".":
-                    continue  # not asked for, or no key
+                    continue  # it is not requested, or it is no key
                 sorted_ = sorted_ and key > last
                 last = key
                 found.append(ObjectInfo(key[cut:], row.get("Size", 0)))
@@ -209,7 +222,7 @@ class S3Store(ObjectStore):
                 break
             asked["ContinuationToken"] = token
         if not sorted_:
-            # SeaweedFS orders folders by bare name; pages of one listing may overlap where keys come and go.
+            # SeaweedFS orders folders by bare name; pages of one listing may overlap while keys are put and deleted.
             found = sorted(set(found))
         return found
 
@@ -224,23 +237,23 @@ class S3Store(ObjectStore):
         return S3Reserve(self, size)
 
     async def has_quota(self) -> bool:
-        """Whether the bucket may have a quota: AWS has none."""
+        """Return True if the bucket may have a quota, which AWS does not offer. Raises: StoreError."""
         async with self._call("connect", "", self._put_timeout_s):
             return not self._at_aws
 
     async def list_own(self, prefix: str) -> dict[str, int]:
-        """Names, which are no keys, and sizes of the store's own objects, a thousand at most. Raises: StoreError."""
+        """Return names, which are no keys, and sizes of at most 1000 of the store's own objects. Raises: StoreError."""
         async with self._call("list", prefix, self._get_timeout_s) as client:
             answer = await client.list_objects_v2(Bucket=self._bucket, Prefix=self._base + prefix)
             return {row["Key"][len(self._base):]: row.get("Size", 0) for row in answer.get("Contents", ())}
 
     async def put_own(self, name: str, data: bytes) -> None:
-        """Put an object of the store's own, whatever is there. Raises: StoreError."""
+        """Put one of the store's own objects, and overwrite an existing one. Raises: StoreError."""
         async with self._call("put", name, self._put_timeout_s) as client:
             await client.put_object(Bucket=self._bucket, Key=self._base + name, Body=data)
 
     async def delete_own(self, name: str) -> None:
-        """Delete an object of the store's own. Raises: StoreError."""
+        """Delete one of the store's own objects. Raises: StoreError."""
         async with self._call("delete", name, self._put_timeout_s) as client:
             await client.delete_object(Bucket=self._bucket, Key=self._base + name)
 
@@ -252,7 +265,7 @@ class S3Store(ObjectStore):
             await self._exit.aclose()
 
     def now_ns(self) -> int | None:
-        """The ``Date`` of the last answer plus the monotonic time since then."""
+        """Return the ``Date`` of the last answer plus the monotonic time since then."""
         if self._date is None:
             return None
         text, at_ns = self._date
@@ -269,47 +282,47 @@ class S3Store(ObjectStore):
 
     @asynccontextmanager
     async def _call(self, operation: str, key: str, timeout_s: float) -> AsyncIterator[Any]:
-        """The client, for one request; every failure inside is raised as a StoreError."""
+        """Yield the client for one request, and raise every failure inside as a StoreError."""
         if self._closed:
             raise Transient(f"{self.url}: the store is closed")
         version = 0
         try:
-            client = self._client or await self._made_client()
+            client = self._client or await self._make_client_once()
             version = self._credentials.version
             async with asyncio.timeout(timeout_s):
                 yield client
-        except (StoreError, _PastTheEnd):
+        except (StoreError, _PastEnd):
             raise
         except TimeoutError as e:
             raise Transient(f"{self._where}: {operation} {key}: no answer within {timeout_s:g} s") from e
         except boto.ClientError as e:
             self._note_date(e.response)
-            raise await self._unless_renewed(self._refusal(e, operation, key), e, version) from e
+            raise await self._with_new_credentials(self._refusal(e, operation, key), e, version) from e
         except (boto.BotoCoreError, ResponseParserError, aiohttp.ClientError, OSError) as e:
-            raise await self._unless_renewed(self._failure(e, operation, key), e, version) from e
+            raise await self._with_new_credentials(self._failure(e, operation, key), e, version) from e
         except Exception as e:
             if self._closed:  # the client raises errors of all kinds if it is closed during a call
                 raise Transient(f"{self._where}: {operation} {key}: the store was closed") from e
             raise
 
-    async def _unless_renewed(self, error: Exception, cause: Exception, version: int) -> Exception:
-        """``error``, or Transient where other credentials are there now than the ones with which the request failed."""
-        if (isinstance(error, StoreRefused) and _of_credentials(cause) and not self._closed
-                and await self._credentials.renewed(version)):
+    async def _with_new_credentials(self, error: Exception, cause: Exception, version: int) -> Exception:
+        """Return ``error``, or Transient if other credentials than those of the failed request have been found."""
+        if (isinstance(error, StoreRefused) and _may_be_credentials(cause) and not self._closed
+                and await self._credentials.find_others(version)):
             return Transient(f"{error}; other credentials have been found since")
         return error
 
     def _refusal(self, e: boto.ClientError, operation: str, key: str) -> Exception:
-        """The meaning of an error response."""
+        """Return the exception for an error response."""
         status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = e.response.get("Error", {}).get("Code", "")
-        said = e.response.get("Error", {}).get("Message", "")
+        message = e.response.get("Error", {}).get("Message", "")
         where = f"{self._where}: {operation} {key}"
-        text = f"{where}: {code} ({status}) {said[:200]}".rstrip()
+        text = f"{where}: {code} ({status}) {message[:200]}".rstrip()
         if status == 412:
             return PreconditionFailed(f"{where}: exists")
         if status == 416:
-            return _PastTheEnd()
+            return _PastEnd()
         if code in _TRANSIENT_CODES:
             return Transient(text)
         if code in _FULL or status == 507:
@@ -325,7 +338,7 @@ class S3Store(ObjectStore):
         return StoreRefused(f"{text}: check AWS_ENDPOINT_URL, AWS_REGION and the bucket")
 
     def _failure(self, e: Exception, operation: str, key: str) -> StoreError:
-        """The meaning of no response, or of one that is not S3's."""
+        """Return the error for a missing response, or for a response that is not S3's."""
         where = f"{self._where}: {operation} {key}"
         if isinstance(e, _NO_CREDENTIALS):
             return StoreRefused(f"{where}: no usable credentials: {e}: {_KEYS}")
@@ -334,26 +347,26 @@ class S3Store(ObjectStore):
         if isinstance(e, boto.ParamValidationError | boto.UnknownServiceError | boto.NoRegionError
                       | boto.InvalidRegionError):
             return StoreRefused(f"{where}: {e}: check the bucket's name and AWS_REGION")
-        # Their texts contain at most the URL; the signature in its query is cut off.
+        # The texts of these exceptions may contain the URL; the signature in its query is cut off.
         if isinstance(e, ResponseParserError):
             return Transient(f"{where}: the response is not S3's; check AWS_ENDPOINT_URL")
         return Transient(f"{where}: {type(e).__name__}: {str(e).partition('?')[0][:200]}")
 
     def _before_send(self, request: Any, **_: object) -> None:
-        """Remove from a request what only costs time, just before it is sent.
+        """Remove two costly parts from a request, just before it is sent.
 
-        botocore adds Expect: 100-continue to each put, one more round trip, and wraps the body into a BytesIO, which would
-        be sent in 64 KiB writes (4 MiB: 8.3 ms of CPU, 4.5 without both).
+        botocore adds Expect: 100-continue to each put, which costs one more round trip. It also wraps the body into a
+        BytesIO, which would be sent in 64 KiB writes. (A put of 4 MiB takes 8.3 ms of CPU with both, 4.5 ms without.)
         """
         if request.method == "HEAD":
-            # We send none. botocore does, to ask for the bucket's region after a redirect that did not name it, and
-            # loops for ever if that is redirected too.
+            # We send no HEAD. botocore does, to ask for the bucket's region after a redirect that did not name it, and
+            # loops for ever if that request is redirected, too.
             raise StoreRefused(f"{self._where}: redirected to another region: {_REMEDIES['PermanentRedirect']}")
         request.headers.pop("Expect", None)
         if isinstance(request.body, BytesIO):
             request.body = request.body.getvalue()
 
-    async def _made_client(self) -> Any:
+    async def _make_client_once(self) -> Any:
         async with self._client_making:
             if self._closed:
                 raise Transient(f"{self.url}: the store is closed")
@@ -387,7 +400,7 @@ class S3Store(ObjectStore):
             read_timeout=max(self._put_timeout_s, self._get_timeout_s) + 1,
             max_pool_connections=self._connections_max, retries={"total_max_attempts": 1}, parameter_validation=False,
             request_checksum_calculation="when_required", response_checksum_validation="when_required", s3=s3,
-            # Otherwise botocore composes its long one for each request: 0.2 ms of 1.2.
+            # Without a user agent, botocore composes a long one for each request: 0.2 ms of 1.2.
             signature_version="s3v4", user_agent="jetblock")
         session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
         made = session.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
@@ -401,18 +414,23 @@ class S3Store(ObjectStore):
         return client
 
 
-def _is_of_range(said: str, start: int, end: int | None, size: int) -> bool:
-    """Whether a body of ``size`` bytes is what an answer says it is, and what was asked for; True where it says nothing."""
-    found = _CONTENT_RANGE.fullmatch(said)
+def _is_complete(content_range: str, start: int, end: int | None, size: int) -> bool:
+    """Return True if a body of ``size`` bytes is the range in the answer's header, and the requested one.
+
+    True, too, if the header cannot be parsed.
+    """
+    found = _CONTENT_RANGE.fullmatch(content_range)
     if found is None:
         return True
     first, last, whole = int(found[1]), int(found[2]), found[3]
-    return first == start and last - first + 1 == size and (whole == "*" or last == min(int(whole), end or int(whole)) - 1)
+    return (first == start and last - first + 1 == size
+            and (whole == "*" or last == min(int(whole), end or int(whole)) - 1))
 
 
 @lru_cache(maxsize=1)
 def _unix_seconds(date: str) -> int | None:
-    """A ``Date`` header's time; None if it is none. Cached: while the clock is not believed, each look at it asks here."""
+    """Parse a ``Date`` header; None if that fails. Cached, because a broker whose clock is wrong asks here all the
+    time."""
     try:
         return int(parsedate_to_datetime(date).timestamp())
     except (ValueError, OverflowError):
@@ -420,16 +438,17 @@ def _unix_seconds(date: str) -> int | None:
 
 
 def _timestamp(value: Any) -> Any:
-    """A time in a response. One in a header (Last-Modified) stays text, as nobody asks: reading it took a tenth of a GET."""
+    """Parse a time in a response, but not one of a header (Last-Modified): it is not used, and took a tenth of a
+    GET."""
     return value if isinstance(value, str) and value.endswith("GMT") else parse_timestamp(value)
 
 
-class _PastTheEnd(Exception):
-    """416: the range begins at or past the object's end, which is not an error here."""
+class _PastEnd(Exception):
+    """Status 416: the range begins at or past the object's end, which is not an error here."""
 
 
-def _of_credentials(e: Exception) -> bool:
-    """Whether a request that failed with ``e`` might not with other credentials."""
+def _may_be_credentials(e: Exception) -> bool:
+    """Return True if a request that failed with ``e`` might succeed with other credentials."""
     if not isinstance(e, boto.ClientError):
         return isinstance(e, _NO_CREDENTIALS)
     code = e.response.get("Error", {}).get("Code", "")

@@ -1,8 +1,9 @@
-"""The reserve of a bucket with a quota: objects that take room, and are deleted when something must be stored beyond it.
+"""The reserve of a bucket with a quota: objects that take room, and are deleted when a full bucket must store
+something.
 
-Not on AWS, where buckets have no quotas. A server does not say how much room is left, so a complete reserve is put once
-more, in part, to see whether it takes that. Where it counts late what was put and deleted, as MinIO's quota does, a put
-that needs the reserve waits until then (``reserving``).
+On AWS, buckets have no quotas, so there is no reserve. A server does not report how much room is left, so ``fill`` puts
+one object of a complete reserve again, to see whether the server accepts it. Some servers count puts and deletes late,
+as MinIO's quota does. There a put that needs the reserve waits until the server has counted the delete (``reserving``).
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ RESERVE: Final = ".reserve/"
 """The beginning of the objects' names, below the store's prefix. No key can begin with a dot."""
 
 _OBJECTS: Final = 4
+"""The number of objects that make up the reserve."""
 
 
 class OwnObjects(Protocol):
-    """A store's objects that have no keys. All calls raise StoreError."""
+    """The store's own objects, whose names are no keys. All calls raise StoreError."""
 
     async def has_quota(self) -> bool: ...
 
     async def list_own(self, prefix: str) -> dict[str, int]:
-        """Names and sizes."""
+        """Return names and sizes in bytes."""
 
     async def put_own(self, name: str, data: bytes) -> None: ...
 
@@ -31,20 +33,20 @@ class OwnObjects(Protocol):
 
 
 class S3Reserve:
-    """See ``base.Reserve``."""
+    """The reserve of a bucket; its contract is ``base.Reserve``."""
 
     def __init__(self, objects: OwnObjects, size: int) -> None:
-        """Args: ``size`` in bytes; 0: none."""
+        """Make a reserve of ``size`` bytes; 0: ``fill`` deletes an existing reserve."""
         self._objects = objects
         self.size = size
         self._piece = size // _OBJECTS
         self._held: set[str] | None = None
-        """The objects that exist; None: that is not known yet."""
+        """The names of the objects that exist; None before the first listing."""
 
     async def fill(self) -> bool:
         if not await self._objects.has_quota():
             return True
-        held = await self._known()
+        held = await self._existing()
         for name in [*held] if not self._piece else []:
             await self._objects.delete_own(name)
             held.discard(name)
@@ -57,7 +59,7 @@ class S3Reserve:
         return True
 
     async def release_soon(self, size: int, leave: float) -> bool:
-        held = await self._known()
+        held = await self._existing()
         released = 0
         while released < max(size, 1) and len(held) > leave * _OBJECTS:
             name = max(held)
@@ -67,7 +69,7 @@ class S3Reserve:
         return released > 0
 
     def release(self, size: int, leave: float) -> bool:
-        return False  # no thread puts into a bucket
+        return False  # nothing frees room: no worker thread puts into a bucket
 
     def bytes_free(self) -> int | None:
         return None
@@ -75,8 +77,8 @@ class S3Reserve:
     def is_low(self, bytes_free: int) -> bool:
         return False
 
-    async def _known(self) -> set[str]:
+    async def _existing(self) -> set[str]:
         if self._held is None:
-            # Objects of another size are as good until they are released.
+            # Objects of another size, from an earlier setting, serve as well until they are released.
             self._held = set(await self._objects.list_own(RESERVE))
         return self._held

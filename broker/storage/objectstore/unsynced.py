@@ -1,17 +1,17 @@
-"""Objects of a directory that were put without being synced, and the file that says that there are some.
+"""Objects of a directory that were put without being synced, and the mark file that records that there are some.
 
-    start    from now on the objects of one folder may be put unsynced; the folder's ".unsynced" is written, and synced
-    put      the object is complete and has its name, in the system's memory: kill -9 takes nothing
-    sync     all of them, every ``interval``; earlier past a bound; and before each synced put and each delete
-    stop     all synced, and the file removed
+    start    the folder's file ".unsynced" is written and synced; from then on its objects may be put unsynced
+    put      the object is complete and has its name, but only in the system's memory: kill -9 loses nothing
+    sync     all objects are synced: every ``interval``; earlier past a bound; before each synced put and each delete
+    stop     all objects are synced, and the file is removed
 
-So what a power cut takes is always the newest: nothing durable refers to an object that is not, and nothing is deleted before
-what replaced it is durable. The file (a ``Mark``) outlives the power cut and says where to look for what is missing or torn;
-who may set that aside is not decided here (``storage.unsynced_tail``).
+So a power cut loses only the newest objects: nothing durable refers to an object that is not durable, and nothing is
+deleted before its replacement is durable. The file (a ``Mark``) survives the power cut and names the first object that
+may be missing or torn; ``storage.unsynced_tail`` decides what becomes of those objects.
 
-After a sync that failed, nobody knows what is on the disk: the system may have dropped what it could not write, and a second
-sync would succeed. So nothing is put or deleted any more. The mark says so, and the next start writes again what was not
-synced. Compare "fsyncgate" and PostgreSQL, which ends too.
+After a sync that failed, nobody knows what is on the disk: the system may have dropped what it could not write, and a
+second sync would succeed. So nothing is put or deleted any more. The mark records the failure, and the next start
+rewrites the objects that were not synced. Compare "fsyncgate" and PostgreSQL, which ends, too.
 """
 
 from __future__ import annotations
@@ -31,38 +31,41 @@ from broker.storage.objectstore.disk import sync_directory, sync_files
 __all__ = ["MARK", "Mark", "SyncFailed", "UnsyncedFiles", "mark_failed", "place_of", "read_mark", "remove_mark"]
 
 MARK = ".unsynced"
-"""The file's name, which no key can have."""
+"""The name of the mark file, which no key can have."""
 
 _FILES_MAX = 16_384
 _BYTES_MAX = 256 << 20
-"""Past either all is synced before the interval is over; at twice as much, puts wait for that."""
+"""Past either bound all objects are synced before the interval is over; at twice the bound, puts wait for that sync."""
 _MARK_BYTES = 512
-"""One sector: it is written over in one piece."""
+"""The mark's size: one sector, so that it is overwritten in one piece."""
 _WORD = "jetblock-unsynced-1"
 
 
 class SyncFailed(StoreError):
-    """What was put unsynced may not be on the disk, and nothing may build on it."""
+    """A sync failed: objects that were put unsynced may not be on the disk, and nothing may rely on them."""
 
 
 class Mark(NamedTuple):
-    """first_key: objects of the folder from this key on may be missing or torn after a power cut; "": any may.
-    place: the running system and the folder (``place_of``): there nothing was lost. synced_at_ns: when all before
-    ``first_key`` had been synced, by the wall clock. failed: a sync failed."""
+    """The content of a folder's mark file."""
 
     first_key: str
+    """The first key whose object may be missing or torn after a power cut; "": any object may be."""
     place: str
+    """The running system and the folder (``place_of``). As long as both are the same, no object was lost."""
     synced_at_ns: int
+    """The wall clock when all objects before ``first_key`` had been synced."""
     failed: bool = False
+    """True if a sync failed."""
 
     def pack(self) -> bytes:
-        """One line of text, padded."""
-        line = f"{_WORD} {'failed' if self.failed else 'open'} {self.synced_at_ns} {self.place or '-'} {self.first_key}".encode()
+        """Return the mark as one padded line of text."""
+        state = "failed" if self.failed else "open"
+        line = f"{_WORD} {state} {self.synced_at_ns} {self.place or '-'} {self.first_key}".encode()
         return (line + b" %08x" % crc32(line)).ljust(_MARK_BYTES - 1) + b"\n"
 
     @classmethod
     def unpack(cls, data: bytes) -> Mark:
-        """A mark that cannot be read, since it was torn itself, says that any object may be."""
+        """Read a mark. A torn mark cannot be read, and gives one by which any object may be missing."""
         line, _, crc = data.strip().rpartition(b" ")
         words = line.decode("utf-8", "replace").split(" ")
         if len(words) != 5 or words[0] != _WORD or crc != b"%08x" % crc32(line):
@@ -71,19 +74,21 @@ class Mark(NamedTuple):
 
 
 def place_of(folder: str) -> str:
-    """The running system and the folder: as long as both are the same, what was written is still there, if only in memory.
-    "" where the system has no name for this boot."""
+    """Return the identity of the running system and of the folder.
+
+    While both are the same, everything written is still there, even if only in memory. "" if the system has no boot id.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        there = os.stat(folder)
+        found = os.stat(folder)
     except OSError:
         return ""
-    return f"{boot}/{there.st_dev}/{there.st_ino}"
+    return f"{boot}/{found.st_dev}/{found.st_ino}"
 
 
 def read_mark(folder: str) -> Mark | None:
-    """The folder's mark; None: all of its objects were synced. Raises: OSError."""
+    """Return the folder's mark; None if all of its objects were synced. Raises: OSError."""
     try:
         with open(os.path.join(folder, MARK), "rb") as file:
             return Mark.unpack(file.read(_MARK_BYTES))
@@ -92,14 +97,14 @@ def read_mark(folder: str) -> Mark | None:
 
 
 def remove_mark(folder: str) -> None:
-    """All objects of the folder are durable. Raises: OSError."""
+    """Remove the folder's mark, since all of its objects are durable. Raises: OSError."""
     with suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, MARK))
         sync_directory(folder)
 
 
 def mark_failed(folder: str) -> None:
-    """Note in the folder's mark, if there is one, that a sync failed: another that succeeds then proves nothing.
+    """Record in the folder's mark, if there is one, that a sync failed. After that, a later success proves nothing.
 
     Raises: OSError.
     """
@@ -109,7 +114,8 @@ def mark_failed(folder: str) -> None:
     fd = os.open(os.path.join(folder, MARK), os.O_WRONLY | os.O_CLOEXEC)
     try:
         _write(fd, mark._replace(failed=True))
-        # As long as the system runs it reads what it could not write; later, what is on the disk is checked anyway.
+        # While the system runs, it reads the mark from memory; after a restart the objects on the disk are checked
+        # anyway.
         with suppress(OSError):
             os.fdatasync(fd)
     finally:
@@ -123,15 +129,16 @@ def _write(fd: int, mark: Mark) -> None:
 
 
 class UnsyncedFiles:
-    """What one process has put and not synced yet. Thread-safe; between ``start`` and ``stop`` the folder must be ours alone.
+    """The files that one process has put and not synced yet. Thread-safe.
 
-    ``interval_ns`` None: nothing is put unsynced.
+    Between ``start`` and ``stop`` no other process may write to the folder. ``interval_ns`` None: nothing is put
+    unsynced.
     """
 
     def __init__(self, url: str, interval_ns: int | None) -> None:
         self.interval_ns = interval_ns
         self.on_failure: Callable[[SyncFailed], object] = lambda _: None
-        """Called once, in whichever thread the sync failed."""
+        """Called once, in the thread in which the sync failed."""
         self.failure: SyncFailed | None = None
         self.syncs = 0
         self._url = url
@@ -143,23 +150,25 @@ class UnsyncedFiles:
         self._marked = ("", 0)
         self._one_sync = threading.Lock()
         self._changed = threading.Condition()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._in_progress = 0
         self._pending: list[str] = []
+        """Paths of files that were put since the last sync began."""
         self._bytes = 0
-        """Of these, and of those that are being synced."""
+        """The bytes of the pending files, and of files that are being synced."""
         self.put_count = 0
-        """Puts that ended, and below how many of them are durable."""
+        """The number of puts that have ended."""
         self.synced_count = 0
+        """The number of puts that are durable: the first ones of ``put_count``."""
         self._due = 0.0
         self._thread: threading.Thread | None = None
 
-    # Called by the owner of the folder, in a thread that may wait.
+    # Called by the owner of the folder, in a worker thread.
 
     def start(self, folder: str, first_key: str) -> None:
-        """Let objects of ``folder`` be put unsynced; all before ``first_key`` are durable.
+        """Allow unsynced puts in ``folder``; all objects before ``first_key`` are durable.
 
-        Without an interval this does nothing. Raises: OSError.
+        Does nothing without an interval. Raises: OSError.
         """
         if self.interval_ns is None or self._folder is not None:
             return
@@ -179,7 +188,10 @@ class UnsyncedFiles:
         self._thread.start()
 
     def stop(self) -> None:
-        """End that: wait for puts in progress, sync, remove the mark. Raises: SyncFailed; OSError."""
+        """Allow no more unsynced puts: wait for puts in progress, sync, remove the mark.
+
+        Raises: SyncFailed; OSError.
+        """
         folder, thread = self._folder, self._thread
         if folder is None:
             return
@@ -194,10 +206,11 @@ class UnsyncedFiles:
             self.sync()
             remove_mark(folder)
         finally:
-            self._close()  # after a sync that another thread may still be at the end of
+            self._close()  # this waits for a sync that another thread may be ending
 
     def abandon(self) -> None:
-        """End without a sync, as kill -9 does: the mark stays. Nothing if ``stop`` was called. No put may be in progress."""
+        """End without a sync, as kill -9 does: the mark stays. Does nothing after ``stop``. No put may be in
+        progress."""
         with self._changed:
             thread, self._folder, self._thread = self._thread, None, None
             self._changed.notify_all()
@@ -215,9 +228,11 @@ class UnsyncedFiles:
     # Called by the store, in its threads.
 
     def begin(self, path: str, first_key: str) -> bool:
-        """A put begins; False: it must be synced, since ``start`` was not called for its folder. Call ``end`` after it.
+        """Register a put that begins; call ``end`` after it. Waits while too much is not synced.
 
         Args: first_key: all objects of the folder before this key had been put when this put began.
+        Returns: False if the put must be synced, since ``start`` was not called for its folder; then ``end`` is not
+            called.
         Raises: SyncFailed.
         """
         with self._changed:
@@ -231,7 +246,7 @@ class UnsyncedFiles:
             return True
 
     def end(self, path: str, size: int) -> None:
-        """A put that began has ended, whether or not it made the file."""
+        """Register the end of a put, with or without success."""
         with self._changed:
             self._in_progress -= 1
             self.put_count += 1
@@ -244,12 +259,12 @@ class UnsyncedFiles:
                 self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises: SyncFailed once a sync has failed."""
+        """Raise SyncFailed if a sync has failed."""
         if self.failure is not None:
             raise self.failure
 
     def sync(self) -> None:
-        """Return once all that had been put when this was called is durable. Raises: SyncFailed."""
+        """Return once all files that had been put before this call are durable. Raises: SyncFailed."""
         self.check()
         until = self.put_count
         if self.synced_count >= until:
@@ -270,14 +285,14 @@ class UnsyncedFiles:
                 self._bytes -= held
                 self._changed.notify_all()
             self.syncs += 1
-            # Not synced itself: an older mark makes a start look at more than it must.
+            # The mark itself is not synced: with an older mark, a start only checks more objects than it must.
             with suppress(OSError):
                 self._write_mark(mark)
 
     def _fail(self, error: OSError) -> None:
         failure = SyncFailed(
-            f"{self._url}: {error.strerror or error}: what was put since the last sync may not be on the disk; nothing more is "
-            f"acknowledged. Look after the disk. The next start checks what was not synced and writes it again")
+            f"{self._url}: {error.strerror or error}: what was put since the last sync may not be on the disk; nothing "
+            f"more is acknowledged. Check the disk. The next start checks what was not synced and writes it again")
         with self._changed:
             self.failure = failure
             self._changed.notify_all()

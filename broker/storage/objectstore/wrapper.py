@@ -1,4 +1,4 @@
-"""The base class of wrappers: passes on to another store the calls that a wrapper does not change."""
+"""The base class of wrappers: a wrapper overrides some calls, and the base class passes on all others."""
 
 from __future__ import annotations
 

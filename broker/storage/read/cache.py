@@ -1,18 +1,19 @@
-"""A bounded cache of decoded parts of blocks that keeps what is used again, whatever is read once: S3-FIFO, in bytes.
+"""A bounded cache of decoded parts of blocks. It keeps parts that are used repeatedly, even during full scans: S3-FIFO.
 
-Owns: the bound, in bytes, over everything put in, and what is evicted. Does not own: what the parts are, or how they are
-loaded (reader).
+Owns: the bound in bytes, and the choice of the values to evict. Does not own: the meaning of the values, and loading
+them (reader).
 
     put ──> small ──┬── used again ──> main ──┬── used again: to the end of main
-             1/4    │                   3/4   └── else: out
-                    └── else: out, its key to ghost ── put again ──> main
+             1/4    │                   3/4   └── else: evicted
+                    └── else: evicted, its key to ghost ── put again ──> main
 
-A full scan passes through the small queue; what was used again stays in the main one. Where little is used again, the main
-queue is short and the small one has nearly all of the room: then it is a FIFO, as good as any for readers of the tail.
+A full scan passes through the small queue, while values that were used again stay in the main queue. If few values are
+used again, the main queue is short and the small one has nearly all of the room. The cache is a FIFO then, which is
+good enough for readers of the tail.
 
-An evicted value is still found for as long as anything references it. So an operation keeps what it loaded by holding a
-reference, whatever the bound and whatever else is read meanwhile: two operations cannot evict each other's parts in turns.
-Values referenced that way count against the bounds of the operation, not of the cache.
+An evicted value can be found as long as anything references it. So an operation keeps the parts it loaded by holding
+references, whatever else is read meanwhile: two operations cannot evict each other's parts in turns. Values that are
+only referenced elsewhere count against the bounds of that operation, not of the cache.
 
 Source: Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023).
 """
@@ -28,21 +29,27 @@ from weakref import WeakValueDictionary
 __all__ = ["Cache"]
 
 _SMALL_SHARE = 4
-"""The small queue's share of the room is one in so many. The paper has one in ten; here consumers that follow each other at a
-distance share what the first one loaded only while it is in this queue."""
+"""The small queue's bound is the cache's bound divided by this.
+
+The paper divides by ten. Here consumers that follow each other at a distance share a loaded part only while it is in
+this queue.
+"""
 
 _APART_SHARE = 8
-"""A use counts once as much as this share of the small queue was put since the last that counted. A reader that takes a
-chunk in small pulls uses it often, but it is one use."""
+"""A use counts only if bytes of the small queue's bound divided by this were put since the last use that counted.
+
+A client that reads a chunk in many small pulls uses it often, but that is one use.
+"""
 
 _USES_MAX = 3
-"""Uses that are remembered: so often an entry may pass through the main queue without another."""
+"""The most uses that are remembered, so the number of passes through the main queue without another use."""
 
 _GHOSTS_MAX = 16_384
-"""Keys that are remembered, beside their bound in the bytes of their values: 3 MiB."""
+"""The most keys of evicted values that are remembered (3 MiB), besides the bound in the bytes of their values."""
 
 _NEWEST = 2
-"""The newest values are held even if they do not fit: a chunk just loaded is about to be used, with its head."""
+"""The number of newest values that are held even if they do not fit: a chunk just loaded, and its head, are used at
+once."""
 
 
 class _Entry:
@@ -58,10 +65,11 @@ class _Entry:
 
 
 class Cache:
-    """Values by key, each with the number of bytes that it counts for. One larger than the main queue's share is not cached.
+    """Values by key, each with its size in bytes. A value larger than the main queue's share is not cached.
 
-    Attributes, since the start: ``hits``, ``misses``; ``ghost_hits``: values put again soon after they were evicted;
-        ``promotions`` to the main queue; ``small_evictions`` and ``main_evictions``. Now: ``bytes``, ``main_bytes``.
+    Attributes that count since the start: ``hits``, ``misses``; ``ghost_hits``: values put again soon after they were
+        evicted; ``promotions`` to the main queue; ``small_evictions`` and ``main_evictions``.
+    Attributes that give the present state: ``bytes``, ``main_bytes``.
     """
 
     __slots__ = ("_apart", "_entries", "_ghost", "_ghost_bytes", "_held", "_main", "_newest", "_put_bytes", "_small",
@@ -76,7 +84,7 @@ class Cache:
         self._small_max = bytes_max // _SMALL_SHARE
         self._apart = self._small_max // _APART_SHARE
         self._put_bytes = 0
-        """Of all values ever put: the clock by which uses are apart."""
+        """The bytes of all values ever put: the clock that tells uses apart."""
         self._entries: dict[Hashable, _Entry] = {}
         self._small: OrderedDict[Hashable, None] = OrderedDict()
         self._main: OrderedDict[Hashable, None] = OrderedDict()
@@ -84,7 +92,7 @@ class Cache:
         self._ghost_bytes = 0
         self._newest: deque[Any] = deque(maxlen=_NEWEST)
         self._held: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
-        """Everything that was put in and is still referenced, here or elsewhere."""
+        """Every value that was put and is still referenced, here or elsewhere."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -93,7 +101,7 @@ class Cache:
         return key in self._entries or key in self._held
 
     def get(self, key: Hashable) -> Any:
-        """The value, which is used by that; None if it is not cached."""
+        """Return a value and count this as a use; None if it is not cached."""
         entry = self._entries.get(key)
         if entry is None:
             held = self._held.get(key)
@@ -110,22 +118,22 @@ class Cache:
         return entry.value
 
     def peek(self, key: Hashable) -> Any:
-        """The value, which is not used by that; None if it is not cached."""
+        """Return a value without counting a use; None if it is not cached."""
         entry = self._entries.get(key)
         return self._held.get(key) if entry is None else entry.value
 
     def renew(self, value: Any) -> None:
-        """Hold ``value``, which was put before, as one of the newest."""
+        """Hold ``value``, which was put before, as one of the newest values."""
         self._newest.append(value)
 
     def put(self, key: Hashable, value: Any, size: int) -> None:
-        """Cache ``value``, which counts for ``size`` bytes; evict others until everything fits."""
+        """Cache ``value``, which counts for ``size`` bytes; evict other values until everything fits."""
         with suppress(TypeError):  # bytes cannot be referenced weakly
             self._held[key] = value
         self._newest.append(value)
         entry = self._entries.get(key)
         if size > self.bytes_max - self._small_max:
-            # It would empty the small queue and not fit in the main one.
+            # The value would empty the small queue and not fit in the main one.
             if entry is not None:
                 self._drop(key, entry)
             return
@@ -152,7 +160,7 @@ class Cache:
                 self._evict_main()
 
     def figures(self) -> dict[str, Any]:
-        """For monitoring."""
+        """Return the counts for monitoring."""
         return {"bytes": self.bytes, "main_bytes": self.main_bytes, "hits": self.hits, "misses": self.misses,
                 "ghost_hits": self.ghost_hits, "promotions": self.promotions, "small_evictions": self.small_evictions,
                 "main_evictions": self.main_evictions}
@@ -183,7 +191,7 @@ class Cache:
         self.promotions += 1
 
     def _evict_small(self) -> None:
-        """The oldest of the small queue goes to the main one if it was used, else out."""
+        """Move the oldest value of the small queue to the main queue if it was used, else evict it."""
         key, _ = self._small.popitem(last=False)
         entry = self._entries[key]
         if entry.uses:
@@ -200,7 +208,7 @@ class Cache:
             self._ghost_bytes -= size
 
     def _evict_main(self) -> None:
-        """The oldest of the main queue goes to its end if it was used, with one use less, else out."""
+        """Move the oldest value of the main queue to its end if it was used, with one use less, else evict it."""
         key, _ = self._main.popitem(last=False)
         entry = self._entries[key]
         if entry.uses:

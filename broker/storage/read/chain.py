@@ -1,13 +1,14 @@
 """The walk along a shard's log: its segments in order, from one epoch's opening to the next.
 
-Owns: where an epoch and the log end, and what must be there before that. Does not own: what a segment changes
-(storage.state), where the walk begins (snapshot).
+Owns: the rules where an epoch and the log end, and which entries must exist before that. Does not own: the effect of a
+segment (storage.state), the position where the walk begins (snapshot).
 
     segments, 32 at a time ── end of the epoch ── the next opening ── …
 
     an epoch's end     is in the next opening
-    the log's end      is the first missing number (or a seal) in the last epoch opened, unless a later entry proves that
-                       the number had landed (``format.log_end``); the caller looks for newer checkpoints
+    the log's end      is the first missing number (or a seal) in the last epoch opened, unless a later entry proves
+                       that an entry with this number existed (``format.log_end``); the caller checks for newer
+                       checkpoints
     beyond an end      nothing ever existed
     a corrupt entry    is never taken for the end
 """
@@ -30,17 +31,18 @@ from broker.storage.state.applied import ShardState
 __all__ = ["Chain"]
 
 BATCH = 32
-"""Entries asked for in one request."""
+"""The number of entries that one request reads."""
 
 
 class Chain:
     """The walk along the log, from a state's position to the end, or to ``until``.
 
-    ``thorough``: at the end it looks at all entries that may prove that there was another one; else at a few, which costs no
-    requests where nothing is new.
+    ``thorough``: at the log's end, read all later entries that may prove that the missing one existed. Otherwise read
+    only a few, which costs no further requests if nothing is new.
     """
 
-    def __init__(self, paths: ShardPaths, state: ShardState, until: Position | None = None, *, thorough: bool = True) -> None:
+    def __init__(self, paths: ShardPaths, state: ShardState, until: Position | None = None, *,
+                 thorough: bool = True) -> None:
         self.paths = paths
         self.state = state
         self.until = until
@@ -52,6 +54,7 @@ class Chain:
         self.head_bytes = 0
 
     def read(self) -> Steps[None]:
+        """Walk along the log, and apply its segments to the state. Raises: CutOff; Corrupt; VersionUnknown."""
         epoch, number = self.state.position
         number += 1 if epoch else 0
         while True:
@@ -60,11 +63,11 @@ class Chain:
             if found is not None:
                 later, opening = found
                 ends = dict(opening.ends)
-                # An epoch opened in between would have been found, except in a race with its opener. A log begins with
-                # an opening before which no epoch was opened.
+                # An epoch opened in between would have been found, except in a race with its owner. Before the first
+                # opening of a log, no epoch was opened.
                 opened = [e for e, n in ends.items() if n and e > epoch]
                 if opened:
-                    raise CutOff(f"epoch {opened[0]} was opened, and its opening is gone or came meanwhile",
+                    raise CutOff(f"epoch {opened[0]} was opened, and its opening is gone, or was put during this read",
                                  self.paths.log(Position(opened[0], 0)))
                 end = ends.get(epoch, 0)
                 if epoch and not end:
@@ -86,24 +89,27 @@ class Chain:
             self.epochs += 1
 
     def _expect_end(self) -> Steps[None]:
-        """Raises: CutOff if the log goes on before ``until``, as a checkpoint shows. Without one, the caller looks."""
+        """Raise CutOff if a checkpoint shows that the log continues; checked only if the walk ended before ``until``.
+
+        Without ``until``, the caller makes this check.
+        """
         if self.until is not None and self.state.position < self.until:
             roots = yield from list_positions(self.paths.checkpoints)
             if any(root > self.state.position for root in roots):
                 raise CutOff(f"the log after {self.state.position} is gone, and there is a checkpoint after it")
 
     def _next_opening(self, epoch: int) -> Steps[tuple[int, Opening] | None]:
-        """The lowest later epoch whose number 0 is an opening, not a seal; None: there is none yet."""
+        """Find the lowest later epoch whose number 0 is an opening, not a seal; None if there is none yet."""
         claims = yield from list_positions(self.paths.epochs, self.paths.epoch(epoch))
         claimed = {claim.epoch for claim in claims}
-        # An epoch whose claim is lost has its log all the same; epochs have no gaps.
+        # An epoch whose claim is lost may have a log. Epochs have no gaps, so the one after each claim is tried, too.
         epochs = sorted(claimed | {before + 1 for before in (epoch, *claimed) if before < EPOCH_MAX})
         for at in range(0, len(epochs), BATCH):
             positions = [Position(one, 0) for one in epochs[at:at + BATCH]]
             heads = yield Gets([(self.paths.log(position), 0, HEAD_BYTES) for position in positions])
             for position, data in zip(positions, heads, strict=True):
                 if data is None and position.epoch in claimed:
-                    data = yield from self._once_more(position, [1], {})
+                    data = yield from self._reread(position, [1], {})
                 if data is None:
                     continue
                 head = yield from self._head(position, data)
@@ -112,7 +118,11 @@ class Chain:
         return None
 
     def _epoch(self, epoch: int, number: int, end: int | None) -> Steps[int]:
-        """Apply an epoch's segments from ``number`` on; returns the first number that was not applied."""
+        """Apply an epoch's segments from ``number`` on.
+
+        Args: end is the epoch's end, or None for the last epoch.
+        Returns: the first number that was not applied.
+        """
         log = self.paths.log
         size = BATCH if end is not None else 4  # at the log's end most of a batch does not exist
         while end is None or number < end:
@@ -129,7 +139,7 @@ class Chain:
                 data = known[position]
                 if data is None and end is None:
                     ahead = range(1, PUTS_IN_FLIGHT_MAX + 1) if self.thorough else (1, 2, 3, PUTS_IN_FLIGHT_MAX)
-                    data = yield from self._once_more(position, [position.number + some for some in ahead], known)
+                    data = yield from self._reread(position, [position.number + some for some in ahead], known)
                 if data is None:
                     return position.number
                 head = yield from self._head(position, data)
@@ -140,11 +150,14 @@ class Chain:
             number = stop
         return number
 
-    def _once_more(self, position: Position, later: Iterable[int], known: dict[Position, bytes | None]) -> Steps[bytes | None]:
-        """The beginning of an entry that was missing a moment ago; None if it may never have been there.
+    def _reread(self, position: Position, later: Iterable[int],
+                known: dict[Position, bytes | None]) -> Steps[bytes | None]:
+        """Read again the beginning of an entry that was missing a moment ago.
 
-        Args: later are numbers of its epoch to look at for proof that it was; known, what was read of entries.
-        Raises: CutOff if there is proof, and the entry is gone.
+        Args: later are numbers of the epoch whose entries may prove that the missing one existed. known has the
+            beginnings of the entries that were read.
+        Returns: None if the entry may never have existed.
+        Raises: CutOff if a later entry proves that it existed, and it is gone.
         """
         asked = [one for number in later if (one := Position(position.epoch, number)) not in known]
         if asked:
@@ -160,7 +173,7 @@ class Chain:
         return data  # type: ignore[no-any-return]
 
     def _head(self, position: Position, data: bytes) -> Steps[SegmentHead | None]:
-        """The head of a log entry; None for a seal. Raises: Corrupt; VersionUnknown; CutOff."""
+        """Decode the head of a log entry; None for a seal. Raises: Corrupt; VersionUnknown; CutOff."""
         if len(data) > 8 and data[8] == ObjectKind.SEAL:
             ObjectHeader.unpack(data, self.paths.log(position)).expect(ObjectKind.SEAL, position)
             return None
@@ -169,7 +182,7 @@ class Chain:
             asked = head
             [data] = yield Gets([(self.paths.log(position), 0, asked)])
             if data is None:
-                raise CutOff(f"{self.paths.log(position)} went away while it was read")
+                raise CutOff(f"{self.paths.log(position)} was deleted while it was read")
         return head
 
     def _apply(self, position: Position, head: SegmentHead) -> None:
@@ -195,10 +208,12 @@ class Chain:
         self.state.apply_block(core, head.ref(i, core))
 
     def read_held(self, stream_id: int, positions: Sequence[Position]) -> Steps[Position | None]:
-        """Apply what earlier segments have of a stream that was offline when the checkpoint was cut: this broker may understand
-        it. If not, the stream is offline again, with the same segments.
+        """Apply the held segments' records of a stream that was offline when the checkpoint was cut.
 
-        Returns: a segment that is gone, since the stream was deleted later, or read by a newer broker; None: none is.
+        This broker may be newer and understand them. If not, the stream is offline again, with the same segments held.
+
+        Returns: the position of a segment that is gone, because the stream was deleted later or a newer broker applied
+            the records; None if all segments exist.
         Raises: Corrupt; VersionUnknown; CutOff.
         """
         for at in range(0, len(positions), BATCH):
@@ -209,10 +224,10 @@ class Chain:
                     return position
                 head = yield from self._head(position, data)
                 if head is not None:
-                    self.state.apply_held(position, stream_id, partial(self._apply_of, head, stream_id))
+                    self.state.apply_held(position, stream_id, partial(self._apply_rows_of, head, stream_id))
         return None
 
-    def _apply_of(self, head: SegmentHead, stream_id: int) -> None:
+    def _apply_rows_of(self, head: SegmentHead, stream_id: int) -> None:
         for i, row in enumerate(head.rows):
             if row.stream_id in (0, stream_id):
                 self._apply_row(head, i, row.stream_id)

@@ -17,7 +17,8 @@ _NAME = re.compile(r"(\w+) ([0-9a-f]{8})-([0-9a-f]{12})\Z")
 
 
 def key_of(error: FormatError, paths: ShardPaths) -> str:
-    """The key of the object that an error is about; if it is not one of a shard's objects, the error's own name for it."""
+    """Return the key of the object that an error is about; its name in the error if it is not one of a shard's
+    objects."""
     found = _NAME.match(error.name)
     if found is None:
         return error.name
@@ -37,7 +38,7 @@ def key_of(error: FormatError, paths: ShardPaths) -> str:
 
 
 def explain(error: FormatError, paths: ShardPaths, store_url: str) -> str:
-    """One line: what is wrong with which object of which store, and what to do."""
+    """Return one line that names the store, the object, the damage and the remedy."""
     key = key_of(error, paths)
     where = f"{store_url}: {key}: {error.section} at byte {error.offset}: {error.why}"
     if isinstance(error, VersionUnknown):

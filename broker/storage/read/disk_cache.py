@@ -1,18 +1,20 @@
-"""Byte ranges of a bucket's objects, kept on a local disk once they were read: a second, larger cache below that in memory.
+"""A disk cache: byte ranges of a bucket's objects on a local disk, below the smaller cache in memory.
 
-Owns: its files, their bound in bytes, and what leaves them. Does not own: which ranges are asked for (reader), retries (below it).
+Owns: its files, their bound in bytes, and the choice of the ranges to evict. Does not own: the choice of the ranges to
+read (reader), retries (the wrapped store).
 
-    get ──> a range that covers it? ──┬── yes: read in a thread, checksum compared ──> the bytes
-                                      └── no: the store; then, in a thread, written to the newest file
+    get ──> is a range that covers it cached? ──┬── yes: read it in a thread, compare its checksum ──> the bytes
+                                                └── no: get it from the store; write it to the newest file in a thread
 
-Ranges are appended to files of a sixteenth of the bound. Where there is no room the oldest file goes, and of its ranges those that
-were read again are written once more, as far as they fill no more than half of a file.
+Ranges are appended to files whose size is a sixteenth of the bound. If there is no room, the oldest file is dropped;
+those of its ranges that were read again are written to the newest file, up to half of a file.
 
-The files have no names: they end with the process, however it ends. So nothing stale is ever found, brokers may share a folder,
-and whoever empties the folder takes nothing away. What is kept speaks for one ownership of the store: ``clear`` at its end.
+The files have no names and end with the process. So no stale file is ever found, brokers may share a folder, and
+emptying the folder removes nothing. The cached ranges are valid during one ownership of the store: call ``clear`` at
+its end.
 
-Nothing waits for a write, and no failure of the disk is a failure of a read: a range whose checksum differs is got from the store
-again, and after an error the cache turns itself off.
+Nothing waits for a write, and a failure of the disk does not fail a read: a range whose checksum differs is got from
+the store again, and after an error the cache turns itself off.
 """
 
 from __future__ import annotations
@@ -40,14 +42,17 @@ R = TypeVar("R")
 
 _FILES = 16
 _FILE_RANGES_MAX = 8192
-"""Bounds what is in memory of a file: 3 MiB."""
+"""The most ranges of a file, which take 3 MiB of memory."""
 _UNWRITTEN_MAX = 16 << 20
-"""Bytes on their way to the disk; while it is slower than the store, the rest is not kept."""
+"""The most bytes that wait for the disk; while the disk is slower than the store, further ranges are not cached."""
 _READERS = 4
 
 
 class _Range:
-    """Bytes ``start`` to ``end`` of an object: where they are, and whether they were read again. ``crc`` None: not written yet."""
+    """Bytes ``start`` to ``end`` of an object, at ``offset`` of ``file``.
+
+    ``crc`` is None until they are written. ``used`` is True once they were read again.
+    """
 
     __slots__ = ("crc", "end", "file", "key", "offset", "start", "used")
 
@@ -62,10 +67,11 @@ class _Range:
 
 
 class _File:
-    """A file without a name. Whoever uses it enters and leaves; it is closed when the last one left, who made it among them.
+    """A file without a name, with a count of its users; the last user closes it. The cache itself is one user.
 
-    A thread that reads or writes it may go on when its task was cancelled, and a descriptor that was closed is soon another
-    file's: so threads leave by themselves. Closing frees the file's room, which takes long where it is large: see ``_let_go``.
+    A thread may continue to read or write after its task was cancelled, and a closed descriptor may soon belong to
+    another file. So each thread counts as a user until it ends. Closing frees the file's room, which takes long for a
+    large file: see ``_release_file``.
     """
 
     __slots__ = ("_lock", "_users", "fd", "ranges", "size")
@@ -78,14 +84,15 @@ class _File:
         self._lock = Lock()
 
     async def run(self, executor: ThreadPoolExecutor, fn: Callable[[int, T, int], R], what: T, offset: int) -> R:
-        """``fn(fd, what, offset)`` in a thread."""
+        """Call ``fn(fd, what, offset)`` in a thread, and return its result."""
         with self._lock:
             self._users += 1
         future = executor.submit(fn, self.fd, what, offset)
-        future.add_done_callback(lambda _: self.leave())
+        future.add_done_callback(lambda _: self.release())
         return await asyncio.wrap_future(future)
 
-    def leave(self) -> None:
+    def release(self) -> None:
+        """Remove one user, and close the file after the last one."""
         with self._lock:
             self._users -= 1
             unused = not self._users
@@ -94,14 +101,14 @@ class _File:
 
 
 class DiskCache(Wrapper):
-    """A store whose ranged gets are kept in a folder.
+    """A store whose ranged gets are cached in a folder.
 
-    Attributes: ``size`` of the files in bytes; since the start ``hits`` and ``misses`` of gets, ``evictions`` of ranges,
-        ``damaged`` ranges; ``off``: why it has turned itself off, "" while it has not.
+    Attributes: ``size`` of the files in bytes; counts since the start: ``hits`` and ``misses`` of gets, ``evictions``
+        of ranges, ``damaged`` ranges; ``off``: the reason why the cache has turned itself off, "" while it is on.
     """
 
     def __init__(self, inner: ObjectStore, folder: str, bytes_max: int) -> None:
-        """Raises: OSError where no file can be made in ``folder``, which is made if need be."""
+        """Wrap ``inner``, and create ``folder`` if it is missing. Raises: OSError if no file can be created there."""
         super().__init__(inner)
         self.bytes_max = bytes_max
         self.hits = self.misses = self.evictions = self.damaged = 0
@@ -110,7 +117,8 @@ class DiskCache(Wrapper):
         self._file_bytes = max(bytes_max // _FILES, 1)
         self._files: deque[_File] = deque()
         self._ranges: dict[str, dict[_Range, None]] = {}
-        """By key, from when they begin to be written: what is forgotten before that ends stays forgotten."""
+        """Ranges by key, from the beginning of their writes on; a range that is forgotten during its write stays
+        forgotten."""
         self._unwritten = 0
         self._writes: set[asyncio.Task[None]] = set()
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -123,7 +131,7 @@ class DiskCache(Wrapper):
         return sum(file.size for file in self._files)
 
     def figures(self) -> dict[str, Any]:
-        """For monitoring."""
+        """Return the counts for monitoring."""
         return {"bytes": self.size, "bytes_max": self.bytes_max, "hits": self.hits, "misses": self.misses,
                 "evictions": self.evictions, "damaged": self.damaged, "off": self.off}
 
@@ -139,11 +147,11 @@ class DiskCache(Wrapper):
         self.misses += 1
         data = await self.inner.get(key, start, end)
         if len(data) == end - start:
-            self._keep(key, start, data)
+            self._add(key, start, data)
         return data
 
     async def close(self) -> None:
-        """Close the files; the store below is somebody else's."""
+        """Close the files, but not the wrapped store."""
         self.off = self.off or "closed"
         self.clear()
         while self._writes:
@@ -152,13 +160,13 @@ class DiskCache(Wrapper):
         self._readers.shutdown(wait=False)
 
     def clear(self) -> None:
-        """Forget everything; writes under way come to nothing."""
+        """Forget everything, also the ranges that are being written."""
         self._ranges.clear()
         while self._files:
-            self._start(self._let_go(self._files.popleft()))
+            self._start(self._release_file(self._files.popleft()))
 
     def forget(self, key: str) -> None:
-        """Forget an object: what was read of it is damaged, and perhaps was in the store."""
+        """Forget an object of which damaged bytes were read; the damage may be in the store or in the cache."""
         self._ranges.pop(key, None)
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -170,7 +178,7 @@ class DiskCache(Wrapper):
         return None
 
     async def _read(self, kept: _Range) -> bytes | None:
-        """All of a range; None if it is not what was written."""
+        """Read a whole range; None if its bytes are not those that were written."""
         size = kept.end - kept.start
         try:
             data, crc = await kept.file.run(self._readers, _read_at, size, kept.offset)
@@ -179,14 +187,14 @@ class DiskCache(Wrapper):
             return None
         if len(data) != size or crc != kept.crc:
             self.damaged += 1
-            _log.warning("the cache directory %s is damaged: %s from byte %d on is got from the store again", self._folder,
-                         kept.key, kept.start)
+            _log.warning("the cache directory %s is damaged: %s from byte %d on is got from the store again",
+                         self._folder, kept.key, kept.start)
             self._forget(kept)
             return None
         kept.used = True
         return data
 
-    def _knows(self, kept: _Range) -> bool:
+    def _has(self, kept: _Range) -> bool:
         return kept in self._ranges.get(kept.key, ())
 
     def _forget(self, kept: _Range) -> None:
@@ -198,8 +206,8 @@ class DiskCache(Wrapper):
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def _keep(self, key: str, start: int, data: bytes) -> None:
-        """Begin to write a range, unless the disk cannot keep up."""
+    def _add(self, key: str, start: int, data: bytes) -> None:
+        """Begin to write a range, unless too many bytes wait for the disk already."""
         if self.off or self._unwritten + len(data) > _UNWRITTEN_MAX or len(data) > self._file_bytes:
             return
         file = self._files[-1] if self._files else None
@@ -236,7 +244,7 @@ class DiskCache(Wrapper):
             return
         finally:
             self._unwritten -= len(data)
-        if not self._knows(kept):
+        if not self._has(kept):
             return
         kept.crc = crc
         for other in [other for other in self._ranges[kept.key] if kept.start <= other.start and other.end <= kept.end]:
@@ -244,14 +252,14 @@ class DiskCache(Wrapper):
                 self._forget(other)
 
     async def _retire(self, file: _File) -> None:
-        """Let the oldest file go; what was read again goes to the newest."""
+        """Drop the oldest file; its ranges that were read again move to the newest file."""
         again: list[_Range] = []
         left = self._file_bytes // 2
         for kept in file.ranges:
-            if kept.used and kept.end - kept.start <= left and self._knows(kept):
+            if kept.used and kept.end - kept.start <= left and self._has(kept):
                 left -= kept.end - kept.start
                 again.append(kept)
-            elif self._knows(kept):
+            elif self._has(kept):
                 self._forget(kept)
                 self.evictions += 1
         try:
@@ -259,31 +267,31 @@ class DiskCache(Wrapper):
                 size, data, crc = kept.end - kept.start, b"", 0
                 with suppress(OSError):
                     data, crc = await file.run(self._readers, _read_at, size, kept.offset)
-                if not self._knows(kept):
-                    continue  # it is distrusted now, or a larger range took its place
+                if not self._has(kept):
+                    continue  # it was forgotten meanwhile, or replaced by a larger range
                 self._forget(kept)
                 if len(data) == size and crc == kept.crc:
-                    self._keep(kept.key, kept.start, data)
+                    self._add(kept.key, kept.start, data)
                 else:
                     self.evictions += 1
         finally:
             for kept in again:
                 self._forget(kept)
-            await self._let_go(file)
+            await self._release_file(file)
 
-    async def _let_go(self, file: _File) -> None:
-        await asyncio.wrap_future(self._writer.submit(file.leave))
+    async def _release_file(self, file: _File) -> None:
+        await asyncio.wrap_future(self._writer.submit(file.release))
 
     def _turn_off(self, error: OSError) -> None:
         if not self.off:
             self.off = str(error)
-            _log.error("the cache directory %s is not used any more: %s; its files are gone, and reads go to the store. It is "
-                       "tried again when the broker starts", self._folder, error)
+            _log.error("the cache directory %s is not used any more: %s; its files are gone, and reads go to the "
+                       "store. It is tried again when the broker starts", self._folder, error)
             self.clear()
 
 
 def _nameless(folder: str) -> int:
-    """A new file that ends when it is closed."""
+    """Create a file without a name, which ends when it is closed; return its descriptor."""
     import tempfile  # slow to load, and few brokers have a cache on disk
 
     with tempfile.TemporaryFile(dir=folder, prefix="jetblock-cache-", buffering=0) as file:

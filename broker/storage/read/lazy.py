@@ -1,7 +1,7 @@
 """Block tables for planning queries on very many blocks: subject summaries stay packed until they are used.
 
-A block's reference takes about 0.6 KiB, a summary of 16 subjects 3.5 KiB more; packed it is a sixth of that. Most queries
-use few summaries or none, so a page is read without creating objects for them.
+A block's reference takes about 0.6 KiB, a summary of 16 subjects 3.5 KiB more; packed it is a sixth of that. Most
+queries use few summaries or none, so a page is read without creating objects for them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from broker.storage.format.subject_filter import check_filter
 __all__ = ["LazyBlockRef", "unpack_table_page"]
 
 _REF_NUMBERS: Final = 17
-"""How many begin a packed BlockRef; its subjects or their filter follow."""
+"""The count of numbers at the beginning of a packed BlockRef; its subjects or their filter follow."""
 
 _BINARY: Final = (0xC4, 0xC5, 0xC6)
-"""How bytes begin in msgpack."""
+"""The first bytes of msgpack values that are binary."""
 
 
 class LazyBlockRef(BlockRef):
     """A BlockRef that unpacks its ``subjects`` at each access: get them once, and keep them no longer than needed.
-    Raises: Corrupt if they are not a summary."""
+
+    The access raises Corrupt if they are not a summary.
+    """
 
     __slots__ = ("_packed",)
 
     @classmethod
     def unpack(cls, packed: Any) -> BlockRef:
-        """As ``BlockRef.unpack``, with subjects as bytes. Raises: Corrupt."""
+        """Do the same as ``BlockRef.unpack``, with subjects as bytes. Raises: Corrupt."""
         ref = super().unpack([*packed[:-1], None])
         subjects = packed[-1]
         if subjects is not None and subjects[0] in _BINARY:
@@ -60,8 +62,10 @@ class LazyBlockRef(BlockRef):
 
 
 def unpack_table_page(body: bytes) -> list[Any]:
-    """The body of a BLOCKS page as ``unpack_value`` returns it, except for the subjects of its references: if present,
-    they are bytes, one msgpack value. Raises: Unpackable."""
+    """Unpack the body of a BLOCKS page as ``unpack_value`` does, but leave the subjects of its references packed.
+
+    Subjects, if present, are the bytes of one msgpack value. Raises: Unpackable.
+    """
     unpacker = msgpack.Unpacker(max_buffer_size=SECTION_BYTES_MAX, raw=False, strict_map_key=False,
                                 unicode_errors="surrogatepass")
     unpacker.feed(body)

@@ -1,24 +1,26 @@
 """Stored blocks in decoded form: heads and chunks, from the cache or by ranged GETs.
 
-Owns: loading, once for all concurrent callers, and how much one GET takes.
-Does not own: which blocks a stream has, and in which order they are read (jetstream); the bounds on memory (cache, window);
-the layout (format).
+Owns: loading, once for all concurrent callers, and the size of each GET.
+Does not own: the list of a stream's blocks, and the order in which they are read (jetstream); the bounds on memory
+(cache, window); the layout (format).
 
     head(block)                  one GET of its index
     head(…, neighbours)          one GET for the indexes of hundreds of blocks of one object: they lie side by side
     subjects(page)               one GET of a page with the subjects of very many blocks
-    ids(part)                    the same with message ids, if they are in a page
+    ids(part)                    one GET of a page with message ids, unless they are in memory
     chunk(block, ordinal)        one GET of a frame; before it one of the index, unless that is cached
-    chunk(…, begun)              the same with an *extent*, about ``read_ahead_bytes`` of neighbouring frames
-    read_ahead(block, ordinal)   the same, without waiting
+    chunk(…, begun)              one GET of an *extent*, about ``read_ahead_bytes`` of neighbouring frames
+    read_ahead(block, ordinal)   begins the load of an extent, without waiting
 
-A block is always cut into extents at the same frames, so readers who meet share them. Index and frames of a small block that is
-alone in its object lie side by side: they are got together. Frames are decoded when they are asked for.
+A block is always cut into extents at the same frames, so concurrent readers share them. Index and frames of a small
+block that is alone in its object lie side by side: they are loaded together. Frames are decoded when a caller needs
+them.
 
-A segment of many small blocks is cached whole, as it was put: a block that is never read costs only its bytes, and one
-that is read needs no GET.
+A segment of many small blocks is cached whole, as it was put: a block that is never read costs only its bytes, and a
+read needs no GET.
 
-A block whose object is gone raises NotFound: it was released and swept, and the caller looks its sequences up again.
+A block whose object is gone raises NotFound: the object was released and deleted, and the caller finds the newer block
+that has the same sequences.
 """
 
 from __future__ import annotations
@@ -54,40 +56,49 @@ _T = TypeVar("_T")
 READ_AHEAD_BYTES = 1 << 20
 
 _WHOLE_BYTES = 256 << 10
-"""A block up to so large is got with its index even for one message: a second request would cost more."""
+"""A block up to this size is loaded with its index even for one message: a second request would cost more."""
 
 _WHOLE_AHEAD = 2.25
-"""The same for a reader that reads on, in units of what is read ahead at once: what a full segment of text takes. Half of the
-processor time of reading a large stream was the requests'."""
+"""That bound for a caller that reads in order, in units of ``read_ahead_bytes``: the size of a full segment of text.
+
+Without it, requests took half of the processor time of reading a large stream.
+"""
 
 _NEIGHBOURS_BYTES = 256 << 10
-"""What is got at once of the indexes of an object's blocks, for a caller that will soon be followed by those of other streams."""
+"""The size of one load of an object's neighbouring indexes, for callers that will need other streams' indexes soon."""
 
 _NEIGHBOURS_INDEX_MAX = _NEIGHBOURS_BYTES // 8
-"""A larger index is got alone."""
+"""A larger index is loaded alone."""
 
 _WINDOW_SHARE = 4
-"""What was got and is not decoded yet takes one part in so many of the cache's size, beside it."""
+"""The window's bound is the cache's bound divided by this, in addition to the cache."""
 
 _LEFT_SHARE = 2
-"""Where there is no room for an extent, a load takes one part in so many of the room that is left: so readers who are too many
-for the window have about equal parts of it."""
+"""A load whose extent does not fit uses the free room divided by this, so that many readers get similar parts."""
 
 _ROWS_AT_ONCE = 4096
-"""Messages of heads that are decoded in one turn of the loop, or of one head: about 2 ms. Several loads may end in one turn,
-since a directory answers at once from the page cache."""
+"""The messages whose heads are decoded in one turn of the loop (about 2 ms), though never less than one head.
+
+Several loads may end in one turn, since a directory answers at once from the page cache.
+"""
 
 _ROWS_INLINE_MAX = 8192
-"""A head of more is decoded in a thread."""
+"""A head of more messages is decoded in a thread."""
 
 _UNSEEN_MAX = 8192
-"""Messages put into the cache between two young collections. The garbage collector untracks a tuple of bytes once it has
-visited it. Left alone it may run once a second, and stop the loop for 20 ms; run this often, for less than 1 ms."""
+"""The messages that are put into the cache between two young collections.
+
+The garbage collector untracks a tuple of bytes once it has visited it. By its own schedule it may run once a second and
+stop the loop for 20 ms; run this often, it stops the loop for less than 1 ms.
+"""
 
 
 class StoredBlock(Protocol):
-    """A block as the reader sees it; it fills in ``starts`` (first ordinal of each frame) once it has read the index, and relies
-    on the index from then on."""
+    """A block as the reader sees it.
+
+    The reader sets ``starts`` (the first ordinal of each frame) once it has read the index. Later loads of the index
+    are not checked as thoroughly.
+    """
 
     @property
     def ref(self) -> BlockRef | None: ...
@@ -96,13 +107,17 @@ class StoredBlock(Protocol):
 
 
 class BlockReader:
-    """Reads the blocks of one shard, whose keys are ``paths``. ``key_of`` builds the key of a block's object."""
+    """The reader of one shard's blocks. ``paths`` builds the shard's keys, and ``key_of`` the key of a block's
+    object."""
 
     def __init__(self, store: ObjectStore, cache: Cache, key_of: Callable[[BlockRef], str], paths: ShardPaths, *,
                  read_ahead_bytes: int = READ_AHEAD_BYTES, distrust: Callable[[str], None] = lambda key: None,
                  executor: Executor | None = None) -> None:
-        """``distrust`` is called with the key of an object of which something damaged was read. ``executor`` decompresses what
-        is read ahead; None: all on the loop."""
+        """Make a reader.
+
+        Args: ``distrust`` is called with the key of an object of which damaged bytes were read. ``executor``
+            decompresses frames that are read ahead; None: the loop decompresses all frames.
+        """
         self._store = store
         self._paths = paths
         self._cache = cache
@@ -113,19 +128,19 @@ class BlockReader:
         self.window = Window(cache.bytes_max // _WINDOW_SHARE)
         self._unpacker = None if executor is None else Unpacker(self.window, executor)
         self._heads: dict[Hashable, asyncio.Task[Head]] = {}
-        """Loads of heads under way."""
+        """Loads of heads in progress."""
         self._frames: dict[Extent, asyncio.Task[None]] = {}
-        """Loads of frames under way."""
+        """Loads of frames in progress."""
         self._neighbours: dict[Hashable, asyncio.Task[bytes]] = {}
-        """Loads of indexes side by side under way."""
+        """Loads of neighbouring indexes in progress."""
         self._unseen = 0
         self._decoding = asyncio.Lock()
         self._decoded_rows = 0
 
-    # --- what is in memory --------------------------------------------------------------------------------------------
+    # --- blocks in memory ---------------------------------------------------------------------------------------------
 
     def cached_head(self, block: StoredBlock) -> Head | None:
-        """The block's head if it is in memory."""
+        """Return the block's head if it is in memory."""
         ref = _stored(block)
         head: Head | None = self._cache.get(_id(ref))
         if head is None and (data := self._whole(ref)) is not None:
@@ -134,7 +149,7 @@ class BlockReader:
         return head
 
     def cached_chunk(self, block: StoredBlock, ordinal: int) -> Chunk | None:
-        """The chunk with message ``ordinal`` if it is in memory."""
+        """Return the chunk with message ``ordinal`` if it is in memory."""
         starts = block.starts
         if starts is None:
             head = self.cached_head(block)
@@ -152,12 +167,12 @@ class BlockReader:
             self._put((*_id(ref), number), chunk)
         elif self.window and (extent := self.window.find(_id(ref), number)) is not None:
             if chunk is not None:
-                self._used(extent, number)
+                self._mark_used(extent, number)
             elif extent.data is not None:
                 try:
-                    chunk = self._decoded(extent, number, ref)
+                    chunk = self._decode(extent, number, ref)
                 except FormatError:
-                    return None  # what is wrong shows when it is loaded again
+                    return None  # the caller loads the frame again, which raises the error
         return chunk
 
     def admit(self, ref: BlockRef, head: Head | None, chunks: Sequence[Chunk]) -> None:
@@ -185,12 +200,17 @@ class BlockReader:
         data: bytes = self._cache.get(ref.position)
         return data
 
-    # --- what is loaded -----------------------------------------------------------------------------------------------
+    # --- loads --------------------------------------------------------------------------------------------------------
 
-    async def head(self, block: StoredBlock, begun: Callable[[int], None] | None = None, *, neighbours: bool = False) -> Head:
-        """The block's head. Args: ``begun`` as for ``chunk``, of a caller that will read all frames: those of a small block are
-        loaded with it. ``neighbours``: the heads of other streams' blocks in the same object will soon be asked for, too.
-        Raises: NotFound; StoreError; Corrupt."""
+    async def head(self, block: StoredBlock, begun: Callable[[int], None] | None = None, *,
+                   neighbours: bool = False) -> Head:
+        """Load the block's head.
+
+        Args: ``begun``, as for ``chunk``, is given by a caller that will read all frames: the frames of a small block
+            are loaded with its head. ``neighbours``: the heads of other streams' blocks in the same object are needed
+            soon.
+        Raises: NotFound; StoreError; Corrupt.
+        """
         return await self._head(block, begun, 0 if begun is None else self._whole_ahead_bytes, neighbours)
 
     async def _head(self, block: StoredBlock, begun: Callable[[int], None] | None, whole_bytes: int,
@@ -203,22 +223,32 @@ class BlockReader:
         return head
 
     async def core(self, block: StoredBlock) -> BlockCore:
-        """The block's core; not cached, as it is read once after a restart. Raises: NotFound; StoreError; Corrupt."""
+        """Load the block's core; it is not cached, as it is read once after a restart.
+
+        Raises: NotFound; StoreError; Corrupt.
+        """
         ref = _stored(block)
         key = self._key_of(ref)
         data = await self._store.get(key, ref.core_offset, ref.core_offset + ref.core_bytes)
         return decode_core(data, ref.position, ref.stream_id, object_id=ref.object_id, name=key, offset=ref.core_offset)
 
     async def subjects(self, page: SubjectPage) -> SubjectRows:
-        """A page of subjects; not cached, since an index is made of it at once. Raises: NotFound; StoreError; FormatError."""
-        return await self._of_page(page.place, page.count, lambda data: decode_subjects(data, page))
+        """Load a page of subjects; it is not cached, since the caller makes an index of it at once.
+
+        Raises: NotFound; StoreError; FormatError.
+        """
+        return await self._load_page(page.place, page.count, lambda data: decode_subjects(data, page))
 
     async def ids(self, part: IdPart) -> list[IdRows]:
-        """The message ids of a part that is in memory or in a page; not cached. Raises: as ``subjects``."""
-        return await self._of_page(part.place, part.count, lambda data: decode_ids(part, data)[1])
+        """Load the message ids of a part, from memory or from its page; they are not cached. Raises: as
+        ``subjects``."""
+        return await self._load_page(part.place, part.count, lambda data: decode_ids(part, data)[1])
 
-    async def _of_page(self, ref: PageRef | None, count: int, decode: Callable[[bytes], _T]) -> _T:
-        """A page of a checkpoint as ``decode`` gives it, in a thread where it has many rows; None: it is in memory."""
+    async def _load_page(self, ref: PageRef | None, count: int, decode: Callable[[bytes], _T]) -> _T:
+        """Load a page of a checkpoint and decode it, in a thread if it has many rows.
+
+        ``ref`` None: the rows are in memory, and ``decode`` is called with b"".
+        """
         key, data = "", b""
         if ref is not None:
             key = self._paths.pages(ref.position)
@@ -233,10 +263,10 @@ class BlockReader:
             raise
 
     async def chunk(self, block: StoredBlock, ordinal: int, begun: Callable[[int], None] | None = None) -> Chunk:
-        """The chunk with message ``ordinal``.
+        """Load the chunk with message ``ordinal``.
 
-        Args: ``begun``, of a caller that reads on, from which its successors in the extent are loaded as well; it is called
-            when the first of them is decoded, with the ordinal after the last.
+        Args: ``begun`` is given by a caller that reads in order: the whole extent is loaded. It is called when the
+            first frame of the extent is decoded, with the ordinal after the extent's last message.
         Raises: NotFound; StoreError; Corrupt.
         """
         chunk = self.cached_chunk(block, ordinal)
@@ -251,14 +281,15 @@ class BlockReader:
             load = self._frames.get(extent) or self._heads.get(_id(ref))
             if extent.data is None and load is not None:
                 await asyncio.shield(load)
-            chunk = self._cache.peek((*_id(ref), number)) or self._decoded(extent, number, ref)
+            chunk = self._cache.peek((*_id(ref), number)) or self._decode(extent, number, ref)
         assert isinstance(chunk, Chunk)
         return chunk
 
     def read_ahead(self, block: StoredBlock, ordinal: int, begun: Callable[[int], None]) -> int | None:
-        """Begin to load the extent with message ``ordinal``, unless it is in memory or on its way. Errors are not reported.
+        """Begin to load the extent with message ``ordinal``, unless it is in memory or loading. Errors are not
+        reported.
 
-        Returns: the ordinal after it; None where that is not known yet, or where there is no room.
+        Returns: the ordinal after the extent's last message; None if it is not known yet, or if there is no room.
         """
         ref = _stored(block)
         ident = _id(ref)
@@ -267,24 +298,25 @@ class BlockReader:
             if self._whole(ref) is not None:
                 return ref.count
             if ident not in self._heads:
-                if not self.window.room_ahead(min(ref.frames_bytes, self._whole_ahead_bytes)):
+                if not self.window.make_room_ahead(min(ref.frames_bytes, self._whole_ahead_bytes)):
                     return None
                 self._head_load(block, begun, self._whole_ahead_bytes).add_done_callback(
-                    lambda load: self._read_on(load, block, ordinal, begun))
+                    lambda load: self._read_ahead_after(load, block, ordinal, begun))
             return ref.count if self.window.find(ident, 0) is not None else None
         number, count = head.frame_of(ordinal), len(head.frames)
         if (extent := self.window.find(ident, number)) is not None:
             end = extent.end
         elif (*ident, number) in self._cache:
             end = number + 1
-        elif self.window.room_ahead(_size(head, number, self._extent_end(ident, head, number))):
+        elif self.window.make_room_ahead(_size(head, number, self._extent_end(ident, head, number))):
             end = self._extent(ref, head, number, begun).end
         else:
             return None
         return head.starts[end] if end < count else ref.count
 
-    def _read_on(self, load: asyncio.Task[Head], block: StoredBlock, ordinal: int, begun: Callable[[int], None]) -> None:
-        """The head came, and its load holds it."""
+    def _read_ahead_after(self, load: asyncio.Task[Head], block: StoredBlock, ordinal: int,
+                          begun: Callable[[int], None]) -> None:
+        """Continue ``read_ahead`` once the head is loaded; its task still references it, so it is in the cache."""
         if not load.cancelled() and load.exception() is None and block.ref is not None:
             self.read_ahead(block, ordinal, begun)
 
@@ -299,14 +331,16 @@ class BlockReader:
 
     def _head_load(self, block: StoredBlock, begun: Callable[[int], None] | None, whole_bytes: int,
                    neighbours: bool = False) -> asyncio.Task[Head]:
-        """The load of a head that all concurrent callers share; with the frames, where both are at most ``whole_bytes``
-        side by side, and there is room."""
+        """Return the load of a head, which all concurrent callers share.
+
+        The frames are loaded, too, if they lie beside the index, both are at most ``whole_bytes``, and there is room.
+        """
         ref = _stored(block)
         ident, extent = _id(ref), None
         task = self._heads.get(ident)
         if task is None:
             if (ref.index_offset + ref.index_bytes == ref.frames_offset and ref.frames_bytes
-                    and ref.index_bytes + ref.frames_bytes <= whole_bytes and self.window.room(ref.frames_bytes)):
+                    and ref.index_bytes + ref.frames_bytes <= whole_bytes and self.window.make_room(ref.frames_bytes)):
                 extent = Extent(ident, 0, 0, ref.frames_bytes, begun)
                 self.window.add(extent)
             task = self._heads[ident] = asyncio.ensure_future(self._load_head(block, extent, neighbours))
@@ -321,8 +355,8 @@ class BlockReader:
     async def _load_head(self, block: StoredBlock, extent: Extent | None, neighbours: bool = False) -> Head:
         ref = _stored(block)
         key = self._key_of(ref)
-        if neighbours and (index := await self._index_among(ref, key)):
-            with suppress(FormatError):  # then it is got alone, and what is wrong is reported
+        if neighbours and (index := await self._load_among_neighbours(ref, key)):
+            with suppress(FormatError):  # the index is loaded again, alone, which reports the error
                 head = _head_from(index, block, key)
                 self._cache.put(_id(ref), head, head.size)
                 return head
@@ -341,14 +375,14 @@ class BlockReader:
                 raise
             self._cache.put(_id(ref), head, head.size)
             if extent is not None:
-                self._came(extent, head, key, data, ref.index_bytes)
+                self._fill(extent, head, key, data, ref.index_bytes)
             if self._decoded_rows >= _ROWS_AT_ONCE:
                 self._decoded_rows = 0
                 await asyncio.sleep(0)
         return head
 
-    async def _index_among(self, ref: BlockRef, key: str) -> bytes:
-        """The block's index, from what was got with those of its neighbours; b"" where it is to be got alone."""
+    async def _load_among_neighbours(self, ref: BlockRef, key: str) -> bytes:
+        """Load the block's index together with neighbouring indexes; b"" if it must be loaded alone."""
         number, at = divmod(ref.index_offset, _NEIGHBOURS_BYTES)
         if ref.place.of_stream or ref.index_bytes > _NEIGHBOURS_INDEX_MAX or at + ref.index_bytes > _NEIGHBOURS_BYTES:
             return b""
@@ -358,7 +392,7 @@ class BlockReader:
             load = self._neighbours.get(ident)
             if load is None:
                 start = number * _NEIGHBOURS_BYTES
-                # No index is behind the frames of any block.
+                # All indexes are before the frames of every block, so the load ends there.
                 load = self._neighbours[ident] = asyncio.ensure_future(
                     self._store.get(key, start, min(start + _NEIGHBOURS_BYTES, ref.frames_offset)))
                 load.add_done_callback(lambda load: self._neighbours_done(load, ident))
@@ -371,7 +405,8 @@ class BlockReader:
             self._cache.put(ident, load.result(), len(load.result()))
 
     def _extent_end(self, ident: tuple[int, ...], head: Head, first: int) -> int:
-        """The end of the extent with frame ``first``, or what follows it that is in memory or on its way."""
+        """Return the end of the extent with frame ``first``, or before it the next frame that is in memory or
+        loading."""
         frames, end = head.frames, first + 1
         stored = max(frames[-1].offset + frames[-1].stored_bytes, 1)
         extents = max(1, round(stored / self._read_ahead_bytes))
@@ -382,12 +417,12 @@ class BlockReader:
         return end
 
     def _extent(self, ref: BlockRef, head: Head, first: int, begun: Callable[[int], None] | None) -> Extent:
-        """Begin to load frame ``first``, or its extent if the caller reads on and there is room."""
+        """Begin to load frame ``first``, or its extent if the caller reads in order and there is room."""
         ident, end = _id(ref), first + 1
         if begun is not None:
             end = self._extent_end(ident, head, first)
-            if not self.window.room(_size(head, first, end)):
-                room = self.window.left // _LEFT_SHARE
+            if not self.window.make_room(_size(head, first, end)):
+                room = self.window.bytes_free // _LEFT_SHARE
                 while end > first + 1 and _size(head, first, end) > room:
                     end -= 1
         extent = Extent(ident, first, end, _size(head, first, end), begun)
@@ -398,26 +433,26 @@ class BlockReader:
 
     async def _load_frames(self, extent: Extent, ref: BlockRef, head: Head) -> None:
         at, key = ref.frames_offset + head.frames[extent.first].offset, self._key_of(ref)
-        self._came(extent, head, key, await self._store.get(key, at, at + extent.size))
+        self._fill(extent, head, key, await self._store.get(key, at, at + extent.size))
 
-    def _came(self, extent: Extent, head: Head, key: str, data: bytes, index_bytes: int = 0) -> None:
-        extent.came(head, data, index_bytes)
-        self.window.came(extent)
+    def _fill(self, extent: Extent, head: Head, key: str, data: bytes, index_bytes: int = 0) -> None:
+        extent.fill(head, data, index_bytes)
+        self.window.drop_if_used(extent)
         if self._unpacker is not None:
-            self._unpacker.came(extent, key)
+            self._unpacker.begin(extent, key)
 
     def _frames_done(self, load: asyncio.Task[None], extent: Extent) -> None:
         del self._frames[extent]
         if _failed(load):
             self.window.drop(extent)
 
-    def _decoded(self, extent: Extent, number: int, ref: BlockRef) -> Chunk:
-        """A frame of an extent that is here, decoded. Raises: Corrupt."""
+    def _decode(self, extent: Extent, number: int, ref: BlockRef) -> Chunk:
+        """Decode a frame of a loaded extent, and cache it. Raises: Corrupt."""
         head = extent.head
         if head is None:
-            raise RuntimeError("the extent is on its way")
+            raise RuntimeError("the extent is not loaded yet")
         key = self._key_of(ref)
-        body = None if self._unpacker is None else self._unpacker.taken(extent, number, key)
+        body = None if self._unpacker is None else self._unpacker.pop_frame(extent, number, key)
         try:
             if body is None:
                 body = frame_body(head, number, extent.frame(number), key)
@@ -426,30 +461,37 @@ class BlockReader:
             self.window.drop(extent)
             self._distrust(key)
             raise
-        # A filtered reader needs both at once; if one evicted the other, it would load them in turns for ever.
+        # A filtered reader needs head and chunk at once; if one evicted the other, it would load them in turns for
+        # ever.
         self._cache.renew(head)
         self._put((*_id(ref), number), chunk)
-        self._used(extent, number)
+        self._mark_used(extent, number)
         return chunk
 
-    def _used(self, extent: Extent, number: int) -> None:
-        """A frame of an extent was used. One that was in the cache, and so not decoded, has to count: the extent would take room
-        in the window for nothing, and leave others single frames."""
+    def _mark_used(self, extent: Extent, number: int) -> None:
+        """Record that a frame of an extent was used.
+
+        Call this also for a frame that came from the cache. Otherwise the extent would stay in the window without need,
+        and other readers would get only single frames.
+        """
         head, begun = extent.head, extent.begun
         if begun is not None and head is not None:
             extent.begun = None
-            self.window.skip(extent, number)
+            self.window.skip_before(extent, number)
             begun(head.starts[extent.end] if extent.end < len(head.frames) else head.count)
-        self.window.used(extent, number)
+        self.window.mark_used(extent, number)
 
 
 def _failed(load: asyncio.Task[Any]) -> bool:
-    """Whether a load failed. If all of its callers were cancelled meanwhile, none of them retrieves the error."""
+    """Return True if a load failed.
+
+    This also retrieves the error of a load whose callers were all cancelled, which asyncio would report otherwise.
+    """
     return load.cancelled() or load.exception() is not None
 
 
 def _size(head: Head, first: int, end: int) -> int:
-    """Stored bytes of frames ``first`` to ``end``."""
+    """Return the stored bytes of frames ``first`` to ``end`` (half-open)."""
     last = head.frames[end - 1]
     return last.offset + last.stored_bytes - head.frames[first].offset
 
@@ -460,7 +502,8 @@ def _stored(block: StoredBlock) -> BlockRef:
 
 
 def _head_from(index: bytes, block: StoredBlock, key: str) -> Head:
-    """The head; checked thoroughly unless it was before, or this process wrote it: then it is known where frames start."""
+    """Decode a head. The check is less thorough if ``starts`` is set: the head was checked before, or this process
+    wrote it."""
     return (decode_index if block.starts is None else decode_known_index)(index, _stored(block), key)
 
 

@@ -1,4 +1,4 @@
-"""The state that a new owner starts from: a snapshot up to its own opening, and the heartbeats that it put after it."""
+"""The state that a new owner starts from: a snapshot up to its own opening, or to its heartbeats after the opening."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["recover"]
 
 
 async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, retry: StoreRetry | None = None) -> Snapshot:
-    """Replay the shard up to the opening of ``epoch``, which is ours and was just put, or to an empty segment of ours.
+    """Replay the shard up to the opening of ``epoch``, which this process has just put, or to its heartbeats after it.
 
-    Raises: Fenced if there is a later epoch, or a checkpoint in ours that we did not write; Corrupt, naming the object;
-        StoreError.
+    Raises: Fenced if there is a later epoch, or a checkpoint of ``epoch``, which this process cannot have written yet;
+        Corrupt, which names the object; StoreError.
     """
     snapshot = await run(replay(paths, thorough=False), store, retry)
     end = snapshot.state.position
     if (snapshot.roots and snapshot.roots[-1].epoch >= epoch) or end.epoch > epoch:
-        raise Fenced(f"the log goes on beyond epoch {epoch}, which is ours: at {end}")
+        raise Fenced(f"the log continues beyond epoch {epoch}, which is ours: at {end}")
     if snapshot.sealed:
         raise Fenced(f"epoch {epoch} was sealed while it was being recovered")
     if end.epoch != epoch:

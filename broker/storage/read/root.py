@@ -1,7 +1,8 @@
 """A checkpoint read into a state: its root, then the pages that the root names.
 
-Owns: which pages are read, in what pieces, and what makes a root unusable. Does not own: the bytes (format), what a page
-adds to the state (storage.state.pages), which root is tried (snapshot).
+Owns: the choice of the pages, the pieces in which they are read, and the conditions under which a root is unusable.
+Does not own: the bytes (format), the effect of a page on the state (storage.state.pages), the choice of the root
+(snapshot).
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ class Unusable(Exception):
 
 def load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool] | None,
                until: Position | None) -> Steps[tuple[Root, ShardState, dict[int, frozenset[int]]]]:
+    """Read the checkpoint at ``position`` into a state.
+
+    Args: wanted(account, name) selects streams; None selects all. until: the last position that pages may have.
+    Returns: the root, the state, and the ids of the streams in each directory page.
+    Raises: Unusable; VersionUnknown.
+    """
     key = paths.checkpoint(position)
     [data] = yield Gets([(key, 0, None)])
     if data is None:
@@ -43,18 +50,18 @@ def load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str]
 
         def in_time(page: Page) -> Page:
             if until is not None and page.position > until:
-                # A round copies while the log goes on.
+                # The log continues while a checkpoint copies the state, so a page may be newer than the root.
                 raise Unusable(f"{key} has a page of {page.position}")
             return page
 
-        def take_directory(data: bytes, at: int) -> None:
+        def add_directory(data: bytes, at: int) -> None:
             page = in_time(decode_page(data, root.pages[at]))
             if page.kind != PageKind.DIRECTORY:
                 raise Corrupt(key, "pages", 0, f"a root names a page of kind {page.kind}")
             needed.extend(load_directory(state, page, object_name(ObjectKind.PAGES, root.pages[at].position)))
             members[page.key] = frozenset(entry[0] for entry in page.body)
 
-        def take_part(data: bytes, at: int) -> None:
+        def add_part(data: bytes, at: int) -> None:
             part = needed[at]
             if part.ref.kind != PageKind.BLOCKS:
                 load_part(state, in_time(decode_page(data, part.ref)), part)
@@ -63,8 +70,8 @@ def load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str]
             else:
                 load_part(state, in_time(decode_page(data, part.ref, unpack_table_page)), part, LazyBlockRef.unpack)
 
-        yield from _read_pages(paths, root.pages, take_directory)
-        yield from _read_pages(paths, [part.ref for part in needed], take_part)
+        yield from _read_pages(paths, root.pages, add_directory)
+        yield from _read_pages(paths, [part.ref for part in needed], add_part)
         if wanted is None:
             note_unlisted(state, root.extra)
     except VersionUnknown:
@@ -74,19 +81,24 @@ def load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str]
     return root, state, members
 
 
-def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], take: Callable[[bytes, int], None]) -> Steps[None]:
-    """Pass each page's bytes to ``take`` with its place in ``refs``, in order and one at a time, since decoded they are many
-    times as large. Pages that a round has written one behind the other are read in one piece."""
+def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], add: Callable[[bytes, int], None]) -> Steps[None]:
+    """Pass each page's bytes to ``add`` with its place in ``refs``, in order.
+
+    One page at a time is decoded, since decoded pages are many times as large. Pages that are neighbours in their
+    object are read in one piece.
+    """
     pieces = list(_pieces(refs))
     at = 0
     while at < len(pieces):
         batch: list[range] = []
         size = 0
-        while at < len(pieces) and len(batch) < _PIECES_AT_ONCE and (not batch or size + _size(pieces[at], refs) <= _BATCH_BYTES):
+        while (at < len(pieces) and len(batch) < _PIECES_AT_ONCE
+               and (not batch or size + _size(pieces[at], refs) <= _BATCH_BYTES)):
             batch.append(pieces[at])
             size += _size(pieces[at], refs)
             at += 1
-        found = yield Gets([(paths.pages(refs[some[0]].position), refs[some[0]].offset, refs[some[-1]].offset + refs[some[-1]].size)
+        found = yield Gets([(paths.pages(refs[some[0]].position), refs[some[0]].offset,
+                             refs[some[-1]].offset + refs[some[-1]].size)
                             for some in batch])
         for some, data in zip(batch, found, strict=True):
             start = refs[some[0]]
@@ -94,11 +106,11 @@ def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], take: Callable[[byte
                 raise Unusable(f"{paths.pages(start.position)}, which it names, is gone")
             for i in some:
                 begin = refs[i].offset - start.offset
-                take(data[begin:begin + refs[i].size], i)
+                add(data[begin:begin + refs[i].size], i)
 
 
 def _pieces(refs: Sequence[PageRef]) -> Iterator[range]:
-    """Neighbours in ``refs`` that are neighbours in their object, up to a size that one request reads."""
+    """Yield ranges of ``refs`` that are neighbours in their object, up to the size that one request reads."""
     start = 0
     for i in range(1, len(refs) + 1):
         if i == len(refs) or not (refs[i].position == refs[i - 1].position

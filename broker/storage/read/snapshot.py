@@ -1,12 +1,12 @@
 """A shard's state read from its objects: the newest usable checkpoint, then the log after it.
 
-Owns: which checkpoint a read begins with, and when it must begin again. Does not own: reading a checkpoint (root), walking
-the log (chain), requests and their answers (steps).
+Owns: the choice of the checkpoint with which a read begins, and the conditions under which it must begin again. Does
+not own: reading a checkpoint (root), walking the log (chain), requests and their answers (steps).
 
     newest root ── its pages ── the log after it, to its end
 
-The log's end is believed only if no newer checkpoint appeared meanwhile, since the number found missing may have been swept.
-If a root or one of its pages is damaged or gone, the root before it is used.
+The log's end is valid only if no newer checkpoint appeared meanwhile, since the missing segment may have been deleted
+after that checkpoint. If a root or one of its pages is damaged or gone, the root before it is used.
 """
 
 from __future__ import annotations
@@ -31,33 +31,37 @@ RESTARTS_MAX = 20
 
 
 class Snapshot(NamedTuple):
-    """The result of ``replay``.
-
-    state: with its replay finished. root: the checkpoint it began with, None: the log's beginning. members: the streams in
-    each of its directory pages. roots: positions of all roots seen, ascending. sealed: whether a seal ends the last epoch.
-    segments, epochs, head_bytes: how much was replayed, without empty segments; objects: all segments. problems:
-    checkpoints that could not be used, as text.
-    """
+    """The result of ``replay``."""
 
     state: ShardState
+    """The state at the end of the log; its replay is finished."""
     root: Root | None
+    """The checkpoint that the replay began with; None: it began with the log's beginning."""
     members: dict[int, frozenset[int]]
+    """The ids of the streams in each of the checkpoint's directory pages."""
     roots: list[Position]
+    """The positions of all roots found, ascending."""
     sealed: bool
+    """True if a seal ends the last epoch."""
     segments: int
+    """The number of segments replayed, without empty ones."""
     objects: int
+    """The number of all segments replayed."""
     epochs: int
     head_bytes: int
+    """The bytes of the segments' heads replayed."""
     problems: list[str]
+    """Texts about the checkpoints that could not be used."""
 
 
-def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, *, thorough: bool = True) -> Steps[Snapshot]:
+def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, *,
+           thorough: bool = True) -> Steps[Snapshot]:
     """Read the shard's state as it stands in the store.
 
-    Args: wanted(account, name) says which streams a reader wants: pages and blocks of others are not read, and
-        ``state.segments`` has no counts. None: all are wanted. thorough: how well to look at the log's end; its owner need not.
-    Raises: Corrupt, naming the object, if the log cannot be read further; VersionUnknown if a newer broker wrote it;
-        CutOff if it changed faster than it could be read, RESTARTS_MAX times.
+    Args: wanted(account, name) selects the streams: pages and blocks of others are not read, and ``state.segments`` has
+        no counts. None selects all. thorough: see ``Chain``; the log's owner does not need it.
+    Raises: Corrupt, which names the object, if the log cannot be read further; VersionUnknown if a newer broker wrote
+        it; CutOff if the log changed faster than it could be read, RESTARTS_MAX times.
     """
     for _ in range(RESTARTS_MAX):
         roots = yield from list_positions(paths.checkpoints)
@@ -70,7 +74,7 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, 
                 break
             except CutOff as gone:
                 problems.append(str(gone))
-                if position is not None or not roots:  # what is before the newest usable root may be gone
+                if position is not None or not roots:  # segments before the newest usable root may be gone
                     missing = missing or gone.key
             except VersionUnknown:
                 raise
@@ -79,9 +83,10 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, 
         again = yield from list_positions(paths.checkpoints)
         end = snapshot.state.position if snapshot is not None else Position(0, 0)
         if again != roots and (snapshot is None or (again and again[-1] > end)):
-            continue  # the end, or what was missing, may have been swept: start again from the newer checkpoint
+            continue  # the missing segment may have been deleted by rule: start again from the newer checkpoint
         if snapshot is None:
-            why = "neither a checkpoint nor the log from its beginning can be read: " + "; ".join(dict.fromkeys(problems))
+            why = ("neither a checkpoint nor the log from its beginning can be read: "
+                   + "; ".join(dict.fromkeys(problems)))
             if missing:
                 raise Corrupt(missing, "entry", 0, f"it is missing, and {why}")
             raise Corrupt(paths.checkpoints, "checkpoints", 0, why)
@@ -93,12 +98,12 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, 
 
 
 def replay_from(paths: ShardPaths, position: Position | None, end: Position) -> Steps[Snapshot]:
-    """Read the shard's state from this one root, or, if None, from the log's beginning, whatever other roots there are.
+    """Read the shard's state from this one root, or, if None, from the log's beginning; ignore all other roots.
 
-    Args: end is the log's last position. A copy that is brought up to date keeps old segments, and lacks those that the
-        source deleted in between: the gap after them is not the log's end.
-    Raises: Corrupt, naming the object, also if the root or one of its pages is damaged or gone; VersionUnknown; CutOff
-        if something that must be replayed does not exist, or no longer.
+    Args: end is the log's last position. An updated copy of a store has old segments and lacks those that the source
+        has deleted in between: the gap after them is not the log's end.
+    Raises: Corrupt, which names the object, also if the root or one of its pages is damaged or gone; VersionUnknown;
+        CutOff if a segment that must be replayed does not exist.
     """
     try:
         return (yield from _from_root(paths, position, [], [], end=end))
@@ -108,9 +113,11 @@ def replay_from(paths: ShardPaths, position: Position | None, end: Position) -> 
 
 
 def replay_to(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool]) -> Steps[Snapshot]:
-    """Read the streams that are ``wanted`` as they were at ``position``; or at the log's end, if that comes first.
+    """Read the streams that are ``wanted`` as they were at ``position``; or at the log's end, if it is before
+    ``position``.
 
-    Raises: CutOff when a checkpoint so old, or the log after it, is no longer there; Corrupt, VersionUnknown: as ``replay``.
+    Raises: CutOff if no checkpoint before ``position`` exists any more, or the log after it does not; Corrupt,
+        VersionUnknown: as ``replay``.
     """
     roots = yield from list_positions(paths.checkpoints)
     problems: list[str] = []
@@ -123,10 +130,11 @@ def replay_to(paths: ShardPaths, position: Position, wanted: Callable[[str, str]
 
 
 def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
-    """Advance a ``state`` whose replay is finished to the current end of the log: for a reader that follows the log.
+    """Advance a ``state`` whose replay is finished to the current end of the log, for a reader that follows the log.
 
-    If nothing is new, this costs two listings and six gets. Raises: CutOff if part of what follows was swept (then use
-    ``replay``); Corrupt, VersionUnknown: as ``replay``. After any of them the state must not be used.
+    If nothing is new, this costs two listings and six gets.
+    Raises: CutOff if some of the next segments were deleted (then use ``replay``); Corrupt, VersionUnknown: as
+        ``replay``. After any of them the state must not be used.
     """
     awaited = state.position
     for _ in range(RESTARTS_MAX):
@@ -134,7 +142,8 @@ def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
         end = state.position
         if end < awaited:
             raise CutOff(f"{paths.log(end)} is followed by nothing, and there is a checkpoint at {awaited}")
-        # As in ``replay``: if there is a checkpoint beyond, the end was a swept number, or the log has grown since.
+        # As in ``replay``: a checkpoint beyond the end shows that the next segment was deleted, or that the log has
+        # grown.
         beyond = yield from list_positions(paths.checkpoints, paths.checkpoint(end) if end.epoch else "")
         if not beyond:
             break
@@ -161,10 +170,10 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
         for stream_id, positions in _held(paths, root):
             stream = state.streams.get(stream_id)
             if stream is None:
-                continue  # not wanted
+                continue  # the reader does not want it
             stream.dirty = True
             if not stream.created_ns and not stream.account:
-                del state.streams[stream_id]  # only its existence was known: the first of the segments creates it
+                del state.streams[stream_id]  # the checkpoint has only its id: the first of the segments creates it
             missing = yield from chain.read_held(stream_id, positions)
             if missing is not None:
                 gone[stream_id] = missing
@@ -174,7 +183,7 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
         key = paths.log(gone[stream_id])
         raise CutOff(f"{key} is gone, and stream {stream_id:016x} needs it", key)
     if end is not None and state.position < end:
-        raise CutOff(f"the log after {state.position} is gone, and it goes on to {end}")
+        raise CutOff(f"the log after {state.position} is gone, and it continues to {end}")
     if position is not None:
         try:
             state.finish_replay()
@@ -194,5 +203,5 @@ def _held(paths: ShardPaths, root: Root) -> list[tuple[int, list[Position]]]:
 
 
 async def read_snapshot(store: ObjectStore, shard: int) -> Snapshot:
-    """The shard's state as it stands in the store, for a reader that does not own it. Raises: as ``replay``; StoreError."""
+    """Read the shard's state from the store, for a reader that does not own it. Raises: as ``replay``; StoreError."""
     return await run(replay(ShardPaths(shard)), store)

@@ -1,10 +1,10 @@
-"""Reads of many objects, written once for every client: generators of requests, and who answers them.
+"""Reads of many objects, written once for every client: generators of requests, and functions that answer them.
 
-Owns: the requests (listings and ranges) and what drives a generator of them, over an object store or with blocking calls.
-Does not own: what is read (snapshot, root, chain).
+Owns: the requests (listings and ranges), and the functions that run such a generator over an object store or with
+blocking calls. Does not own: the reads themselves (snapshot, root, chain).
 
     steps ── Listing, Gets ──> an object store, a blocking client, a test
-          <── what is there ──
+          <── rows, bytes ───
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Listing(NamedTuple):
 
 
 class Gets(NamedTuple):
-    """A request for ranges (key, start, end or None); the answer is a list with the bytes of each, None if there is no
+    """A request for ranges (key, start, end or None); the answer is a list with each range's bytes, or None for no
     object."""
 
     ranges: list[tuple[str, int, int | None]]
@@ -44,13 +44,13 @@ Steps = Generator[Request, Answer, T]
 
 
 def list_positions(prefix: str, after: str = "") -> Steps[list[Position]]:
-    """The positions in the keys below ``prefix``, ascending."""
+    """List the positions in the keys below ``prefix``, ascending."""
     found: list[ObjectInfo] = yield Listing(prefix, after)
     return [key.position for info in found if (key := parse(info.key)) is not None and key.position is not None]
 
 
 async def drive(steps: Steps[T], answer: Callable[[Request], Awaitable[Answer]]) -> T:
-    """Run ``steps``, answering its requests by ``answer``. Raises: as both."""
+    """Run ``steps``, and answer its requests by ``answer``. Raises: the errors of both."""
     given: Answer = None
     while True:
         try:
@@ -62,7 +62,7 @@ async def drive(steps: Steps[T], answer: Callable[[Request], Awaitable[Answer]])
 
 
 async def run(steps: Steps[T], store: ObjectStore, retry: StoreRetry | None = None) -> T:
-    """Drive ``steps`` with an object store, each call with ``retry``. Raises: as ``steps``; StoreError."""
+    """Run ``steps`` with an object store, each call with ``retry``. Raises: the errors of ``steps``; StoreError."""
     retry = retry or StoreRetry(store, SystemClock(), random.Random())
     return await drive(steps, lambda request: _answer(request, store, retry))
 
@@ -84,13 +84,14 @@ async def _answer(request: Request, store: ObjectStore, retry: StoreRetry) -> An
 
 def run_blocking(steps: Steps[T], get: Callable[[str, int, int | None], bytes | None],
                  list_: Callable[[str, str], Sequence[ObjectInfo]]) -> T:
-    """Drive ``steps`` with blocking calls: get(key, start, end) returns None for no object, list_(prefix, after) all."""
+    """Run ``steps`` with blocking calls: get(key, start, end) returns None for no object; list_(prefix, after) has no
+    limit."""
     return run_answering(steps, lambda ranges: [get(*range_) for range_ in ranges], list_)
 
 
 def run_answering(steps: Steps[T], get_many: Callable[[list[tuple[str, int, int | None]]], Sequence[bytes | None]],
                   list_: Callable[[str, str], Sequence[ObjectInfo]]) -> T:
-    """As ``run_blocking``, with one call that answers all ranges of a request, in their order."""
+    """Do the same as ``run_blocking``, with one call that answers all ranges of a request, in their order."""
     answer: Answer = None
     while True:
         try:

@@ -1,12 +1,13 @@
-"""Frames decompressed and compared with their checksums in a thread, before somebody asks for them.
+"""Unpacking ahead: a thread decompresses frames and checks their checksums, before a caller needs them.
 
-Owns: which frames, and how many. Does not own: extents and the bound on their bytes (window), cutting frames into messages
-(format).
+Owns: the choice of the frames and their number. Does not own: extents and the bound on their bytes (window), cutting
+frames into messages (format).
 
-    an extent came ── its first batch ──> thread ──> extent.bodies ── asked for ──> cut into messages, on the loop
-                      the next one, when a frame of the last is asked for
+    an extent is loaded ── its first batch ──> thread ──> extent.bodies ── a caller needs a frame ──> the loop cuts it
+                           the next batch, when a caller needs a frame of the last one
 
-Nobody waits for the thread: who asks sooner has the frame decoded on the loop, and whatever is wrong with a frame shows there.
+Nobody waits for the thread: a frame that is needed earlier is decoded on the loop. A damaged frame, too, is decoded
+again on the loop, which reports the damage.
 """
 
 from __future__ import annotations
@@ -21,31 +22,35 @@ from broker.storage.read.window import Extent, Window
 __all__ = ["Unpacker"]
 
 _BATCH_BYTES = 1 << 20
-"""Of a batch, decompressed: half a millisecond in the thread. Smaller ones cost the loop as much as they save."""
+"""The decompressed bytes of a batch: half a millisecond in the thread. Smaller batches cost the loop as much as they
+save."""
 
 _FRAMES_MIN = 4
-"""An extent of fewer frames is hardly worth a thread's attention."""
+"""An extent of fewer frames is not unpacked ahead: it would save too little."""
 
 
 class Unpacker:
-    """Unpacks the frames of a window's extents."""
+    """Unpacks the frames of a window's extents in a thread."""
 
     def __init__(self, window: Window, executor: Executor) -> None:
         self._window = window
         self._executor = executor
 
-    def came(self, extent: Extent, name: str) -> None:
-        """``extent`` of the object ``name`` is here."""
+    def begin(self, extent: Extent, name: str) -> None:
+        """Begin with the first batch of an extent of the object ``name``, which has just been loaded."""
         if extent.read_on:
-            self._next(extent, extent.first, name)
+            self._begin_batch(extent, extent.first, name)
 
-    def taken(self, extent: Extent, number: int, name: str) -> bytes | memoryview | None:
-        """A frame that is asked for now, as of ``frame_body``; None: it is not unpacked yet."""
+    def pop_frame(self, extent: Extent, number: int, name: str) -> bytes | memoryview | None:
+        """Remove and return an unpacked frame, as ``frame_body`` gives it; None if it is not unpacked yet.
+
+        Begins the next batch if the frame belongs to the last one.
+        """
         if extent.batch_at <= number and extent.batch_end < extent.end and extent.read_on:
-            self._next(extent, max(extent.batch_end, number + 1), name)
+            self._begin_batch(extent, max(extent.batch_end, number + 1), name)
         return extent.bodies.pop(number, None)
 
-    def _next(self, extent: Extent, start: int, name: str) -> None:
+    def _begin_batch(self, extent: Extent, start: int, name: str) -> None:
         """Begin the next batch, from frame ``start`` on, if there is room for it."""
         if extent.head is None or len(extent.left) < _FRAMES_MIN:
             return
@@ -55,14 +60,15 @@ class Unpacker:
             if end in extent.left:
                 batch[end] = frames[end].raw_bytes
             end += 1
-        if batch and self._window.unpack(extent, batch):
+        if batch and self._window.reserve_unpacked(extent, batch):
             extent.batch_at, extent.batch_end = start, end
             with suppress(RuntimeError):  # the broker stops, and its threads have ended
                 self._executor.submit(_unpack, extent, list(batch), name)
 
 
 def _unpack(extent: Extent, numbers: list[int], name: str) -> None:
-    """In a thread. Other threads see each frame as soon as it is there; dicts need no lock for that."""
+    """Unpack frames, in a thread. The loop sees each frame as soon as it is in ``bodies``; dicts need no lock for
+    that."""
     head, wanted, bodies = extent.head, extent.unpacked, extent.bodies
     if head is None:
         return
@@ -70,5 +76,5 @@ def _unpack(extent: Extent, numbers: list[int], name: str) -> None:
         for number in numbers:
             if number in wanted:
                 bodies[number] = frame_body(head, number, extent.frame(number), name)
-                if number not in wanted:  # the loop was sooner, or needed the room
+                if number not in wanted:  # the loop decoded it meanwhile, or needed the room
                     bodies.pop(number, None)

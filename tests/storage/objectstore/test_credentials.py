@@ -158,17 +158,17 @@ async def test_who_gives_up_does_not_stop_the_look(clock: ManualClock) -> None:
 
     credentials = Credentials("s3://b", clock, timeout_s=30, find=find)
     await credentials.load_credentials()
-    asking = asyncio.create_task(credentials.renewed(0))
+    asking = asyncio.create_task(credentials.find_others(0))
     await asyncio.sleep(0)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    second = asyncio.create_task(credentials.renewed(0))
+    second = asyncio.create_task(credentials.find_others(0))
     await asyncio.sleep(0)
     answer.set_result(Key("2"))
     assert await second
     assert await credentials.get_frozen_credentials() == "2"
-    assert await credentials.renewed(0), "refused with the first, after the second were found"
-    assert not await credentials.renewed(1), "and again at once: the pause is not over"
+    assert await credentials.find_others(0), "refused with the first, after the second were found"
+    assert not await credentials.find_others(1), "and again at once: the pause is not over"
 
 
 async def test_closed_in_the_middle_of_a_look(clock: ManualClock) -> None:
@@ -178,7 +178,7 @@ async def test_closed_in_the_middle_of_a_look(clock: ManualClock) -> None:
         raise AssertionError
 
     credentials = Credentials("s3://b", clock, timeout_s=30, find=find)
-    asking = asyncio.create_task(credentials.renewed(0))
+    asking = asyncio.create_task(credentials.find_others(0))
     await asyncio.sleep(0)
     await credentials.close()
     assert not await asking
@@ -198,6 +198,6 @@ async def test_a_look_that_fails_is_told_once(clock: ManualClock, caplog: pytest
     credentials = Credentials("s3://b", clock, timeout_s=30, find=find)
     await credentials.load_credentials()
     while chain:
-        await credentials.renewed(credentials.version)
+        await credentials.find_others(credentials.version)
         clock.advance(3 * SECOND)
     assert [line.rpartition(": ")[2] for line in caplog.messages if "no others" in line] == ["unreadable", "gone", "gone"]
