@@ -371,7 +371,7 @@ async def test_whose_prices_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     for endpoint, at_aws in ((None, True), ("https://s3.eu-central-1.amazonaws.com", True), ("http://127.0.0.1:9000", False)):
         store = RetryingStore(bare := S3Store("bucket", endpoint=endpoint, region="eu-central-1"), clock=SystemClock(),
                               rng=random.Random(1), give_up_ns=0)
-        await bare._made_client()
+        await bare._make_client_once()
         assert store.at_aws is at_aws, endpoint
         await store.close()
 

@@ -173,16 +173,16 @@ def test_what_nobody_comes_for_leaves_when_its_room_is_needed() -> None:
     window.add(abandoned)
     assert window.find("a", 3) is abandoned
     assert window.find("a", 4) is None
-    assert not window.room(50)
+    assert not window.make_room(50)
     for number in range(10):
         passing = Extent("b", number, number + 1, 40, None)
-        assert window.room(40)
+        assert window.make_room(40)
         window.add(passing)
         window.drop(passing)
-    assert not window.room(50)
+    assert not window.make_room(50)
     window.add(last := Extent("b", 10, 11, 40, None))
     window.drop(last)
-    assert window.room(50)
+    assert window.make_room(50)
     assert (window.bytes, len(window), window.find("a", 0)) == (0, 0, None)
 
 
@@ -194,11 +194,11 @@ def test_what_nobody_waits_for_is_bounded(size: int) -> None:
         window.add(Extent(number, 0, 1, size, None))
         assert window.bytes <= 4 * window.bytes_max + size
         assert len(window) <= 4 * 1024 + 1
-    assert not window.room(1 << 19) or size == 1
+    assert not window.make_room(1 << 19) or size == 1
     for number in range(8 * 1024):  # others go on, and the room of those is soon theirs
         window.add(last := Extent("b", number, number + 1, size, None))
         window.drop(last)
-    assert window.room(1 << 19)
+    assert window.make_room(1 << 19)
 
 
 async def test_a_block_a_little_larger_is_got_whole_by_who_reads_on() -> None:

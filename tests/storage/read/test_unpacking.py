@@ -238,13 +238,13 @@ async def test_what_is_unpacked_makes_room_for_loads() -> None:
     [extent] = window
     assert extent.bodies
     assert window.bytes > stored
-    assert window.room(window.bytes_max - stored)
+    assert window.make_room(window.bytes_max - stored)
     assert (window.bytes, extent.size, extent.bodies) == (stored, stored, {})
     first()
     for work in later:
         work()
     assert not extent.bodies
-    assert not window.room(window.bytes_max - stored + 1)
+    assert not window.make_room(window.bytes_max - stored + 1)
     for ordinal in range(COUNT):
         assert await read(reader, block, ordinal) == body(ordinal, text=True)
     assert (window.bytes, len(window)) == (0, 0)
