@@ -59,8 +59,7 @@ _WHOLE_BYTES = 256 << 10
 """A block up to this size is loaded with its index even for one message: a second request would cost more."""
 
 _WHOLE_AHEAD = 2.25
-"""That bound of a caller that reads in order, in units of ``read_ahead_bytes``: the size of a full
-segment of text.
+"""The bound of a reader in order, in units of ``read_ahead_bytes``: the size of a full segment of text.
 
 Without it, requests took half of the processor time of reading a large stream.
 """
