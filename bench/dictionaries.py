@@ -1,4 +1,4 @@
-"""Whether Zstandard dictionaries would pay: JSON lines of some 220 bytes, by how many share a compressed frame.
+"""True if Zstandard dictionaries would pay: JSON lines of some 220 bytes, by how many share a compressed frame.
 
     python -m bench.dictionaries
 
@@ -18,7 +18,8 @@ _LINES = 60_000
 _TRAINED_ON = 8000
 _MESSAGES_A_FRAME = (1, 4, 16, 64, 256, 600)
 _DICTIONARY_BYTES = (8 << 10, 32 << 10, 112 << 10)
-_TOPICS = [("orders", "order accepted"), ("billing", "payment captured"), ("auth", "login failed"), ("search", "query executed"),
+_TOPICS = [("orders", "order accepted"), ("billing", "payment captured"), ("auth", "login failed"),
+           ("search", "query executed"),
            ("cart", "item added to cart"), ("shipping", "parcel handed to carrier"), ("mail", "mail queued"),
            ("stock", "stock level changed")]
 
@@ -32,8 +33,8 @@ def json_lines(count: int) -> list[bytes]:
         lines.append(json.dumps({
             "time": f"2026-11-22T10:{i // 60 % 60:02d}:{i % 60:02d}.{rng.randrange(10**6):06d}Z",
             "level": rng.choice(["info", "info", "info", "warn", "error"]), "service": service,
-            "host": f"node-{rng.randrange(40):03d}", "trace": f"{rng.getrandbits(64):016x}", "user": rng.randrange(100_000),
-            "message": message, "amount": round(rng.random() * 1000, 2),
+            "host": f"node-{rng.randrange(40):03d}", "trace": f"{rng.getrandbits(64):016x}",
+            "user": rng.randrange(100_000), "message": message, "amount": round(rng.random() * 1000, 2),
             "path": f"/api/v1/{service}/{rng.randrange(5000)}"}).encode())
     return lines
 
@@ -42,7 +43,8 @@ def main() -> None:
     lines = json_lines(_LINES)
     trained_on, lines = lines[:_TRAINED_ON], lines[_TRAINED_ON:]
     dictionaries = [zstandard.train_dictionary(size, trained_on) for size in _DICTIONARY_BYTES]
-    print("| messages a frame | raw bytes | no dictionary |", " | ".join(f"{size >> 10} KiB" for size in _DICTIONARY_BYTES), "|")
+    print("| messages a frame | raw bytes | no dictionary |",
+          " | ".join(f"{size >> 10} KiB" for size in _DICTIONARY_BYTES), "|")
     print("|---:|---:|---:|" + len(dictionaries) * "---:|")
     for count in _MESSAGES_A_FRAME:
         frames = [b"".join(lines[at:at + count]) for at in range(0, min(len(lines), 80 * count), count)]

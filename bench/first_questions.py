@@ -1,11 +1,12 @@
 """What a stream reads for the first question about its subjects or message ids after a restart.
 
-    python -m bench.first_questions [--blocks 2000] [--messages 500] [--subjects 100000] [--size 100] [--ids] [--compaction]
+    python -m bench.first_questions [--blocks 2000] [--messages 500] [--subjects 100000] [--size 100] [--ids]
+    [--compaction]
                                     [--question id] [--clean]
 
-The real engine on a counting store in memory, in virtual time: blocks are written as a busy stream writes them, the broker is
-killed or stopped, and another one is asked. Ids are 22 random letters and digits each, as clients make them. Prints a JSON line
-for each question: GETs, bytes, objects, and processor time.
+The real engine on a counting store in memory, in virtual time: blocks are written as a busy stream writes them, the
+broker is killed or stopped, and another one is asked. Ids are 22 random letters and digits each, as clients make them.
+Prints a JSON line for each question: GETs, bytes, objects, and processor time.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class _Bench:
         self.memory = MemoryStore()
 
     def broker(self) -> VirtualBroker:
-        return VirtualBroker(self.clock, self.loop, commit_interval_s=0.02, compaction=self.args.compaction, memory=self.memory)
+        return VirtualBroker(self.clock, self.loop, commit_interval_s=0.02, compaction=self.args.compaction,
+                             memory=self.memory)
 
     async def fill(self) -> None:
         args, rng = self.args, random.Random(1)
@@ -70,7 +72,8 @@ class _Bench:
             for _ in range(args.messages):
                 sent += 1
                 subject = rng.choice(names)
-                ops.append(_with_id(subject, b"_A.x", body, Nats_Msg_Id="".join(rng.choices(_LETTERS, k=22))) if args.ids
+                ops.append(_with_id(subject, b"_A.x", body, Nats_Msg_Id="".join(rng.choices(_LETTERS, k=22)))
+                           if args.ids
                            else (subject, b"_A.x", 0, body))
             broker._route(ops)
             await broker.shard.log.persisted()  # raises what stopped the log
@@ -78,8 +81,8 @@ class _Bench:
         state = broker.shard.state.streams
         blocks = sum(len(stream.blocks) for stream in state.values())
         gets = broker.store.operations["get"]
-        print(json.dumps({"filled": sent, "blocks": blocks, "puts": puts.count, "put_bytes": puts.bytes, "gets": gets.count,
-                          "get_bytes": gets.bytes}), flush=True)
+        print(json.dumps({"filled": sent, "blocks": blocks, "puts": puts.count, "put_bytes": puts.bytes,
+                          "gets": gets.count, "get_bytes": gets.bytes}), flush=True)
         if args.clean:
             await broker.js.close()
             await broker.shard.close()

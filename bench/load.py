@@ -64,7 +64,8 @@ class Connection:
         """One JetStream API request, answered as JSON."""
         payload = json.dumps(body).encode() if body is not None else b""
         inbox = b"_INBOX.req.%d" % time.monotonic_ns()
-        self.send(b"SUB %b 9\r\nUNSUB 9 1\r\nPUB %b %b %d\r\n%b\r\n" % (inbox, subject.encode(), inbox, len(payload), payload))
+        self.send(b"SUB %b 9\r\nUNSUB 9 1\r\nPUB %b %b %d\r\n%b\r\n" % (inbox, subject.encode(), inbox, len(payload),
+                                                                        payload))
         got = self.until(b"}\r\n", seconds)
         head, _, rest = got[got.index(b"MSG "):].partition(b"\r\n")
         size = int(head.split()[-1])
@@ -99,20 +100,23 @@ def publish(args: argparse.Namespace) -> dict[str, Any]:
         names = [b"bench.s%07d" % i for i in range(args.subjects)]
     else:
         names = [b"bench.x"] * 16 * BATCH
-    return _publish(args, [b"PUB %b _INBOX.b.%d %d\r\n%b\r\n" % (s, i, args.size, payload()) for i, s in enumerate(names)])
+    return _publish(args,
+                    [b"PUB %b _INBOX.b.%d %d\r\n%b\r\n" % (s, i, args.size, payload()) for i, s in enumerate(names)])
 
 
 def events(args: argparse.Namespace) -> dict[str, Any]:
-    """JetStream publish of the data for the Spark measurements: nearly 500 subjects. ``bench.orders.eu.*`` has a quarter of
-    the messages, ``bench.alarm.*`` a thousandth; a tenth of all have headers."""
+    """JetStream publish of the data for the Spark measurements: nearly 500 subjects. ``bench.orders.eu.*`` has a
+    quarter of the messages, ``bench.alarm.*`` a thousandth; a tenth of all have headers."""
     payload, rng = _payloads(args.size), random.Random(2)
     msgs = []
     for i in range(100_000):
-        kind = "alarm" if i % 1000 == 0 else "orders.eu" if i % 4 == 1 else rng.choice(("orders.us", "orders.asia", "metrics"))
+        kind = "alarm" if i % 1000 == 0 else "orders.eu" if i % 4 == 1 else rng.choice(("orders.us", "orders.asia",
+                                                                                        "metrics"))
         subject, body = b"bench.%b.%d" % (kind.encode(), rng.randrange(100)), payload()
         if i % 10 == 0:
             head = b"NATS/1.0\r\nTrace-Id: %016x\r\n\r\n" % rng.getrandbits(64)
-            msgs.append(b"HPUB %b _INBOX.b.%d %d %d\r\n%b%b\r\n" % (subject, i, len(head), len(head) + len(body), head, body))
+            msgs.append(b"HPUB %b _INBOX.b.%d %d %d\r\n%b%b\r\n" % (subject, i, len(head), len(head) + len(body), head,
+                                                                    body))
         else:
             msgs.append(b"PUB %b _INBOX.b.%d %d\r\n%b\r\n" % (subject, i, len(body), body))
     return _publish(args, msgs)
@@ -336,8 +340,8 @@ def info(args: argparse.Namespace) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "setup": setup, "consumer": consumer, "publish": publish, "events": events, "one": one_by_one, "pull": pull, "drain": drain,
-    "core": core,
+    "setup": setup, "consumer": consumer, "publish": publish, "events": events, "one": one_by_one, "pull": pull,
+    "drain": drain, "core": core,
     "info": info,
 }
 

@@ -64,7 +64,8 @@ class Writer:
         self._log.block(self).add(StreamCreate("$G", self._name, config.to_json(), time.time_ns()))
 
     def publish(self, now_ns: int, messages: int = 1) -> None:
-        self._log.block(self).append_run(self._last_seq + 1, [self._subject] * messages, None, [_BODY] * messages, now_ns)
+        self._log.block(self).append_run(self._last_seq + 1, [self._subject] * messages, None, [_BODY] * messages,
+                                         now_ns)
         self._last_seq += messages
         self._first_time_ns = self._first_time_ns or now_ns
         self._size += messages * message_size(self._subject, 0, _BODY)
@@ -80,8 +81,8 @@ class Writer:
 
 
 async def fill(store: ObjectStore, streams: int, blocks: int, messages: int = 1, at_once: int = 1 << 30) -> None:
-    """``blocks`` times, each of ``streams`` has a block of ``messages``, in segments with up to ``at_once`` streams; a checkpoint,
-    and a clean stop."""
+    """``blocks`` times, each of ``streams`` has a block of ``messages``, in segments with up to ``at_once`` streams; a
+    checkpoint, and a clean stop."""
     clock, rng, paths = SystemClock(), random.Random(), ShardPaths(0)
     await probe(store, FORMAT, [StoreFormat.make(rng.randbytes(16), clock.now_ns()).encode()])
     me = Identity.make("", rng)
@@ -125,7 +126,8 @@ def main() -> None:
         for _ in range(2):
             seconds = server.start()
             time.sleep(1)
-            figures.append({"seconds": round(seconds, 2), "cpu": round(server.cpu_s(), 2), "rss_mib": round(server.rss_mib())})
+            figures.append({"seconds": round(seconds, 2), "cpu": round(server.cpu_s(), 2),
+                            "rss_mib": round(server.rss_mib())})
             server.stop(signal.SIGTERM)
     print(json.dumps({"streams": args.streams, "blocks": args.streams * args.blocks, "starts": figures}))
 

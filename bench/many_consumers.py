@@ -1,11 +1,13 @@
-"""The longest turns of a broker's loop where one consumer has very much unacknowledged, and a stream or a server very many readers.
+"""The longest turns of a broker's loop where one consumer has very much unacknowledged, and a stream or a server very
+many readers.
 
     python -m bench.many_consumers [--pending 200000] [--consumers 1000] [--sources 300]
 
-Prints one JSON line: {operation: [[ms, of garbage collection, of the longest callback, which], …]}, the two longest turns of each.
+Prints one JSON line: {operation: [[ms, of garbage collection, of the longest callback, which], …]}, the two longest
+turns of each.
 
-A real client, and a broker on a loop that measures itself (``bench.turns``): processor time of the longest turn, how much of it was
-garbage collection, and what took longest in it.
+A real client, and a broker on a loop that measures itself (``bench.turns``): processor time of the longest turn, how
+much of it was garbage collection, and what took longest in it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class _Bench:
         self.found: dict[str, Any] = {}
 
     async def connect(self) -> None:
-        self.client: Client = await nats.connect(f"nats://127.0.0.1:{self.broker.server.port}", max_outstanding_pings=1000)
+        self.client: Client = await nats.connect(f"nats://127.0.0.1:{self.broker.server.port}",
+                                                 max_outstanding_pings=1000)
 
     async def ask(self, subject: str, **body: Any) -> dict[str, Any]:
         answer = await self.client.request(f"$JS.API.{subject}", json.dumps(body).encode() if body else b"", timeout=60)
@@ -142,7 +145,8 @@ class _Bench:
     async def sources(self) -> None:
         await self.ask("STREAM.CREATE.O", name="O", subjects=["o.*"])
         for number in range(self.args.sources):
-            await self.ask(f"STREAM.CREATE.O{number}", name=f"O{number}", sources=[{"name": "O", "filter_subject": f"o.{number}"}])
+            await self.ask(f"STREAM.CREATE.O{number}", name=f"O{number}",
+                           sources=[{"name": "O", "filter_subject": f"o.{number}"}])
         await self.publish("o", 3000, of=self.args.sources)
         await asyncio.sleep(2)
 

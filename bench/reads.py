@@ -1,23 +1,25 @@
-"""Reading a large stream back from MinIO, beside the same bytes got by bare requests; and what compaction and restarts cost.
+"""Reading a large stream back from MinIO, beside the same bytes got by bare requests; and what compaction and restarts
+cost.
 
     python -m bench.reads [--gb 1] [--message-bytes 1000] [--sizes 128 1000 …] [--incompressible] [--only sizes]
 
-One stream of ``--gb`` gigabytes of messages is published to a jetblock on a MinIO of its own. After restarts, so that its
-cache is empty:
+One stream of ``--gb`` gigabytes of messages is published to a jetblock on a MinIO of its own. After restarts, so that
+its cache is empty:
 
-    sequential    a pull consumer reads all of it; beside it, in turns, the same client library gets the same objects in ranges
-                  of 1 MiB, four at once; with processor seconds of the broker, or of the bare client, and of MinIO
+    sequential    a pull consumer reads all of it; beside it, in turns, the same client library gets the same objects in
+                  ranges of 1 MiB, four at once; with processor seconds of the broker, or of the bare client, and of
+                  MinIO
     random        direct gets by sequence, one at a time, of different blocks and then of the same again
-    shared        eight consumers begin at different places and read all to the end, at the same time: GETs beside those of one,
-                  and the fewest for such a cache; with and without a cache directory
+    shared        eight consumers begin at different places and read all to the end, at the same time: GETs beside those
+                  of one, and the fewest for such a cache; with and without a cache directory
     restart       until the broker serves again after kill -9
     compaction    publishing in commits of a few messages with and without it
-    sizes         the sequential read as a table, a row for each size of messages: whose processor time it takes, the broker's
-                  event loop (its first thread), its other threads, the client and MinIO
+    sizes         the sequential read as a table, a row for each size of messages: whose processor time it takes, the
+                  broker's event loop (its first thread), its other threads, the client and MinIO
 
-Compaction has ended before, and is off while reads are measured: GETs are the readers' alone. Rates are by wall time, the best of
-the turns. The stream's payloads are hexadecimal digits, so they are stored in about half their size; with ``--incompressible``,
-random bytes.
+Compaction has ended before, and is off while reads are measured: GETs are the readers' alone. Rates are by wall time,
+the best of the turns. The stream's payloads are hexadecimal digits, so they are stored in about half their size; with
+``--incompressible``, random bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=1.0, help="gigabytes of payload")
     parser.add_argument("--message-bytes", type=int, default=1000)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1000, 4096, 65_536], help="of messages, for that table")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1000, 4096, 65_536],
+                        help="of messages, for that table")
     parser.add_argument("--incompressible", action="store_true", help="payloads of random bytes")
     parser.add_argument("--turns", type=int, default=2, help="of sequential reads")
     cases = ("sequential", "random", "shared", "restart", "compaction", "sizes")
@@ -120,7 +123,8 @@ def _sequential(minio: Minio, server: Server, messages: int, size: int, turns: i
             minio_cpu = minio.cpu_s() - minio_cpu
         bare = max(bare, bare_bytes / bare_s)
         gb = bare_bytes / 1e9
-        _show("bare ranged gets", f"{gb * 1e3 / bare_s:.0f} MB/s; CPU s for 1 GB: {cpu / gb:.1f}, MinIO {minio_cpu / gb:.1f}")
+        _show("bare ranged gets",
+              f"{gb * 1e3 / bare_s:.0f} MB/s; CPU s for 1 GB: {cpu / gb:.1f}, MinIO {minio_cpu / gb:.1f}")
     if best is None:
         raise ValueError("no turns")
     _show("sequential read / bare ranged gets", f"{best.stored_bytes / best.seconds / bare:.2f} of stored bytes, "
@@ -133,7 +137,8 @@ def _read_cold(minio: Minio, server: Server, messages: int, consumer: str) -> _R
     cpu, loop, minio_cpu = server.cpu_s(), server.loop_cpu_s(), minio.cpu_s()
     done = load("pull", server, messages=messages, consumer=consumer, patience=120)
     cpu, loop, minio_cpu = server.cpu_s() - cpu, server.loop_cpu_s() - loop, minio.cpu_s() - minio_cpu
-    return _Read(done["seconds"], _gets(server)[0] - gets, _gets(server)[1] - stored, loop, cpu - loop, done["cpu_s"], minio_cpu)
+    return _Read(done["seconds"], _gets(server)[0] - gets, _gets(server)[1] - stored, loop, cpu - loop, done["cpu_s"],
+                 minio_cpu)
 
 
 def _sizes(args: argparse.Namespace) -> None:
@@ -145,17 +150,19 @@ def _sizes(args: argparse.Namespace) -> None:
         gb, us = read.stored_bytes / 1e9, 1e6 / messages
         rows.append(f"| {size} | {messages / read.seconds / 1e3:.0f} | {messages * size / read.seconds / 1e6:.0f} | "
                     f"{read.stored_bytes / read.seconds / 1e6:.0f} | {bare / 1e6:.0f} | "
-                    f"{read.stored_bytes / read.seconds / bare:.2f} | {messages * size / read.seconds / bare:.2f} | {read.gets} | "
-                    f"{read.loop_s * us:.2f} | {read.threads_s * us:.2f} | {read.client_s * us:.2f} | "
+                    f"{read.stored_bytes / read.seconds / bare:.2f} | {messages * size / read.seconds / bare:.2f} | "
+                    f"{read.gets} | {read.loop_s * us:.2f} | {read.threads_s * us:.2f} | {read.client_s * us:.2f} | "
                     f"{(read.loop_s + read.threads_s) / gb:.1f} | {read.minio_s / gb:.1f} |")
-    print("| message bytes | thousand messages a second | MB/s of messages | MB/s as stored | bare gets, MB/s | ratio as stored | "
-          "ratio of messages | GETs | loop, µs a message | threads, µs | client, µs | broker, s for 1 GB stored | MinIO, s |")
+    print("| message bytes | thousand messages a second | MB/s of messages | MB/s as stored | bare gets, MB/s | ratio "
+          "as stored | ratio of messages | GETs | loop, µs a message | threads, µs | client, µs | broker, s for 1 GB "
+          "stored | MinIO, s |")
     print("|" + "---:|" * 13)
     print("\n".join(rows), flush=True)
 
 
 async def _bare(url: str) -> tuple[int, float, float]:
-    """Get the objects of all messages by ranges, a few at once. Returns: bytes, seconds, and seconds of this process's CPU."""
+    """Get the objects of all messages by ranges, a few at once. Returns: bytes, seconds, and seconds of this
+    process's CPU."""
     store = open_store(url)
     try:
         ranges = [(key, at) for key, size in await _objects(store) for at in range(0, size, _RANGE_BYTES)]
@@ -208,7 +215,8 @@ def _shared(server: Server, messages: int, size: int) -> None:
         server.env["JETBLOCK_CACHE_DIRECTORY"] = folder
         gets = _read_by_many(server, messages)
         fewest = 1.0 if folder else _fewest(StorageSettings().cache_bytes / (messages * size))
-        _show(f"{_READERS} readers at different places{name}", f"{gets} GETs, {gets / one:.2f} of one reader's {one}; at the same "
+        _show(f"{_READERS} readers at different places{name}",
+              f"{gets} GETs, {gets / one:.2f} of one reader's {one}; at the same "
               f"pace, with such a cache, at least {fewest:.2f}")
     server.env["JETBLOCK_CACHE_DIRECTORY"] = ""
 
@@ -220,7 +228,8 @@ def _read_by_many(server: Server, messages: int) -> int:
     tail = messages // (2 * _READERS)
     for i in range(_READERS):
         con.request(f"$JS.API.CONSUMER.CREATE.BENCH.R{i}", {"stream_name": "BENCH", "config": {
-            "durable_name": f"R{i}", "ack_policy": "none", "deliver_policy": "by_start_sequence", "opt_start_seq": i * tail + 1}})
+            "durable_name": f"R{i}", "ack_policy": "none", "deliver_policy": "by_start_sequence",
+            "opt_start_seq": i * tail + 1}})
 
     def read(i: int) -> None:
         done = load("pull", server, messages=messages - i * tail, consumer=f"R{i}", patience=120)
@@ -237,11 +246,11 @@ def _read_by_many(server: Server, messages: int) -> int:
 
 
 def _fewest(cached: float) -> float:
-    """The fewest GETs, in units of one reader's, for readers that begin a sixteenth of the stream apart and are equally fast.
-    Args: ``cached``: the part of the stream that the cache holds.
+    """The fewest GETs, in units of one reader's, for readers that begin a sixteenth of the stream apart and are equally
+    fast. Args: ``cached``: the part of the stream that the cache holds.
 
-    What a reader finds in the cache has been kept since the one before it was there, a sixteenth ago: a cache of that size saves
-    the GETs of one reader.
+    What a reader finds in the cache has been kept since the one before it was there, a sixteenth ago: a cache of that
+    size saves the GETs of one reader.
     """
     steps = 2 * _READERS
     reading = [min(_READERS, steps - step) for step in range(1, steps)]

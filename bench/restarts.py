@@ -2,11 +2,12 @@
 
     python -m bench.restarts [--messages 1000 --messages 50000000] [--streams 1 --streams 10000] [--minio] [--turns 2]
 
-Stores are written by the broker's own log and checkpointer (``bench.many_blocks``), in blocks of at most 5000 messages. For each,
-in turns: a start after a clean stop, one after 500 publishes and kill -9, and a take-over: a second broker waits as a standby, 500
-more messages are published one by one, the first is killed, and the time runs until the second lets clients in. On MinIO it
-waits for the lease first, which is 2 s here. Prints a JSON line for each store: the least of the turns, in seconds, with the
-processor time of each, which is what to compare on a busy machine, and the memory after a start.
+Stores are written by the broker's own log and checkpointer (``bench.many_blocks``), in blocks of at most 5000 messages.
+For each, in turns: a start after a clean stop, one after 500 publishes and kill -9, and a take-over: a second broker
+waits as a standby, 500 more messages are published one by one, the first is killed, and the time runs until the second
+lets clients in. On MinIO it waits for the lease first, which is 2 s here. Prints a JSON line for each store: the least
+of the turns, in seconds, with the processor time of each, which is what to compare on a busy machine, and the memory
+after a start.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ async def _fill(url: str, streams: int, blocks: int, messages: int) -> None:
 
 
 def _take_over(owner: Server, standby: Server, wanted: int) -> tuple[float, float, int]:
-    """Seconds from the owner's death until the standby lets clients in, of its processor, too; and the last sequence by then."""
+    """Seconds from the owner's death until the standby lets clients in, of its processor, too; and the last sequence
+    by then."""
     waiting = threading.Thread(target=standby.start)
     waiting.start()
     while not _stands_by(standby):

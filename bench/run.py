@@ -2,9 +2,9 @@
 
     python -m bench.run [--quick] [--only WORD …] [--repeat N]
 
-Servers run one at a time on this machine, on fresh directories: nats-server with its defaults (no sync before a PubAck) and
-with ``sync_interval: always``, jetblock on a directory (fsync before a PubAck) and on MinIO. Prints a table and writes
-``bench/results/<time>.json``. This is not a test: rates vary from run to run, ratios less so.
+Servers run one at a time on this machine, on fresh directories: nats-server with its defaults (no sync before a PubAck)
+and with ``sync_interval: always``, jetblock on a directory (fsync before a PubAck) and on MinIO. Prints a table and
+writes ``bench/results/<time>.json``. This is not a test: rates vary from run to run, ratios less so.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ class Table:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, work: str, mark: str, ours: float | None, theirs: float | None, unit: str = "/s", **more: Any) -> None:
+    def add(self, work: str, mark: str, ours: float | None, theirs: float | None, unit: str = "/s",
+            **more: Any) -> None:
         ratio = ours / theirs if ours and theirs else None
-        self.rows.append({"work": work, "mark": mark, "ours": ours, "theirs": theirs, "unit": unit, "ratio": ratio, **more})
+        self.rows.append({"work": work, "mark": mark, "ours": ours, "theirs": theirs, "unit": unit, "ratio": ratio,
+                          **more})
         print(self.line(self.rows[-1]), flush=True)
 
     @staticmethod
@@ -93,10 +95,11 @@ class Bench:
             with server:
                 load("setup", server, config=json.dumps({"persist_mode": "async"} if name == "async" else {}))
                 for window in (5000, 10_000):
-                    rates[f"{name}{window}"] = self.best("publish", server, messages=self.n(1_000_000), in_flight=window)
+                    rates[f"{name}{window}"] = self.best("publish", server, messages=self.n(1_000_000),
+                                                         in_flight=window)
         for window in (5000, 10_000):
-            self.table.add(f"JetStream publish, {window} in flight, directory", ">= 1.0", rates[f"ours{window}"].get("rate"),
-                           rates[f"nats{window}"]["rate"])
+            self.table.add(f"JetStream publish, {window} in flight, directory", ">= 1.0",
+                           rates[f"ours{window}"].get("rate"), rates[f"nats{window}"]["rate"])
             self.table.add("  the same, persist_mode async", "", rates[f"async{window}"].get("rate"),
                            rates[f"nats{window}"]["rate"])
         self.rates = rates
@@ -121,7 +124,8 @@ class Bench:
             with Minio() as minio, jetblock(store=minio.url, env=minio.env, commit_interval=interval) as ours:
                 load("setup", ours)
                 got = self.best("publish", ours, messages=self.n(1_000_000), in_flight=10_000)
-                self.table.add(f"JetStream publish, 10 000 in flight, MinIO, interval {interval}", mark, got.get("rate"), base)
+                self.table.add(f"JetStream publish, 10 000 in flight, MinIO, interval {interval}", mark,
+                               got.get("rate"), base)
 
     def thousand_streams(self) -> None:
         got = {}
@@ -201,7 +205,8 @@ class Bench:
             lag = ours.varz()["jetblock"]["loop_lag_ms"]
             self.table.add(f"loop lag while {millions:,} are published: p99", "<= 5", lag["p99"], None, "ms")
             self.table.add("  max", "<= 30", lag["max"], None, "ms")
-            self.table.add(f"memory after {millions:,} messages of 128 B, one subject", "<= 200", ours.rss_mib(), None, "MiB")
+            self.table.add(f"memory after {millions:,} messages of 128 B, one subject", "<= 200", ours.rss_mib(), None,
+                           "MiB")
         with jetblock() as ours:
             load("setup", ours)
             load("publish", ours, messages=self.n(1_000_000), in_flight=10_000, subjects=self.n(1_000_000))
@@ -213,7 +218,8 @@ class Bench:
         words = [sys.executable, "-m", "bench.stalls", "--blocks", str(blocks), "--ids", str(blocks)]
         done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=HERE.parent)
         for what, (took, of_processor) in json.loads(done.stdout).items():
-            self.table.add(f"longest pause, {blocks:,} blocks or ids: {what}", "<= 20", took, None, "ms", cpu=of_processor)
+            self.table.add(f"longest pause, {blocks:,} blocks or ids: {what}", "<= 20", took, None, "ms",
+                           cpu=of_processor)
 
     def jetstream_cost(self) -> None:
         """What each JetStream operation costs: see ``bench.cost.run``, which has its own table."""
@@ -250,8 +256,10 @@ class Bench:
             for server, count in ((ours, messages), (theirs, min(messages, 500_000))):
                 load("setup", server)
                 load("events", server, messages=count, size=200)
-            got = self.spark_driver(ours, directory, messages, "", "--nats", str(theirs.port), "--per-trigger", str(messages // 4))
-        self.table.add("Spark, micro-batches to noop", ">= 1,000,000", got["stream"]["rate"], None, "row/s", **got["stream"])
+            got = self.spark_driver(ours, directory, messages, "", "--nats", str(theirs.port), "--per-trigger",
+                                    str(messages // 4))
+        self.table.add("Spark, micro-batches to noop", ">= 1,000,000", got["stream"]["rate"], None, "row/s",
+                       **got["stream"])
         self.table.add("Spark, full scan: blocks / nats-server by a pull consumer", ">= 5",
                        messages / got["forms"]["jetblock"]["full scan to noop"]["wall"], got["server"]["rate"], "row/s")
 
@@ -285,13 +293,15 @@ class Bench:
                                    messages / ours_took["wall"], messages / theirs_took["wall"], "row/s",
                                    cpu=ours_took["cpu"], theirs_cpu=theirs_took["cpu"])
             if query not in got["forms"]["parquet zstd"]:
-                self.table.add(f"Spark, {query}{of}", mark, messages / ours_took["wall"], None, "row/s", cpu=ours_took["cpu"])
+                self.table.add(f"Spark, {query}{of}", mark, messages / ours_took["wall"], None, "row/s",
+                               cpu=ours_took["cpu"])
         self.table.add(f"Spark, messages of a block{of}, on average", "", got["messages_of_a_block"], None, "messages")
         return got
 
     SPARK_MARKS: ClassVar = {"full scan to noop": ">= 0.5", "subject prefix, 0.1 %": ">= 1",
                              "count without payloads": ">= 2,000,000"}
-    CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "work_queue", "core", "core_tls", "thousand_streams",
+    CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "work_queue", "core", "core_tls",
+             "thousand_streams",
              "memory_and_lag", "stalls", "restart", "jetstream_cost", "core_cost", "spark", "spark_small_blocks")
 
 

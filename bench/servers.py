@@ -57,7 +57,7 @@ class Process:
         return dict(os.environ)
 
     def ready(self) -> bool:
-        """Whether the child answers."""
+        """Return whether the child answers."""
         try:
             socket.create_connection(("127.0.0.1", self.port), 0.2).close()
         except OSError:

@@ -62,7 +62,8 @@ def noop(df: DataFrame) -> None:
 
 def queries(messages: DataFrame, middle: tuple[Any, Any], load: Callable[[], DataFrame]
             ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The same queries for each form of the data. load: ``messages`` loaded for a single scan, with filters pushed down."""
+    """The same queries for each form of the data. load: ``messages`` loaded for a single scan, with filters pushed
+    down."""
     start, end = middle
 
     def filtered(condition: str) -> Callable[[], Any]:
@@ -117,7 +118,8 @@ def stream(spark: SparkSession, store: str, checkpoint: pathlib.Path, per_trigge
     """Micro-batches to the noop sink; the rate is that of all but the first, which starts the workers."""
     query = (spark.readStream.format("jetblock").options(store=store, stream=STREAM, startingOffsets="earliest",
                                                           maxMessagesPerTrigger=str(per_trigger)).load()
-             .writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start())
+             .writeStream.format("noop").option("checkpointLocation",
+                                                str(checkpoint)).trigger(availableNow=True).start())
     query.awaitTermination()
     batches = [(p["numInputRows"], p["durationMs"]["triggerExecution"]) for p in map(json.loads, (
         p.json for p in query.recentProgress)) if p["numInputRows"]]

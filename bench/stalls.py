@@ -1,9 +1,11 @@
 """The longest pauses of the event loop for one stream with very many blocks or message ids, and for very many streams.
 
-    python -m bench.stalls [--blocks 1000000] [--ids 1000000] [--streams 10000]     prints one JSON line: {operation: [ms, where]}
+    python -m bench.stalls [--blocks 1000000] [--ids 1000000] [--streams 10000]     prints one JSON line: {operation:
+    [ms, where]}
 
-The broker's own parts run in this process, on a log in memory, since publishing a million blocks would take an hour. The
-milliseconds are processor time of the longest turn of the loop, to which other processes add little (``bench.turns``).
+The broker's own parts run in this process, on a log in memory, since publishing a million blocks would take an hour.
+The milliseconds are processor time of the longest turn of the loop, to which other processes add little
+(``bench.turns``).
 """
 
 from __future__ import annotations
@@ -66,13 +68,14 @@ class Bus:
 def fill(state: ShardState, blocks: int, number: int = 7) -> StreamState:
     """A stream with ``blocks`` blocks in as many segments, as replay leaves it."""
     name = "S" if number == 7 else f"S{number}"
-    stream = StreamState(number, "$G", name, {"name": name, "subjects": [f"{name}.>"], "duplicate_window": 120 * 10**9}, 1)
+    stream = StreamState(number, "$G", name, {"name": name, "subjects": [f"{name}.>"], "duplicate_window": 120 * 10**9},
+                         1)
     state.streams[number], state.names["$G", name] = stream, number
     now = time.time_ns()
     for i in range(1, blocks + 1):
         first, last = (i - 1) * A_BLOCK + 1, i * A_BLOCK
-        stream.blocks.append((1, 1, i, 0, number, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK, now + i,
-                              now + i, ((b"S.a", A_BLOCK, first, last),)))
+        stream.blocks.append((1, 1, i, 0, number, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK,
+                              now + i, now + i, ((b"S.a", A_BLOCK, first, last),)))
         state.segments[position_key(Position(1, i))] = 1
     stream.last_seq = stream.msgs = blocks * A_BLOCK
     stream.bytes = 100 * stream.msgs
@@ -121,8 +124,10 @@ class Stalls:
         self.sweeper.start(self.checkpointer)
         given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"], "max_age": max_age_ns})
         reader = BlockReader(store, Cache(1 << 20), lambda ref: object_key(PATHS, ref), PATHS)
-        self.stream = Stream(check_stream(given, {}, AccountLimits(), ServerLimits()), stored, account="$G", stream_id=7,
-                             created_ns=1, log=self.log, reader=reader, bus=Bus(), clock=clock, rng=rng)  # type: ignore[arg-type]
+        self.stream = Stream(check_stream(given, {}, AccountLimits(), ServerLimits()), stored, account="$G",
+                             stream_id=7,
+                             created_ns=1, log=self.log, reader=reader, bus=Bus(), clock=clock,
+                             rng=rng)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         await self.sweeper.stop()
@@ -164,8 +169,10 @@ class Stalls:
         await self.close()
 
     async def adopt(self, count: int) -> None:
-        """Half as many staged messages with ids join, none of them a duplicate; then all, so that every second one is."""
-        for what, step, at in (("adoption, every message with an id", 2, 1), ("adoption, every second one a duplicate", 1, 2)):
+        """Half as many staged messages with ids join, none of them a duplicate; then all, so that every second one
+        is."""
+        for what, step, at in (("adoption, every message with an id", 2, 1),
+                               ("adoption, every second one a duplicate", 1, 2)):
             writer = RunWriter("$G", "S", 7, now_ns=time.time_ns())
             for i in range(0, count, step):
                 writer.add(b"S.a", b"order", msg_id=b"order-%012d" % i)
@@ -177,8 +184,8 @@ class Stalls:
             await self.measure(what, self._adopt(asked))
 
     async def publish(self, count: int, *, spread: bool) -> None:
-        """Messages with ids come while the store is slow, so that most are in one segment: encoded in a thread, as a broker does
-        it. ``spread`` over more than 0.1 s, so that each id has a time of its own."""
+        """Messages with ids come while the store is slow, so that most are in one segment: encoded in a thread, as a
+        broker does it. ``spread`` over more than 0.1 s, so that each id has a time of its own."""
         self.store.fast.clear()
         for at in range(count):
             own = b"NATS/1.0\r\nNats-Msg-Id: " + random.randbytes(11).hex().encode() + b"\r\n\r\n"

@@ -1,10 +1,11 @@
-"""Messages published one at a time to a bucket: the objects and bytes they end as, beside the same messages in one commit.
+"""Messages published one at a time to a bucket: the objects and bytes they end as, beside the same messages in one
+commit.
 
     python -m bench.trickle [--server minio|seaweed] [--messages 10000] [--only WORD …]
 
-Stock nats-py publishes to a jetblock on a real S3 server of its own, at ``commit_interval: 20ms`` and a short ``reader_grace``,
-and waits for each PubAck before the next message. Then nothing is published for ten minutes. The bucket is listed by botocore
-alone.
+Stock nats-py publishes to a jetblock on a real S3 server of its own, at ``commit_interval: 20ms`` and a short
+``reader_grace``, and waits for each PubAck before the next message. Then nothing is published for ten minutes. The
+bucket is listed by botocore alone.
 
     one stream       10 000 messages of 128 bytes
     100 streams      100 messages each, in turn
@@ -156,7 +157,8 @@ def _line(name: str, kind: str, found: dict[str, Any], once: dict[str, Any]) -> 
 
     (end_objects, end_bytes), (objects, size) = all_of(found["at_end"]), all_of(found["settled"])
     once_objects, once_bytes = all_of(once["settled"])
-    data, once_data = (sum(listed[1][folder] for folder in ("log", "runs")) for listed in (found["settled"], once["settled"]))
+    data, once_data = (sum(listed[1][folder] for folder in ("log", "runs"))
+                       for listed in (found["settled"], once["settled"]))
     return (f"| {name}, {kind} | {end_objects:,} / {end_bytes / 1000:,.0f} | {objects} / {size / 1000:,.0f} | "
             f"{found['tens_s'] or 0:.0f} s | {once_objects} / {once_bytes / 1000:,.0f} | {size / once_bytes:.2f} | "
             f"{data / once_data:.2f} |")
@@ -166,25 +168,29 @@ async def _measure(server: s3.S3Server, load: _Load, kind: str, messages: int) -
     once = await _at_once(server, load, kind, messages)
     found = await _one_by_one(server, load, kind, messages)
     print(_line(load.name, kind, found, once), flush=True)
-    print(f"  published in {found['published_s']:.0f} s, {found['messages']} messages; settled {dict(found['settled'][0])} "
-          f"{dict(found['settled'][1])}; one commit {dict(once['settled'][0])} {dict(once['settled'][1])}; objects by seconds "
+    print(f"  published in {found['published_s']:.0f} s, {found['messages']} messages; settled "
+          f"{dict(found['settled'][0])} {dict(found['settled'][1])}; one commit {dict(once['settled'][0])} "
+          f"{dict(once['settled'][1])}; objects by seconds "
           f"{[(round(at), objects) for at, objects in found['counts']]}", file=sys.stderr, flush=True)
 
 
 async def _run(server: s3.S3Server, args: argparse.Namespace) -> None:
     print("| load | when the last was published: objects / kB | after 10 min: objects / kB | below 100 objects after | "
-          "in one commit: objects / kB | bytes, ratio | of log and runs |\n|---|---:|---:|---:|---:|---:|---:|", flush=True)
+          "in one commit: objects / kB | bytes, ratio | of log and runs |\n|---|---:|---:|---:|---:|---:|---:|",
+          flush=True)
     loads = [load for load in _LOADS if not args.only or any(word in load.name for word in args.only)]
     pairs = [(load, kind) for load in loads for kind in args.kinds]
     for at in range(0, len(pairs), args.side_by_side):
-        await asyncio.gather(*[_measure(server, load, kind, args.messages) for load, kind in pairs[at:at + args.side_by_side]])
+        await asyncio.gather(*[_measure(server, load, kind, args.messages)
+                               for load, kind in pairs[at:at + args.side_by_side]])
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", choices=("minio", "seaweed"), default="minio")
     parser.add_argument("--messages", type=int, default=10_000)
-    parser.add_argument("--kinds", nargs="+", choices=("hex", "json"), default=["hex", "json"], help="what the messages hold")
+    parser.add_argument("--kinds", nargs="+", choices=("hex", "json"), default=["hex", "json"],
+                        help="what the messages hold")
     parser.add_argument("--side-by-side", type=int, default=2, help="loads at a time, a broker each")
     parser.add_argument("--only", nargs="*", default=[], help="loads whose name holds one of these words")
     args = parser.parse_args(words)

@@ -1,6 +1,8 @@
-"""How much of its own processor time a loop takes in one turn, whatever else the machine does; and a broker on such a loop.
+"""How much of its own processor time a loop takes in one turn, whatever else the machine does; and a broker on such a
+loop.
 
-    python -m bench.turns FILE [flags of the broker]        appends a JSON line of its longest turns to FILE on SIGRTMIN, and
+    python -m bench.turns FILE [flags of the broker]        appends a JSON line of its longest turns to FILE on
+    SIGRTMIN, and
                                                             when it stops (``bench.many_consumers`` drives one)
 
 A turn is one pass over what is ready. Wall time would count other processes' work, too.
@@ -122,7 +124,8 @@ def main() -> None:
     def report(*_: object) -> None:
         if loops:
             with path.open("a") as lines:
-                lines.write(json.dumps({"turns": loops[-1].turns, "longest": sorted(loops[-1].longest, reverse=True)}) + "\n")
+                lines.write(json.dumps({"turns": loops[-1].turns, "longest": sorted(loops[-1].longest, reverse=True)})
+                            + "\n")
             loops[-1].reset()
 
     process._loop_factory = lambda: factory  # type: ignore[assignment,return-value]

@@ -4,7 +4,8 @@ This package has the names for other programs. Everything below ``broker`` (``je
 is internal, and changes without notice.
 
     jetblock            Broker: a broker inside this program, on its event loop
-    jetblock.testing    BrokerThread: a broker for programs without asyncio; a pytest plugin with the fixture nats_broker
+    jetblock.testing    BrokerThread: a broker for programs without asyncio; a pytest plugin with the fixture
+                        nats_broker
     jetblock.store      reading streams from the store, with no broker
     jetblock.staging    messages that are put beside a stream, to join it later
     jetblock.spark      helpers for a Spark session
@@ -25,7 +26,8 @@ __all__ = ["Broker", "ConfigError", "StartError", "StoreInUse", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # The server is imported on first use: Spark, the command line and each run of pytest import this package without it.
+    # The server is imported on first use: Spark, the command line and each run of pytest import this package without
+    # it.
     if name == "Broker":
         from broker.runtime.embedded import Broker
         return Broker

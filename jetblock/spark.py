@@ -1,4 +1,4 @@
-"""Helpers for a Spark session; docs/SPARK.md explains them. Importing this module imports neither Spark nor the server."""
+"""Helpers for a Spark session; docs/SPARK.md explains them. This module imports neither Spark nor the server."""
 
 from broker.pipeline.spark.functions import header, headers_list, headers_map, subject_matches, subject_token
 from broker.pipeline.spark.session import builder_conf, explain_read, read, read_stream, register

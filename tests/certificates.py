@@ -73,12 +73,14 @@ class Authority:
         builder = self._builder(x509.Name.from_rfc4514_string(subject), key.public_key(), end)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        certificate = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False).sign(self._key, hashes.SHA256())
+        certificate = builder.add_extension(x509.ExtendedKeyUsage([usage]),
+                                            critical=False).sign(self._key, hashes.SHA256())
         cert, private = self._directory / f"{name}.pem", self._directory / f"{name}-key.pem"
         cert.write_bytes(certificate.public_bytes(Encoding.PEM) + self._chain)
         private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return Files(str(cert), str(private), certificate.public_bytes(Encoding.DER))
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime.datetime) -> x509.CertificateBuilder:
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey,
+                 end: datetime.datetime) -> x509.CertificateBuilder:
         return (x509.CertificateBuilder().subject_name(subject).issuer_name(self._subject).public_key(key)
                 .serial_number(x509.random_serial_number()).not_valid_before(_START).not_valid_after(end))

@@ -241,8 +241,9 @@ class ServerProcess:
             self._port, self._http_port = self._hold(self._port), self._hold(self._http_port)
 
     def _hold(self, port: int) -> int:
-        """``port``, or a free one for -1, which the system gives to nobody's connection while the server does not run: it finds
-        its ports free when it is started again. A server may listen on it beside this socket (Linux), which does not.
+        """``port``, or a free one for -1, which the system gives to nobody's connection while the server does not run:
+        it finds its ports free when it is started again. A server may listen on it beside this socket (Linux), which
+        does not.
         """
         if sys.platform != "linux":
             return port

@@ -22,4 +22,5 @@ def key(kind: str, name: str = "") -> KeyPair:
 def signed(info: bytes, pair: KeyPair, **fields: object) -> bytes:
     """The CONNECT that answers an INFO line with its nonce signed by ``pair``."""
     nonce = json.loads(info.removeprefix(b"INFO "))["nonce"].encode()
-    return b"CONNECT " + json.dumps({"verbose": False, "sig": encode_base64url(pair.sign(nonce)), **fields}).encode() + b"\r\n"
+    return b"CONNECT " + json.dumps({"verbose": False, "sig": encode_base64url(pair.sign(nonce)),
+                                     **fields}).encode() + b"\r\n"

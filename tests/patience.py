@@ -1,5 +1,5 @@
-"""nats-py's own patience, longer: by default it gives up on an answer after 0.5 s, on a message or an ack after 1 s, on a
-connection after 2 s, on an answer of JetStream, fetched messages or a watcher's next update after 5 s.
+"""nats-py's own patience, longer: by default it gives up on an answer after 0.5 s, on a message or an ack after 1 s, on
+a connection after 2 s, on an answer of JetStream, fetched messages or a watcher's next update after 5 s.
 
 A busy machine is that late now and then. Tests that expect silence name their own time.
 """
@@ -21,8 +21,10 @@ __all__ = ["lengthen_patience"]
 
 SECONDS = 30.0
 METHODS: dict[Callable[..., Any], str] = {
-    Client.connect: "connect_timeout", Client.request: "timeout", Client.flush: "timeout", Subscription.next_msg: "timeout",
-    Msg.ack_sync: "timeout", JetStreamContext.__init__: "timeout", JetStreamContext.PushSubscription.next_msg: "timeout",
+    Client.connect: "connect_timeout", Client.request: "timeout", Client.flush: "timeout",
+    Subscription.next_msg: "timeout",
+    Msg.ack_sync: "timeout", JetStreamContext.__init__: "timeout",
+    JetStreamContext.PushSubscription.next_msg: "timeout",
     JetStreamContext.PullSubscription.fetch: "timeout", KeyValue.KeyWatcher.updates: "timeout",
     ObjectStore.ObjectWatcher.updates: "timeout"}
 """Each with its parameter for how long it waits."""

@@ -181,7 +181,8 @@ def _ours(dotted: str) -> str:
 
 @cache
 def import_graph() -> dict[str, set[str]]:
-    """What each module imports. Not made at import: each of several workers that collect tests would parse all modules."""
+    """What each module imports. Not made at import: each of several workers that collect tests would parse all
+    modules."""
     return {name: imports(name) for name in MODULES}
 
 
@@ -264,7 +265,8 @@ def test_every_rule_speaks_of_rooms_that_are_there() -> None:
 def test_the_public_package_has_only_names() -> None:
     """``jetblock`` defines nothing but what pytest asks for, and ``broker`` never imports it."""
     for path in sorted((ROOT / "jetblock").rglob("*.py")):
-        defined = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        defined = {node.name
+                   for node in ast.parse(path.read_text()).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         assert defined <= {"__getattr__", "pytest_configure", "nats_broker"}, path
     assert [name for name, path in MODULES.items() for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "jetblock"] == []

@@ -10,7 +10,8 @@ import pytest
 import broker
 
 _ROOT = Path(broker.__file__).parent
-_MODULES = sorted([*(_ROOT / "jetstream").rglob("*.py"), *(_ROOT / "storage").rglob("*.py"), *(_ROOT / "server").rglob("*.py")])
+_MODULES = sorted([*(_ROOT / "jetstream").rglob("*.py"), *(_ROOT / "storage").rglob("*.py"),
+                   *(_ROOT / "server").rglob("*.py")])
 
 
 def _tells_a_type(test: ast.expr) -> bool:

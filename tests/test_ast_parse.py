@@ -28,7 +28,8 @@ class Fails:
 def formatted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Tracebacks out of finalizers, formatted at once, as pytest does; the collector runs after few allocations."""
     seen: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda it: seen.append("".join(traceback.format_exception(it.exc_value))))
+    monkeypatch.setattr(sys, "unraisablehook",
+                        lambda it: seen.append("".join(traceback.format_exception(it.exc_value))))
     before = gc.get_threshold()
     gc.collect()
     gc.set_threshold(100)

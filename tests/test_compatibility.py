@@ -39,7 +39,8 @@ class TestGroup:
     @pytest.mark.shows("area.two")
     def test_inside(self): ...
 """)
-    shown = {feature: [(test.path, test.name) for test in tests] for feature, tests in generator["shown"](tmp_path).items()}
+    shown = {feature: [(test.path, test.name) for test in tests]
+             for feature, tests in generator["shown"](tmp_path).items()}
     where = "part/test_parts.py"
     assert shown == {"area.whole": [(where, "")], "area.one": [(where, "here")],
                      "area.two": [(where, "here"), (where, "inside")]}
@@ -61,7 +62,8 @@ def test_an_unknown_feature_is_an_error(generator: dict[str, Any]) -> None:
 def test_rows(generator: dict[str, Any]) -> None:
     """What is shown is a yes, what is not a no, and what is absent stays so, however its refusal is shown."""
     feature, test = generator["Feature"], generator["Shown"]("a/test_x.py", "it_is")
-    rows = {"a.one": feature("one", differs="why"), "a.two": feature("two"), "a.three": feature("three", absent="because")}
+    rows = {"a.one": feature("one", differs="why"), "a.two": feature("two"),
+            "a.three": feature("three", absent="because")}
     page = generator["page_of"]([generator["Area"]("An area", rows)], {"a.one": [test], "a.three": [test]})
     assert "| [An area](#an-area) | 1 | 1 | 1 |\n" in page
     shown = "[a/test_x](../tests/a/test_x.py): it\\_is"

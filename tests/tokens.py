@@ -15,14 +15,15 @@ __all__ = ["LOGIN", "NO_LIMITS", "account", "activation", "configuration", "conn
 
 LOGIN = "authorization { timeout: 60 }"
 """A line of a configuration: the default, 2 s, is too short for a test's own client on a busy machine now and then."""
-NO_LIMITS: dict[str, Any] = {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": True, "conn": -1,
-                             "leaf": -1}
+NO_LIMITS: dict[str, Any] = {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": True,
+                             "conn": -1, "leaf": -1}
 
 
 def operator(name: str = "O", *, signer: KeyPair | None = None, **nats: Any) -> str:
     pair = key(OPERATOR, name)
     # Of the same second in each run: a reload takes another token for another operator.
-    return encode_token({"sub": pair.public, "name": name, "nats": {"type": "operator", **nats}}, signer or pair, 1_700_000_000)
+    return encode_token({"sub": pair.public, "name": name, "nats": {"type": "operator", **nats}}, signer or pair,
+                        1_700_000_000)
 
 
 def account(name: str = "A", *, signer: KeyPair | None = None, limits: Mapping[str, Any] | None = None,
@@ -33,10 +34,11 @@ def account(name: str = "A", *, signer: KeyPair | None = None, limits: Mapping[s
     return encode_token(claims | ({"exp": exp} if exp else {}), signer or key(OPERATOR, "O"), iat or _now())
 
 
-def user(name: str = "u", of: str = "A", *, signer: KeyPair | None = None, scoped: bool = False, exp: int = 0, iat: int = 0,
+def user(name: str = "u", of: str = "A", *, signer: KeyPair | None = None, scoped: bool = False, exp: int = 0,
+         iat: int = 0,
          nbf: int = 0, pair: KeyPair | None = None, top: Mapping[str, Any] | None = None, **nats: Any) -> str:
-    """A user's token. ``signer``: a signing key of the account; ``scoped``: without limits of its own; ``top`` is added to
-    the members beside ``nats``."""
+    """A user's token. ``signer``: a signing key of the account; ``scoped``: without limits of its own; ``top`` is added
+    to the members beside ``nats``."""
     limits = {} if scoped else {"subs": -1, "data": -1, "payload": -1}
     if signer is not None:
         nats = {"issuer_account": key(ACCOUNT, of).public, **nats}

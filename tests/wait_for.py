@@ -1,8 +1,8 @@
 """``asyncio.wait_for`` as Python 3.12 has it, for clients that run on 3.11 and are cancelled by tests.
 
-That of 3.11 drops a cancellation that comes in the turn of the loop in which what it waits for is done. nats-py waits so for
-each answer and each connection, so a task of it that was cancelled just then ran on: the test that awaited its end, or
-the loop that ends with the test and waits for all its tasks, did so until pytest's bound.
+That of 3.11 drops a cancellation that comes in the turn of the loop in which what it waits for is done. nats-py waits
+so for each answer and each connection, so a task of it that was cancelled just then ran on: the test that awaited its
+end, or the loop that ends with the test and waits for all its tasks, did so until pytest's bound.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _T = TypeVar("_T")
 
 
 async def wait_for(fut: Awaitable[_T], timeout: float | None) -> _T:
-    """Wait for ``fut``, at most ``timeout`` seconds: then it is cancelled. Raises: TimeoutError; CancelledError, always."""
+    """Wait for ``fut``, at most ``timeout`` seconds: then it is cancelled. Raises: TimeoutError; CancelledError,
+    always."""
     if timeout is not None and timeout <= 0:
         fut = asyncio.ensure_future(fut)
         if fut.done():

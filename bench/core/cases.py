@@ -58,7 +58,8 @@ def _subscribed(port: int, subscriptions: bytes, count: int, *, tls: bool = Fals
     return cons
 
 
-def _publish(trial: Trial, work: str, messages: int, *, publishers: int = 1, subscribers: int = 1, queue: str = "") -> None:
+def _publish(trial: Trial, work: str, messages: int, *, publishers: int = 1, subscribers: int = 1,
+             queue: str = "") -> None:
     """``messages`` in all from so many connections to so many others; counted are those published."""
     receivers = _subscribed(trial.server.port, f"SUB core.x {queue} 1\r\n".replace("  ", " ").encode(), subscribers)
     senders = [Connection(trial.server.port) for _ in range(publishers)]
@@ -159,7 +160,8 @@ def _subscriptions(trial: Trial, count: int) -> None:
         con.until(b"PONG\r\n")
     trial.values[f"memory of each of {what}"] = (trial.server.rss_mib() - before) * (1 << 20) / count, "B"
     rng = random.Random(1)
-    for name, subjects in (("1000 subjects in turn", 1000), ("subjects that are all new", min(trial.n(200_000), count))):
+    for name, subjects in (("1000 subjects in turn", 1000),
+                           ("subjects that are all new", min(trial.n(200_000), count))):
         numbers = [rng.randrange(count) for _ in range(subjects)]
         messages = [b"PUB s.%d.a.t.%d 1\r\nx\r\n" % (j, j if subjects == 1000 else i) for i, j in enumerate(numbers)]
         messages *= max(trial.n(200_000) // subjects, 1)
@@ -201,6 +203,6 @@ CASES: dict[str, Case] = {
     "permissions": Case(permissions, ALLOWED), "tls": Case(tls, tls=True),
     "websocket": Case(websocket, "websocket { port: {ws} \n no_tls: true }"),
     "requests": Case(requests), "service_import": Case(service_import, SHARED),
-    "ten_thousand_subscriptions": Case(ten_thousand_subscriptions), "million_subscriptions": Case(million_subscriptions),
-    "idle_connections": Case(idle_connections),
+    "ten_thousand_subscriptions": Case(ten_thousand_subscriptions),
+    "million_subscriptions": Case(million_subscriptions), "idle_connections": Case(idle_connections),
 }

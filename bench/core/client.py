@@ -62,7 +62,8 @@ def flow(senders: Sequence[socket.socket], blocks: Sequence[bytes], receivers: S
 
 
 def exchange(requester: Connection, responder: Connection, subject: str, count: int, in_flight: int) -> list[float]:
-    """Requests on ``subject``, which the responder must be subscribed to; returns the time of each, in order of size."""
+    """Requests on ``subject``, which the responder must be subscribed to; returns the time of each, in order of
+    size."""
     requester.send(b"SUB _INBOX.r.* 1\r\nPING\r\n")
     requester.until(b"PONG\r\n")
     socks = {con.sock: b"" for con in (requester, responder)}
@@ -153,7 +154,8 @@ class WebSocket:
             got += data
 
     def count(self, mark: bytes, expected: int, blocks: Iterable[bytes], sender: socket.socket) -> float:
-        """Send blocks from ``sender`` and read until ``mark`` has come ``expected`` times; returns the seconds taken."""
+        """Send blocks from ``sender`` and read until ``mark`` has come ``expected`` times; returns the seconds
+        taken."""
         self.sock.setblocking(False)
         sender.setblocking(False)
         coming, out, seen, tail = iter(blocks), memoryview(b""), 0, b""

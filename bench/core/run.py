@@ -1,9 +1,10 @@
-"""What core NATS costs, beside the real nats-server: both run the same cases in turn, each on a fresh server without JetStream.
+"""What core NATS costs, beside the real nats-server: both run the same cases in turn, each on a fresh server without
+JetStream.
 
     python -m bench.core.run [--quick] [--only WORD …] [--repeat N] [--ours]
 
-Rates are by wall time, the best of all runs; the processor time of the server for each operation, its least, is beside it:
-on a machine with other work, compare that. Latencies and memory are the least of all runs.
+Rates are by wall time, the best of all runs; the processor time of the server for each operation, its least, is beside
+it: on a machine with other work, compare that. Latencies and memory are the least of all runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def measure(name: str, scale: float, repeat: int, ours_only: bool = False) -> li
     """Run a case ``repeat`` times on each server, in turn. Returns: a row for each figure."""
     trials = []
     for _ in range(repeat):
-        for server in (jetblock(jetstream=False),) if ours_only else (nats_server(jetstream=False), jetblock(jetstream=False)):
+        for server in (jetblock(jetstream=False),) if ours_only else (nats_server(jetstream=False),
+                                                                      jetblock(jetstream=False)):
             with _configured(server, CASES[name]):
                 _settle(server)
                 trials.append(Trial(server, scale))

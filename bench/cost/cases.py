@@ -37,8 +37,8 @@ class Figure:
 
 @dataclass
 class Trial:
-    """One case on one server. ``figures`` are rates; ``values`` are plain numbers with their unit, of jetblock alone if the real
-    server does not have them."""
+    """One case on one server. ``figures`` are rates; ``values`` are plain numbers with their unit, of jetblock alone if
+    the real server does not have them."""
 
     server: Server
     scale: float
@@ -102,7 +102,8 @@ def thousand_consumers(trial: Trial) -> None:
     """A thousand pull consumers on a stream, each with its own filter."""
     client, consumers, count = trial.client, 1000, trial.n(200_000)
     client.create()
-    bodies = [pub(f"$JS.API.CONSUMER.CREATE.{STREAM}.C{i}", b'{"stream_name":"%b","config":{"durable_name":"C%d","ack_policy":'
+    bodies = [pub(f"$JS.API.CONSUMER.CREATE.{STREAM}.C{i}",
+                  b'{"stream_name":"%b","config":{"durable_name":"C%d","ack_policy":'
                   b'"explicit","filter_subject":"bench.s%d"}}' % (STREAM.encode(), i, i)) for i in range(consumers)]
     with trial.measured("consumers created on one stream", consumers):
         client.exchange(bodies, 1, 50, b'"ts":')
@@ -169,7 +170,8 @@ def keys(trial: Trial) -> None:
         trial.fill(count, names)
     trial.memory(f"{count:,} keys")
     rng = random.Random(3)
-    for work, window, gets in (("KV: get, 100 in flight", 100, trial.n(100_000)), ("KV: get, one at a time", 1, trial.n(5000))):
+    for work, window, gets in (("KV: get, 100 in flight", 100, trial.n(100_000)),
+                               ("KV: get, one at a time", 1, trial.n(5000))):
         asks = [pub(f"$JS.API.DIRECT.GET.{STREAM}.{rng.choice(names)}", b"") for _ in range(gets)]
         with trial.measured(work, gets):
             client.exchange(asks, 1, window, b"\nNats-Sequence:")
@@ -221,12 +223,14 @@ def gets(trial: Trial) -> None:
 
     direct, end = f"$JS.API.DIRECT.GET.{STREAM}", b" 204 EOB"
     seqs = [rng.randint(1, count - each) for _ in range(asked)]
-    ask("get by sequence, 100 in flight", asked, [pub(direct, b'{"seq":%d}' % seq) for seq in seqs], b"\nNats-Sequence:", 100)
-    ask("get as JSON, 100 in flight", asked, [pub(f"$JS.API.STREAM.MSG.GET.{STREAM}", b'{"seq":%d}' % seq) for seq in seqs],
-        b'"seq":', 100)
+    ask("get by sequence, 100 in flight", asked, [pub(direct, b'{"seq":%d}' % seq) for seq in seqs],
+        b"\nNats-Sequence:", 100)
+    ask("get as JSON, 100 in flight", asked,
+        [pub(f"$JS.API.STREAM.MSG.GET.{STREAM}", b'{"seq":%d}' % seq) for seq in seqs], b'"seq":', 100)
     ask("values of a batch of 100, four in flight", 10 * asked,
         [pub(direct, b'{"seq":%d,"batch":%d}' % (seq, each)) for seq in seqs[:asked // 10]], end, 4)
-    some = [pub(direct, b'{"seq":%d,"batch":%d,"next_by_subj":"bench.7.>"}' % (seq // 2, each)) for seq in seqs[:asked // each]]
+    some = [pub(direct, b'{"seq":%d,"batch":%d,"next_by_subj":"bench.7.>"}' % (seq // 2, each))
+            for seq in seqs[:asked // each]]
     ask("values of a batch of 100 by a wildcard, four in flight", asked, some, end, 4)
     keys = [b",".join(b'"%b"' % name.encode() for name in rng.sample(names, each)) for _ in range(asked // 10)]
     ask("last values of 100 keys (multi_last), four in flight", 10 * asked,
@@ -240,7 +244,8 @@ def expiry(trial: Trial) -> None:
     trial.fill(count, [f"bench.s{i}" for i in range(10_000)])
     time.sleep(1.1)
     with trial.measured(f"expiry of {count:,} by max_age", count), trial.lagging("expiry"):
-        client.request(f"$JS.API.STREAM.UPDATE.{STREAM}", {"name": STREAM, "subjects": ["bench.>"], "max_age": 1_000_000_000})
+        client.request(f"$JS.API.STREAM.UPDATE.{STREAM}",
+                       {"name": STREAM, "subjects": ["bench.>"], "max_age": 1_000_000_000})
         client.wait(lambda: client.state()["messages"] == 0)
     client.request(f"$JS.API.STREAM.DELETE.{STREAM}")
     client.create(allow_msg_ttl=True)
@@ -343,9 +348,10 @@ def copies(trial: Trial) -> None:
 
 CASES: dict[str, Callable[[Trial], None]] = {
     case.__name__: case for case in (
-        sparse_filter, thousand_consumers, pending_acks, work_queue, keys, gets, expiry, objects, atomic_batches, fast_ingest,
-        copies)}
+        sparse_filter, thousand_consumers, pending_acks, work_queue, keys, gets, expiry, objects, atomic_batches,
+        fast_ingest, copies)}
 
 COMMITS = (objects.__name__, fast_ingest.__name__)
-"""Cases that wait for one acknowledgement after another. jetblock's means that the message is on the disk, unless ``sync_interval``
-says otherwise; that of nats-server only with ``sync_interval: always``. So these are measured with both on both."""
+"""Cases that wait for one acknowledgement after another. jetblock's means that the message is on the disk, unless
+``sync_interval`` says otherwise; that of nats-server only with ``sync_interval: always``. So these are measured with
+both on both."""

@@ -37,8 +37,8 @@ def pub(subject: str, payload: bytes, reply: str = "_INBOX.b.x", headers: bytes 
 
 
 class Client(Connection):
-    """One connection that gets its answers at ``_INBOX.b.*`` and deliveries at ``_INBOX.d``; and one for API requests, since
-    deliveries may come sooner than the answer to the request that causes them."""
+    """One connection that gets its answers at ``_INBOX.b.*`` and deliveries at ``_INBOX.d``; and one for API requests,
+    since deliveries may come sooner than the answer to the request that causes them."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
@@ -72,7 +72,8 @@ class Client(Connection):
 
     def ordered(self, name: str, **config: Any) -> dict[str, Any]:
         """Create a push consumer as clients do for a watch or for an object: with flow control, in memory."""
-        return self.consumer(name, deliver_subject="_INBOX.d", flow_control=True, idle_heartbeat=5_000_000_000, max_deliver=1,
+        return self.consumer(name, deliver_subject="_INBOX.d", flow_control=True, idle_heartbeat=5_000_000_000,
+                             max_deliver=1,
                              mem_storage=True, num_replicas=1, inactive_threshold=300_000_000_000, **config)
 
     def next(self, consumer: str, batch: int) -> bytes:
@@ -115,8 +116,8 @@ class Client(Connection):
 
     def receive(self, count: int, requests: bytes = b"", taken: Callable[[bytes], object] | None = None,
                 mark: bytes = DELIVERED) -> int:
-        """Send ``requests`` and read until ``count`` messages have come; answers flow control. ``taken`` gets the bytes, in
-        whole lines. Returns: the bytes read."""
+        """Send ``requests`` and read until ``count`` messages have come; answers flow control. ``taken`` gets the
+        bytes, in whole lines. Returns: the bytes read."""
         seen, size, rest, out = Count(mark), 0, b"", bytearray(requests)
         self.sock.setblocking(False)
         last = time.perf_counter()

@@ -1,11 +1,12 @@
-"""What each JetStream operation costs, beside the real nats-server: both run the same cases in turn, each on a fresh store.
+"""What each JetStream operation costs, beside the real nats-server: both run the same cases in turn, each on a fresh
+store.
 
     python -m bench.cost.run [--quick] [--only WORD …] [--repeat N] [--ours]
 
-Rates are by wall time, the best of all runs; the processor time of the server for each operation, its least, is beside it:
-on a machine with other work, compare that. Where commits are what is waited for, each is run with the other's promise too, so that
-acknowledgements mean the same: ``synced`` is nats-server with ``sync_interval: always``, and jetblock's ratio to that; ``later`` is
-jetblock with ``sync_interval: 2m``, and its ratio to nats-server's default.
+Rates are by wall time, the best of all runs; the processor time of the server for each operation, its least, is beside
+it: on a machine with other work, compare that. Where commits are what is waited for, each is run with the other's
+promise too, so that acknowledgements mean the same: ``synced`` is nats-server with ``sync_interval: always``, and
+jetblock's ratio to that; ``later`` is jetblock with ``sync_interval: 2m``, and its ratio to nats-server's default.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ __all__ = ["CASES", "HEAD", "line", "main", "measure", "rows", "table"]
 Measure = Callable[[str, float, int, bool], list[dict[str, Any]]]
 
 _COLUMNS = "{:<78} {:>12} {:>12} {:<6}{:>6} {:>10} {:>11} {:>10}{:>7}{:>10}{:>7}"
-HEAD = _COLUMNS.format("work", "jetblock", "nats-server", "", "ratio", "CPU µs", "nats CPU µs", "synced", "ratio", "later", "ratio")
+HEAD = _COLUMNS.format("work", "jetblock", "nats-server", "", "ratio", "CPU µs", "nats CPU µs", "synced", "ratio",
+                       "later", "ratio")
 
 MARK = 0.5
 """The goal: at least this part of nats-server's rate."""
@@ -71,10 +73,12 @@ def rows(trials: Iterable[Trial], better: Callable[..., tuple[float, str]]) -> l
             values[work][server] = better(known_value, value)
     found = []
     for work, by in best.items():
-        of = {server: {"rate": f.operations / f.seconds, "cpu_us": 1e6 * f.cpu_s / f.operations} for server, f in by.items()}
+        of = {server: {"rate": f.operations / f.seconds, "cpu_us": 1e6 * f.cpu_s / f.operations}
+              for server, f in by.items()}
         found.append({"work": work, "unit": next(iter(by.values())).unit, **of})
     for work, plain in values.items():
-        found.append({"work": work, "unit": next(iter(plain.values()))[1], **{s: {"value": v} for s, (v, _) in plain.items()}})
+        found.append({"work": work, "unit": next(iter(plain.values()))[1],
+                      **{s: {"value": v} for s, (v, _) in plain.items()}})
     return found
 
 
@@ -112,7 +116,8 @@ def table(about: str, cases: Iterable[str], measure: Measure, kind: str, words: 
     """The command line: print the rows of the cases asked for, and write them to ``bench/results``."""
     p = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--quick", action="store_true", help="a fifth of the messages")
-    p.add_argument("--only", nargs="*", default=[], help=f"cases whose name holds one of these words, of: {', '.join(cases)}")
+    p.add_argument("--only", nargs="*", default=[],
+                   help=f"cases whose name holds one of these words, of: {', '.join(cases)}")
     p.add_argument("--repeat", type=int, default=2, help="runs on each server, of which the best counts")
     p.add_argument("--ours", action="store_true", help="jetblock alone")
     args = p.parse_args(words)

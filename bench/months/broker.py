@@ -1,4 +1,5 @@
-"""A broker in virtual time: JetStream, the shard with log, checkpoints, compaction and sweeper, over a counting store in memory.
+"""A broker in virtual time: JetStream, the shard with log, checkpoints, compaction and sweeper, over a counting store
+in memory.
 
 Only clients, sockets and the store's latency are made up: a put takes 30 ms, as on S3.
 """
@@ -45,8 +46,8 @@ class VirtualBroker:
     wants_no_responders = False
     pending_bytes = 0
 
-    def __init__(self, clock: ManualClock, loop: asyncio.AbstractEventLoop, *, commit_interval_s: float, lease_s: float = 15,
-                 compaction: bool = True, grace_s: float = 600,
+    def __init__(self, clock: ManualClock, loop: asyncio.AbstractEventLoop, *, commit_interval_s: float,
+                 lease_s: float = 15, compaction: bool = True, grace_s: float = 600,
                  memory: MemoryStore | None = None) -> None:
         self.clock = clock
         self.memory = memory or MemoryStore()
@@ -74,7 +75,8 @@ class VirtualBroker:
         self.router.subscribe(b"_R.>", self._answered)
         self.router.subscribe(b"_A.>", self._acknowledged)
         taken = await take(remote, _PATHS, me, clock, rng)
-        self.shard = await Shard.open(remote, _PATHS, taken.epoch, me.nonce, clock, rng, self.settings, began_ns=taken.began_ns)
+        self.shard = await Shard.open(remote, _PATHS, taken.epoch, me.nonce, clock, rng, self.settings,
+                                      began_ns=taken.began_ns)
         await self.js.open(0, self.shard.log, BlockReader(remote, Cache(_CACHE_BYTES), self.shard.key_of, _PATHS))
         return time.process_time() - began_s
 
@@ -96,8 +98,8 @@ class VirtualBroker:
         return answered
 
     def publish(self, subjects: Sequence[bytes], bodies: Sequence[bytes], header: bytes = b"") -> None:
-        """Messages as one read of a socket would bring them, each to be acknowledged. ``header`` has the place of a number, which
-        no two messages share."""
+        """Messages as one read of a socket would bring them, each to be acknowledged. ``header`` has the place of a
+        number, which no two messages share."""
         if not header:
             self._route([(subject, b"_A.x", 0, body) for subject, body in zip(subjects, bodies, strict=True)])
             return

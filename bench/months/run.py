@@ -2,8 +2,9 @@
 
     python -m bench.months.run [--only WORD …] [--scale FACTOR] [--json FILE]
 
-The real engine runs in virtual time over a store in memory that counts (``bench.months.broker``), each load for as long as
-the table says; a figure for a month is what the last half of that made, times the rest. Prices: ``broker.maintenance.cost``.
+The real engine runs in virtual time over a store in memory that counts (``bench.months.broker``), each load for as long
+as the table says; a figure for a month is what the last half of that made, times the rest. Prices:
+``broker.maintenance.cost``.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ LOADS = [
     LongLoad("1 stream, 1 message/s", 1, 1, 86_400, 43_200),
     LongLoad("1000 streams, a message a minute each, 250 ms", 1000, 1000 / 60, 14_400, 7200, commit_interval_s=0.25),
     LongLoad("1000 streams, 1 message/s each, 250 ms", 1000, 1000, 2400, 600, commit_interval_s=0.25),
-    LongLoad("1000 streams, 1 message/s each, 250 ms, without compaction", 1000, 1000, 2400, 600, commit_interval_s=0.25,
-             compaction=False),
+    LongLoad("1000 streams, 1 message/s each, 250 ms, without compaction", 1000, 1000, 2400, 600,
+             commit_interval_s=0.25, compaction=False),
     LongLoad("1000 streams, 1 message/s each, 20 ms", 1000, 1000, 2400, 600),
     LongLoad("1000 streams, 1 message/s each, 20 ms, without compaction", 1000, 1000, 2400, 600, compaction=False),
     LongLoad("1 stream, 50 000 messages/s, 20 ms", 1, 50_000, 180, 60),
@@ -66,7 +67,8 @@ _WORDS = b'{"time": "%d", "level": "info", "service": "orders", "message": "orde
 
 
 def simulate(load: LongLoad, scale: float = 1.0) -> dict[str, Any]:
-    """Run ``load`` for its time, times ``scale``, and recover once more. Returns: the row of the table, and samples on the way."""
+    """Run ``load`` for its time, times ``scale``, and recover once more. Returns: the row of the table, and samples
+    on the way."""
     clock = ManualClock()
     loop = SimLoop(clock)
     try:
@@ -99,7 +101,8 @@ async def _run(load: LongLoad, scale: float, clock: ManualClock, loop: SimLoop) 
         until_ns = start_ns + int(seconds * SECOND * number / _SAMPLES)
         sent += await publisher.until(until_ns)
         gc.collect()
-        samples.append({"hours": (clock.monotonic_ns() - start_ns) / SECOND / 3600, "objects": len(broker.memory.objects),
+        samples.append({"hours": (clock.monotonic_ns() - start_ns) / SECOND / 3600,
+                        "objects": len(broker.memory.objects),
                         "stored": _held(broker), "memory": _memory_bytes() - _held(broker),
                         **{name: stats.count for name, stats in broker.store.operations.items()},
                         "written": broker.store.operations["put"].bytes})
@@ -107,7 +110,8 @@ async def _run(load: LongLoad, scale: float, clock: ManualClock, loop: SimLoop) 
     await asyncio.sleep(1)
     assert broker.acked == sent, (broker.acked, sent)
     await broker.stop()
-    again = VirtualBroker(clock, loop, commit_interval_s=load.commit_interval_s, compaction=load.compaction, memory=broker.memory)
+    again = VirtualBroker(clock, loop, commit_interval_s=load.commit_interval_s, compaction=load.compaction,
+                          memory=broker.memory)
     recovery_s = await again.start()
     await again.stop()
     return {**asdict(load), "simulated_s": seconds, "messages": sent, "processor_s": time.process_time() - began_s,
@@ -175,8 +179,8 @@ def line(row: dict[str, Any]) -> str:
         return f"{size / 2**20:,.1f}"
 
     simulated = f"{row['simulated_s'] / 3600:g} h" if row["simulated_s"] >= 3600 else f"{row['simulated_s'] / 60:g} min"
-    cells = (row["name"], simulated, f"{row['messages']:,}", f"{middle['objects']:,} / {last['objects']:,}", mib(last["stored"]),
-             f"{month['put']:,.0f}", f"{month['get']:,.0f}", f"{month['written'] / 2**30:,.1f}",
+    cells = (row["name"], simulated, f"{row['messages']:,}", f"{middle['objects']:,} / {last['objects']:,}",
+             mib(last["stored"]), f"{month['put']:,.0f}", f"{month['get']:,.0f}", f"{month['written'] / 2**30:,.1f}",
              f"{month['request_dollars']:,.2f}", mib(last["memory"] - row["memory_before"]), f"{row['recovery_s']:.2f}")
     return "| " + " | ".join(cells) + " |"
 

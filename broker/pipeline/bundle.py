@@ -1,8 +1,9 @@
 """The zip that brings this package to Spark's workers: ``spark-submit --py-files``, ``sc.addPyFile``, ``addArtifacts``.
 
-It holds ``broker.pipeline``, ``jetblock.spark``, ``jetblock.staging``, the modules of ``broker`` that they import, and
-``pyspark_jetblock``. All of it is Python source, so one file serves every platform. Workers also need msgpack, zstandard, numpy,
-pyarrow and obstore. A session that uses the zip calls ``jetblock.spark.register``, since Spark discovers only installed sources.
+The zip holds ``broker.pipeline``, ``jetblock.spark``, ``jetblock.staging``, the modules of ``broker`` that they import,
+and ``pyspark_jetblock``. All of it is Python source, so one file serves every platform. Workers also need msgpack,
+zstandard, numpy, pyarrow and obstore. A session that uses the zip calls ``jetblock.spark.register``, since Spark
+discovers only installed sources.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import IO
 __all__ = ["modules", "write_zip"]
 
 _PACKAGE = __name__.removesuffix(".pipeline.bundle")
-"""``broker``, or ``jetblock._broker`` in an installed wheel. Spark pickles classes with their modules' names, so the driver and
-the workers need the same one."""
+"""``broker``, or ``jetblock._broker`` in an installed wheel. Spark pickles classes with their modules' names, so the
+driver and the workers need the same one."""
 _ROOT = Path(__file__).parents[_PACKAGE.count(".") + 2]
 _PUBLIC = ("jetblock.spark", "jetblock.staging")
 _NOT_FOR_WORKERS = ("bundle.py", "cli.py", "jar.py", "autoload/*/*.py")
-"""The command line and its parts, which run beside an installed jetblock; and ``pyspark_jetblock``, added by its own name."""
+"""The command line and its parts, which run beside an installed jetblock; and ``pyspark_jetblock``, which is added
+under its own name."""
 _TIME = (1980, 1, 1, 0, 0, 0)
-"""The earliest time a zip can hold, for every entry: equal sources make equal bytes."""
+"""The time of every entry, the earliest that a zip can hold: equal sources make equal bytes."""
 
 
 def write_zip(out: IO[bytes]) -> int:

@@ -1,4 +1,4 @@
-"""``jetblock pipeline``: the zip for Spark's workers, the jar for its driver, and an estimate of what a query would read.
+"""``jetblock pipeline``: write the zip for Spark's workers or the jar for its driver, or estimate the cost of a query.
 
 Exit status: 0 success; 2 failure (no store, no such stream, wrong credentials, wrong arguments), with the reason on
 standard error.
@@ -36,7 +36,7 @@ _SELECTING = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command and return its exit status."""
     try:
         options = parse_arguments(arguments)
     except SystemExit as ended:
@@ -49,11 +49,13 @@ def main(arguments: Sequence[str]) -> int:
     except PipelineError as error:
         return _cannot(str(error))
     except ModuleNotFoundError as error:
-        return _cannot(f"no module {error.name!r}, which jetblock's extra 'spark' installs; in a checkout: pip install '.[spark]'")
+        return _cannot(f"no module {error.name!r}, which jetblock's extra 'spark' installs; in a checkout: pip install "
+                       "'.[spark]'")
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line; ``run`` is the function of its command. Raises: SystemExit(2) after a message."""
+    """Parse the command line; ``run`` in the result is the function of the command. Raises: SystemExit(2) after a
+    message."""
     parser = argparse.ArgumentParser(prog="jetblock pipeline", description="Streams for Spark.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     archive = commands.add_parser(
@@ -64,10 +66,12 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     archive.set_defaults(run=_zip)
     jar = commands.add_parser(
         "jar", help="compile the jar for spark-submit --jars",
-        description="Compile a small jar for the Spark that is installed here (or in SPARK_HOME). With it on Spark's class "
-                    "path, queries read only the columns and rows they need, and tables can be created. Needs a JDK.")
+        description="Compile a small jar for the Spark that is installed here (or in SPARK_HOME). With it on Spark's "
+                    "class path, queries read only the columns and rows they need, and tables can be created. Needs a "
+                    "JDK.")
     jar.add_argument("out", metavar="OUT.jar", type=Path)
-    jar.add_argument("--name", default="jetblock", help="what queries call it (default jetblock, in place of the Python source)")
+    jar.add_argument("--name", default="jetblock",
+                     help="what queries call it (default jetblock, in place of the Python source)")
     jar.set_defaults(run=_jar)
     plan = commands.add_parser(
         "plan", help="estimate how many blocks and bytes a query will read", epilog=_EPILOG,
@@ -84,16 +88,16 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def _zip(options: argparse.Namespace) -> int:
     from broker.pipeline.bundle import write_zip
 
-    return _written(options.out, ".zip", lambda file: f"{write_zip(file)} modules")
+    return _write_file(options.out, ".zip", lambda file: f"{write_zip(file)} modules")
 
 
 def _jar(options: argparse.Namespace) -> int:
     from broker.pipeline.jar import write_jar
 
-    return _written(options.out, ".jar", lambda file: f"for Spark {write_jar(file, options.name)}")
+    return _write_file(options.out, ".jar", lambda file: f"for Spark {write_jar(file, options.name)}")
 
 
-def _written(out: Path, suffix: str, write: Callable[[IO[bytes]], str]) -> int:
+def _write_file(out: Path, suffix: str, write: Callable[[IO[bytes]], str]) -> int:
     """Write a file whole or not at all, and print the description that ``write`` returns."""
     if out.suffix != suffix:
         return _cannot(f"{out}: Spark takes this file only if its name ends in {suffix}")
@@ -114,28 +118,32 @@ def _plan(options: argparse.Namespace) -> int:
     from broker.pipeline.read.query import forecast
 
     given = {flag[2:]: value for flag, _, _ in _SELECTING if (value := getattr(options, flag[2:])) is not None}
-    said = forecast({"store": options.store, "stream": options.stream, **given})
+    found = forecast({"store": options.store, "stream": options.stream, **given})
     if options.json:
-        json.dump(said, sys.stdout, indent=1)
+        json.dump(found, sys.stdout, indent=1)
         print()
         return 0
     shown: dict[str, Any] = {
-        "streams": ", ".join(f"{one['account']}/{one['stream']}" for one in said["streams"]),
-        "blocks": f"{count(said['blocks'])} of {count(said['blocks_of'])}",
-        "excluded": f"{_blocks(said['blocks_of'] - said['blocks'])}, without reading anything of them",
-        **_undecided(said["unsure_blocks"]),
-        "messages": f"at most {count(said['messages'])}",
-        "indexes": size(said["index_bytes"]),
-        "frames": f"{'at most ' if said['unsure_blocks'] else ''}{size(said['frames_bytes'])}, if headers or data are read",
-        "partitions": count(said["partitions"]),
+        "streams": ", ".join(f"{one['account']}/{one['stream']}" for one in found["streams"]),
+        "blocks": f"{count(found['blocks'])} of {count(found['blocks_of'])}",
+        "excluded": f"{_blocks(found['blocks_of'] - found['blocks'])}, without reading anything of them",
+        **_undecided(found["unsure_blocks"]),
+        "messages": f"at most {count(found['messages'])}",
+        "indexes": size(found["index_bytes"]),
+        "frames": f"{'at most ' if found['unsure_blocks'] else ''}{size(found['frames_bytes'])}, if headers or data "
+                  "are read",
+        "partitions": count(found["partitions"]),
     }
     print("\n".join(outline(shown)))
     return 0
 
 
 def _undecided(blocks: int) -> dict[str, str]:
-    """Without this line, the estimate for a subject that no message has would look as if no subject had been given."""
-    return {"undecided": f"{_blocks(blocks)}, of which only the index can tell whether they hold what is wanted"} if blocks else {}
+    """Describe the blocks that the catalogue cannot exclude, if any. For a subject that no message has, this line shows
+    why blocks are counted."""
+    if not blocks:
+        return {}
+    return {"undecided": f"{_blocks(blocks)}, of which only the index can tell whether they hold what is wanted"}
 
 
 def _blocks(number: int) -> str:

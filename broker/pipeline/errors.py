@@ -4,7 +4,8 @@
     NoStore       there is no store at this URL: correct it, or start a broker on it
     NoStream      the store has no such stream: the text lists the streams it has
     Unreachable   the store did not answer, or denied access: check network, endpoint, credentials
-    Damaged       bytes differ from what was written: the text names object, section and offset; see ``jetblock inspect``
+    Damaged       bytes differ from what was written: the text names object, section and offset; see ``jetblock
+                  inspect``
     Newer         a newer version wrote it: upgrade this reader
     Gone          an object with live messages is missing
     DataLoss      messages were removed before the query read them
@@ -18,11 +19,11 @@ from __future__ import annotations
 from broker.storage.format.errors import FormatError, VersionUnknown
 
 __all__ = ["BadOption", "Damaged", "DataLoss", "Gone", "Newer", "NoStore", "NoStream", "PipelineError", "Unreachable",
-           "of_format"]
+           "from_format_error"]
 
 
 class PipelineError(Exception):
-    """A query cannot go on; ``str()`` names the object or option, and the remedy."""
+    """A query cannot continue; ``str()`` names the object or option, and the remedy."""
 
 
 class BadOption(PipelineError):
@@ -46,7 +47,7 @@ class Damaged(PipelineError):
 
 
 class Newer(PipelineError):
-    """A newer version wrote it."""
+    """A newer version of jetblock wrote the object."""
 
 
 class Gone(PipelineError):
@@ -57,13 +58,13 @@ class DataLoss(PipelineError):
     """Messages that the query should return were removed before it read them."""
 
 
-def of_format(error: FormatError, where: str, key: str | None = None) -> PipelineError:
-    """The error to raise for damage or a newer version.
+def from_format_error(error: FormatError, where: str, key: str | None = None) -> PipelineError:
+    """Return the error to raise for damage or for a newer version.
 
-    Args: where is the store, or the store and stream; key is the object's, where ``error`` does not name it.
+    Args: where is the store, or the store and stream. key is the object's key, for an ``error`` that does not name it.
     """
     what = f"{where}: {error}" if key is None or error.name == key else f"{where}: {key}: {error}"
     if isinstance(error, VersionUnknown):
         return Newer(f"{what}: a newer version of jetblock wrote it; upgrade jetblock on the driver and all executors")
-    return Damaged(f"{what}: no rows are returned for it; `jetblock inspect --verify` shows what else is damaged; restore the "
-                   f"object from a backup, or read around it with startSeq and endSeq")
+    return Damaged(f"{what}: no rows are returned for it; `jetblock inspect --verify` shows what else is damaged; "
+                   f"restore the object from a backup, or read around it with startSeq and endSeq")

@@ -1,4 +1,4 @@
-"""The jar with ``jetblock.spark.JetblockSource``, for ``spark-submit --jars``: compiled for the Spark that is installed here.
+"""The jar with ``jetblock.spark.JetblockSource``, for ``spark-submit --jars``, compiled for the installed Spark.
 
 It uses classes of Spark that are public but not a stable API, so it is compiled against the Spark that will run it: an
 incompatible version fails here, at once. Compiling needs a JDK (``javac``); running the jar does not.
@@ -20,7 +20,7 @@ from broker.pipeline.errors import PipelineError
 __all__ = ["NAME", "write_jar"]
 
 NAME = "jetblock"
-"""The Python source's name: Spark prefers the class, so queries need no change."""
+"""The Python source's name. Spark prefers the class of that name, so queries need no change."""
 
 _SOURCE = Path(__file__).parent / "spark" / "jvm" / "JetblockSource.java"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
@@ -31,9 +31,9 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def write_jar(out: IO[bytes], name: str = NAME) -> str:
-    """Compile and write the jar; returns the version of Spark that it was compiled for.
+    """Compile and write the jar; return the version of Spark for which it was compiled.
 
-    Args: name is what queries call the source; under a name other than the Python source's, both can be used.
+    Args: name is the source's name in queries; under a name other than the Python source's, both can be used.
     Raises: PipelineError without a JDK or Spark, or with the compiler's output.
     """
     if not name.isidentifier():
@@ -50,8 +50,9 @@ def write_jar(out: IO[bytes], name: str = NAME) -> str:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PipelineError(f"{command[0]} cannot compile: {error}") from None
         if done.returncode:
-            raise PipelineError(f"{_SOURCE.name} does not compile with the jars of {jars}; without a jar the source works as "
-                                f"before, with all columns and pushdown=true for single scans:\n{done.stderr[-2000:]}")
+            raise PipelineError(f"{_SOURCE.name} does not compile with the jars of {jars}; without a jar the source "
+                                f"works as before, with all columns and pushdown=true for single "
+                                f"scans:\n{done.stderr[-2000:]}")
         with zipfile.ZipFile(out, "w") as archive:
             archive.writestr(zipfile.ZipInfo("META-INF/MANIFEST.MF", _TIME), "Manifest-Version: 1.0\n")
             archive.writestr(zipfile.ZipInfo(_SERVICE, _TIME), "jetblock.spark.JetblockSource\n")
@@ -65,8 +66,8 @@ def _javac() -> str:
     beside = Path(home, "bin", "javac") if home else None
     found = str(beside) if beside is not None and beside.is_file() else shutil.which("javac")
     if found is None:
-        raise PipelineError(f"no javac on PATH or below JAVA_HOME: the jar is compiled by a JDK of Java {_RELEASE} or newer "
-                            f"(a JRE is enough to run it)")
+        raise PipelineError(f"no javac on PATH or below JAVA_HOME: the jar is compiled by a JDK of Java {_RELEASE} or "
+                            f"newer (a JRE is enough to run it)")
     return found
 
 

@@ -2,7 +2,7 @@
 
     def test_orders(nats_broker):
         application = start(nats_broker.url)
-        nats_broker.restart()                       # clients reconnect; streams are still there
+        nats_broker.restart()                       # clients reconnect and find their streams
 
     @pytest.mark.nats_broker("memory://", settings={"auth.user": "app", "auth.password": "secret"})
     async def test_login(nats_broker): ...
@@ -21,8 +21,8 @@ __all__ = ["nats_broker"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "nats_broker(store, *, host, port, settings, standby): the arguments of jetblock.Broker "
-                                       "for the fixture nats_broker")
+    config.addinivalue_line("markers", "nats_broker(store, *, host, port, settings, standby): the arguments of "
+                                       "jetblock.Broker for the fixture nats_broker")
 
 
 @pytest.fixture

@@ -17,14 +17,15 @@ from nats.js.errors import APIError
 
 from tests.harness import BrokerProcess, fetch
 
-__all__ = ["FAILED", "PATIENCE", "Writer", "connect", "disconnect", "health", "raise_ended", "read_all", "resident_bytes",
-           "running", "standby_health", "unexpected", "until"]
+__all__ = ["FAILED", "PATIENCE", "Writer", "connect", "disconnect", "health", "raise_ended", "read_all",
+           "resident_bytes", "running", "standby_health", "unexpected", "until"]
 
 FAILED = (nats.errors.Error, APIError, asyncio.TimeoutError, ConnectionError)
 """What a stock client raises while its broker is unavailable or refuses."""
 
 PATIENCE = 2.0
-"""Seconds that a client waits for an answer which a kill may have taken: it asks again. With more, it would only wait."""
+"""Seconds that a client waits for an answer which a kill may have taken: it asks again. With more, it would only
+wait."""
 
 
 async def connect(*urls: str, **options: Any) -> Client:
@@ -33,11 +34,13 @@ async def connect(*urls: str, **options: Any) -> Client:
         """Connections are lost by design here."""
 
     return await nats.connect(list(urls), **{"max_reconnect_attempts": -1, "reconnect_time_wait": 0.05,
-                                             "connect_timeout": 1, "error_cb": quiet, "dont_randomize": True, **options})
+                                             "connect_timeout": 1, "error_cb": quiet, "dont_randomize": True,
+                                             **options})
 
 
 @asynccontextmanager
-async def running(stop: asyncio.Event, clients: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def running(stop: asyncio.Event,
+                  clients: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Clients that go on until the block ends, which sets ``stop``, as tasks. Raises: what ended one of them."""
     tasks = [asyncio.create_task(client) for client in clients]
     try:
@@ -217,5 +220,6 @@ def resident_bytes(broker: BrokerProcess) -> int:
 
 def unexpected(broker: BrokerProcess) -> list[str]:
     """Lines of its log that no external fault may cause: tracebacks, failed assertions, lost exceptions."""
-    signs = ("Traceback", "AssertionError", "never retrieved", "Exception in callback", "Unhandled", "was destroyed but")
+    signs = ("Traceback", "AssertionError", "never retrieved", "Exception in callback", "Unhandled",
+             "was destroyed but")
     return [line for line in broker.stderr if any(sign in line for sign in signs)]

@@ -41,8 +41,8 @@ async def request(nc: Client, subject: str, body: bytes = b"") -> dict[str, Any]
 
 
 async def check_full_store(broker: BrokerProcess, fill: Callable[[], object], free: Callable[[], object]) -> None:
-    """``fill()`` takes all room but the broker's reserve. Then publishes are refused at once, health checks say why, requests
-    are answered, and what makes room is carried out, also after a restart. ``free()`` ends it all."""
+    """``fill()`` takes all room but the broker's reserve. Then publishes are refused at once, health checks say why,
+    requests are answered, and what makes room is carried out, also after a restart. ``free()`` ends it all."""
     nc = await connect(broker.url)
     js = nc.jetstream(timeout=_PATIENCE)
     for name, storage in (("S", "file"), ("T", "file"), ("M", "memory")):

@@ -3,10 +3,11 @@
 All records come from stock clients: publishes begun, PubAcks, deliveries, acks and answered double acks. The contract:
 
 * every PubAck's (sequence, payload) is read back from the restarted broker, byte for byte;
-* no sequence ever names two payloads, and no message id two sequences (an unanswered publish may or may not have happened);
+* no sequence ever names two payloads, and no message id two sequences (an unanswered publish may or may not have
+  happened);
 * every message read back was published; nothing is stored twice;
-* a delivery whose double ack was answered never comes again; a plain ack may be forgotten for at most what rides along with the
-  next segment (1 s).
+* a delivery whose double ack was answered never comes again; a plain ack may be forgotten for at most what rides along
+  with the next segment (1 s).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class History:
     """One stream's record over any number of kills."""
 
     strict: bool = True
-    """Whether a plain ack may be forgotten only near one of ``kills``. False where brokers may take over from each other
-    when nobody killed any."""
+    """True if a plain ack may be forgotten only near one of ``kills``. False where brokers may take over from each
+    other when nobody killed any."""
     begun: dict[bytes, bytes] = field(default_factory=dict)
     """Payload by message id, noted before the publish is sent."""
     acked: dict[bytes, int] = field(default_factory=dict)
@@ -116,7 +117,8 @@ class History:
                 raise Violation(f"sequence {seq} was delivered as {msg_id!r} and has gone")
         gaps = set(range(1, last_seq + 1)) - stored.keys()
         if gaps:
-            raise Violation(f"the stream has gaps at {sorted(gaps)[:5]}, {len(gaps)} in all, though nothing was deleted")
+            raise Violation(f"the stream has gaps at {sorted(gaps)[:5]}, {len(gaps)} in all, though nothing was "
+                            "deleted")
 
 
 def worked(heard: Sequence[float], start: float, end: float) -> float:

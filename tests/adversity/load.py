@@ -1,8 +1,8 @@
 """The clients of a kill loop, and what they were told: publishers, consumers, a bucket, a stock ordered consumer.
 
-Two publishers at least (one waits for each PubAck, one keeps many in flight), a pull consumer with plain acks and one with double
-acks; see ``history`` for what must hold. Beside them a key-value bucket, whose acknowledged puts may not be lost or go back, and
-a stock push consumer (nats-py's ordered one), which may neither skip nor repeat a message.
+Two publishers at least (one waits for each PubAck, one keeps many in flight), a pull consumer with plain acks and one
+with double acks; see ``history`` for what must hold. Beside them a key-value bucket, whose acknowledged puts may not be
+lost or go back, and a stock push consumer (nats-py's ordered one), which may neither skip nor repeat a message.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Load:
         assert self.double.double_acked
 
     def __str__(self) -> str:
-        return (f"{self.count} messages begun, {len(self.history.acked)} acknowledged, {len(self.history.delivered)} and "
-                f"{len(self.double.delivered)} delivered, {len(self.double.double_acked)} double acked, "
+        return (f"{self.count} messages begun, {len(self.history.acked)} acknowledged, {len(self.history.delivered)} "
+                f"and {len(self.double.delivered)} delivered, {len(self.double.double_acked)} double acked, "
                 f"{self.history.redelivered} redelivered after a plain ack, {self.kv_puts} key-value puts, "
                 f"{self.pushed} pushed in order")
 
@@ -92,7 +92,8 @@ class Load:
     async def consumer(self, durable: str, history: History, double: bool) -> None:
         nc = await connect(*self.urls)
         js = nc.jetstream(timeout=PATIENCE)
-        config = ConsumerConfig(durable_name=durable, ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT, max_ack_pending=500)
+        config = ConsumerConfig(durable_name=durable, ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT,
+                                max_ack_pending=500)
         sub = None
         since = began = time.monotonic()
         while not self.stop.is_set():

@@ -1,4 +1,5 @@
-"""A work queue and an interest stream that are filled and drained while brokers are killed, and what their clients were told.
+"""A work queue and an interest stream that are filled and drained while brokers are killed, and what their clients were
+told.
 
     nothing unacked is lost      every message with a PubAck is delivered to each consumer that matches it
     nothing acked comes back     a message whose ack was answered is never delivered again
@@ -20,7 +21,8 @@ from tests.adversity.clients import FAILED, PATIENCE, connect, disconnect
 
 __all__ = ["QueueLoad"]
 
-STREAMS = {"QUEUE": ("w", RetentionPolicy.WORK_QUEUE, ("one",)), "INTEREST": ("i", RetentionPolicy.INTEREST, ("one", "two"))}
+STREAMS = {"QUEUE": ("w", RetentionPolicy.WORK_QUEUE, ("one",)),
+           "INTEREST": ("i", RetentionPolicy.INTEREST, ("one", "two"))}
 AHEAD = 1000
 """Messages that publishers may be ahead of the slowest consumer: the rest of a run is to drain them in the end."""
 
@@ -38,8 +40,8 @@ class QueueLoad:
         self.acked: dict[tuple[str, str], set[bytes]] = {key: set() for key in self.seen}
         """Those of them whose acks were answered."""
         self.under_way: dict[tuple[str, str], Counter[bytes]] = {key: Counter() for key in self.seen}
-        """Those that had come once more, unseen, when their ack was answered: a kill in between made the broker forget that it
-        had delivered them."""
+        """Those that had come once more, unseen, when their ack was answered: a kill in between made the broker forget
+        that it had delivered them."""
         self.moved = asyncio.Event()
 
     async def make(self, js: JetStreamContext) -> None:
@@ -47,7 +49,8 @@ class QueueLoad:
         for name, (subject, retention, consumers) in STREAMS.items():
             await js.add_stream(StreamConfig(name=name, subjects=[f"{subject}.>"], retention=retention))
             for who in consumers:
-                await js.add_consumer(name, ConsumerConfig(durable_name=who, ack_policy=AckPolicy.EXPLICIT, ack_wait=1.5))
+                await js.add_consumer(name,
+                                      ConsumerConfig(durable_name=who, ack_policy=AckPolicy.EXPLICIT, ack_wait=1.5))
 
     def publishers(self) -> list[Coroutine[Any, Any, None]]:
         return [self.publisher(name) for name in STREAMS]
@@ -68,10 +71,12 @@ class QueueLoad:
         nc = await connect(*self.urls)
         subject, number = STREAMS[name][0], 0
         while not self.stop.is_set():
-            while len(self.kept[name]) - min(len(self.seen[name, who]) for who in STREAMS[name][2]) > AHEAD:  # noqa: ASYNC110
+            behind = STREAMS[name][2]
+            while len(self.kept[name]) - min(len(self.seen[name, who]) for who in behind) > AHEAD:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             batch = [b"%d" % (number := number + 1) for _ in range(self.batch)]
-            done = await asyncio.gather(*(nc.jetstream().publish(f"{subject}.x", payload, timeout=1) for payload in batch),
+            done = await asyncio.gather(*(nc.jetstream().publish(f"{subject}.x", payload, timeout=1)
+                                          for payload in batch),
                                         return_exceptions=True)
             kept = [payload for payload, ack in zip(batch, done, strict=True) if not isinstance(ack, BaseException)]
             self.kept[name].update(kept)
@@ -100,10 +105,12 @@ class QueueLoad:
                 else:
                     assert message.data not in acked, f"{message.data!r} of {name} was acked by {who}, and comes back"
                 seen.add(message.data)
-            answers = await asyncio.gather(*(message.ack_sync(timeout=1) for message in messages), return_exceptions=True)
+            answers = await asyncio.gather(*(message.ack_sync(timeout=1) for message in messages),
+                                           return_exceptions=True)
             answered = {message.data for message, answer in zip(messages, answers, strict=True)
                         if not isinstance(answer, BaseException)}
             acked |= answered
-            queued = Counter(message.data for message in sub._sub._pending_queue._queue if message.data in answered)  # type: ignore[attr-defined]
+            queued = Counter(message.data for message in sub._sub._pending_queue._queue
+                             if message.data in answered)  # type: ignore[attr-defined]
             under_way.update(queued)
         await disconnect(nc)

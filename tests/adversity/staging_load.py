@@ -1,6 +1,7 @@
 """Staged messages that are to join a stream while brokers are killed, beside a client that publishes to it.
 
-    granted once      what a grant names is at those sequences, whole, in order; and each request's messages are there once
+    granted once      what a grant names is at those sequences, whole, in order; and each request's messages are there
+                      once
     whole or none     of a request without an answer all messages are there, or none
 """
 
@@ -99,5 +100,5 @@ class StagingLoad:
         assert self.published
 
     def __str__(self) -> str:
-        return (f"{len(self.asked)} requests with {sum(map(len, self.asked.values()))} messages, {len(self.granted)} seen granted, "
-                f"{len(self.published)} published in between")
+        return (f"{len(self.asked)} requests with {sum(map(len, self.asked.values()))} messages, {len(self.granted)} "
+                f"seen granted, {len(self.published)} published in between")

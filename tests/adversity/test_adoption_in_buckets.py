@@ -1,4 +1,5 @@
-"""Adoption on real S3 servers, with a broker that is killed after each step: the runs, the request, the question, the record."""
+"""Adoption on real S3 servers, with a broker that is killed after each step: the runs, the request, the question,
+the record."""
 
 from __future__ import annotations
 

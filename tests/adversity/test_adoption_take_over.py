@@ -1,7 +1,7 @@
 """Adoption on S3 while another broker takes the shard over: both owners see one request, and its answer is lost.
 
-The owner is killed or paused at a random moment after a client asked it to grant the request. The other broker finds the same
-request in the inbox, or its answer in the log.
+The owner is killed or paused at a random moment after a client asked it to grant the request. The other broker finds
+the same request in the inbox, or its answer in the log.
 
 JETBLOCK_KILL_ROUNDS sets the number of takeovers, JETBLOCK_KILL_SEED their moments.
 """
@@ -40,8 +40,8 @@ ENVIRON = {"JETBLOCK_LEASE": "3s", "JETBLOCK_PUT_TIMEOUT": "1s", "JETBLOCK_INBOX
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 async def test_both_owners_see_a_request(minio: S3Server, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
-    """Shows that its messages join once, in order and without a gap among them; that each broker that answers gives the same
-    answer; and that the store is sound and the inbox empty in the end."""
+    """Shows that its messages join once, in order and without a gap among them; that each broker that answers gives the
+    same answer; and that the store is sound and the inbox empty in the end."""
     for name, value in minio.env.items():
         monkeypatch.setenv(name, value)
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.randrange(1 << 32)))
@@ -53,7 +53,8 @@ async def test_both_owners_see_a_request(minio: S3Server, monkeypatch: pytest.Mo
     answered = 0
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
-        one, two = [EagerBrokerProcess("--store", url, "-n", name, environ={**ENVIRON, **minio.env}) for name in ("one", "two")]
+        one, two = [EagerBrokerProcess("--store", url, "-n", name, environ={**ENVIRON, **minio.env})
+                    for name in ("one", "two")]
         for broker in (one, two):
             stack.push_async_callback(broker.close)
         await one.start()
@@ -68,8 +69,9 @@ async def test_both_owners_see_a_request(minio: S3Server, monkeypatch: pytest.Mo
             name = f"request {number}"
             rows = [b"%d/%d" % (number, row) for row in range(ROWS)]
             state = (await read_snapshot(store, 0)).state
-            asked = await request(store, await stage(store, state, "S", [(b"S", row) for row in rows], block_messages=70,
-                                                     run_bytes=4000), name)
+            asked = await request(store,
+                                  await stage(store, state, "S", [(b"S", row) for row in rows], block_messages=70,
+                                              run_bytes=4000), name)
             question = json.dumps({"request": asked}).encode()
             client = await nats.connect(owner.url, allow_reconnect=False, ping_interval=300, error_cb=_quiet)
             asking = asyncio.create_task(_ask(client, question))

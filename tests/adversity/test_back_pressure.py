@@ -67,7 +67,8 @@ class Chatter:
                 try:
                     await asker.request("core.ask", b"there?", timeout=30)
                 except nats.errors.Error as error:
-                    self.lost.append(f"{error!r} at {began:.1f}, until {time.monotonic():.1f}: {asker.stats}, {answerer.stats}")
+                    self.lost.append(f"{error!r} at {began:.1f}, until {time.monotonic():.1f}: {asker.stats}, "
+                                     f"{answerer.stats}")
                 self.seconds.append(time.monotonic() - began)
                 await asyncio.sleep(0.01)
         finally:
@@ -137,7 +138,8 @@ async def outage(minio: S3Server, seconds: float, *, consume: bool = False) -> N
 
 
 @pytest.mark.shows("store.lost_store")
-@pytest.mark.timeout(300)  # its own waits add up to more than the usual bound: a minute each for acks and for what is unanswered
+# its own waits add up to more than the usual bound: a minute each for acks and for what is unanswered
+@pytest.mark.timeout(300)
 async def test_a_store_that_goes_and_comes_back(minio: S3Server) -> None:
     """Refused with 429 and 10167 after at most a second of slowing down, repeatedly, with core traffic and memory
     unaffected; when the store is back, publishing continues and everything acknowledged is there, after a kill too."""
@@ -147,7 +149,8 @@ async def test_a_store_that_goes_and_comes_back(minio: S3Server) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 async def test_a_store_gone_for_ten_minutes(minio: S3Server) -> None:
-    """The same for longer, past any lease: memory does not grow with the length of an outage. JETBLOCK_OUTAGE_SECONDS sets it."""
+    """The same for longer, past any lease: memory does not grow with the length of an outage.
+    JETBLOCK_OUTAGE_SECONDS sets it."""
     await outage(minio, float(os.environ.get("JETBLOCK_OUTAGE_SECONDS", "600")), consume=True)
 
 
@@ -191,7 +194,8 @@ async def test_answers_do_not_pile_up_while_a_store_is_gone(minio: S3Server) -> 
 
 @pytest.mark.timeout(300)  # as above
 async def test_a_slow_store_slows_publishers_and_refuses_nobody(minio: S3Server) -> None:
-    """Stalls shorter than a second, one after another: publishers wait in between, none is refused, all is acknowledged."""
+    """Stalls shorter than a second, one after another: publishers wait in between, none is refused, all is
+    acknowledged."""
     for _ in range(3):  # on a busy machine a stall may last longer than was meant
         if not (errors := await refusals_of_a_slow_store(minio)):
             break

@@ -76,7 +76,8 @@ async def watched(tmp_path: Path, restarts: int = 0) -> AsyncIterator[tuple[Brok
         good = await connect(broker.url, disconnected_cb=disconnected)
         js = good.jetstream()
         await js.add_stream(StreamConfig(name="S", subjects=["a.>"], allow_direct=True))
-        pull = await js.pull_subscribe("a.>", durable="c", stream="S", config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
+        pull = await js.pull_subscribe("a.>", durable="c", stream="S",
+                                       config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
         stop = asyncio.Event()
         sent = 0
 
@@ -84,7 +85,8 @@ async def watched(tmp_path: Path, restarts: int = 0) -> AsyncIterator[tuple[Brok
             nonlocal sent
             while not stop.is_set():
                 try:
-                    await js.publish("a.good", b"good %d" % sent, timeout=5 if restarts else 30, headers={"Nats-Msg-Id": str(sent)})
+                    await js.publish("a.good", b"good %d" % sent, timeout=5 if restarts else 30,
+                                     headers={"Nats-Msg-Id": str(sent)})
                 except FAILED:
                     assert restarts
                     continue
@@ -262,7 +264,8 @@ async def test_acks_of_any_form(tmp_path: Path) -> None:
         nc = await connect(broker.url)
         js = nc.jetstream()
         await js.publish("a.one", b"one")
-        pull = await js.pull_subscribe("a.>", durable="mine", stream="S", config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
+        pull = await js.pull_subscribe("a.>", durable="mine", stream="S",
+                                       config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
         [message] = await pull.fetch(1, timeout=30)
         reply = message.reply
         tokens = reply.split(".")

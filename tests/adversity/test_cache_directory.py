@@ -1,4 +1,5 @@
-"""The cache directory on a real bucket: streams larger than the cache in memory are got once, and nothing depends on it."""
+"""The cache directory on a real bucket: streams larger than the cache in memory are got once, and nothing depends on
+it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ COUNT, SIZE = 200, 50_000
 
 
 async def read(broker: BrokerProcess) -> tuple[int, int]:
-    """Read the whole stream by a consumer of its own. Returns: how many GETs that cost, and hits of the cache directory so far."""
+    """Read the whole stream by a consumer of its own. Returns: how many GETs that cost, and hits of the cache
+    directory so far."""
     before = (await broker.monitor("/varz"))["jetblock"]["store"]["get"]["count"]
     nc = await connect(broker.url)
     sub = await nc.jetstream().subscribe("big.>", ordered_consumer=True, config=ConsumerConfig())
@@ -30,10 +32,11 @@ async def read(broker: BrokerProcess) -> tuple[int, int]:
 
 
 async def test_a_stream_is_got_once(minio: S3Server, tmp_path: Path) -> None:
-    """With next to no memory, the second reader of 10 MB costs no GET; the third does not notice that the folder was deleted; after
-    kill -9 the cache is empty, left nothing on the disk, and everything is read again."""
+    """With next to no memory, the second reader of 10 MB costs no GET; the third does not notice that the folder was
+    deleted; after kill -9 the cache is empty, left nothing on the disk, and everything is read again."""
     folder = tmp_path / "cache"
-    environ = {**minio.env, "JETBLOCK_SERVER_NAME": "one", "JETBLOCK_CACHE_BYTES": "1MiB", "JETBLOCK_COMPACTION": "false",
+    environ = {**minio.env, "JETBLOCK_SERVER_NAME": "one", "JETBLOCK_CACHE_BYTES": "1MiB",
+               "JETBLOCK_COMPACTION": "false",
                "JETBLOCK_CACHE_DIRECTORY": str(folder), "JETBLOCK_CACHE_DIRECTORY_BYTES": "256MiB"}
     async with BrokerProcess("--store", minio.new_url(), environ=environ) as broker:
         nc = await connect(broker.url)
@@ -63,7 +66,8 @@ async def test_a_stream_is_got_once(minio: S3Server, tmp_path: Path) -> None:
     ("folder", "jetblock.cache_directory: no file can be made in "),
 ])
 async def test_where_it_makes_no_sense_it_is_refused(kind: str, said: str, tmp_path: Path) -> None:
-    """On a store that is a directory, and where the folder cannot be: the broker does not start, and says which setting it was."""
+    """On a store that is a directory, and where the folder cannot be: the broker does not start, and says which
+    setting it was."""
     (tmp_path / "file").write_text("")
     url = f"file://{tmp_path / 'store'}" if kind == "directory" else "s3://bucket"
     environ = {"JETBLOCK_CACHE_DIRECTORY": str(tmp_path / ("cache" if kind == "directory" else "file")),

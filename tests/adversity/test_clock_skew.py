@@ -26,9 +26,10 @@ time.time = lambda real=time.time: real() + {SKEW_SECONDS}
 
 
 @pytest.mark.parametrize("acked", [b"", b"+WPI"], ids=["delivered", "in progress"])
-async def test_a_message_that_an_owner_ahead_of_us_delivered_is_redelivered_in_time(tmp_path: Path, acked: bytes) -> None:
-    """The owner delivers a message with a clock that is half a minute ahead, and is killed. The next one's clock is right, and
-    redelivers after the ack wait, not half a minute later."""
+async def test_a_message_that_an_owner_ahead_of_us_delivered_is_redelivered_in_time(tmp_path: Path,
+                                                                                    acked: bytes) -> None:
+    """The owner delivers a message with a clock that is half a minute ahead, and is killed. The next one's clock is
+    right, and redelivers after the ack wait, not half a minute later."""
     (tmp_path / "sitecustomize.py").write_text(_AHEAD)
     store = f"file://{tmp_path / 'store'}"
     ahead = BrokerProcess("--store", store, environ={"PYTHONPATH": str(tmp_path)})
@@ -57,5 +58,6 @@ async def test_a_message_that_an_owner_ahead_of_us_delivered_is_redelivered_in_t
 async def _next(nc: Client) -> Msg:
     inbox = nc.new_inbox()
     sub = await nc.subscribe(inbox)
-    await nc.publish("$JS.API.CONSUMER.MSG.NEXT.S.c", json.dumps({"batch": 1, "expires": 60 * 10**9}).encode(), reply=inbox)
+    await nc.publish("$JS.API.CONSUMER.MSG.NEXT.S.c", json.dumps({"batch": 1, "expires": 60 * 10**9}).encode(),
+                     reply=inbox)
     return await sub.next_msg(timeout=60)

@@ -140,7 +140,8 @@ async def test_a_damaged_block_costs_its_own_reads_alone(killed: Path, tmp_path:
     store = Path(shutil.copytree(killed, tmp_path / "store"))
     lost = 11
     path, head = next((path, head) for path, head in segments_of(store)
-                      if any(row.messages and row.first_seq == lost for row in head.rows) and b"of A" in path.read_bytes())
+                      if any(row.messages and row.first_seq == lost for row in head.rows)
+                      and b"of A" in path.read_bytes())
     row = next(row for row in head.rows if row.messages)
     change(path, flip((row.index_offset if part == "index" else row.frames_offset) + 40))
     async with BrokerProcess("--store", f"file://{store}") as broker:
@@ -150,7 +151,8 @@ async def test_a_damaged_block_costs_its_own_reads_alone(killed: Path, tmp_path:
         for seq in range(1, COUNT + 1):
             for direct in (False, True):
                 if seq != lost:
-                    assert (await js.get_msg("A", seq, direct=direct)).data.startswith(f"payload {seq - 1} of A".encode())
+                    assert (await js.get_msg("A", seq,
+                                             direct=direct)).data.startswith(f"payload {seq - 1} of A".encode())
                     continue
                 with pytest.raises((APIError, nats.errors.Error)) as refused:
                     await js.get_msg("A", seq, direct=direct)
@@ -171,7 +173,8 @@ async def test_a_damaged_block_costs_its_own_reads_alone(killed: Path, tmp_path:
         assert seen == list(range(1, lost))
         rest = await js.pull_subscribe("A.>", durable="rest", config=ConsumerConfig(
             ack_policy=AckPolicy.EXPLICIT, deliver_policy="by_start_sequence", opt_start_seq=lost + 1))
-        assert [m.metadata.sequence.stream for m in await rest.fetch(COUNT - lost, timeout=30)] == list(range(lost + 1, COUNT + 1))
+        assert [m.metadata.sequence.stream for m in await rest.fetch(COUNT - lost,
+                                                                     timeout=30)] == list(range(lost + 1, COUNT + 1))
         # It still accepts messages, and the unreadable ones can be purged, so that the consumer continues after them.
         await js.publish("A.new", b"new")
         await js.purge_stream("A", seq=lost + 1)
@@ -185,8 +188,8 @@ async def test_a_damaged_block_costs_its_own_reads_alone(killed: Path, tmp_path:
 
 @pytest.mark.parametrize("how", ["flipped", "gone"])
 async def test_a_stream_with_a_damaged_block_can_be_seen(tmp_path: Path, how: str) -> None:
-    """A stream with limits of each subject, of whose blocks one cannot be read: its info is there, without the number of its
-    subjects, and so are its other messages."""
+    """A stream with limits of each subject, of whose blocks one cannot be read: its info is there, without the number
+    of its subjects, and so are its other messages."""
     store = tmp_path / "store"
     async with BrokerProcess("--store", f"file://{store}", environ={"JETBLOCK_COMPRESSION": "none"}) as broker:
         nc = await connect(broker.url)

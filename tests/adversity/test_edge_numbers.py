@@ -186,7 +186,8 @@ async def _pull_and_ack(asking: Asking) -> None:
         for template in PULLS:
             for body in filled(template):
                 await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.S.{name}", body.encode(), reply=inbox.subject)
-        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.S.{name}", b'{"batch": 9, "no_wait": true}', reply=inbox.subject)
+        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.S.{name}", b'{"batch": 9, "no_wait": true}',
+                             reply=inbox.subject)
         for number in NUMBERS:
             for place in range(5):
                 numbers = ["1", "3", "3", "1700000000000000000", "0"]
@@ -195,7 +196,8 @@ async def _pull_and_ack(asking: Asking) -> None:
                     await client.publish(f"$JS.ACK.S.{name}." + ".".join(numbers), b"", reply=client.new_inbox())
                     await client.publish(f"$JS.ACK.S.{name}." + ".".join(numbers))
             for answer in ANSWERS:
-                await client.publish(f"$JS.ACK.S.{name}.1.2.2.1700000000000000000.0", answer.replace(b"%N", number.encode()))
+                await client.publish(f"$JS.ACK.S.{name}.1.2.2.1700000000000000000.0",
+                                     answer.replace(b"%N", number.encode()))
         await asking.api(f"CONSUMER.INFO.S.{name}")
         await inbox.unsubscribe()
 

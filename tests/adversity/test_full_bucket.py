@@ -1,7 +1,7 @@
 """A bucket whose quota is used up: as on a full disk (``full_store``), by a reserve of objects that are deleted.
 
-A server with scripted answers knows at once what was put and deleted. MinIO learns of it from its scanner, ten seconds late,
-so its test is marked *soak*.
+A server with scripted answers knows at once what was put and deleted. MinIO learns of it from its scanner, ten seconds
+late, so its test is marked *soak*.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ async def test_a_bucket_with_a_quota(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 async def test_the_quota_of_minio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same on the real MinIO: its scanner finds that the bucket holds more than the quota, and later that it does not."""
+    """The same on the real MinIO: its scanner finds that the bucket holds more than the quota, and later that it
+    does not."""
     monkeypatch.setenv("MINIO_SCANNER_SPEED", "fastest")
     monkeypatch.setenv("MINIO_SCANNER_CYCLE", "1s")
     config = tmp_path / "conf"
@@ -78,9 +79,11 @@ async def test_the_quota_of_minio(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "minio").mkdir()
     with own_minio(tmp_path / "minio") as minio:
         environ = {**minio.env, "JETBLOCK_SERVER_NAME": "one", "JETBLOCK_RESERVE": "4mb"}
-        async with BrokerProcess("--store", f"s3://{minio.bucket}/prefix", "-c", str(config), environ=environ) as broker:
+        async with BrokerProcess("--store", f"s3://{minio.bucket}/prefix", "-c", str(config),
+                                 environ=environ) as broker:
             def use_up() -> None:
-                # There are the reserve and an object of 1 MiB. Whatever is put before the scanner finds out fits into the reserve.
+                # There are the reserve and an object of 1 MiB. Whatever is put before the scanner finds out fits into
+                # the reserve.
                 set_quota(minio, QUOTA)
                 assert put(minio, "filler", QUOTA - (5 << 20) - (512 << 10)) == 200
                 until = time.monotonic() + 60
@@ -106,7 +109,8 @@ def send(minio: S3Server, path: str, body: bytes) -> int:
     S3SigV4Auth(Credentials(minio.env["AWS_ACCESS_KEY_ID"], minio.env["AWS_SECRET_ACCESS_KEY"]), "s3",
                 minio.env["AWS_REGION"]).add_auth(signed)
     try:
-        with urllib.request.urlopen(urllib.request.Request(signed.url, body, dict(signed.headers), method="PUT")) as answer:
+        with urllib.request.urlopen(urllib.request.Request(signed.url, body, dict(signed.headers),
+                                                           method="PUT")) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -2,8 +2,8 @@
 soon as there is room. Room can be made through the broker: purges and deletes are carried out by a reserve.
 
 The directory store is on a small tmpfs of its own, which root may mount; if it cannot be mounted, the tests are skipped
-and say so (``tests/storage/objectstore/test_reserving.py`` shows the reserve without one). test_full_bucket does the same
-with quotas of buckets.
+and say so (``tests/storage/objectstore/test_reserving.py`` shows the reserve without one). test_full_bucket does the
+same with quotas of buckets.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Path) -> None:
-    """Publish until the disk is full: publishes are refused at once, as by nats-server, and the log and /healthz name the
-    disk and the remedy. Delete a file: the broker continues by itself. All acknowledged messages are there, after a kill too."""
+    """Publish until the disk is full: publishes are refused at once, as by nats-server, and the log and /healthz name
+    the disk and the remedy. Delete a file: the broker continues by itself. All acknowledged messages are there,
+    after a kill too."""
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=ENVIRON) as broker:
         nc = await connect(broker.url)
         js = nc.jetstream()
@@ -113,8 +114,8 @@ async def test_what_goes_on_where_another_program_fills_the_disk(small_disk: Pat
 
 
 async def test_a_purge_makes_room_on_a_full_disk(small_disk: Path) -> None:
-    """Messages fill the disk until publishes are refused; a purge is carried out, and publishes are accepted again without
-    help from outside and without the grace for readers (10 minutes). The same again by deleting the stream."""
+    """Messages fill the disk until publishes are refused; a purge is carried out, and publishes are accepted again
+    without help from outside and without the grace for readers (10 minutes). The same again by deleting the stream."""
     (small_disk / "ballast").unlink()
     environ = {**ENVIRON, "JETBLOCK_RESERVE": "512kb"}
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:
@@ -134,8 +135,8 @@ async def test_a_purge_makes_room_on_a_full_disk(small_disk: Path) -> None:
 
 
 async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
-    """A kill while the disk is full loses nothing that was acknowledged. The next start uses the reserve. Without one, a
-    start that has no room for its claim ends with status 1 and says why; with room it starts."""
+    """A kill while the disk is full loses nothing that was acknowledged. The next start uses the reserve. Without one,
+    a start that has no room for its claim ends with status 1 and says why; with room it starts."""
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=ENVIRON) as broker:
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
@@ -164,8 +165,8 @@ async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
 
 
 async def test_a_clean_stop_on_a_full_disk_ends(small_disk: Path) -> None:
-    """SIGTERM while there is no room for segments, nor a reserve: it does not wait forever, and logs what it drops, none of
-    it acknowledged."""
+    """SIGTERM while there is no room for segments, nor a reserve: it does not wait forever, and logs what it drops,
+    none of it acknowledged."""
     environ = {**ENVIRON, "JETBLOCK_PUT_TIMEOUT": "500ms", "JETBLOCK_RESERVE": "0"}
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:
         nc = await connect(broker.url)
@@ -183,10 +184,11 @@ async def test_a_clean_stop_on_a_full_disk_ends(small_disk: Path) -> None:
 
 
 async def test_a_disk_that_is_full_when_blocks_are_merged(small_disk: Path) -> None:
-    """There is room for small segments and none for the run into which compaction merges them: it waits, says for what, and
-    nothing else does. With room it goes on by itself, and every byte of the store is sound."""
+    """There is room for small segments and none for the run into which compaction merges them: it waits, says for what,
+    and nothing else does. With room it goes on by itself, and every byte of the store is sound."""
     store = small_disk / "store"
-    async with BrokerProcess("--store", f"file://{store}", environ={**ENVIRON, "JETBLOCK_COMPACTION": "false"}) as broker:
+    async with BrokerProcess("--store", f"file://{store}",
+                             environ={**ENVIRON, "JETBLOCK_COMPACTION": "false"}) as broker:
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
         async with Writer("s.x", broker.url, window=2, size=8 * 1024) as writer:

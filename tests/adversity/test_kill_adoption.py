@@ -1,4 +1,5 @@
-"""kill -9 while staged messages join a stream: in the end those of each request are there once, all of them, in order."""
+"""kill -9 while staged messages join a stream: in the end those of each request are there once, all of them, in
+order."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ ROUNDS = int(os.environ.get("JETBLOCK_KILL_ROUNDS", "3"))
 
 @pytest.mark.shows("store.kill")
 async def test_killed_while_adopting(tmp_path: Path) -> None:
-    """Shows it with a client that pokes, publishes in between, asks again after each start, and an owner that looks by itself; a
-    fresh reader finds exactly the granted messages, and every byte sound."""
+    """Shows it with a client that pokes, publishes in between, asks again after each start, and an owner that looks by
+    itself; a fresh reader finds exactly the granted messages, and every byte sound."""
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")
     rng = random.Random(seed)
@@ -53,8 +54,8 @@ async def test_killed_while_adopting(tmp_path: Path) -> None:
             name = f"{round_}-{number}"
             rows = [b"%b/%d" % (name.encode(), at) for at in range(rng.choice((1, 40, 300)))]
             state = (await read_snapshot(store, 0)).state
-            writer: RunWriter = await stage(store, state, "S", [(b"S", row) for row in rows], block_messages=rng.choice((7, 1000)),
-                                            run_bytes=rng.choice((500, 1 << 20)))
+            writer: RunWriter = await stage(store, state, "S", [(b"S", row) for row in rows],
+                                            block_messages=rng.choice((7, 1000)), run_bytes=rng.choice((500, 1 << 20)))
             asked[name] = rows
             asked_id = await request(store, writer, name)
             if rng.random() < 0.8:

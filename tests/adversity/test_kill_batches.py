@@ -1,4 +1,5 @@
-"""kill -9 while large atomic batches are written and committed: in the end each is there whole, in one piece, or not at all."""
+"""kill -9 while large atomic batches are written and committed: in the end each is there whole, in one piece, or not
+at all."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ async def send(client: Client, name: str) -> dict[str, object]:
     for place in range(1, COUNT + 1):
         headers = {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(place)}
         if place == COUNT:
-            answer = await client.request("S", body(name, place), headers={**headers, "Nats-Batch-Commit": "1"}, timeout=30)
+            answer = await client.request("S", body(name, place), headers={**headers, "Nats-Batch-Commit": "1"},
+                                          timeout=30)
             said: dict[str, object] = json.loads(answer.data)
             return said
         await client.publish("S", body(name, place), headers=headers)
@@ -46,8 +48,8 @@ async def send(client: Client, name: str) -> dict[str, object]:
 
 @pytest.mark.shows("store.kill")
 async def test_killed_while_large_batches_are_committed(tmp_path: Path) -> None:
-    """Shows it with messages published in between, by another client; every byte is sound, and those of batches that were not
-    committed are nobody's."""
+    """Shows it with messages published in between, by another client; every byte is sound, and those of batches that
+    were not committed are nobody's."""
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")
     rng = random.Random(seed)
@@ -80,7 +82,8 @@ async def test_killed_while_large_batches_are_committed(tmp_path: Path) -> None:
         await client.close()
         for round_ in range(ROUNDS):
             clients = [await nats.connect(broker.url, allow_reconnect=False, error_cb=quiet) for _ in range(2)]
-            tasks = [asyncio.create_task(work(client, round_)) for work, client in zip((batches, publish), clients, strict=True)]
+            tasks = [asyncio.create_task(work(client, round_))
+                     for work, client in zip((batches, publish), clients, strict=True)]
             await asyncio.sleep(rng.uniform(0.05, 0.8))
             await broker.kill()
             for task in tasks:

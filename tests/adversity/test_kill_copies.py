@@ -1,13 +1,14 @@
 """kill -9 at random moments while buckets, counters, batches, TTLs, mirrors and sources are in use, with a checker.
 
     a bucket      acknowledged updates by revision neither disappear nor go back, and a lost update is never overwritten
-    counters      each increment, repeated under its id until it is acknowledged, counts once; so it does in a sum of sources
+    counters      each increment, repeated under its id until it is acknowledged, counts once; so it does in a sum of
+                  sources
     batches       atomic batches are there as a whole or not at all; acknowledged ones are there
     mirrors       a mirror ends up the same as its origin: sequences, subjects, payloads
     TTLs          messages with a TTL expire, others stay, also in a source
 
-The seed of the moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills the
-long variant has.
+The seed of the moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills
+the long variant has.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class Run:
             batch = f"{who}.{number}"
             try:
                 for at in range(1, BATCH):
-                    await nc.publish("batch.x", batch.encode(), headers={"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(at)})
+                    await nc.publish("batch.x", batch.encode(),
+                                     headers={"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(at)})
                 answer = json.loads((await nc.request("batch.x", batch.encode(), timeout=1, headers={
                     "Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(BATCH), "Nats-Batch-Commit": "1"})).data)
             except FAILED:
@@ -206,13 +208,15 @@ async def _kill_rounds(directory: Path, rounds: int) -> None:
         for name, config in STREAMS.items():
             await _api(nc, f"STREAM.CREATE.{name}", {"name": name, **config})
         await nc.jetstream().create_key_value(bucket="KILL", history=5)
-        clients = (*(run.bucket(key) for key in KEYS), run.counter(1), run.counter(2), run.batcher(1), run.batcher(2), run.mortal())
+        clients = (*(run.bucket(key) for key in KEYS), run.counter(1), run.counter(2), run.batcher(1), run.batcher(2),
+                   run.mortal())
         async with running(run.stop, clients) as tasks:
             for _ in range(rounds):
                 run.moved.clear()
                 async with asyncio.timeout(60):
                     await run.moved.wait()  # it acknowledges again
-                    while not (run.revisions and run.increments and run.batches):  # noqa: ASYNC110 (three kinds of clients)
+                    # The clients are of three kinds, so no one event ends this wait.
+                    while not (run.revisions and run.increments and run.batches):  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
                 await asyncio.sleep(rng.random() * 0.5)
                 raise_ended(tasks)

@@ -1,7 +1,7 @@
 """kill -9 at random moments, repeatedly, with a checker of acknowledged publishes, deliveries and acks.
 
-``load`` has the clients and what must hold. The seed of the moments is printed on failure and read from JETBLOCK_KILL_SEED;
-JETBLOCK_KILL_ROUNDS sets how many kills the long variants have.
+``load`` has the clients and what must hold. The seed of the moments is printed on failure and read from
+JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills the long variants have.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ async def test_12_kills_on_a_directory(tmp_path: Path, request: pytest.FixtureRe
 @pytest.mark.shows("store.sync_interval")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("interval", ["2m", "50ms"])
-async def test_kills_of_a_broker_that_syncs_later(interval: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+async def test_kills_of_a_broker_that_syncs_later(interval: str, tmp_path: Path,
+                                                  request: pytest.FixtureRequest) -> None:
     """Killing a process takes nothing from the system's memory, whatever was synced by then."""
     await kill_rounds(make_store("directory", tmp_path, request), 5, JETBLOCK_SYNC_INTERVAL=interval)
 

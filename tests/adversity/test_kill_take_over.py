@@ -1,9 +1,10 @@
-"""kill -9 with two brokers on one store, again and again, while everything goes on: publishers, consumers with acks, a bucket, a
-work queue, staged messages that join, compaction that merges all it can.
+"""kill -9 with two brokers on one store, again and again, while everything goes on: publishers, consumers with acks, a
+bucket, a work queue, staged messages that join, compaction that merges all it can.
 
-Each time something else happens: the owner is killed, so the other takes over; or both are; or whoever is just taking over; or,
-on S3, the owner is paused past its lease and wakes deposed. All the while a reader without a broker looks for what was
-acknowledged. In the end a fresh broker serves all of it, Spark's reader reads the same, and every byte of the store is sound.
+Each time something else happens: the owner is killed, so the other takes over; or both are; or whoever is just taking
+over; or, on S3, the owner is paused past its lease and wakes deposed. All the while a reader without a broker looks for
+what was acknowledged. In the end a fresh broker serves all of it, Spark's reader reads the same, and every byte of the
+store is sound.
 
 JETBLOCK_KILL_ROUNDS sets the number of kills, JETBLOCK_KILL_SEED their moments.
 """
@@ -118,7 +119,7 @@ class Pair:
 
 
 async def _serves(port: int) -> bool:
-    """Whether a broker answers clients on ``port``: a standby has not bound it."""
+    """Return whether a broker answers clients on ``port``: a standby has not bound it."""
     try:
         async with asyncio.timeout(1):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -140,12 +141,14 @@ async def _opened(url: str) -> AsyncIterator[ObjectStore]:
 
 
 async def look(store: ObjectStore, load: Load) -> int:
-    """Read the newest messages without a broker: those acknowledged before are there. Returns how many were looked for."""
+    """Read the newest messages without a broker: those acknowledged before are there. Returns how many were looked
+    for."""
     acked = {seq: msg_id for msg_id, seq in load.history.acked.items()}
     if not acked:
         return 0
     first = max(1, max(acked) - LOOK_BACK)
-    held = {message.seq: message.data async for message in read_messages(Source(store), published.STREAM, first_seq=first)}
+    held = {message.seq: message.data async for message in read_messages(Source(store), published.STREAM,
+                                                                         first_seq=first)}
     wanted = {seq: load.history.begun[msg_id] for seq, msg_id in acked.items() if seq >= first}
     wrong = [seq for seq, payload in wanted.items() if held.get(seq) != payload]
     assert not wrong, f"acknowledged, and a reader of the store does not find {wrong[:5]}, {len(wrong)} in all"
@@ -188,7 +191,8 @@ async def take_overs(store: Store, objects: ObjectStore, kills: int) -> None:
         await js.add_stream(StreamConfig(name=published.STREAM, subjects=["kill.>"]))
         await js.add_stream(StreamConfig(name=staged.STREAM, subjects=[staged.SUBJECT]))
         await queues.make(js)
-        going = [asyncio.create_task(one) for one in (*load.clients(), *staging.clients(), *queues.publishers(), reader())]
+        going = [asyncio.create_task(one) for one in (*load.clients(), *staging.clients(), *queues.publishers(),
+                                                      reader())]
         draining = [asyncio.create_task(one) for one in queues.consumers()]
         try:
             while pair.kills < kills:
@@ -233,8 +237,8 @@ async def take_overs(store: Store, objects: ObjectStore, kills: int) -> None:
     survey = await read_survey(source)
     found = await verify(source, survey)
     assert [*survey.problems, *found.problems] == []
-    print(f"{pair.kills} kills, {pair.paused} pauses, {pair.merges} merges: {load}; {looked} looked for without a broker; "
-          f"{staging}")
+    print(f"{pair.kills} kills, {pair.paused} pauses, {pair.merges} merges: {load}; {looked} looked for without a "
+          f"broker; {staging}")
     assert pair.merges or kills < 20, "a few short lives may end before anything was merged"
     assert looked
 

@@ -1,6 +1,8 @@
-"""kill -9 at random moments while a work queue and an interest stream are filled and drained; ``queue_load`` has what must hold.
+"""kill -9 at random moments while a work queue and an interest stream are filled and drained; ``queue_load`` has what
+must hold.
 
-The seed of the moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills there are.
+The seed of the moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills
+there are.
 """
 
 from __future__ import annotations

@@ -166,13 +166,15 @@ async def test_ten_thousand_idle_connections(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 async def test_half_handshakes_leave_nothing(tmp_path: Path) -> None:
-    """Two thousand TLS handshakes that are not finished, six times: each time the memory of the last ones is used again."""
+    """Two thousand TLS handshakes that are not finished, six times: each time the memory of the last ones is used
+    again."""
     files = Authority(tmp_path).server()
     config = tmp_path / "conf"
     config.write_text(f'tls {{ cert_file: "{files.cert}", key_file: "{files.key}", timeout: 60 }}\n')
     sent = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), sent,
+                                                         server_hostname="localhost").do_handshake()
     hello = sent.read()
     async with BrokerProcess("-c", str(config), monitor=True) as broker:
         sizes = []

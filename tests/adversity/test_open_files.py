@@ -49,8 +49,8 @@ def open_files(server: ServerProcess) -> int:
 
 @pytest.mark.parametrize("port", ["client", "tls", "websocket"])
 async def test_idle_connections_leave_files_to_the_store(port: str, tmp_path: Path) -> None:
-    """More connections than files, on each port: messages are stored, monitoring answers, the configuration is reloaded and
-    another log file opened. When they leave, clients that waited are served."""
+    """More connections than files, on each port: messages are stored, monitoring answers, the configuration is reloaded
+    and another log file opened. When they leave, clients that waited are served."""
     config, log_file = tmp_path / "conf", tmp_path / "log"
     text = 'websocket { listen: "127.0.0.1:-1", no_tls: true, handshake_timeout: "60s" }\n'
     if port == "tls":
@@ -127,7 +127,8 @@ def _flood(port: int, connections: int) -> None:
 
 
 async def test_the_limit_is_raised_at_start_and_logged(tmp_path: Path) -> None:
-    """The soft limit becomes the hard one, and the log names it, and the reserve; ``max_connections`` above it is warned of."""
+    """The soft limit becomes the hard one, and the log names it, and the reserve; ``max_connections`` above it is
+    warned of."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     config = tmp_path / "conf"
     config.write_text("max_connections: 5000\n")

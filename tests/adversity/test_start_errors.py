@@ -116,7 +116,8 @@ async def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
     assert "newer" in said
 
 
-@pytest.mark.parametrize("garbage", [b"", b"garbage", b"\0" * 64, os.urandom(200)], ids=["empty", "text", "zeros", "random"])
+@pytest.mark.parametrize("garbage", [b"", b"garbage", b"\0" * 64, os.urandom(200)],
+                         ids=["empty", "text", "zeros", "random"])
 async def test_garbage_where_the_format_should_be(tmp_path: Path, garbage: bytes) -> None:
     """The error names the object; nothing in the store is changed."""
     path = await started_once(tmp_path / "store")

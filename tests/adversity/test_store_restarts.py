@@ -1,4 +1,5 @@
-"""MinIO is killed and started again under load, with the same credentials and with others, which the broker finds by itself.
+"""MinIO is killed and started again under load, with the same credentials and with others, which the broker finds by
+itself.
 
 ``load`` has the clients and what must hold. JETBLOCK_KILL_ROUNDS sets how often in the long run.
 """
@@ -77,8 +78,9 @@ async def store_error(broker: BrokerProcess) -> bool:
 
 
 async def test_minio_is_killed_and_its_keys_are_replaced(tmp_path: Path) -> None:
-    """It is killed and started again: everything goes on. It is started again with other keys: the broker's are refused, the log
-    says what to do; once the new ones are in the profile, everything goes on without a restart of the broker."""
+    """It is killed and started again: everything goes on. It is started again with other keys: the broker's are
+    refused, the log says what to do; once the new ones are in the profile, everything goes on without a restart of
+    the broker."""
     folder = tmp_path / "minio"
     folder.mkdir()
     with own_minio(folder) as server:
@@ -102,7 +104,8 @@ async def test_minio_is_killed_and_its_keys_are_replaced(tmp_path: Path) -> None
 
 @pytest.mark.soak
 async def test_a_standby_whose_keys_are_replaced_takes_over(tmp_path: Path) -> None:
-    """The owner dies while the store does not know the keys of either: the standby waits, says why, and serves with others."""
+    """The owner dies while the store does not know the keys of either: the standby waits, says why, and serves with
+    others."""
     folder = tmp_path / "minio"
     folder.mkdir()
     with own_minio(folder) as server:

@@ -1,8 +1,8 @@
 """An owner on S3 whose machine was suspended, or was a virtual machine that was paused, while another broker took over.
 
-Clocks stand still meanwhile: on a suspended Linux machine CLOCK_MONOTONIC, on a paused virtual one CLOCK_BOOTTIME too, and
-the wall clock until something sets it. The process is stopped by SIGSTOP, and a ``sitecustomize`` module on its path makes
-its clocks show what they would have shown.
+Clocks stand still meanwhile: on a suspended Linux machine CLOCK_MONOTONIC, on a paused virtual one CLOCK_BOOTTIME too,
+and the wall clock until something sets it. The process is stopped by SIGSTOP, and a ``sitecustomize`` module on its
+path makes its clocks show what they would have shown.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ async def _create(nc: Client) -> None:
 async def _pull(nc: Client) -> Any:
     inbox = nc.new_inbox()
     sub = await nc.subscribe(inbox)
-    await nc.publish("$JS.API.CONSUMER.MSG.NEXT.W.c", json.dumps({"batch": 5, "expires": 100 * 10**9}).encode(), reply=inbox)
+    await nc.publish("$JS.API.CONSUMER.MSG.NEXT.W.c", json.dumps({"batch": 5, "expires": 100 * 10**9}).encode(),
+                     reply=inbox)
     return sub
 
 

@@ -31,21 +31,23 @@ def peak_kb(broker: BrokerProcess) -> int:
 
 
 async def test_a_subject_that_becomes_too_long(tmp_path: Path) -> None:
-    """A stream refuses it as too large a message; a stream that sources it keeps its subject; it is not republished; an account's
-    mapping leads nowhere. The process's memory hardly grows."""
+    """A stream refuses it as too large a message; a stream that sources it keeps its subject; it is not republished; an
+    account's mapping leads nowhere. The process's memory hardly grows."""
     config = tmp_path / "server.conf"
     config.write_text(CONFIG)
     async with BrokerProcess("-js", "-sd", str(tmp_path / "store"), "-c", str(config)) as broker:
         nc = await nats.connect(broker.url, user="a", password="p")
 
         async def create(**stream: object) -> None:
-            answer = json.loads((await nc.request(f"$JS.API.STREAM.CREATE.{stream['name']}", json.dumps(stream).encode())).data)
+            answer = json.loads((await nc.request(f"$JS.API.STREAM.CREATE.{stream['name']}",
+                                                  json.dumps(stream).encode())).data)
             assert "error" not in answer, answer
 
         transform = {"src": "*.*", "dest": "x." + ".".join(["$2"] * 100)}
         await create(name="T", subjects=["t.*"], subject_transform=transform)
         await create(name="R", subjects=["r.*"], republish={"src": "r.*", "dest": "again." + TIMES_100})
-        await create(name="S", sources=[{"name": "R", "subject_transforms": [{"src": "r.*", "dest": "s." + TIMES_100}]}])
+        await create(name="S",
+                     sources=[{"name": "R", "subject_transforms": [{"src": "r.*", "dest": "s." + TIMES_100}]}])
         before = peak_kb(broker)
         js = nc.jetstream()
         with pytest.raises(nats.js.errors.BadRequestError) as refused:

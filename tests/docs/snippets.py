@@ -103,7 +103,8 @@ class Reader:
         printed = ""
         for snippet in snippets(page):
             where = f"{name}, line {snippet.line}"
-            assert re.fullmatch(r"|background|output|(?:not run|stand-in): .+", snippet.note), f"{where}: {snippet.note}"
+            assert re.fullmatch(r"|background|output|(?:not run|stand-in): .+",
+                                snippet.note), f"{where}: {snippet.note}"
             if snippet.note == "output":
                 assert _as_shown(printed, snippet.text), f"{where}: this was printed:\n{printed}"
             elif snippet.title or (snippet.language in TYPED and not snippet.note.startswith("not run: ")):

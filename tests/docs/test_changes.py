@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FRAGMENTS = sorted(path for path in (ROOT / "changes").iterdir() if path.name != "template.jinja")
-KINDS = [kind["directory"] for kind in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]]
+KINDS = [kind["directory"]
+         for kind in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]]
 
 
 def faults(name: str, text: str) -> list[str]:

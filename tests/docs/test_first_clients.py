@@ -20,10 +20,12 @@ from tests.harness import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-NATS_CLI = {"retention": "limits", "max_consumers": -1, "max_msgs_per_subject": -1, "max_msgs": -1, "max_bytes": -1, "max_age": 0,
-            "max_msg_size": -1, "storage": "file", "discard": "old", "num_replicas": 1, "duplicate_window": 120_000_000_000,
-            "sealed": False, "deny_delete": False, "deny_purge": False, "allow_rollup_hdrs": False, "allow_direct": True,
-            "mirror_direct": False}
+NATS_CLI = {"retention": "limits", "max_consumers": -1, "max_msgs_per_subject": -1, "max_msgs": -1, "max_bytes": -1,
+            "max_age": 0,
+            "max_msg_size": -1, "storage": "file", "discard": "old", "num_replicas": 1,
+            "duplicate_window": 120_000_000_000,
+            "sealed": False, "deny_delete": False, "deny_purge": False, "allow_rollup_hdrs": False,
+            "allow_direct": True, "mirror_direct": False}
 """What `nats stream add --defaults` asks for, besides name and subjects."""
 
 

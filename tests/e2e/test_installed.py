@@ -1,4 +1,5 @@
-"""What users install: wheel and source distribution, beside a folder ``broker`` of their own that breaks if it is imported."""
+"""What users install: wheel and source distribution, beside a folder ``broker`` of their own that breaks if it is
+imported."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ INPUTS = ("broker", "jetblock", "pyproject.toml", "hatch_build.py", "README.md",
 
 
 class Installed(NamedTuple):
-    """bin: the environment's commands; project: a folder with a package ``broker``; environ puts it first on sys.path."""
+    """bin: the environment's commands; project: a folder with a package ``broker``; environ puts it first on
+    sys.path."""
 
     bin: Path
     site: Path
@@ -42,7 +44,8 @@ class Installed(NamedTuple):
 
 def run(*words: str | Path, cwd: Path, environ: Mapping[str, str] | None = None) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=550, cwd=cwd, env=clean | dict(environ or {}), check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=550, cwd=cwd, env=clean | dict(environ or {}),
+                          check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -89,7 +92,8 @@ def modules(folder: Path) -> set[str]:
 
 @pytest.mark.timeout(600)
 def test_the_source_distribution_can_be_installed(dist: Path, tmp_path: Path) -> None:
-    """The archive has the build hook; pip builds a wheel of it, and the command runs. It needs no dependency for that."""
+    """The archive has the build hook; pip builds a wheel of it, and the command runs. It needs no dependency for
+    that."""
     [archive] = dist.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         assert any(name.endswith("/hatch_build.py") for name in opened.getnames())
@@ -107,15 +111,16 @@ def test_the_wheel_has_every_module_below_jetblock(installed: Installed) -> None
     for name in sorted(modules(internal)):
         lines, sources = (internal / name).read_text().splitlines(), (ROOT / "broker" / name).read_text().splitlines()
         assert [line.replace("from jetblock._broker", "from broker", 1) for line in lines] == sources, name
-    assert modules(installed.site / "jetblock") - modules(ROOT / "jetblock") == {f"_broker/{name}" for name in modules(internal)}
+    assert modules(installed.site / "jetblock") - modules(ROOT / "jetblock") == {f"_broker/{name}"
+                                                                                 for name in modules(internal)}
     assert (installed.site / "jetblock" / "py.typed").is_file()
     assert (installed.site / "pyspark_jetblock" / "__init__.py").is_file()
 
 
 @pytest.mark.timeout(600)
 def test_the_command_runs_in_a_folder_with_a_package_broker(installed: Installed) -> None:
-    """By its script and by ``python -m``, which puts the current folder on sys.path; also the commands with modules of their
-    own."""
+    """By its script and by ``python -m``, which puts the current folder on sys.path; also the commands with modules of
+    their own."""
     for command in ([installed.bin / "jetblock"], [installed.bin / "python", "-m", "jetblock"]):
         assert installed.run(*command, "--version").startswith("nats-server: v")
         for name in ("inspect", "fsck", "copy", "migrate", "adopt", "cost", "pipeline"):
@@ -196,14 +201,15 @@ async def test_with_asyncio(nats_broker):
     assert await publish(nats_broker.url, user="u", password="p") == 1
     assert "broker" not in sys.modules
 """)
-    out = installed.run(installed.bin / "python", "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider", "test_own.py")
+    out = installed.run(installed.bin / "python", "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider",
+                        "test_own.py")
     assert "2 passed" in out
 
 
 @pytest.mark.timeout(600)
 def test_spark_reads_a_stream_beside_a_package_broker(installed: Installed, tmp_path: Path) -> None:
-    """Spark finds the installed source by itself, and unpickles its classes in planner and workers, which have the project on
-    sys.path. The zip for other workers has the same modules."""
+    """Spark finds the installed source by itself, and unpickles its classes in planner and workers, which have the
+    project on sys.path. The zip for other workers has the same modules."""
     try:
         java = parts.java()
     except parts.PartMissing as error:
@@ -239,6 +245,7 @@ assert "broker" not in sys.modules
     names = zipfile.ZipFile(tmp_path / "jetblock.zip").namelist()
     assert {"jetblock/__init__.py", "jetblock/spark.py", "jetblock/_broker/pipeline/spark/source.py"} <= set(names)
     code = (f"import sys; sys.path.insert(0, {str(tmp_path / 'jetblock.zip')!r})\nimport importlib\n"
-            f"for name in ('pyspark_jetblock', 'jetblock.spark', 'jetblock.staging', 'jetblock._broker.pipeline.read.scan'):\n"
-            f"    assert 'jetblock.zip' in importlib.import_module(name).__file__\n")
+            f"for name in ('pyspark_jetblock', 'jetblock.spark', 'jetblock.staging', "
+            f"'jetblock._broker.pipeline.read.scan'):\n    assert 'jetblock.zip' in "
+            "importlib.import_module(name).__file__\n")
     installed.python(code)

@@ -1,7 +1,9 @@
-"""The main job: the standard library's files through a broker that is killed while they are published and while they are read.
+"""The main job: the standard library's files through a broker that is killed while they are published and while they
+are read.
 
-Shown: every PubAck's message is there afterwards, byte for byte, once, at the sequence it was acknowledged with; two durable
-consumers get all of theirs, again only what the contract allows; last by subject finds each file; `inspect` finds nothing wrong.
+Shown: every PubAck's message is there afterwards, byte for byte, once, at the sequence it was acknowledged with; two
+durable consumers get all of theirs, again only what the contract allows; last by subject finds each file; `inspect`
+finds nothing wrong.
 """
 
 from __future__ import annotations
@@ -95,8 +97,8 @@ async def test_library_through_two_kills(store: Store) -> None:
 async def inspect(store: Store) -> dict[str, Any]:
     """`jetblock inspect --json` over the whole store, every checksum read."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "broker", "inspect", store.url, "--verify", "--json", cwd=ROOT, env={**os.environ, **store.environ},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+        sys.executable, "-m", "broker", "inspect", store.url, "--verify", "--json", cwd=ROOT,
+        env={**os.environ, **store.environ}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     return dict(json.loads(out))
@@ -110,14 +112,16 @@ async def test_key_value_and_object_store(store: Store) -> None:
         kv = await js.create_key_value(bucket="settings", history=3)
         watcher = await kv.watchall()
         assert await watcher.updates() is None
-        for i in range(5):  # one after another: the bucket keeps three, and whoever has not seen a value by then does not see it
+        # one after another: the bucket keeps three, and whoever has not seen a value by then does not see it
+        for i in range(5):
             await kv.put("color", b"shade %d" % i)
             entry = await watcher.updates()
             assert (entry.key, entry.value) == ("color", b"shade %d" % i)
         await kv.put("size", b"large")
         await kv.delete("size")
         entries = [await watcher.updates() for _ in range(2)]
-        assert [(entry.key, entry.value, entry.operation) for entry in entries] == [("size", b"large", None), ("size", b"", "DEL")]
+        assert [(entry.key, entry.value, entry.operation) for entry in entries] == [("size", b"large", None),
+                                                                                    ("size", b"", "DEL")]
 
         store_ = await js.create_object_store("files", nats.js.api.ObjectStoreConfig())
         data = bytes(range(256)) * 4096

@@ -52,7 +52,8 @@ async def script(*words: str) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_published_again_after_the_duplicate_window(broker: BrokerProcess, client: Client, tmp_path: Path) -> None:
+async def test_published_again_after_the_duplicate_window(broker: BrokerProcess, client: Client,
+                                                          tmp_path: Path) -> None:
     """The stream holds each file once, whether or not its id is remembered; `read` sees each once."""
     files, js = some_files(tmp_path / "library"), client.jetstream()
     # As earlier versions of the tour made it.
@@ -125,6 +126,7 @@ async def test_what_is_not_there(broker: BrokerProcess, client: Client) -> None:
 
 def test_arguments() -> None:
     """--url may come before or after the command."""
-    for words in (["--url", "nats://x", "publish"], ["publish", "--url", "nats://x"], ["show", "lib.a", "--url", "nats://x"]):
+    for words in (["--url", "nats://x", "publish"], ["publish", "--url", "nats://x"],
+                  ["show", "lib.a", "--url", "nats://x"]):
         assert library.parse(words).url == "nats://x"
     assert library.parse(["read"]).url == "nats://127.0.0.1:4222"

@@ -92,7 +92,8 @@ def _denied_responses(found: Difference, theirs: Any, ours: Any) -> Results:
 
 def _no_subscriptions(found: Difference, theirs: Any, ours: Any) -> Results:
     limited = _connections_of(found, _users_without_subscriptions(found.scenario.configs[0]))
-    if limited and found.step.startswith("[") and json.loads(found.step)[0] in limited and "closed before" in (theirs, ours):
+    if limited and found.step.startswith("[") and json.loads(found.step)[0] in limited and "closed before" in (theirs,
+                                                                                                               ours):
         return ours, ours
     if not limited or not isinstance(theirs, dict) or not isinstance(ours, dict):
         return theirs, ours
@@ -170,7 +171,8 @@ def _short_heartbeats(found: Difference, theirs: Any, ours: Any) -> Results:
         return theirs, ours
 
     def once(came: list[Any]) -> list[Any]:
-        return [one for at, one in enumerate(came) if "100 Idle Heartbeat" not in json.dumps(one) or one not in came[:at]]
+        return [one for at, one in enumerate(came) if "100 Idle Heartbeat" not in json.dumps(one)
+                or one not in came[:at]]
 
     return once(theirs), once(ours)
 
@@ -242,7 +244,7 @@ def _reloadable_here(found: Difference, theirs: Any, ours: Any) -> Results:
 
 
 def _reloaded_before(found: Difference, wanted: Callable[[Config, Config], bool]) -> str:
-    """Whether a reload was such a change, given the configurations before and after: "now", "before" or ""."""
+    """Return whether a reload was such a change, given the configurations before and after: "now", "before" or ""."""
     configs = found.scenario.configs
     current = configs[0]
     for index, step in enumerate(found.scenario.steps[:found.index + 1]):
@@ -260,14 +262,15 @@ def _random_cycle(found: Difference, theirs: Any, ours: Any) -> Results:
 
 
 def _reloaded_in_one_order(found: Difference) -> bool:
-    """Whether only nats-server took a configuration with a cycle."""
+    """Return whether only nats-server took a configuration with a cycle."""
     step = found.scenario.steps[found.index]
     return (step[1] == "reload" and found.theirs["reload"] is False and found.ours["reload"] is True
             and _has_cycle(found.scenario.configs[step[2]]))
 
 
 def _has_cycle(config: Config) -> bool:
-    """Whether cycles of imports are all that is wrong with the configuration, in one of the orders of its accounts."""
+    """Return whether cycles of imports are all that is wrong with the configuration, in one of the orders of its
+    accounts."""
     problems = own_refusal(json.dumps(config)).splitlines()
     importing = [account for account in config.get("accounts", {}).values() if account.get("imports")]
     return len(importing) > 1 and bool(problems) and all(line.endswith("import forms a cycle") for line in problems)
@@ -306,7 +309,8 @@ def _one_of_two_shares(found: Difference, theirs: Any, ours: Any) -> Results:
                 shares.setdefault(json.dumps(one["service"], sort_keys=True), set()).add(bool(one.get("share")))
         return any(len(found) > 1 for found in shares.values())
 
-    if not any(ambiguous(account) for config in found.scenario.configs for account in config.get("accounts", {}).values()):
+    if not any(ambiguous(account) for config in found.scenario.configs
+               for account in config.get("accounts", {}).values()):
         return theirs, ours
 
     def masked(frames: list[Any]) -> list[Any]:
@@ -353,8 +357,8 @@ ACCEPTED: tuple[Rule, ...] = (
          "nats-server looks for the stream of a mirror or source some time after the request; here it is known at once "
          "that there is none, and a stream that exists is asked at once."),
     Rule("late upstream", _REQUESTS, _late_upstream,
-         "If the stream of a mirror or source is created after its copy, nats-server tries again some seconds later; jetblock "
-         "copies at once, so that messages have other sequences from then on."),
+         "If the stream of a mirror or source is created after its copy, nats-server tries again some seconds later; "
+         "jetblock copies at once, so that messages have other sequences from then on."),
     Rule("name without a directory", _REQUESTS, _impossible_directory,
          "nats-server cannot make the directory of a stream whose name contains a NUL; names here are no file names."),
     Rule("short heartbeats", _REQUESTS, _short_heartbeats,
@@ -370,25 +374,26 @@ ACCEPTED: tuple[Rule, ...] = (
          "If several subscriptions of a client match its reply subject, nats-server chooses by the history of its "
          "cache."),
     Rule("cycle of imports", _OPERATIONS, _random_cycle,
-         "nats-server adds the imports of several accounts in the order of a Go map, and finds some cycles in some orders "
-         "only; jetblock refuses them in any order."),
+         "nats-server adds the imports of several accounts in the order of a Go map, and finds some cycles in some "
+         "orders only; jetblock refuses them in any order."),
     Rule("quotes", _OPERATIONS, _scalars_as_text,
-         "A name or password of digits needs no quotes here, and a number may have some: `tests/config/test_grammar.py` "
-         "lists both."),
+         "A name or password of digits needs no quotes here, and a number may have some: "
+         "`tests/config/test_grammar.py` lists both."),
     Rule("values without a meaning", _OPERATIONS, _meaningless_values,
          "nats-server accepts a mapping to an empty subject, and crashes at the first message; it ignores a password "
          "without a user. Sizes of payloads and lines have bounds here."),
     Rule("settings that one server ignores", _OPERATIONS, _ignored_settings,
-         "nats-server ignores `accounts` if it is neither a map nor a list; jetblock does not read `disable_sublist_cache`."),
+         "nats-server ignores `accounts` if it is neither a map nor a list; jetblock does not read "
+         "`disable_sublist_cache`."),
     Rule("503 to a denied subject", _OPERATIONS, _denied_responses,
-         "nats-server says that there are no responders also to a subscription whose user may not subscribe to the reply "
-         "subject."),
+         "nats-server says that there are no responders also to a subscription whose user may not subscribe to the "
+         "reply subject."),
     Rule("header of a followed trace", _OPERATIONS, _followed_trace,
          "Documented in COMPATIBILITY: the trace follows a message into a service that allows traces by itself; "
          "nats-server sends a private subject along."),
     Rule("no subscriptions at all", _OPERATIONS, _no_subscriptions,
-         "`max_subs: 0`: both servers send an error and close the client 20 ms after the login. nats-server does so in a "
-         "goroutine, so that other answers may come before."),
+         "`max_subs: 0`: both servers send an error and close the client 20 ms after the login. nats-server does so in "
+         "a goroutine, so that other answers may come before."),
     Rule("more is reloaded", ("reload",), _reloadable_here,
          "jetblock reloads settings that nats-server refuses to change, and the removal of mappings outside of "
          "accounts, which nats-server ignores. The generator makes no such scenario, but shrinking does."),
@@ -396,11 +401,11 @@ ACCEPTED: tuple[Rule, ...] = (
          "While no users are configured, nats-server closes all clients that name a user at every reload, without an "
          "error; here they stay. The generator makes no such scenario, but shrinking does."),
     Rule("one of two shares", _OPERATIONS, _one_of_two_shares,
-         "If an account imports one service twice, nats-server looks for the import that `share` is for in a Go map, and "
-         "may find the other one."),
+         "If an account imports one service twice, nats-server looks for the import that `share` is for in a Go map, "
+         "and may find the other one."),
     Rule("one of two deliveries", _OPERATIONS, _last_delivery,
-         "A message to the own service of an account that imports it is delivered twice, once with request information. "
-         "The order is that of a Go map, and UNSUB with a limit keeps the first."),
+         "A message to the own service of an account that imports it is delivered twice, once with request "
+         "information. The order is that of a Go map, and UNSUB with a limit keeps the first."),
 )
 """Differences that stay."""
 

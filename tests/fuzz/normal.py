@@ -16,8 +16,8 @@ _REPLY = re.compile(r"_R_\.[A-Za-z0-9.]+")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _NANOS = re.compile(r"\b\d{19}\b")
 _VARIES = {"rtt", "start", "id", "server_id", "host", "timestamp", "service", "system", "total", "time", "seq", "ts",
-           "cid", "ver", "cluster", "jetstream", "tags", "flags", "client_id", "now", "uptime", "created", "last_active",
-           "first_ts", "last_ts", "api", "_nats.ver"}
+           "cid", "ver", "cluster", "jetstream", "tags", "flags", "client_id", "now", "uptime", "created",
+           "last_active", "first_ts", "last_ts", "api", "_nats.ver"}
 """Fields that show their type only."""
 _LEFT_OUT = {"feature_flags"}
 """Fields of the server's identity that depend on its version."""

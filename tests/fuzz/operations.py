@@ -184,8 +184,9 @@ class _Player:
 def _storing(config: Config) -> list[str]:
     """The accounts that may have streams."""
     accounts = config.get("accounts")
-    return [name for name, account in accounts.items() if isinstance(account, dict) and "jetstream" in account] if isinstance(
-        accounts, dict) and "jetstream" in config else []
+    return [name for name, account in accounts.items() if isinstance(account, dict)
+            and "jetstream" in account] if isinstance(
+accounts, dict) and "jetstream" in config else []
 
 
 def _encoded(verb: str, arguments: list[Any], last_reply: str) -> bytes:

@@ -38,7 +38,8 @@ def _shown(result: Any, memory: bool) -> Any:
         return repr(result)
     if isinstance(result, dict):
         # nats-server counts differently in memory; here both stores count as its file store does.
-        return {name: name if memory and name in ("bytes", "memory") else _shown(inner, memory) for name, inner in result.items()}
+        return {name: name if memory and name in ("bytes", "memory") else _shown(inner, memory)
+                for name, inner in result.items()}
     if isinstance(result, str):
         return _RESTORE.sub(r"\1NUID", result)
     return [_shown(inner, memory) for inner in result] if isinstance(result, list) else result

@@ -32,7 +32,8 @@ def rendered(config: Config) -> str:
     """A configuration file with the player's own account. The file language contains JSON."""
     config = {"server_name": "s", **config}
     accounts, authorization = config.get("accounts", {}), config.get("authorization")
-    if isinstance(accounts, dict) and ("accounts" in config or (isinstance(authorization, dict) and "users" in authorization)):
+    if isinstance(accounts,
+                  dict) and ("accounts" in config or (isinstance(authorization, dict) and "users" in authorization)):
         accounts = {name: _with_cleaner(name, account) for name, account in accounts.items()}
         config["accounts"] = {**accounts, FENCE: {"users": [{"user": FENCE, "password": FENCE}]}}
     lines = [f"{json.dumps(name)}: {_value(value)}" for name, value in config.items()]

@@ -94,11 +94,14 @@ def test_unknown_argument(nats_broker):
 
 
 def test_nothing_is_imported_without_need() -> None:
-    """Each run of pytest imports the plugin, and each driver of Spark the helpers: neither gets the server or Spark with it."""
-    absent = ("broker.runtime.app", "broker.config", "broker.storage.log", "broker.protocol", "pyspark", "nats", "numpy")
+    """Each run of pytest imports the plugin, and each driver of Spark the helpers: neither gets the server or Spark
+    with it."""
+    absent = ("broker.runtime.app", "broker.config", "broker.storage.log", "broker.protocol", "pyspark", "nats",
+              "numpy")
     code = ("import sys, jetblock, jetblock.testing.plugin, jetblock.spark\n"
             f"print([name for name in {absent!r} if name in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
+                          check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_TEST_SECONDS = 300
-"""Timeout of a test with Spark: the first one also waits for the session to start."""
+"""Timeout of a test with Spark; the first such test also waits for the session to start."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark_environ() -> dict[str, str]:
-    """The environment that a process needs to start Spark: Java, the interpreter, the path of our modules."""
+    """Return the environment that a process needs to start Spark: Java, the interpreter, the path of our modules."""
     try:
         java = parts.java()
     except parts.PartMissing as error:
@@ -50,7 +50,8 @@ def spark_environ() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark(spark_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on ``local[2,3]``: two tasks side by side, each tried up to three times. An event log is written."""
+    """Start a session on ``local[2,3]``: two tasks side by side, each tried up to three times. An event log is
+    written."""
     from pyspark.sql import SparkSession
 
     folder = tmp_path_factory.mktemp("spark")
@@ -82,7 +83,7 @@ def spark(spark_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 
 
 def _end_gateway() -> None:
-    """The JVM outlives ``stop()`` until its standard input is closed."""
+    """End the JVM, which outlives ``stop()`` until its standard input is closed."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

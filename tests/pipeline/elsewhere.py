@@ -26,12 +26,12 @@ def make_zip(folder: Path) -> Path:
 
 
 def python_without_jetblock(folder: Path) -> Path:
-    """An interpreter with this one's packages, but not what editable installs add to them."""
+    """Make an interpreter with this one's packages, but without the additions of editable installs."""
     venv.create(folder / "venv", with_pip=False)
     python = folder / "venv" / "bin" / "python"
     site = subprocess.run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
                           capture_output=True, text=True, check=True).stdout.strip()
-    # A folder that is named in a .pth file is searched, but .pth files in it are not read.
+    # A folder that a .pth file names is searched, but .pth files in it are not read.
     packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     Path(site, "packages.pth").write_text("\n".join(packages) + "\n")
     return python
@@ -42,11 +42,13 @@ def run(python: Path, script: str, arguments: Mapping[str, Any], environ: Mappin
     """Run a script that takes its arguments from ``sys.argv[1]`` and prints its result as JSON on the last line."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "SPARK_HOME")}
     env |= environ
-    env |= {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "SPARK_WORKER_DIR": str(folder / "work")}
+    env |= {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python),
+            "SPARK_WORKER_DIR": str(folder / "work")}
     (folder / "script.py").write_text(script)
     done = subprocess.run([str(python), "script.py", json.dumps(arguments)], cwd=folder, env=env, capture_output=True,
                           text=True, timeout=seconds, check=False)
-    # The script's own traceback; the JVM's messages about its end surround it.
-    said = done.stderr[done.stderr.find("Traceback (most recent"):]
-    assert done.returncode == 0, "\n".join(line for line in said.splitlines() if not line.lstrip().startswith("at "))[:6000]
+    # The script's own traceback is among messages of the JVM about its end.
+    error = done.stderr[done.stderr.find("Traceback (most recent"):]
+    lines = [line for line in error.splitlines() if not line.lstrip().startswith("at ")]
+    assert done.returncode == 0, "\n".join(lines)[:6000]
     return json.loads(done.stdout.splitlines()[-1])

@@ -13,7 +13,7 @@ __all__ = ["environment"]
 
 @contextlib.contextmanager
 def environment(spark: Any, environ: Mapping[str, str]) -> Iterator[None]:
-    """Planner and workers with these variables: the source passes on the current environment."""
+    """Set these variables for planner and workers: the source passes on the current environment."""
     kept = dict(spark.sparkContext.environment)
     spark.sparkContext.environment.update(environ)
     spark.dataSource.register(JetblockSource)

@@ -1,10 +1,4 @@
-"""A Spark driver of its own that follows a stream into Parquet, for tests that kill it.
-
-    python -m tests.pipeline.following STORE STREAM FOLDER MESSAGES_PER_TRIGGER
-
-Prints the JVM's process id, then ``done`` once everything has been read. Rows are in FOLDER/rows, the checkpoint
-in FOLDER/checkpoint.
-"""
+"""A separate Spark driver that follows a stream into Parquet, for tests that kill it."""
 
 from __future__ import annotations
 

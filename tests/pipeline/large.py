@@ -1,4 +1,4 @@
-"""A store whose checkpoint names very many nonexistent blocks: for planning, which reads none of them."""
+"""A store whose checkpoint names very many nonexistent blocks, for planning, which reads none of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NONCE = bytes(16)
 
 
 async def checkpoint_of(store: ObjectStore, blocks: int, *, subjects: int) -> None:
-    """A stream ``large`` of that many blocks of ``BLOCK_MESSAGES`` messages and 8 MB each, one a second.
+    """Make a stream ``large`` of that many blocks of ``BLOCK_MESSAGES`` messages and 8 MB each, one a second.
 
-    Args: subjects: the number in each block, in no other block and all in its summary; 0: no summary.
+    Args: subjects: the number of subjects in each block, in no other block and all in its summary; 0: no summary.
     """
     owner = Owner(store)
     await owner.start()
@@ -35,7 +35,7 @@ async def checkpoint_of(store: ObjectStore, blocks: int, *, subjects: int) -> No
     before = (await read_snapshot(store, 0)).state
     position = before.position
     rng = random.Random(1)
-    # Page by page, as a table of that many entries would be half a gigabyte.
+    # Entries are packed page by page, as a table of that many entries would be half a gigabyte.
     refs: list[PageRef] = []
     for at in range(0, blocks, PAGE_ENTRIES):
         entries = [BlockEntry(_block(n, subjects, rng)).pack() for n in range(at, min(blocks, at + PAGE_ENTRIES))]
@@ -45,7 +45,7 @@ async def checkpoint_of(store: ObjectStore, blocks: int, *, subjects: int) -> No
         await store.put(PATHS.pages(own), buffers)
         refs.append(ref)
     last = blocks * BLOCK_MESSAGES
-    # As storage.pages has it.
+    # The layout is that of storage.pages.
     entry: list[Any] = [
         _STREAM_ID, "$G", STREAM, {"name": STREAM}, T0, 1, last, last, blocks * 8_000_000, T0, T0 + blocks * 10**9, 0,
         list(position), {}, [[0, None, ref.pack()] for ref in refs], []]

@@ -16,7 +16,7 @@ from tests.harness import BrokerProcess
 __all__ = ["Message", "Published", "broker_on", "publish", "published"]
 
 MESSAGES = 600
-"""In ORDERS, of each of two runs of the broker."""
+"""Number of messages in ORDERS for each of the two runs of the broker."""
 
 
 class Message(NamedTuple):
@@ -53,7 +53,7 @@ async def broker_on(url: str, environ: Mapping[str, str] | None = None) -> Async
 
 
 async def publish(js: Any, messages: list[tuple[str, dict[str, str] | None, bytes]]) -> list[Message]:
-    """Publish all at once; they are sequenced in this order."""
+    """Publish all messages at once; they are sequenced in this order."""
     acks = await asyncio.gather(*(js.publish(subject, data, headers=headers) for subject, headers, data in messages))
     return [Message(ack.seq, subject, _block(headers), data)
             for ack, (subject, headers, data) in zip(acks, messages, strict=True)]
@@ -62,8 +62,9 @@ async def publish(js: Any, messages: list[tuple[str, dict[str, str] | None, byte
 async def published(url: str, environ: Mapping[str, str] | None = None) -> Published:
     """Streams of two runs of a broker, the first one killed.
 
-    ORDERS: ``orders.REGION.N`` with headers on each third, single messages deleted and a subject purged. LOGS and LOGS2:
-    the last 100 messages of ``logs.N`` and some of ``logs2.x``. A consumer of ORDERS, ``worker``, acked ten messages.
+    ORDERS: ``orders.REGION.N`` with headers on each third, single messages deleted and a subject purged. LOGS and
+    LOGS2: the last 100 messages of ``logs.N`` and some of ``logs2.x``. A consumer of ORDERS, ``worker``, acked ten
+    messages.
     """
     store = Published(url, environ or {})
     orders: list[Message] = []

@@ -1,10 +1,10 @@
-"""Stores for the pipeline's tests, and what must be read from them.
+"""Stores for the pipeline's tests, with a record of the messages that must be read from them.
 
     await varied(store, seed)        varied streams by the storage engine: thousands of messages in seconds
     await of_a_broker(directory)     the same by a broker process and a NATS client
     MemoryObjectClient(store)        a MemoryStore's objects for blocking readers, with a record of its reads
 
-An ``Owner`` is one process run after another on a store; its streams record what should be read: ``stream.live``.
+An ``Owner`` is one process run after another on a store. ``stream.live`` of its streams has the expected messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from tests import harness
 from tests.inspect import stores as engine
 from tests.inspect.stores import PATHS, STORE_ID, T0, Row
 
-__all__ = ["HEADERS", "PATHS", "STORE_ID", "T0", "MemoryObjectClient", "Owner", "Row", "Stream", "of_a_broker", "varied"]
+__all__ = ["HEADERS", "PATHS", "STORE_ID", "T0", "MemoryObjectClient", "Owner", "Row", "Stream", "of_a_broker",
+           "varied"]
 
 HEADERS = b"NATS/1.0\r\nNats-Msg-Id: 1\r\nX-Kind: a: b\r\nX-Kind:  twice\r\n\r\n"
 
@@ -50,8 +51,10 @@ class Stream(engine.Stream):
         self.owner.log.urgent()
 
     def append(self, rows: Sequence[tuple[bytes, bytes, bytes]], *, gap: int = 0, after_ns: int = 1_000_003) -> None:
-        """Messages (subject, headers, data) at one time, ``after_ns`` later than the last; ``gap`` sequences are left
-        out before them, as a mirror's are. The block's end comes with ``await owner.log.persisted()``."""
+        """Append messages (subject, headers, data) at one time, ``after_ns`` later than the last.
+
+        ``gap`` sequences are left out before them, as in a mirror. ``await owner.log.persisted()`` ends the block.
+        """
         self.owner.clock.advance(after_ns)
         now_ns = self.owner.clock.now_ns()
         first = self.last_seq + gap + 1
@@ -65,7 +68,8 @@ class Stream(engine.Stream):
 
     async def adopt(self, rows: Sequence[tuple[bytes, bytes, bytes]], *, block_messages: int = 100,
                     drop: Sequence[int] = ()) -> None:
-        """Messages that were staged join, in blocks of as many, but for those with these ordinals, which were seen before."""
+        """Let staged messages join, in blocks of ``block_messages``; those with the ordinals ``drop`` are duplicates
+        and are dropped."""
         owner = self.owner
         owner.clock.advance(1_000_003)
         now_ns = owner.clock.now_ns()
@@ -120,12 +124,12 @@ class Stream(engine.Stream):
 
 
 class Owner(engine.Owner):
-    """One process run after another on a store (or on one shard of it). ``streams`` by name."""
+    """Process runs, one after another, on a store (or on one shard of it). ``streams`` has the streams by name."""
 
     streams: dict[str, Stream]  # type: ignore[assignment]
 
     async def make(self, name: str, account: str = "$G", config: dict[str, Any] | None = None, **more: Any) -> Stream:
-        """A new, empty stream, persisted; its record has these keys ``more``."""
+        """Make a new, empty stream, persisted; its record also has the keys of ``more``."""
         stream = self.streams[name] = Stream(self, self.rng.getrandbits(64) | 1, name, account)
         stream.create(config, **more)
         await self.log.persisted()
@@ -140,8 +144,8 @@ class Owner(engine.Owner):
 class MemoryObjectClient:
     """Blocking reads of the objects of a MemoryStore, as ``pipeline.store.objects`` does for real stores.
 
-    ``asked`` lists every range that was read, ``bytes_read`` adds up what came. ``before``, called with each key before
-    it is read, in whatever thread reads it, may change the store or raise.
+    ``asked`` lists every range that was read, ``bytes_read`` is their sum. ``before`` is called with each key before it
+    is read, in the thread that reads it; it may change the store or raise.
     """
 
     def __init__(self, store: MemoryStore) -> None:
@@ -178,10 +182,10 @@ async def varied(store: ObjectStore, seed: int = 1, *, steps: int = 40, shard: i
                  codec: SectionCodec | None = None) -> Owner:
     """A store with random content of all kinds, the same for a seed.
 
-    Streams: ``one`` (one subject, few sizes), ``few`` and ``many`` (subjects; sequences with gaps in ``few``), ``mixed``
-    of account ``ACME/é`` (invalid UTF-8 among its subjects, headers here and there, empty bodies, large ones), ``again``
-    (deleted and recreated) and ``empty``. Single messages and ranges are deleted, beginnings purged, epochs begin and
-    checkpoints are cut on the way, so that some of it is in pages and some in the log's tail.
+    Streams: ``one`` (one subject, few sizes), ``few`` and ``many`` (subjects; sequences with gaps in ``few``),
+    ``mixed`` of account ``ACME/é`` (invalid UTF-8 among its subjects, headers here and there, empty bodies, large
+    ones), ``again`` (deleted and recreated) and ``empty``. Single messages and ranges are deleted, beginnings purged,
+    epochs begin and checkpoints are cut on the way, so that some of it is in pages and some in the log's tail.
     Args: large: messages of more than 1 MB are among them. codec: of the frames; None: each run's own.
     Returns: the owner, whose last process run is still there: ``stop`` or ``kill`` it.
     """
@@ -194,9 +198,10 @@ async def varied(store: ObjectStore, seed: int = 1, *, steps: int = 40, shard: i
     for _ in range(steps):
         name = rng.choice(["one", "few", "many", "mixed", "again"])
         stream = owner.streams[name]
-        for _ in range(rng.choice([1, 1, 2, 5])):  # runs of one block
+        for _ in range(rng.choice([1, 1, 2, 5])):  # These runs are in one block.
             gap = rng.choice([0, 0, 1, 7, 100_000]) if name == "few" else 0
-            stream.append(list(_rows(rng, name, large)), gap=gap, after_ns=rng.choice([0, 1, 999, 1_000_003, 60 * 10**9]))
+            stream.append(list(_rows(rng, name, large)), gap=gap,
+                          after_ns=rng.choice([0, 1, 999, 1_000_003, 60 * 10**9]))
         if rng.random() < 0.3:
             await owner.log.persisted()
         if stream.live and rng.random() < 0.6:
@@ -248,13 +253,13 @@ def _remove(rng: random.Random, stream: Stream) -> None:
 
 
 async def of_a_broker(directory: Path, *, messages: int = 300) -> dict[str, list[tuple[int, bytes, bytes, bytes]]]:
-    """A store at ``directory`` as a broker process leaves it: two runs of it, the first one killed.
+    """Make a store at ``directory`` by two runs of a broker process, the first one killed.
 
     Streams ORDERS (``orders.*.*``; headers on each third message, some deleted, a subject purged, a consumer that acked
     ten) and LOGS (``logs.>``; limited to its last 100 messages).
     Returns: by stream the live messages: sequence, subject, headers' values of ``X-No`` (b"" where none), data.
     """
-    import nats  # by these tests alone
+    import nats  # Only tests that call this need it.
     from nats.js.api import ConsumerConfig, StreamConfig
 
     live: dict[str, dict[int, tuple[int, bytes, bytes, bytes]]] = {"ORDERS": {}, "LOGS": {}}

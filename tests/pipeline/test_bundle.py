@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FORBIDDEN = ("broker.server", "broker.jetstream", "broker.runtime", "broker.config", "broker.cluster",
              "broker.monitor", "broker.inspect", "aiobotocore", "botocore", "uvloop", "aiohttp", "prometheus_client",
              "pydantic_settings")
-"""What the pipeline must never import: a worker has none of it."""
+"""Modules that the pipeline must never import, because a worker has none of them."""
 
 WITH_SPARK = frozenset({"source", "batch", "stream"})
 """The modules that Spark calls into; all others of the pipeline import without it."""
@@ -41,7 +41,8 @@ def archive(tmp_path: Path) -> Path:
 def python(code: str, path: Path, tmp_path: Path) -> str:
     """Run code where ``broker`` can be imported only from ``path``."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    # Without site, lest an editable install bring the checkout in; its packages are put behind.
+    # The interpreter runs without site, because an editable install would bring the checkout in; its packages come last
+    # in the path.
     packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     done = subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = [{str(path)!r}]; "
                            f"sys.path += {packages!r}\n{code}"],
@@ -51,11 +52,11 @@ def python(code: str, path: Path, tmp_path: Path) -> str:
 
 
 def test_every_module_imports_from_the_zip_alone(archive: Path, tmp_path: Path) -> None:
-    """Each module in the zip imports, with all modules blocked that workers lack; everything for a plan and a task is
-    in it."""
+    """Each module in the zip imports while all modules that workers lack are blocked; everything for a plan and a task
+    is in the zip."""
     names = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
              for name in zipfile.ZipFile(archive).namelist()]
-    # These are never imported there, only named.
+    # Workers never import these modules, which are only named.
     names = [name for name in names if not name.endswith(("objectstore.s3", "objectstore.credentials"))]
     out = python(f"""
 import importlib, importlib.abc
@@ -92,7 +93,8 @@ import pyspark.sql.datasource
 before = set(sys.modules)
 import pyspark_jetblock
 assert pyspark_jetblock.DefaultSource.name() == "jetblock"
-print([name for name in set(sys.modules) - before if name.split(".")[0] not in ("broker", "jetblock", "pyspark_jetblock")
+print([name for name in set(sys.modules) - before
+       if name.split(".")[0] not in ("broker", "jetblock", "pyspark_jetblock")
        and name.split(".")[0] not in sys.stdlib_module_names])
 """, archive, tmp_path)
     assert out.strip() == "[]"
@@ -107,7 +109,7 @@ def test_same_sources_same_bytes(archive: Path) -> None:
 
 
 def test_spark_finds_the_source_in_the_zip(archive: Path, tmp_path: Path) -> None:
-    """By looking through the folders and zips of sys.path, as Spark's look-up does."""
+    """Spark searches the folders and zips of sys.path; ``pkgutil`` does the same here."""
     out = python("""
 import pkgutil
 print([one.name for one in pkgutil.iter_modules() if one.name.startswith("pyspark_j")])
@@ -127,7 +129,7 @@ def test_zip_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
                                            ("no/such/out.zip", "No such file or directory")])
 def test_zip_command_that_cannot(name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zip", str(tmp_path / name)]) == 2
-    said = capsys.readouterr()
-    assert why in said.err
-    assert said.out == ""
+    shown = capsys.readouterr()
+    assert why in shown.err
+    assert shown.out == ""
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,8 @@ from tests.pipeline.stores import Owner, Stream
 
 
 async def filled(url: str) -> Stream:
-    """A stream of three blocks: ``A.x`` in the first, ``A.y`` in the others; and one whose block has many subjects."""
+    """Make a stream of three blocks: ``A.x`` in the first, ``A.y`` in the others; and one whose block has many
+    subjects."""
     owner = Owner(open_store(url))
     await owner.start()
     stream = await owner.make("A")
@@ -66,21 +67,21 @@ def test_a_subject_that_nothing_has(store: str, capsys: pytest.CaptureFixture[st
     """Blocks excluded by the catalogue are shown apart from those that only an index can exclude, so that no plan looks
     unfiltered."""
     assert main(["plan", store, "A", "--subjects", "none.>"]) == 0
-    said = capsys.readouterr().out
-    assert "0 of 3" in said
-    assert "3 blocks, without" in said
-    assert "undecided" not in said
+    shown = capsys.readouterr().out
+    assert "0 of 3" in shown
+    assert "3 blocks, without" in shown
+    assert "undecided" not in shown
     assert main(["plan", store, "MANY"]) == 0
     assert "undecided" not in capsys.readouterr().out
-    assert main(["plan", store, "MANY", "--subjects", "none.>"]) == 0  # by the block's filter
-    said = capsys.readouterr().out
-    assert "0 of 1" in said
-    assert "undecided" not in said
+    assert main(["plan", store, "MANY", "--subjects", "none.>"]) == 0  # excluded by the block's filter
+    shown = capsys.readouterr().out
+    assert "0 of 1" in shown
+    assert "undecided" not in shown
     assert main(["plan", store, "MANY", "--subjects", "*.none"]) == 0
-    said = capsys.readouterr().out
-    assert "1 of 1" in said
-    assert "0 blocks, without" in said
-    assert "undecided:  1 block, of which only the index can tell whether they hold" in said
+    shown = capsys.readouterr().out
+    assert "1 of 1" in shown
+    assert "0 blocks, without" in shown
+    assert "undecided:  1 block, of which only the index can tell whether they hold" in shown
 
 
 @pytest.mark.parametrize(("arguments", "why"), [
@@ -91,11 +92,11 @@ def test_a_subject_that_nothing_has(store: str, capsys: pytest.CaptureFixture[st
 def test_what_cannot_be_planned(store: str, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2 and one line on standard error, with nothing on standard output."""
     assert main(["plan", store, *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("jetblock pipeline: ")
-    assert said.err.count("\n") == 1
-    assert why in said.err
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("jetblock pipeline: ")
+    assert shown.err.count("\n") == 1
+    assert why in shown.err
 
 
 def test_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,13 +107,13 @@ def test_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["unknown"], ["plan"], ["zip"], ["plan", "file://x", "A", "--bogus", "1"]])
 def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """As argparse has it: usage on standard error and status 2."""
+    """Wrong arguments give argparse's usage on standard error and status 2."""
     assert main(arguments) == 2
     assert "usage: jetblock pipeline" in capsys.readouterr().err
 
 
 def test_it_is_a_command_of_jetblock(capsys: pytest.CaptureFixture[str]) -> None:
-    """Reached through the broker's own command line, whose help names it."""
+    """The broker's own command line runs it, and its help names it."""
     assert cli.run(["pipeline", "--help"]) == 0
     assert "plan" in capsys.readouterr().out
     assert cli.run(["--help"]) == 0
@@ -120,7 +121,7 @@ def test_it_is_a_command_of_jetblock(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_without_the_extra(store: str, tmp_path: Path) -> None:
-    """If only the broker is installed, the command says what to install."""
+    """The command names the extra to install if only the broker is installed."""
     block = ("import sys; sys.modules['numpy'] = sys.modules['pyarrow'] = None\n"
              f"from broker.pipeline.cli import main; sys.exit(main(['plan', {store!r}, 'A']))")
     root = str(Path(__file__).resolve().parents[2])

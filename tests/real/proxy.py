@@ -83,7 +83,8 @@ class TcpProxy:
         self.cut()
 
     def resume(self) -> None:
-        """Pass bytes and take connections again. A connection that had answers swallowed is reset: it is out of step."""
+        """Pass bytes and take connections again. A connection that had answers swallowed is reset: it is out of
+        step."""
         if self._swallowing:
             self.cut()
         self._swallowing = self._refusing = False

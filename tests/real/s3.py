@@ -174,8 +174,8 @@ def _start(name: str, folder: Path, command: Callable[[Path, int], list[str]]) -
                 "MINIO_ROOT_USER": env["AWS_ACCESS_KEY_ID"], "MINIO_ROOT_PASSWORD": env["AWS_SECRET_ACCESS_KEY"],
                 "MINIO_BROWSER": "off", "MINIO_UPDATE": "off"}
             with log.open("ab") as out:
-                return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, cwd=folder,
-                                        preexec_fn=_die_with_parent)
+                return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment,
+                                        cwd=folder, preexec_fn=_die_with_parent)
 
         env = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": _USER, "AWS_SECRET_ACCESS_KEY": _SECRET,
                "AWS_REGION": "us-east-1"}

@@ -70,8 +70,8 @@ def seal_all(patch: pytest.MonkeyPatch) -> None:
     """Only the epoch before one's own is sealed; of the others a look must do."""
     seal_epoch = ownership._seal_epoch
 
-    async def broken(store: ObjectStore, paths: ShardPaths, first: Position, known: int | None, epoch: int, me: Identity,
-                     retry: StoreRetry) -> int:
+    async def broken(store: ObjectStore, paths: ShardPaths, first: Position, known: int | None, epoch: int,
+                     me: Identity, retry: StoreRetry) -> int:
         if known is not None or first.epoch == epoch - 1:
             return await seal_epoch(store, paths, first, known, epoch, me, retry)
         number = first.number
@@ -176,7 +176,8 @@ def own_runs_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def bounded_window(patch: pytest.MonkeyPatch) -> None:
-    """Whoever seals takes the first number beyond the last segment that landed, as if no put before it could be missing."""
+    """Whoever seals takes the first number beyond the last segment that landed, as if no put before it could be
+    missing."""
     patch.setattr(log_entries, "PUTS_IN_FLIGHT_MAX", 0)
     patch.setattr(log_entries, "_NEAR", (1,))
     patch.setattr(log_entries, "_GENTLE_NEAR", (1,))

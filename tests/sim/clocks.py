@@ -1,15 +1,17 @@
-"""The clocks of a world's machines and of its store: each is right, or leaps, by seconds or ten years, for a second or for long.
+"""The clocks of a world's machines and of its store: each is right, or leaps, by seconds or ten years, for a second or
+for long.
 
-The world's own clock is the truth. A process reads its machine's through a ``GuardedClock``, whose second source is the Date of
-the store's answers, or else the time since boot.
+The world's own clock is the truth. A process reads its machine's through a ``GuardedClock``, whose second source is the
+Date of the store's answers, or else the time since boot.
 
     ahead, behind   one machine's wall clock, by minutes to ten years
     small           one machine's, by so little that it is believed
     store           the Date of the store's answers; the machines are right
     all             the world is suspended: each wall clock and the store agree that minutes have passed, none ran
 
-Not tried, since nothing can be done about it: a process that starts while the store's clock is wrong, or while its machine's is
-and the store has none; messages between a suspension and the store's next answer, whose times are those of before it.
+Not tried, since nothing can be done about it: a process that starts while the store's clock is wrong, or while its
+machine's is and the store has none; messages between a suspension and the store's next answer, whose times are those of
+before it.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ __all__ = ["Clocks"]
 SECOND = 1_000_000_000
 _LARGE = (180 * SECOND, 3600 * SECOND, 86_400 * SECOND, 10 * 365 * 86_400 * SECOND)
 _STORE_MORE_NS = 1000 * SECOND
-"""So that the store is never wrong by as much as a machine is before it has heard that the store is right again: two clocks that
-agree are believed."""
+"""So that the store is never wrong by as much as a machine is before it has heard that the store is right again: two
+clocks that agree are believed."""
 _SUSPENDED_NS = 180 * SECOND
 """Less than the windows and lifetimes that the oracles know: what a client asks for before it is decided after it."""
 _LEAPS = 0.08
@@ -61,7 +63,8 @@ class Clocks:
         """By machine: since when its clock has not been what the store's is, by more than a minute."""
         self._wrong_until_ns = 0
         self.suspended_ns = 0
-        """In sum. A clock that was wrong meanwhile may be behind by as much, and what was delivered be due later by as much."""
+        """In sum. A clock that was wrong meanwhile may be behind by as much, and what was delivered be due later by
+        as much."""
 
     def of(self, machine: str) -> tuple[GuardedClock, Callable[[], None]]:
         """A new process's clock; and what notes the Date of an answer that comes in."""
@@ -87,12 +90,12 @@ class Clocks:
         return clock, answered
 
     def may_delete(self, machine: str) -> bool:
-        """Whether its clock may be believed, or was until just now."""
+        """Return whether its clock may be believed, or was until just now."""
         now_ns = self._true.monotonic_ns()
         return all(now_ns - self._wrong_since_ns.get(whose, now_ns) <= _SWEEP_NS for whose in (machine, _STORE))
 
     def wrong_lately(self, ns: int) -> bool:
-        """Whether any clock was wrong within the last ``ns``: what should have happened may be late."""
+        """Return whether any clock was wrong within the last ``ns``: what should have happened may be late."""
         return bool(self._wrong_since_ns) or self._true.monotonic_ns() - self._wrong_until_ns <= ns
 
     def perhaps_leap(self, machines: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """An event loop in virtual time: if nothing is ready it moves the clock to the next timer, without waiting.
 
 It has no selector and no threads: the same program with the same seed runs the same way. Work for a thread runs
-in the loop, since virtual time does not wait for a real thread: minutes of it pass before a thread has run for a millisecond.
+in the loop, since virtual time does not wait for a real thread: minutes of it pass before a thread has run for a
+millisecond.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ class _Task(asyncio.Task[Any]):
 class SimLoop(asyncio.BaseEventLoop):
     """``asyncio`` with ``clock`` for time.
 
-    A turn is what it is in asyncio: the calls that were ready when it began. Timers of one instant go in the order in which they
-    were set. Calls do not run in a context of their own, since nothing here has context variables; this, and calls as light as
-    these, make a simulation a quarter cheaper.
+    A turn is what it is in asyncio: the calls that were ready when it began. Timers of one instant go in the order in
+    which they were set. Calls do not run in a context of their own, since nothing here has context variables; this, and
+    calls as light as these, make a simulation a quarter cheaper.
 
     Args: ``rng`` decides how long work in threads takes; None: it ends within a turn.
     """
@@ -122,8 +123,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., Any],  # type: ignore[override]
                         *args: Any) -> asyncio.Future[Any]:
-        """Call ``func`` in the loop. A call whose future is cancelled before it begins is not made, as in a pool of threads; one
-        that has begun runs to its end."""
+        """Call ``func`` in the loop. A call whose future is cancelled before it begins is not made, as in a pool of
+        threads; one that has begun runs to its end."""
         future = self.create_future()
 
         def run() -> None:
@@ -198,7 +199,8 @@ class SimLoop(asyncio.BaseEventLoop):
             self.errors.append(context)
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
-        # Called by the garbage collector, whenever that may be: only what a killed process was in the middle of gets here.
+        # Called by the garbage collector, whenever that may be: only what a killed process was in the middle of gets
+        # here.
         pass
 
     def _asyncgen_firstiter_hook(self, agen: Any) -> None:

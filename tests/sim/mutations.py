@@ -60,7 +60,8 @@ __all__ = ["MUTATIONS", "SPECIAL"]
 
 
 def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
-    """What has nothing of its own to wait for waits for the oldest put in flight: a duplicate's PubAck comes too early."""
+    """What has nothing of its own to wait for waits for the oldest put in flight: a duplicate's PubAck comes too
+    early."""
     wait = Log.wait
 
     def broken(self: Log, fn: Callable[..., object], *args: Any, of: Any = None) -> None:
@@ -138,7 +139,8 @@ def sweep_to_newest_root(patch: pytest.MonkeyPatch) -> None:
         await after_round(self, checkpointer)
 
     patch.setattr(Sweeper, "after_round", after)
-    patch.setattr(Sweeper, "_unneeded", lambda self, oldest: unneeded(self, newest[self] if oldest.epoch else oldest))  # type: ignore[call-arg]
+    patch.setattr(Sweeper, "_unneeded", lambda self, oldest: unneeded(self, newest[self] if oldest.epoch
+                                                                      else oldest))  # type: ignore[call-arg]
 
 
 def serve_though_sealed(patch: pytest.MonkeyPatch) -> None:
@@ -377,7 +379,8 @@ def expiries_not_stored(patch: pytest.MonkeyPatch) -> None:
 
 def expires_early(patch: pytest.MonkeyPatch) -> None:
     """Messages expire a second before their time."""
-    patch.setattr(ttl, "expires_at", lambda time_ns, seconds: expires_at(time_ns, seconds - 1 if seconds > 0 else seconds))
+    patch.setattr(ttl, "expires_at",
+                  lambda time_ns, seconds: expires_at(time_ns, seconds - 1 if seconds > 0 else seconds))
 
 
 def markers_left_out(patch: pytest.MonkeyPatch) -> None:
@@ -458,7 +461,8 @@ def leaps_stamped(patch: pytest.MonkeyPatch) -> None:
 def swept_by_wrong_clocks(patch: pytest.MonkeyPatch) -> None:
     """Time goes on as it should while the wall clock is wrong, and so does deleting."""
     trusted = GuardedClock.trusted
-    patch.setattr(GuardedClock, "trusted", property(lambda self: trusted.fget(self) or True))  # type: ignore[attr-defined]
+    patch.setattr(GuardedClock, "trusted",
+                  property(lambda self: trusted.fget(self) or True))  # type: ignore[attr-defined]
 
 
 def never_right_again(patch: pytest.MonkeyPatch) -> None:
@@ -491,18 +495,21 @@ def suspended_for_ever(patch: pytest.MonkeyPatch) -> None:
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (wait_for_oldest, never_muted, lease_from_end, orphans_prove_the_lease, ours_by_nonce_alone,
-                     sweep_to_newest_root, serve_though_sealed, drop_by_name, update_lost_in_pages, ceiling_lost_in_pages,
-                     redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten, removals_forgotten,
+                     sweep_to_newest_root, serve_though_sealed, drop_by_name, update_lost_in_pages,
+                     ceiling_lost_in_pages,
+                     redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten,
+                     removals_forgotten,
                      double_ack_at_once, update_not_recorded, late_applied_pages, removals_come_back, streams_not_told,
-                     walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early, granted_again,
-                     delivered_before_stored,
+                     walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early,
+                     granted_again, delivered_before_stored,
                      summaries_forget_a_segment, served_too_early, pages_swept_to_newest_root, acks_held_back,
                      leavings_not_recorded, positions_forgotten, mirrors_miss_one,
                      expiries_not_stored, expires_early, markers_left_out, batches_in_two_segments, fast_acks_at_once,
                      totals_forgotten, schedules_not_stored, schedules_twice,
                      clocks_believed, leaps_stamped, swept_by_wrong_clocks, never_right_again, suspended_for_ever)}
 
-SPECIAL = frozenset(("positions-forgotten", "mirrors-miss-one", "expiries-not-stored", "expires-early", "markers-left-out",
+SPECIAL = frozenset(("positions-forgotten", "mirrors-miss-one", "expiries-not-stored", "expires-early",
+                     "markers-left-out",
                      "batches-in-two-segments", "fast-acks-at-once", "totals-forgotten", "schedules-not-stored",
                      "never-right-again", "suspended-for-ever"))
 """Those that only worlds of special streams detect."""

@@ -92,7 +92,8 @@ class Oracle:
             if stream_id in state.streams:
                 consumer = state.streams[stream_id].consumers["c"]
                 if consumer.delivered_sseq < seq:
-                    raise Lost(f"the consumer of {stream_id} forgot that {seq} was delivered: {consumer.delivered_sseq}")
+                    raise Lost(f"the consumer of {stream_id} forgot that {seq} was delivered: "
+                               f"{consumer.delivered_sseq}")
 
     def live(self, stream: StreamState) -> dict[int, bytes]:
         """The stream's messages, every one read."""

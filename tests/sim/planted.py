@@ -1,4 +1,5 @@
-"""Whether it was the oracle that noticed a planted bug, or the bug failed by itself, since the engine has changed below it."""
+"""True if it was the oracle that noticed a planted bug, or the bug failed by itself, since the engine has changed
+below it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ __all__ = ["outdated"]
 
 
 def outdated(error: BaseException | None) -> bool:
-    """Whether ``error``, or what caused it, is about a name or a signature that a planted bug relies on."""
+    """Return whether ``error``, or what caused it, is about a name or a signature that a planted bug relies on."""
     while error is not None:
         frames = list(traceback.walk_tb(error.__traceback__))
         if (frames and isinstance(error, AttributeError | NameError | TypeError)

@@ -15,4 +15,5 @@ def eager_compaction(choice: Callable[[Sequence[int]], int]) -> CompactionSettin
     """Compaction that has a few messages for large blocks, and works all the time."""
     return CompactionSettings(
         segments=choice((2, 3, 8)), quiet_ns=choice((1, 5)) * SECOND, few=2, cpu=1.0, large_bytes=choice((200, 2000)),
-        object_bytes=choice((400, 4000, 1 << 20)), block_bytes=choice((100, 1000, 1 << 20)), merge_bytes=choice((500, 1 << 20)))
+        object_bytes=choice((400, 4000, 1 << 20)), block_bytes=choice((100, 1000, 1 << 20)),
+        merge_bytes=choice((500, 1 << 20)))

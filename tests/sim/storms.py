@@ -1,5 +1,5 @@
-"""A store's bad days: storms, in which it refuses every request of everybody for some seconds, and listings that take as long as
-a large bucket's do."""
+"""A store's bad days: storms, in which it refuses every request of everybody for some seconds, and listings that take
+as long as a large bucket's do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _STORMS = 0.03
 
 
 class Storms:
-    """Args: ``stores``: everybody's connections, as of now; ``counts``: how many storms there were, and slow listings."""
+    """Args: ``stores``: everybody's connections, as of now; ``counts``: how many storms there were, and slow
+    listings."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random, counts: Counter[str],
                  stores: Callable[[], Iterable[FaultyStore]]) -> None:

@@ -24,7 +24,8 @@ from tests.storage.state import test_applied as applied
 
 KNOWN: dict[str, list[int]] = {
     "batches-in-two-segments": [87], "ceiling-lost-in-pages": [1], "clocks-believed": [7],
-    "double-ack-at-once": [3], "expires-early": [6], "fast-acks-at-once": [7], "granted-again": [19], "half-adopted": [14],
+    "double-ack-at-once": [3], "expires-early": [6], "fast-acks-at-once": [7], "granted-again": [19],
+    "half-adopted": [14],
     "late-applied-pages": [179], "leaps-stamped": [10], "lease-from-end": [36], "never-muted": [72],
     "never-right-again": [10], "pages-swept-to-newest-root": [20], "redelivered-lost-in-pages": [27],
     "request-gone-early": [9], "schedules-not-stored": [3], "streams-not-told": [331, 455], "suspended-for-ever": [1],
@@ -33,8 +34,8 @@ KNOWN: dict[str, list[int]] = {
 """Mistakes that most seeds do without, with a seed that needs them, to be looked at first."""
 
 RARE = {"ids-left-behind", "lease-from-end", "never-muted"}
-"""Those that would cost minutes where no seed is known, or were it to take another course: for the soak. Ids are looked for in
-blocks that compaction wrote only where a page of them is damaged, or what joined them was staged."""
+"""Those that would cost minutes where no seed is known, or were it to take another course: for the soak. Ids are looked
+for in blocks that compaction wrote only where a page of them is damaged, or what joined them was staged."""
 
 
 def _run(test: Callable[[pytest.MonkeyPatch], Coroutine[object, object, None]]) -> None:
@@ -53,11 +54,11 @@ STEP_BY_STEP: dict[str, Callable[[], object]] = {
     "schedules-twice": lambda: asyncio.run(scheduler.test_a_schedule_that_waits_for_others_fires_once(True)),
     "serve-though-sealed": partial(ownership.test_three_takers_pause_at_each_call, 30, 3),
 }
-"""Mistakes that hardly change a history of the worlds. The log has the end of a stream before what follows it, always; few
-puts land behind one that hangs, and soon after it; who owned an epoch seals it himself only when whoever took it from him
-died between two puts of a lost race; a taker who waited for the lease meets nobody who is about to serve, and few owners who
-wake just then; their streams have too few blocks for a table of several pages; few are killed while the head of an acked
-message is being loaded; and few publishes of a schedule wait for so long."""
+"""Mistakes that hardly change a history of the worlds. The log has the end of a stream before what follows it, always;
+few puts land behind one that hangs, and soon after it; who owned an epoch seals it himself only when whoever took it
+from him died between two puts of a lost race; a taker who waited for the lease meets nobody who is about to serve, and
+few owners who wake just then; their streams have too few blocks for a table of several pages; few are killed while the
+head of an acked message is being loaded; and few publishes of a schedule wait for so long."""
 
 
 def noticed(mutation: str, seed: int) -> bool:
@@ -92,7 +93,8 @@ def test_a_test_notices(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bug_that_fails_by_itself_is_not_noticed() -> None:
-    """What a planted bug relies on may be gone from the engine: that is no verdict of the oracle, wherever it was caught."""
+    """What a planted bug relies on may be gone from the engine: that is no verdict of the oracle, wherever it was
+    caught."""
     def raised(code: str, file: str) -> Lost:
         try:
             try:

@@ -78,8 +78,9 @@ def test_the_seeds_cause_every_fault() -> None:
 
 
 KNOWN = {"relist": [427], "bounded-window": [36]}
-"""Rules that most seeds do without, with a seed that needs them: looked at first, and in the soak. What they rule out has
-a test of its own each, step by step: ``tests/cluster/test_ownership.py`` and ``tests/storage/checkpoint/test_sweeper.py``."""
+"""Rules that most seeds do without, with a seed that needs them: looked at first, and in the soak. What they rule out
+has a test of its own each, step by step: ``tests/cluster/test_ownership.py`` and
+``tests/storage/checkpoint/test_sweeper.py``."""
 
 
 @pytest.mark.timeout(900)

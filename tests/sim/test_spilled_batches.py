@@ -1,4 +1,5 @@
-"""Atomic batches that go to the store while they arrive, in the simulation: what its oracle of batches says stays true."""
+"""Atomic batches that go to the store while they arrive, in the simulation: what its oracle of batches says stays
+true."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def make_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_told_of_them_stays_true(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers are killed, stopped and paused between any two of their steps; some batches are committed, and some dropped."""
+    """Brokers are killed, stopped and paused between any two of their steps; some batches are committed, and some
+    dropped."""
     ended: Counter[bool] = Counter()
     end = Spill.end
 
@@ -51,7 +53,8 @@ def test_what_was_told_of_them_stays_true(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_seed_is_a_history_in_each_process() -> None:
-    """Two processes whose strings have different hashes play the same history, though batches are encoded in threads."""
+    """Two processes whose strings have different hashes play the same history, though batches are encoded in
+    threads."""
     environments = [{**os.environ, "PYTHONHASHSEED": hash_seed} for hash_seed in ("1", "2")]
     players = [subprocess.Popen([sys.executable, "-m", __name__], cwd=Path(__file__).parents[2], env=environment,
                                 stdout=subprocess.PIPE, text=True) for environment in environments]

@@ -48,7 +48,8 @@ def test_what_consumers_wait_for_stays(first: int) -> None:
 
 
 def test_special_streams_keep_their_promises() -> None:
-    """Mirrors and sources, message TTLs, batches, counters and schedules, each with an oracle of its own, and each in use."""
+    """Mirrors and sources, message TTLs, batches, counters and schedules, each with an oracle of its own, and each
+    in use."""
     counts: Counter[str] = Counter()
     for seed in range(SPECIAL_SEEDS):
         world = World(seed, steps=60, features=FEATURES | {"special"})
@@ -110,7 +111,8 @@ def test_the_seeds_cause_every_fault() -> None:
     assert counts["acked"] > 2000
     assert counts["delivered"] > 2000
     assert counts["epochs"] > 60
-    for what in ("duplicate", "refused", "read", "kill", "stop", "pause", "damaged", "days", "adopted", "storm", "slow listing",
+    for what in ("duplicate", "refused", "read", "kill", "stop", "pause", "damaged", "days", "adopted", "storm",
+                 "slow listing",
                  "clock ahead", "clock behind", "clock right again", "clock small", "clock all", "clock store"):
         assert counts[what] >= 5, what
     assert counts["pause past the lease"]

@@ -1,17 +1,17 @@
 """A seeded simulation: one store, several brokers that may all believe they own it, and an oracle that reads it afresh.
 
-The brokers run the real engine: ownership, recovery, log, checkpoints, sweeping, and with odd seeds compaction. Simulated
-around it:
+The brokers run the real engine: ownership, recovery, log, checkpoints, sweeping, and with odd seeds compaction.
+Simulated around it:
 
-    Network     each broker's connection to the store, which refuses, loses answers, is slow, and lets puts land late, also
-                after the broker's death (FaultyStore); a broker can be paused there for longer than any sweep
+    Network     each broker's connection to the store, which refuses, loses answers, is slow, and lets puts land late,
+                also after the broker's death (FaultyStore); a broker can be paused there for longer than any sweep
     Owner       streams that publish, remove, trim and keep a consumer, through the same BlockOwner interface as the
                 broker's own streams
     Oracle      what was acknowledged, and whether a fresh reader of the store finds it
 
 Faults that must be survived: any number of impatient brokers, killed at any await, paused at any store call, any
-order of late puts, sweeps without grace, clocks that leap; a store that refuses everything for a while, or is slow to list
-(``tests.sim.storms``). Not survived, and not tried: a store that loses or changes what it acknowledged.
+order of late puts, sweeps without grace, clocks that leap; a store that refuses everything for a while, or is slow to
+list (``tests.sim.storms``). Not survived, and not tried: a store that loses or changes what it acknowledged.
 """
 
 from __future__ import annotations

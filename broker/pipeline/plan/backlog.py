@@ -1,7 +1,8 @@
 """The part of one stream that a streaming query has not read yet, and how far a limit of messages or bytes reaches.
 
-Uses block references alone, so applying a limit reads nothing. Dead messages cost nothing, nor do blocks whose subject
-summary or filter rules them out. An index is read only where a limit ends inside a block whose sequences have gaps.
+A limit is applied to block references alone, so nothing is read. Dead messages cost nothing, and neither do blocks
+whose subject summary or filter rules them out. An index is read only where a limit ends inside a block whose sequences
+have gaps.
 
 The count is exact or too high, so a batch never exceeds its limit. Bytes are those of the stream's state; within a
 block each message counts as the mean.
@@ -35,9 +36,10 @@ class StreamBacklog:
 
     @property
     def done(self) -> bool:
+        """Return whether everything has been taken."""
         return self.next_seq >= self.end_seq
 
-    def take(self, rows: int, size: int) -> tuple[int, int]:
+    def advance(self, rows: int, size: int) -> tuple[int, int]:
         """Advance ``next_seq`` past as many messages as fit into ``rows`` and ``size`` bytes; returns their cost."""
         used_rows = used_size = 0
         while not self.done:
@@ -63,13 +65,14 @@ class StreamBacklog:
         return used_rows, used_size
 
     def _count(self, entry: BlockEntry, first: int, last: int) -> tuple[int, int]:
-        """The live messages of a block from ``first`` to ``last``, and how many of them may be wanted."""
+        """Count the live messages of a block from ``first`` to ``last``, and those of them that may be wanted."""
         ref = entry.ref
         whole = first == ref.first_seq and last == ref.last_seq
         if whole:
             live = max(0, ref.count - entry.dead_count)
         elif entry.ref.gapless:
-            live = last - first + 1 - sum(min(b, last) - max(a, first) + 1 for a, b in _dead(entry) if b >= first and a <= last)
+            live = last - first + 1 - sum(min(b, last) - max(a, first) + 1 for a, b in _dead(entry)
+                                          if b >= first and a <= last)
         else:
             live = sum(1 for _ in self._live(entry, first, last))
         if self._selection is None:
@@ -80,7 +83,7 @@ class StreamBacklog:
         return live, min(live, sum(n for _, n, a, b in self._selection.rows_of(summary) if b >= first and a <= last))
 
     def _after(self, entry: BlockEntry, first: int, count: int) -> int:
-        """The sequence that follows ``count`` live messages, counted from ``first``."""
+        """Return the sequence that follows ``count`` live messages, counted from ``first``."""
         if not entry.ref.gapless:
             for seq in self._live(entry, first, entry.ref.last_seq):
                 count -= 1

@@ -1,5 +1,6 @@
-"""A streaming query's offsets, as the JSON that Spark keeps in its checkpoint; where a query starts; how a batch's limit
-is shared among streams.
+"""A streaming query's offsets, its start, and the division of a batch's limit among streams.
+
+Spark keeps offsets in its checkpoint as JSON:
 
     {"v": 1, "streams": {"ACCOUNT/NAME": {"id": "<incarnation, 16 hex digits>", "next": <first sequence not read>}}}
 
@@ -40,7 +41,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Offsets:
-    """Places by "ACCOUNT/NAME", sorted. ``began``, set at the end of the first batch: where the query began."""
+    """Places by "ACCOUNT/NAME", sorted. ``began`` is set at the end of the first batch: the places where the query
+    began."""
 
     streams: Mapping[str, Place]
     initial: bool = False
@@ -53,25 +55,28 @@ class Offsets:
 
     @classmethod
     def parse(cls, value: object) -> Offsets:
-        """The inverse of ``to_json``. Raises: Newer; PipelineError naming the wrong part."""
+        """Parse an offset that ``to_json`` returned. Raises: Newer; PipelineError naming the wrong part."""
         if not isinstance(value, dict):
-            raise PipelineError(f"not an offset of jetblock: {_short(value)}; does the checkpoint belong to another source?")
+            raise PipelineError(f"not an offset of jetblock: {_short(value)}; does the checkpoint belong to another "
+                                "source?")
         version = value.get("v")
         if type(version) is int and version > VERSION:
-            raise Newer(f"the offset is of version {version}, and this jetblock knows {VERSION}: a newer jetblock wrote the "
-                        f"checkpoint; use that version or a newer one")
+            raise Newer(f"the offset is of version {version}, and this jetblock knows {VERSION}: a newer jetblock "
+                        f"wrote the checkpoint; use that version or a newer one")
         if version != VERSION or type(version) is not int:
-            raise PipelineError(f'not an offset of jetblock, "v" is {_short(version)}: {_short(value)}; does the checkpoint '
+            raise PipelineError(f'not an offset of jetblock, "v" is {_short(version)}: {_short(value)}; does the '
+                                'checkpoint '
                                 f"belong to another source?")
         if unknown := set(value) - {"v", "streams", "initial", "began"}:
-            raise PipelineError(f"an offset with unknown parts {', '.join(sorted(map(repr, unknown)))}: {_short(value)}")
+            raise PipelineError(f"an offset with unknown parts {', '.join(sorted(map(repr, unknown)))}: "
+                                f"{_short(value)}")
         if type(value.get("initial", False)) is not bool:
             raise PipelineError(f'"initial" of an offset is {_short(value["initial"])}, not true or false')
         began = _places(value["began"], "began") if "began" in value else None
         return cls.of(_places(value.get("streams"), "streams"), initial=value.get("initial", False), began=began)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; equal offsets give dicts in the same order."""
+        """Return JSON values; equal offsets give dicts in the same order."""
         value: dict[str, Any] = {"v": VERSION}
         if self.initial:
             value["initial"] = True
@@ -81,7 +86,7 @@ class Offsets:
         return value
 
     def start_of(self, end: Offsets) -> Mapping[str, Place]:
-        """Where the batch from this offset to ``end`` really begins."""
+        """Return the places where the batch from this offset to ``end`` begins."""
         return end.began if self.initial and end.began is not None else self.streams
 
 
@@ -91,7 +96,8 @@ def _packed(places: Mapping[str, Place]) -> dict[str, Any]:
 
 def _places(value: object, part: str) -> dict[str, Place]:
     if not isinstance(value, dict):
-        raise PipelineError(f'"{part}" of an offset must be {{"ACCOUNT/NAME": {{"id": …, "next": …}}}}, not {_short(value)}')
+        raise PipelineError(f'"{part}" of an offset must be {{"ACCOUNT/NAME": {{"id": …, "next": …}}}}, not '
+                            f'{_short(value)}')
     places = {}
     for name, place in value.items():
         account, slash, stream = name.rpartition("/")
@@ -115,7 +121,8 @@ def _short(value: object) -> str:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a new query starts, from the option ``startingOffsets``. At most one of the last three is set."""
+    """The start of a new query, from the option ``startingOffsets``. At most one field is set; if none is, it is
+    ``latest``."""
 
     earliest: bool = False
     seq: int | None = None
@@ -130,7 +137,7 @@ class Start:
 
     @classmethod
     def parse(cls, text: str) -> Start:
-        """Raises: BadOption naming the value and what is allowed."""
+        """Parse the option. Raises: BadOption naming the value and what is allowed."""
         word = text.strip()
         kind, colon, rest = word.partition(":")
         if word.lower() == "earliest":
@@ -161,18 +168,18 @@ class Backlog(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether everything has been taken."""
+        """Return whether all messages have been passed."""
 
-    def take(self, rows: int, size: int) -> tuple[int, int]:
-        """Advance past as many messages as fit into ``rows`` and ``size`` bytes; returns their cost."""
+    def advance(self, rows: int, size: int) -> tuple[int, int]:
+        """Advance past as many messages as fit into ``rows`` and ``size`` bytes; return their number and size."""
 
 
 def share(backlogs: Sequence[Backlog], rows: int, size: int, turn: int) -> None:
     """Advance ``backlogs`` by at most ``rows`` messages and ``size`` bytes in all.
 
     Each gets an equal part, and the others share what one leaves: a quiet stream is read to its end however much a busy
-    one has. An indivisible remainder goes to the backlog whose ``turn`` it is (a number that rises from batch to batch)
-    and those after it. A message larger than ``size`` is read on its own.
+    one has. ``turn`` rises from batch to batch and says which backlog is first to get an indivisible remainder. A
+    message larger than ``size`` is read on its own.
     """
     order = list(backlogs[turn % len(backlogs):]) + list(backlogs[:turn % len(backlogs)]) if backlogs else []
     waiting = [backlog for backlog in order if not backlog.done]
@@ -181,7 +188,7 @@ def share(backlogs: Sequence[Backlog], rows: int, size: int, turn: int) -> None:
         moved = False
         part_rows, part_size = max(1, rows // len(waiting)), max(1, size // len(waiting))
         for backlog in waiting:
-            used_rows, used_size = backlog.take(min(part_rows, rows), min(part_size, size))
+            used_rows, used_size = backlog.advance(min(part_rows, rows), min(part_size, size))
             rows, size = rows - used_rows, size - used_size
             moved = moved or used_rows > 0
             if not rows or size <= 0:
@@ -190,11 +197,11 @@ def share(backlogs: Sequence[Backlog], rows: int, size: int, turn: int) -> None:
         waiting = [backlog for backlog in waiting if not backlog.done]
         if not moved:
             break
-    for backlog in waiting:  # a part was less than one message: go one by one
-        used_rows, used_size = backlog.take(rows, size)
+    for backlog in waiting:  # A part was smaller than one message: give the remainder to one backlog after another.
+        used_rows, used_size = backlog.advance(rows, size)
         rows, size = rows - used_rows, size - used_size
         anything = anything or used_rows > 0
     if not anything:
         for backlog in waiting:
-            if backlog.take(1, SEQ_MAX)[0]:
+            if backlog.advance(1, SEQ_MAX)[0]:
                 return

@@ -30,7 +30,7 @@ HEADERS: Final = ("raw", "parsed")
 
 @dataclass(frozen=True)
 class Options:
-    """Each field is an option in lower case, with its default."""
+    """Values of the options. Each field is an option's name in lower case, with its default."""
 
     store: str
     """A URL that means the same in every process."""
@@ -49,9 +49,9 @@ class Options:
     targetpartitionbytes: int = 64 << 20
     prefetch: int = 3
     pushdown: bool = False
-    """Off by default; ``spark.batch`` says why."""
+    """Off by default, for the reason in ``spark.batch``."""
     startingoffsets: str = "earliest"
-    """As given; ``offsets.Start`` parses it."""
+    """The text given; ``offsets.Start`` parses it."""
     maxmessagespertrigger: int | None = None
     maxbytespertrigger: int | None = None
     failondataloss: bool = True
@@ -60,9 +60,9 @@ class Options:
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Options:
         """Parse ``given`` for a batch or a streaming query.
 
-        Raises: BadOption, naming every unknown option with the nearest valid one; or options that have no meaning for
-            the view or kind of query, and wrong values with the allowed ones. An empty range is no error: bounds are
-            often computed.
+        Raises: BadOption, naming every unknown option with the nearest valid one; or every option that has no meaning
+            for the view or kind of query, and every wrong value with the allowed ones. An empty range is no error,
+            since bounds are often computed.
         """
         low = _spelled(given)
         values: dict[str, Any] = {}
@@ -81,7 +81,8 @@ class Options:
             wrong += _out_of_place(low, view, streaming)
             if view not in ("streams", "consumers"):
                 if "stream" not in low:
-                    wrong.append("option stream is needed: a stream's name, several separated by commas, * as a wildcard")
+                    wrong.append("option stream is needed: a stream's name, several separated by commas, * as a "
+                                 "wildcard")
             else:
                 values.setdefault("stream", "*")
         if wrong:
@@ -89,24 +90,26 @@ class Options:
         return cls(**values)
 
     def selection(self) -> Selection:
-        """The messages that subjects, sequences and times select."""
+        """Return the selection by subjects, sequences and times."""
         return Selection(
             subjects=tuple(subject.encode() for subject in self.subjects) or None, first_seq=self.startseq or 1,
             last_seq=self.endseq, first_ns=self.starttime, last_ns=None if self.endtime is None else self.endtime - 1,
             view=self.view)
 
 
-_NO_TABLES: Final = ("Spark keeps the options of CREATE TABLE … USING jetblock from the source: write CREATE TEMPORARY VIEW … "
-                     "USING jetblock OPTIONS (store '…', stream '…'); or add the jar, with which tables persist "
+_NO_TABLES: Final = ("Spark keeps the options of CREATE TABLE … USING jetblock from the source: write CREATE TEMPORARY "
+                     "VIEW … USING jetblock OPTIONS (store '…', stream '…'); or add the jar, with which tables persist "
                      "(jetblock pipeline jar)")
 
 
 def _spelled(given: Mapping[str, str]) -> dict[str, str]:
-    """Options in lower case; ``path``, which ``load(…)`` sets, is the store. Raises: BadOption for unknown ones."""
+    """Return the options by name in lower case; ``path``, which ``load(…)`` sets, is the store. Raises: BadOption for
+    unknown ones."""
     low = {name.lower(): value for name, value in given.items()}
     if (path := low.pop("path", None)) is not None:
         if "store" in low and low["store"] != path:
-            raise BadOption(f"option store={_short(low['store'])} and load({_short(path)}) name two stores: leave one out")
+            raise BadOption(f"option store={_short(low['store'])} and load({_short(path)}) name two stores: leave one "
+                            "out")
         low["store"] = path
     if "provider" in low:  # a property that Spark sets only for tables
         raise BadOption(_NO_TABLES)
@@ -125,7 +128,7 @@ def _unknown(name: str) -> str:
 
 
 def _out_of_place(low: Mapping[str, str], view: str, streaming: bool) -> list[str]:
-    """Options without meaning here are errors: if they were ignored, users would rely on them."""
+    """Return errors for options that have no meaning here: if they were ignored, users would rely on them."""
     wrong = []
     if streaming and view != "messages":
         wrong.append(f"option view={view}: a streaming query reads messages; read this view with spark.read")
@@ -142,7 +145,7 @@ def _out_of_place(low: Mapping[str, str], view: str, streaming: bool) -> list[st
 
 
 def _short(text: str) -> str:
-    """A value as shown in errors: shortened, and without the credentials before an ``@`` in a URL."""
+    """Return a value for an error text: shortened, and without the credentials before an ``@`` in a URL."""
     scheme, colon, rest = text.partition("://")
     if colon and "@" in rest:
         text = f"{scheme}://…@{rest.rpartition('@')[2]}"
@@ -198,8 +201,8 @@ def _subjects(text: str) -> tuple[str, ...]:
         raise ValueError("write NATS subjects separated by commas, as orders.*.created,alarm.>")
     for pattern in patterns:
         if not is_valid(pattern.encode()):
-            raise ValueError(f"{pattern!r} is no NATS subject: tokens separated by dots, none of them empty, no white space, "
-                             f"> only at the end")
+            raise ValueError(f"{pattern!r} is no NATS subject: tokens separated by dots, none of them empty, no white "
+                             f"space, > only at the end")
     return patterns
 
 
@@ -240,8 +243,8 @@ def _as_of(text: str) -> str:
 
 
 class Option(NamedTuple):
-    """name: as documented; Spark ignores its case. kind: ``batch`` or ``stream`` where only such queries take it;
-    instead: what the other kind uses."""
+    """An option. name: as documented; Spark ignores its case. kind: ``batch`` or ``stream`` if it is for such queries
+    only. instead: what the other kind of query uses."""
 
     name: str
     about: str
@@ -266,21 +269,22 @@ OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option i
     Option("endSeq", "last sequence", _number(0, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
     Option("startTime", "messages of this time and later: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
     Option("endTime", "messages before this time: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
-    Option("asOf", "the store as of a position of the log; or messages up to a sequence (seq:N) or a time", _as_of, _BLOCKS,
-           "batch", _STARTS),
+    Option("asOf", "the store as of a position of the log; or messages up to a sequence (seq:N) or a time", _as_of,
+           _BLOCKS, "batch", _STARTS),
     Option("headers", "column headers as bytes (raw) or as an array of name and value (parsed)", _one_of(*HEADERS),
            ("messages",)),
     Option("targetPartitionBytes", "bytes that one task reads, about: 64m", _size, _BLOCKS),
     Option("prefetch", "concurrent reads of a task", _number(1, 64, "a number of reads"), _BLOCKS),
-    Option("pushdown", "whether Spark's filters narrow what is read (true, false); safe only if each load is for one scan",
-           _flag),
+    Option("pushdown",
+           "whether Spark's filters narrow what is read (true, false); safe only if each load is for one scan", _flag),
     Option("startingOffsets", "where a new query begins: earliest, latest, a sequence, a time, or offsets as JSON",
            _filled("earliest, latest, a sequence, a time, or offsets as JSON"), ("messages",), "stream",
            "a batch query has startSeq and startTime"),
     Option("maxMessagesPerTrigger", "messages in one micro-batch, at most", _number(1, SEQ_MAX, "a number of messages"),
            ("messages",), "stream", _ONLY_STREAMS),
-    Option("maxBytesPerTrigger", "bytes in one micro-batch, at most: 256m", _size, ("messages",), "stream", _ONLY_STREAMS),
-    Option("failOnDataLoss", "whether a query fails when messages were removed before it read them (true, false)", _flag,
-           ("messages", "subjects")),
+    Option("maxBytesPerTrigger", "bytes in one micro-batch, at most: 256m", _size, ("messages",), "stream",
+           _ONLY_STREAMS),
+    Option("failOnDataLoss", "whether a query fails when messages were removed before it read them (true, false)",
+           _flag, ("messages", "subjects")),
 )}
-"""By name in lower case, in the order of the docs."""
+"""Options by name in lower case, in the order of the docs."""

@@ -1,8 +1,8 @@
-"""A snapshot and a selection become scan tasks, packed into partitions; and an estimate of their cost.
+"""Scan tasks for a snapshot and a selection, their packing into partitions, and an estimate of their cost.
 
-Blocks are pruned by sequence, time and subject. A block with more subjects than its summary can hold has a subject filter
-instead, which excludes most blocks without a wanted subject; for the others the index decides, when the task runs. No
-part of a block is read here.
+Blocks are pruned by sequence, time and subject. A block with more subjects than its summary can hold has a subject
+filter instead, which excludes most blocks without a wanted subject. For the others the index decides when the task
+runs. No part of a block is read here.
 
 A scan task's weight is about the number of bytes it will fetch:
 
@@ -10,7 +10,8 @@ A scan task's weight is about the number of bytes it will fetch:
     index                                            otherwise
     and at least ``SCAN_TASK_BYTES_MIN``             since even a small get takes time
 
-A frame has about 128 KiB: a few messages of a block cost a few frames at most, many spread over it cost all.
+A frame has about 128 KiB. So a few messages of a block cost a few frames at most, and many messages that are spread
+over the block cost all its frames.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Final, NamedTuple
 
 from broker.pipeline.errors import Damaged
 from broker.pipeline.plan.selection import Selection
-from broker.pipeline.plan.snapshot import StreamSnapshot, uncollected
+from broker.pipeline.plan.snapshot import StreamSnapshot, gc_paused
 from broker.storage.format.block import BlockRef, SubjectSummary
 from broker.storage.format.errors import FormatError
 from broker.storage.format.frame import FRAME_BYTES, FRAME_MESSAGES_MAX
@@ -35,7 +36,7 @@ TASK_BYTES_MIN: Final = 8 << 20
 
 
 class ScanTask(NamedTuple):
-    """One block's part of a query."""
+    """The part of one block in a query."""
 
     account: str
     stream: str
@@ -44,24 +45,26 @@ class ScanTask(NamedTuple):
     key: str
     """The object's key."""
     ref: BlockRef
-    """Without its subjects, unless ``summaries`` requests them."""
+    """The block's reference, without its subjects unless ``summaries`` requests them."""
     first_seq: int
     last_seq: int
-    """Inclusive, within the block; clipped to the stream's first_seq, to asOf and to the selection."""
+    """Sequences within the block, inclusive; clipped to the stream's first_seq, to asOf and to the selection."""
     dead: DeadSet | None
     messages: int = 0
     """Upper bound of the wanted messages; 0: unknown."""
     removed: int = 0
-    """Messages of the block that were removed one by one."""
+    """Number of messages of the block that were removed one by one."""
 
 
 class Estimate(NamedTuple):
-    """How much a query will read.
+    """The amount that a query will read.
 
-    blocks and messages are upper bounds; blocks_of counts the blocks before pruning. index_bytes are read for any
-    column that a block's reference cannot answer. frames_bytes (as stored) are read for the payload alone; approximate
-    where part of a block's frames is enough. unsure counts blocks without a subject summary while subjects are selected
-    which no subject filter excludes; they are counted in full.
+        blocks, messages    upper bounds
+        blocks_of           blocks before pruning
+        index_bytes         read for any column that a block's reference cannot answer
+        frames_bytes        as stored; read for the payload alone; approximate where part of a block's frames is enough
+        unsure              blocks that may hold none of the selected subjects: they have no subject summary, and no
+                            subject filter excludes them; they are counted in full
     """
 
     blocks: int
@@ -73,27 +76,27 @@ class Estimate(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Indexes and frames."""
+        """The sum of indexes and frames."""
         return self.index_bytes + self.frames_bytes
 
 
 def tasks(snapshot: StreamSnapshot, selection: Selection, *, summaries: bool = False) -> list[ScanTask]:
-    """Scan tasks for the blocks that may hold wanted messages, in order of sequence.
+    """Return scan tasks for the blocks that may hold wanted messages, in order of sequence.
 
     Args: summaries: each task's ``ref`` keeps its subjects, so that a reader may use them instead of the index.
     Raises: Damaged for an offline stream, whose blocks are unknown.
     """
-    with uncollected():
+    with gc_paused():
         return [task for task, _ in _tasks(snapshot, selection, summaries)]
 
 
 def _tasks(snapshot: StreamSnapshot, selection: Selection, summaries: bool = False) -> Iterator[tuple[ScanTask, bool]]:
-    """Each task, and whether its subjects are known or irrelevant."""
+    """Yield each task, and whether its block's subjects are known or irrelevant."""
     if selection.nothing or not selection.matches_stream(snapshot.account, snapshot.name):
         return
     if snapshot.offline is not None:
-        raise Damaged(f"stream {snapshot.full_name} is offline, and no rows are returned: {snapshot.offline}; see `jetblock "
-                      f"inspect --verify`; a newer broker's record needs a newer jetblock here, too")
+        raise Damaged(f"stream {snapshot.full_name} is offline, and no rows are returned: {snapshot.offline}; see "
+                      f"`jetblock inspect --verify`; a newer broker's record needs a newer jetblock here, too")
     first_seq = max(snapshot.first_seq, selection.first_seq)
     last_seq = snapshot.end_seq if selection.last_seq is None else min(snapshot.end_seq, selection.last_seq)
     shard = ShardPaths(snapshot.shard)
@@ -140,12 +143,12 @@ def _with_subjects(ref: BlockRef, summary: SubjectSummary | None) -> BlockRef:
 
 
 def weight(task: ScanTask, *, payload: bool = True) -> int:
-    """About how many bytes the task will fetch."""
+    """Return about how many bytes the task will fetch."""
     return max(SCAN_TASK_BYTES_MIN, task.ref.index_bytes + (_frames_bytes(task) if payload else 0))
 
 
 def _frames_bytes(task: ScanTask) -> int:
-    """Stored bytes of the frames with wanted messages, assuming that a block's frames are alike."""
+    """Return the stored bytes of the frames with wanted messages, assuming that a block's frames are alike."""
     ref = task.ref
     total = ref.frames_bytes
     frames = max(1, ref.bytes // FRAME_BYTES, ref.count // FRAME_MESSAGES_MAX)
@@ -163,12 +166,12 @@ def pack(found: Iterable[ScanTask], target_bytes: int, *, payload: bool = True, 
     """
     weighed = [(task, weight(task, payload=payload)) for task in found]
     total = sum(size for _, size in weighed)
-    # Never so small that starting Spark's task dominates, unless target_bytes asks for it.
+    # The target is never so small that starting a Spark task takes most of the time, unless target_bytes asks for it.
     target = max(SCAN_TASK_BYTES_MIN, min(target_bytes, max(TASK_BYTES_MIN, total // max(1, min_partitions))))
     packed: list[list[ScanTask]] = []
     room = 0
     for task, size in weighed:
-        for part, part_size in _parted(task, size, target):
+        for part, part_size in _split_task(task, size, target):
             if not packed or part_size > room:
                 packed.append([])
                 room = target
@@ -177,8 +180,8 @@ def pack(found: Iterable[ScanTask], target_bytes: int, *, payload: bool = True, 
     return packed
 
 
-def _parted(task: ScanTask, size: int, target: int) -> Iterator[tuple[ScanTask, int]]:
-    """The task itself, or its split into tasks about as large as a partition."""
+def _split_task(task: ScanTask, size: int, target: int) -> Iterator[tuple[ScanTask, int]]:
+    """Yield the task itself, or tasks about as large as a partition into which it is split, each with its size."""
     span = task.last_seq - task.first_seq + 1
     count = min(-(-size // target), span)
     if count < 2:
@@ -186,11 +189,12 @@ def _parted(task: ScanTask, size: int, target: int) -> Iterator[tuple[ScanTask, 
         return
     for n in range(count):
         first, last = task.first_seq + span * n // count, task.first_seq + span * (n + 1) // count - 1
-        yield task._replace(first_seq=first, last_seq=last, messages=min(task.messages, last - first + 1)), size // count
+        yield task._replace(first_seq=first, last_seq=last,
+                            messages=min(task.messages, last - first + 1)), size // count
 
 
 def estimate(snapshots: Sequence[StreamSnapshot], selection: Selection) -> Estimate:
-    """How much a query will read. Raises: Damaged for an offline stream."""
+    """Estimate how much a query will read. Raises: Damaged for an offline stream."""
     blocks = messages = index_bytes = frames_bytes = unsure = 0
     for snapshot in snapshots:
         for task, sure in _tasks(snapshot, selection):
@@ -199,4 +203,5 @@ def estimate(snapshots: Sequence[StreamSnapshot], selection: Selection) -> Estim
             index_bytes += task.ref.index_bytes
             frames_bytes += _frames_bytes(task)
             unsure += not sure
-    return Estimate(blocks, sum(len(snapshot.blocks) for snapshot in snapshots), messages, index_bytes, frames_bytes, unsure)
+    return Estimate(blocks, sum(len(snapshot.blocks) for snapshot in snapshots), messages, index_bytes, frames_bytes,
+                    unsure)

@@ -5,8 +5,8 @@
     subjects    one row for each block and subject, from the indexes: live messages only
     blocks      one row for each block            streams, consumers    one row for each
 
-Spark takes a batch unchanged if its Arrow schema is exactly the expected one, and fails obscurely otherwise: all columns
-are nullable, times are UTC microseconds, text and bytes are plain ``string`` and ``binary``.
+Spark takes a batch unchanged if its Arrow schema is exactly the expected one, and fails obscurely otherwise: all
+columns are nullable, times are UTC microseconds, text and bytes are plain ``string`` and ``binary``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 
 def _array_of(*fields: tuple[str, pa.DataType]) -> pa.DataType:
-    """Spark's ARRAY<STRUCT<…>>."""
+    """Return the type of Spark's ARRAY<STRUCT<…>>."""
     return pa.list_(pa.field("element", pa.struct([pa.field(name, kind) for name, kind in fields])))
 
 
@@ -83,7 +83,7 @@ _SPARK: Final[dict[pa.DataType, str]] = {LONG: "bigint", INT: "int", STRING: "st
 
 
 def spark_type(kind: pa.DataType) -> str:
-    """Spark's name for a type, as ``DataType.simpleString`` writes it."""
+    """Return Spark's name for a type, as ``DataType.simpleString`` writes it."""
     if pa.types.is_list(kind):
         return f"array<{spark_type(kind.value_type)}>"
     if pa.types.is_struct(kind):
@@ -92,24 +92,25 @@ def spark_type(kind: pa.DataType) -> str:
 
 
 def arrow_schema(view: str, *, headers: str = "raw") -> pa.Schema:
-    """The default columns of a view. headers: ``raw`` or ``parsed``."""
+    """Return the default columns of a view. headers: ``raw`` or ``parsed``."""
     return pa.schema([(column.name, _type(column, headers)) for column in VIEWS[view] if not column.optional])
 
 
 def ddl(view: str, *, headers: str = "raw") -> str:
-    """The same as Spark's DDL: ``seq bigint, subject string, …``."""
+    """Return the default columns of a view as Spark's DDL: ``seq bigint, subject string, …``."""
     return ", ".join(f"{field.name} {spark_type(field.type)}" for field in arrow_schema(view, headers=headers))
 
 
 def requested(view: str, wanted: Any) -> pa.Schema:
-    """The Arrow schema of the columns that a query names, in its order and spelling.
+    """Return the Arrow schema of the columns that a query names, in its order and spelling.
 
     Args: wanted is a pyspark StructType, or pairs of a name and its type's ``simpleString``. As in Spark, names are
         compared without regard to case.
     Raises: BadOption for a column that the view lacks, that is repeated, or has another type.
     """
     pairs: Iterable[tuple[str, str]] = (
-        [(field.name, field.dataType.simpleString()) for field in wanted.fields] if hasattr(wanted, "fields") else wanted)
+        [(field.name, field.dataType.simpleString()) for field in wanted.fields] if hasattr(wanted, "fields")
+        else wanted)
     columns = {column.name: column for column in VIEWS[view]}
     fields: dict[str, pa.Field] = {}
     for name, kind in pairs:

@@ -1,11 +1,12 @@
 """The messages that a query wants, by subject, sequence and time: from its options, narrowed by Spark's filters.
 
 A selection is a conjunction: every bound and every test must hold. The driver makes it and prunes blocks with it; each
-task then applies it exactly. A Spark filter is *handled* when the selection keeps exactly the messages that Spark would,
-so Spark need not apply it again. Otherwise the selection applies what is certain, keeps too much, and reports that.
+task then applies it exactly. A Spark filter is *handled* when the selection keeps exactly the messages that Spark
+would, so Spark need not apply it again. Otherwise the selection applies what is certain, keeps too much, and reports
+that.
 
     seq, ts_ns      =  <=>  IN  <  <=  >  >=  and their negations, as bounds; handled if they are one interval
-    ts              the same; the column is the time rounded down to microseconds: ``ts > T`` is ``ns >= (T + 1) * 1000``
+    ts              the same; the column is the time rounded down to microseconds: ``ts > T`` is ``ns >= (T+1)*1000``
     subject, stream, account     =  <=>  IN, LIKE 'a%' '%a' '%a%', and their negations
     IS NULL, IS NOT NULL         for columns that are never NULL
 
@@ -37,15 +38,15 @@ class TextTests:
     """Tests of one text, as UTF-8 bytes; all must hold."""
 
     equal: frozenset[bytes] | None = None
-    """One of these; None: any."""
+    """Texts, of which it must be one; None: any text."""
     prefixes: tuple[bytes, ...] = ()
     suffixes: tuple[bytes, ...] = ()
     contains: tuple[bytes, ...] = ()
     excluded: tuple[TextTests, ...] = ()
-    """Each of these must fail."""
+    """Tests that must all fail."""
 
     def allows(self, text: bytes) -> bool:
-        """Whether all tests hold."""
+        """Return whether all tests hold for ``text``."""
         return ((self.equal is None or text in self.equal)
                 and (not self.prefixes or all(map(text.startswith, self.prefixes)))
                 and (not self.suffixes or all(map(text.endswith, self.suffixes)))
@@ -54,14 +55,15 @@ class TextTests:
 
     @property
     def always(self) -> bool:
-        """Whether there are no tests."""
+        """Return whether there are no tests."""
         return (self.equal is None and not self.prefixes and not self.suffixes and not self.contains
                 and not self.excluded)
 
 
 @dataclass(frozen=True)
 class Selection(TextTests):
-    """The inherited tests are for the subject. All bounds are inclusive, None is unbounded; times are Unix UTC in ns."""
+    """The tests that a wanted message passes. The inherited tests are for the subject. All bounds are inclusive, None
+    means no bound; times are Unix UTC in ns."""
 
     subjects: tuple[bytes, ...] | None = None
     """NATS patterns, of which one must match; None: any subject."""
@@ -75,56 +77,57 @@ class Selection(TextTests):
     """The view whose columns the filters name."""
 
     def matches_subject(self, subject: bytes) -> bool:
-        """Whether a message on ``subject`` may be wanted."""
+        """Return whether a message on ``subject`` may be wanted."""
         return self.allows(subject) and (self.subjects is None or _compiled(self.subjects)(subject) is not None)
 
     def subject_test(self) -> Callable[[bytes], object]:
-        """``matches_subject`` for many subjects; the result is only to be tested for truth."""
+        """Return ``matches_subject`` for many subjects; only the truth of its result has a meaning."""
         if self.subjects is None:
             return self.allows
         matches_one = _compiled(self.subjects)
         return matches_one if self.always else lambda subject: self.allows(subject) and matches_one(subject)
 
     def needs_subject(self) -> bool:
-        """Whether any test looks at the subject."""
+        """Return whether any test needs the subject."""
         return self.subjects is not None or not self.always
 
     def needs_time(self) -> bool:
-        """Whether any test looks at the time."""
+        """Return whether any test needs the time."""
         return self.first_ns is not None or self.last_ns is not None
 
     @property
     def nothing(self) -> bool:
-        """Whether it is certain that nothing can match."""
+        """Return whether it is certain that nothing can match."""
         return ((self.last_seq is not None and self.last_seq < self.first_seq)
                 or (self.first_ns is not None and self.last_ns is not None and self.last_ns < self.first_ns)
                 or (self.equal is not None and not self.equal) or self.subjects == ())
 
     def matches_stream(self, account: str, name: str) -> bool:
-        """Whether the stream's messages may be wanted."""
+        """Return whether the stream's messages may be wanted."""
         return (self.stream.allows(name.encode("utf-8", "surrogatepass"))
                 and self.account.allows(account.encode("utf-8", "surrogatepass")))
 
     def matches_times(self, first_ns: int, last_ns: int) -> bool:
-        """Whether a message from ``first_ns`` to ``last_ns`` may be wanted."""
+        """Return whether a message from ``first_ns`` to ``last_ns`` may be wanted."""
         return ((self.first_ns is None or last_ns >= self.first_ns)
                 and (self.last_ns is None or first_ns <= self.last_ns))
 
     def rows_of(self, summary: SubjectSummary) -> SubjectSummary:
-        """The rows of a block's subject summary that may be wanted; with none, the whole block is not, since a summary
-        names every subject of its block."""
+        """Return the rows of a block's subject summary that may be wanted. If there are none, no message of the block
+        is wanted, since a summary names every subject of its block."""
         test = self.subject_test()
         return tuple([row for row in summary if test(row[0])])
 
     def may_be_in(self, subject_filter: bytes) -> bool:
-        """Whether a block with this subject filter may hold wanted messages."""
+        """Return whether a block with this subject filter may hold wanted messages."""
         return all(may_hold(subject_filter, hashes) for hashes in _hashes(self.equal, self.subjects, self.prefixes))
 
     def narrowed(self, filter: object) -> tuple[Selection, bool]:
-        """This selection and one filter that Spark pushes down (pyspark.sql.datasource, known by its class's name).
+        """Return this selection, narrowed by one filter that Spark pushes down (a class of pyspark.sql.datasource).
 
         Returns: a selection that keeps every message that both this one and the filter keep; and whether it keeps no
-            others, so that Spark need not apply the filter again. Always False for views other than ``messages``.
+        others,
+            so that Spark need not apply the filter again. Always False for views other than ``messages``.
         """
         found = self._narrowed(filter)
         if found is None:
@@ -132,10 +135,11 @@ class Selection(TextTests):
         if self.view == "messages":
             return found
         attribute = getattr(getattr(filter, "child", filter), "attribute", ())
-        return (found[0], False) if self.view == "subjects" and attribute in (("subject",), ("stream",)) else (self, False)
+        certain = self.view == "subjects" and attribute in (("subject",), ("stream",))
+        return found[0] if certain else self, False
 
     def _narrowed(self, filter: object) -> tuple[Selection, bool] | None:
-        """None: nothing can be concluded."""
+        """Narrow the selection as for ``messages``; None if nothing can be concluded from the filter."""
         name, negated = type(filter).__name__, False
         if name == "Not":
             filter, negated = getattr(filter, "child", None), True
@@ -193,7 +197,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _micros(value: object) -> int | None:
-    """A time from a Spark filter in microseconds. Without a zone its meaning is uncertain: None."""
+    """Convert a time from a Spark filter to microseconds; None for a time without a zone, whose meaning is
+    uncertain."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     return (value - _EPOCH) // timedelta(microseconds=1)
@@ -201,7 +206,8 @@ def _micros(value: object) -> int | None:
 
 def _interval(name: str, value: object, negated: bool, number: Callable[[object], int | None]
               ) -> tuple[int | None, int | None, bool] | None:
-    """low, high (None: unbounded) of the numbers for which a comparison holds, and whether it holds for all between."""
+    """Return the range low, high (None: unbounded) of the numbers for which a comparison holds, and whether it holds
+    for all of them."""
     if name == "In":
         numbers = _members(value, number)
         if numbers is None or negated:
@@ -233,7 +239,7 @@ _NEGATED: Final = {"GreaterThan": "LessThanOrEqual", "GreaterThanOrEqual": "Less
 
 
 def _members(value: object, convert: Callable[[object], Any]) -> set[Any] | None:
-    """The members of an IN list, without NULL, which equals nothing; None if one cannot be converted."""
+    """Convert the members of an IN list, without NULL, which equals nothing; None if one cannot be converted."""
     if not isinstance(value, tuple | list | set | frozenset):
         return None
     members = {convert(one) for one in value if one is not None}
@@ -241,7 +247,7 @@ def _members(value: object, convert: Callable[[object], Any]) -> set[Any] | None
 
 
 def _tested(tests: _T, name: str, value: object, negated: bool) -> tuple[_T, bool] | None:
-    """``tests`` with one added."""
+    """Add the test of one filter to ``tests``; None if nothing can be concluded from it."""
     more: TextTests | None = None
     if name == "In":
         members = _members(value, _text)
@@ -282,7 +288,7 @@ def _text(value: object) -> bytes | None:
 @lru_cache(maxsize=64)
 def _hashes(equal: frozenset[bytes] | None, patterns: tuple[bytes, ...] | None, prefixes: tuple[bytes, ...]
             ) -> tuple[tuple[int, ...], ...]:
-    """Groups of hashes: the subject filter of a block with a wanted subject has one of each group."""
+    """Return groups of hashes: the subject filter of a block with a wanted subject has one of each group."""
     groups: list[tuple[int | None, ...]] = [(prefix_hash(prefix),) for prefix in prefixes]
     if equal is not None:
         groups.append(tuple(subject_hash(subject) for subject in equal))
@@ -293,8 +299,8 @@ def _hashes(equal: frozenset[bytes] | None, patterns: tuple[bytes, ...] | None, 
 
 @lru_cache(maxsize=64)
 def _compiled(patterns: tuple[bytes, ...]) -> Callable[[bytes], object]:
-    """Whether any pattern matches a literal subject, as ``protocol.subject.matches`` decides; a single regular expression
-    takes a fifth of the time."""
+    """Return a test whether any pattern matches a literal subject, by the rules of ``protocol.subject.matches``. A
+    single regular expression takes a fifth of the time."""
     return re.compile(b"|".join(map(_expression, patterns)) if patterns else b"(?!)", re.DOTALL).fullmatch
 
 

@@ -1,14 +1,14 @@
-"""Snapshots of the store's streams: what a query reads, unaffected by what a broker does meanwhile.
+"""Snapshots of the store's streams, which a query reads, unaffected by what a broker does meanwhile.
 
 All streams of a shard are as of one position in its log. The newest checkpoint and the log after it are replayed on the
-driver (``storage.read.snapshot``); of a checkpoint only the pages of the requested streams are read. Brokers may publish,
-checkpoint and sweep at the same time.
+driver (``storage.read.snapshot``); of a checkpoint only the pages of the requested streams are read. Brokers may
+publish, checkpoint and sweep at the same time.
 
 ``asOf`` names another state, or bounds the newest one:
 
     00000003-00000000002a   a log position, as ``jetblock inspect`` prints it: the streams as they were then, deletions
-                            undone, for as long as the store has a checkpoint from before and the log after it. When it
-                            has not, and something may have been removed since, the query fails, or reads what is left
+                            undone. The store must have a checkpoint from before and the log after it. If it has not,
+                            and messages may have been removed since, the query fails, or reads the remaining ones
     seq:N                   the newest state's messages up to N
     a time                  the newest state's messages up to and at that time (ISO 8601, or ns)
 """
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from broker.pipeline.errors import BadOption, DataLoss, Gone, NoStream, Unreachable, of_format
+from broker.pipeline.errors import BadOption, DataLoss, Gone, NoStream, Unreachable, from_format_error
 from broker.pipeline.plan.selection import time_ns
 from broker.pipeline.store.objects import ObjectClient, check_store
 from broker.storage.format.block import BlockPlace, BlockRef
@@ -43,18 +43,18 @@ __all__ = [
     "AsOf",
     "Blocks",
     "StreamSnapshot",
+    "gc_paused",
     "key_of",
     "last_of",
     "matcher",
     "names",
     "newest",
     "read_store",
-    "replayed",
+    "replay_shard",
+    "run_steps",
     "seq_at_time",
     "shards_of",
     "snapshot_of",
-    "stepped",
-    "uncollected",
     "wanted_by",
 ]
 
@@ -74,7 +74,7 @@ class AsOf:
 
     @classmethod
     def parse(cls, text: str) -> AsOf:
-        """Raises: BadOption naming the value and what is allowed."""
+        """Parse the option. Raises: BadOption naming the value and what is allowed."""
         word = text.strip()
         if (match := _POSITION.fullmatch(word)) is not None:
             return cls(position=Position(int(match[1], 16), int(match[2], 16)))
@@ -87,8 +87,8 @@ class AsOf:
                 return cls(time_ns=time_ns(word))
             except ValueError:
                 pass
-        raise BadOption(f"option asOf={text!r}: write a position as `jetblock inspect` prints it (00000003-00000000002a), "
-                        f"seq:N, or a time (2026-11-21T14:00:00Z)")
+        raise BadOption(f"option asOf={text!r}: write a position as `jetblock inspect` prints it "
+                        f"(00000003-00000000002a), seq:N, or a time (2026-11-21T14:00:00Z)")
 
 
 class Blocks(Protocol):
@@ -101,7 +101,7 @@ class Blocks(Protocol):
 
 @dataclass(slots=True)
 class StreamSnapshot:
-    """One stream as the store has it; counts are as of ``position``, whatever ``end_seq`` is."""
+    """A stream as the store has it; counts are as of ``position``, whatever ``end_seq`` is."""
 
     account: str
     name: str
@@ -116,7 +116,7 @@ class StreamSnapshot:
     first_time_ns: int
     last_time_ns: int
     position: Position
-    """Of the shard's log."""
+    """The position in the shard's log."""
     end_seq: int
     """The last sequence that asOf admits; ``last_seq`` without asOf, or if this is the state at asOf."""
     blocks: Blocks
@@ -124,16 +124,17 @@ class StreamSnapshot:
     ``subjects`` unpacks them again."""
     consumers: dict[str, ConsumerState]
     offline: str | None = None
-    """Why the stream cannot be read, if it cannot."""
+    """The reason why the stream cannot be read; None if it can."""
 
     @property
     def full_name(self) -> str:
-        """ACCOUNT/NAME"""
+        """ACCOUNT/NAME."""
         return f"{self.account}/{self.name}"
 
 
 def snapshot_of(state: StreamState, shard: int, position: Position, blocks: Blocks | None = None) -> StreamSnapshot:
-    """A stream as of ``position`` of its shard's log, with all its blocks or the given ones; shares them with ``state``."""
+    """Return a stream as of ``position`` of its shard's log, with all its blocks or the given ones; shares them with
+    ``state``."""
     return StreamSnapshot(
         state.account, state.name, state.stream_id, shard, state.config, state.created_ns, state.first_seq,
         state.last_seq, state.msgs, state.bytes, state.first_time_ns, state.last_time_ns, position, state.last_seq,
@@ -142,13 +143,13 @@ def snapshot_of(state: StreamState, shard: int, position: Position, blocks: Bloc
 
 def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*", as_of: str | None = None,
                none_ok: bool = False, fail_on_loss: bool = True) -> list[StreamSnapshot]:
-    """The streams of ``account`` (``*`` is a wildcard) that ``stream`` names, sorted by account and name.
+    """Return the streams of ``account`` (``*`` is a wildcard) that ``stream`` names, sorted by account and name.
 
     Args: stream is a name, or several separated by commas (``\\,`` for a comma in a name), with ``*`` as a wildcard.
-        none_ok: ignore names that no stream has. fail_on_loss: whether an ``as_of`` whose state is gone is an error where
-        messages were removed from the stream.
-    Raises: NoStore; NoStream, listing the existing ones; DataLoss; Damaged; Newer; Unreachable; BadOption for an ``as_of``
-        that is malformed or can no longer be resolved.
+        none_ok: ignore names that no stream has. fail_on_loss: raise DataLoss if the store no longer has the state of
+        ``as_of``, and messages were removed from the stream.
+    Raises: NoStore; NoStream, listing the existing ones; DataLoss; Damaged; Newer; Unreachable; BadOption for an
+        ``as_of`` that is malformed or can no longer be resolved.
     """
     bound = None if as_of is None else AsOf.parse(as_of)
     check_store(objects)
@@ -158,10 +159,10 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
     others: list[tuple[str, str]] = []
     bounded: list[StreamSnapshot] = []
     for shard in shards_of(objects):
-        state = None if bound is None or bound.position is None else _as_at(objects, shard, wanted, bound.position)
+        state = None if bound is None or bound.position is None else _state_at(objects, shard, wanted, bound.position)
         is_then = state is not None
         if state is None:
-            state = replayed(objects, shard, wanted).state
+            state = replay_shard(objects, shard, wanted).state
         others += state.unwanted.values()
         for one in state.streams.values():
             # A damaged create record leaves a stream without a name; the others are still read.
@@ -178,24 +179,27 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
     if bound is not None:
         for snapshot in bounded:
             snapshot.end_seq = last_of(objects, snapshot, bound)
-            if bound.position is not None and fail_on_loss and bound.position < snapshot.position and not _is_whole(snapshot):
-                raise DataLoss(f"{objects.url}: option asOf={as_of}: the store no longer has the state of then, and messages "
-                               f"were removed from stream {snapshot.full_name}, before or since: give a later position, or "
-                               f"read what is left of it with failOnDataLoss=false")
+            if (bound.position is not None and fail_on_loss and bound.position < snapshot.position
+                    and not _is_whole(snapshot)):
+                raise DataLoss(f"{objects.url}: option asOf={as_of}: the store no longer has the state of then, and "
+                               f"messages were removed from stream {snapshot.full_name}, before or since: give a later "
+                               f"position, or read what is left of it with failOnDataLoss=false")
     return found
 
 
-def _as_at(objects: ObjectClient, shard: int, wanted: Callable[[str, str], bool], position: Position) -> ShardState | None:
-    """A shard's state at a position; None if the store no longer has it. Raises: as ``stepped``, but for CutOff."""
+def _state_at(objects: ObjectClient, shard: int, wanted: Callable[[str, str], bool],
+           position: Position) -> ShardState | None:
+    """Return a shard's state at a position; None if the store no longer has it. Raises: as ``run_steps``, but for
+    CutOff."""
     try:
-        with uncollected():
-            return stepped(objects, shard, replay_to(ShardPaths(shard), position, wanted)).state
+        with gc_paused():
+            return run_steps(objects, shard, replay_to(ShardPaths(shard), position, wanted)).state
     except CutOff:
         return None
 
 
 def _is_whole(snapshot: StreamSnapshot) -> bool:
-    """Whether it is certain that no message up to ``end_seq`` was ever removed."""
+    """Return whether it is certain that no message up to ``end_seq`` was ever removed."""
     begin = due = max(1, int(snapshot.config.get("first_seq") or 1))
     for entry in snapshot.blocks:
         ref = entry.ref
@@ -208,31 +212,32 @@ def _is_whole(snapshot: StreamSnapshot) -> bool:
 
 
 def shards_of(objects: ObjectClient) -> list[int]:
-    """The numbers of the store's shards: dense from 0, and each has a claim that is never deleted."""
+    """Return the numbers of the store's shards. They are dense from 0, and each shard has a claim that is never
+    deleted."""
     found = 0
     while objects.list(ShardPaths(found).epochs):
         found += 1
     return list(range(found))
 
 
-def replayed(objects: ObjectClient, shard: int, wanted: Callable[[str, str], bool]) -> Snapshot:
+def replay_shard(objects: ObjectClient, shard: int, wanted: Callable[[str, str], bool]) -> Snapshot:
     """Replay a shard's log for the streams for which wanted(account, name) is true.
 
     Raises: Damaged; Newer; Unreachable, also when the log was swept faster than it could be read.
     """
     for _ in range(_TRIES):
         try:
-            with uncollected():
-                return stepped(objects, shard, replay(ShardPaths(shard), wanted))
+            with gc_paused():
+                return run_steps(objects, shard, replay(ShardPaths(shard), wanted))
         except CutOff as error:
             reason = str(error)
     raise Unreachable(f"{objects.url}: {reason}; run the query again, closer to the store")
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Pause the garbage collector, which would repeatedly traverse hundreds of thousands of objects that all stay alive:
-    a third of the time of planning 100 000 blocks."""
+def gc_paused() -> Iterator[None]:
+    """Pause the garbage collector. It would repeatedly traverse hundreds of thousands of objects that all stay alive,
+    which is a third of the time of planning 100 000 blocks."""
     if not gc.isenabled():
         yield
         return
@@ -243,22 +248,22 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def stepped(objects: ObjectClient, shard: int, steps: Steps[T]) -> T:
+def run_steps(objects: ObjectClient, shard: int, steps: Steps[T]) -> T:
     """Run ``steps`` on the store. Raises: CutOff; Damaged; Newer; Unreachable."""
     try:
         return run_answering(steps, objects.get_many, objects.list)
     except FormatError as error:
-        raise of_format(error, f"{objects.url}: shard {shard}") from None
+        raise from_format_error(error, f"{objects.url}: shard {shard}") from None
 
 
 def names(stream: str) -> list[str]:
-    """The patterns of a ``stream`` option, which commas separate."""
+    """Return the patterns of a ``stream`` option, which commas separate."""
     parts = [part.replace("\\,", ",").strip() for part in re.split(r"(?<!\\),", stream)]
     return [part for part in parts if part]
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """A test whether a name matches the pattern, in which ``*`` stands for any characters."""
+    """Return a test whether a name matches the pattern, in which ``*`` stands for any characters."""
     if "*" not in pattern:
         return pattern.__eq__
     expression = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
@@ -266,7 +271,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def wanted_by(account: str, stream: str) -> Callable[[str, str], bool]:
-    """The function wanted(account, name) for the options ``account`` and ``stream``."""
+    """Return the function wanted(account, name) for the options ``account`` and ``stream``."""
     of_account, tests = matcher(account), list(map(matcher, names(stream)))
     return lambda owner, name: of_account(owner) and any(test(name) for test in tests)
 
@@ -275,18 +280,20 @@ def _no_stream(where: str, account: str, pattern: str, there: list[tuple[str, st
     of_account = matcher(account)
     here = sorted(f"{name!r}" for owner, name in there if of_account(owner))
     elsewhere = sorted({owner for owner, name in there if matcher(pattern)(name)})
-    shown = ", ".join(here[:_NAMES_SHOWN]) + (f" and {len(here) - _NAMES_SHOWN} more" if len(here) > _NAMES_SHOWN else "")
+    more = f" and {len(here) - _NAMES_SHOWN} more" if len(here) > _NAMES_SHOWN else ""
+    shown = ", ".join(here[:_NAMES_SHOWN]) + more
     hint = f"; of that name there is one of account {', '.join(elsewhere)}: set option account" if elsewhere else ""
     return NoStream(f"{where}: no stream {pattern!r} in account {account!r}{hint}; there is: {shown or 'none'}")
 
 
 def key_of(shard: int, account: str, name: str, ref: BlockRef) -> str:
-    """The key of the object that holds a block of this stream."""
+    """Return the key of the object that holds a block of this stream."""
     return block_key(ShardPaths(shard), account, name, ref)
 
 
 def seq_at_time(objects: ObjectClient, snapshot: StreamSnapshot, at_ns: int) -> int:
-    """The first sequence whose message, live or dead, has time ``at_ns`` or later; ``last_seq + 1`` if there is none.
+    """Return the first sequence whose message, live or dead, has time ``at_ns`` or later; ``last_seq + 1`` if there is
+    none.
 
     Reads at most one index. Raises: NoStream when the stream was deleted meanwhile; Damaged; Newer; Gone; Unreachable.
     """
@@ -310,22 +317,23 @@ def seq_at_time(objects: ObjectClient, snapshot: StreamSnapshot, at_ns: int) -> 
         try:
             head = decode_index(data, ref, key)
         except FormatError as error:
-            raise of_format(error, f"{objects.url}: stream {snapshot.full_name}", key) from None
+            raise from_format_error(error, f"{objects.url}: stream {snapshot.full_name}", key) from None
         return max(head.seq_of(head.ordinal_at(at_ns)), snapshot.first_seq)
-    raise Gone(f"{objects.url}: {key} is missing, and the newest state of stream {snapshot.full_name} names it: restore it "
-               f"from a backup; `jetblock inspect --verify` shows what else is missing")
+    raise Gone(f"{objects.url}: {key} is missing, and the newest state of stream {snapshot.full_name} names it: "
+               f"restore it from a backup; `jetblock inspect --verify` shows what else is missing")
 
 
 def newest(objects: ObjectClient, shard: int, account: str, name: str, stream_id: int) -> StreamSnapshot | None:
-    """The current state of a stream, by name and incarnation; None if it was deleted. Raises: as ``replayed``."""
-    state = replayed(objects, shard, lambda of, one: (of, one) == (account, name)).state
+    """Return the current state of a stream, by name and incarnation; None if it was deleted. Raises: as
+    ``replay_shard``."""
+    state = replay_shard(objects, shard, lambda of, one: (of, one) == (account, name)).state
     stream = state.streams.get(stream_id)
     return None if stream is None or stream.restoring else snapshot_of(stream, shard, state.position)
 
 
 def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int:
-    """The last sequence of the stream that ``bound`` admits. Raises: BadOption if it is no longer known; as
-    ``seq_at_time``."""
+    """Return the last sequence of the stream that ``bound`` admits. Raises: BadOption if it is no longer known;
+    otherwise as ``seq_at_time``."""
     if bound.seq is not None:
         return min(bound.seq, snapshot.last_seq)
     if bound.time_ns is not None:
@@ -337,16 +345,18 @@ def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int
     for entry in snapshot.blocks:
         ref = entry.ref
         if ref.place is BlockPlace.STAGED:
-            staged_end = ref.last_seq  # when it joined is known from the blocks around it alone
+            # The blocks around a staged one are the only sign of the position at which it joined the stream.
+            staged_end = ref.last_seq
             continue
         if ref.position > bound.position:
             if ref.place is not BlockPlace.LOG and ref.first_seq > end:
-                # The position of a message before its block was rewritten is not kept.
-                raise BadOption(f"option asOf={bound.position}: blocks of stream {snapshot.full_name} were rewritten at "
-                                f"{ref.position}, which is later; give a sequence (seq:N) or a time")
+                # The position that a message had before its block was rewritten is not kept.
+                raise BadOption(f"option asOf={bound.position}: blocks of stream {snapshot.full_name} were rewritten "
+                                f"at {ref.position}, which is later; give a sequence (seq:N) or a time")
             break
         end = ref.last_seq
     if staged_end > end:
-        raise BadOption(f"option asOf={bound.position}: when messages {end + 1} to {staged_end} of stream {snapshot.full_name} "
-                        f"joined is not kept, since they were staged; give a sequence (seq:N) or a time")
+        raise BadOption(f"option asOf={bound.position}: when messages {end + 1} to {staged_end} of stream "
+                        f"{snapshot.full_name} joined is not kept, since they were staged; give a sequence (seq:N) or "
+                        "a time")
     return end

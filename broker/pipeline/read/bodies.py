@@ -1,9 +1,9 @@
-"""Bodies of messages, from the frames of one block or of many: one buffer with offsets, and from it columns.
+"""Bodies of messages, from the frames of one block or of many: one buffer with offsets, and columns made from it.
 
     frames, as stored  ──> checked, decompressed ──> one buffer      ──┐
     lengths in indexes ──> checked against frames ──> offsets into it ──┴──> headers, data
 
-Many blocks share the buffer, since arrays of its own cost a block as much as decoding a hundred messages.
+Many blocks share the buffer, since separate arrays would cost a block as much as decoding a hundred messages.
 Uncompressed payloads of a block without headers are not copied at all: the fetched buffer is their column.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from broker.pipeline.plan.plan import ScanTask
 from broker.pipeline.read.columns import Numbers
-from broker.pipeline.read.decode import Block, Rows, listed, taken
+from broker.pipeline.read.decode import Block, Rows, as_array, values_at
 from broker.storage.format.codec import SECTION_BYTES_MAX
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.frame import Frame
@@ -28,13 +28,13 @@ __all__ = ["Bodies", "Slice"]
 
 
 class Slice(NamedTuple):
-    """Some rows of one block, at least one; and the frames that hold them, as stored, if bodies are needed."""
+    """Rows of one block, at least one; and the frames that hold them, as stored, if bodies are needed."""
 
     task: ScanTask
     block: Block
     rows: Rows
     frames: Sequence[int] = ()
-    """Their numbers, ascending."""
+    """Numbers of the frames, ascending."""
     stored: Sequence[memoryview] = ()
 
     @property
@@ -50,13 +50,13 @@ class Bodies:
     __slots__ = ("_buffer", "_halves_made", "_hlens", "_offsets", "_rows")
 
     def __init__(self, slices: Sequence[Slice]) -> None:
-        """Raises: Corrupt."""
+        """Check and join the bodies of ``slices``. Raises: Corrupt."""
         tables = [one.table for one in slices]
         counts = np.cumsum([frame.messages for table in tables for frame in table])
         sizes = np.cumsum([frame.raw_bytes for table in tables for frame in table])
         count, size = int(counts[-1]), int(sizes[-1])
         assert size < 1 << 31
-        # The frames' messages, of which the slices' rows are some.
+        # The members are all messages of the frames; the slices' rows are some of them.
         members = [_members(one.block.index, one.frames) for one in slices]
         self._rows = _places(slices, members)
         lens = np.empty(count, np.int64)
@@ -80,12 +80,12 @@ class Bodies:
         """The header block of each row, null for messages without one."""
         if self._hlens is None:
             return pa.nulls(len(self._rows), pa.binary())
-        return self._halves.take(pa.array(2 * listed(self._rows), mask=taken(self._hlens, self._rows) == 0))
+        return self._halves.take(pa.array(2 * as_array(self._rows), mask=values_at(self._hlens, self._rows) == 0))
 
     def payloads(self) -> pa.BinaryArray:
         """The payload of each row."""
         if self._hlens is not None:
-            return self._halves.take(pa.array(2 * listed(self._rows) + 1))
+            return self._halves.take(pa.array(2 * as_array(self._rows) + 1))
         payloads = pa.BinaryArray.from_buffers(pa.binary(), len(self._offsets) - 1,
                                                [None, pa.py_buffer(self._offsets), self._buffer])
         if isinstance(self._rows, range):
@@ -121,7 +121,7 @@ def _places(slices: Sequence[Slice], members: Sequence[Rows]) -> Rows:
     for one, some in zip(slices, members, strict=True):
         places: Rows
         if not isinstance(some, range):
-            places = np.searchsorted(some, listed(one.rows)) + at
+            places = np.searchsorted(some, as_array(one.rows)) + at
         elif isinstance(one.rows, range):
             places = range(one.rows.start - some.start + at, one.rows.stop - some.start + at)
         else:
@@ -132,16 +132,16 @@ def _places(slices: Sequence[Slice], members: Sequence[Rows]) -> Rows:
         else:
             found.append(places)
         at += len(some)
-    return found[0] if len(found) == 1 else np.concatenate([listed(places) for places in found])
+    return found[0] if len(found) == 1 else np.concatenate([as_array(places) for places in found])
 
 
 def _bounded(value: int, column: Any, rows: Rows) -> Numbers | int:
-    """Lengths of ``rows``: those of ``column``, or all ``value``. One that exceeds any section, which is wrong wherever it
-    occurs, is clipped to where it stays wrong and sums do not wrap."""
+    """Return the lengths of ``rows``: those of ``column``, or all ``value``. A length that exceeds any section is wrong
+    in any place. It is clipped to a value that is wrong, too, and with which sums do not wrap."""
     most = SECTION_BYTES_MAX + 1
     if column is None:
         return min(value, most)
-    lens = taken(column, rows)
+    lens = values_at(column, rows)
     return np.minimum(lens, most) if lens.itemsize > 2 else lens
 
 
@@ -167,7 +167,7 @@ def _corrupt(slices: Sequence[Slice], place: int, why: str) -> Corrupt:
 
 
 def _joined(bodies: Sequence[bytes | memoryview], stored: Sequence[memoryview], size: int) -> pa.Buffer:
-    """One buffer of ``bodies``; their own memory if that is contiguous already."""
+    """Return one buffer of ``bodies``; their own memory if that is contiguous already."""
     if len(bodies) == 1:
         return pa.py_buffer(bodies[0])
     if all(body is one for body, one in zip(bodies, stored, strict=True)):

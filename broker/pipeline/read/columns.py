@@ -22,7 +22,7 @@ Numbers = npt.NDArray[Any]
 
 _FEW: Final = 64
 _LESS: Final = pc.get_function("less")
-"""Called directly: the wrapper costs as much as comparing the names of a small block."""
+"""The function itself, because pyarrow's wrapper costs as much as comparing the names of a small block."""
 _TYPES: Final = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 

@@ -1,6 +1,6 @@
-"""One block's index as numpy columns: which rows are wanted, their values, and the frames that hold them.
+"""The index of one block as numpy columns: the wanted rows, their values, and the frames that hold them.
 
-    decode_index (numpy)  ──>  Block.rows: which ordinals are wanted  ──>  Block.frames_of: frames that hold them
+    decode_index (numpy)  ──>  Block.rows: the wanted ordinals     ──>  Block.frames_of: frames that hold them
                                      │                                          │
                                      └──> Block.seq, time_ns, subject_ids       └──> bodies.Bodies
 
@@ -24,14 +24,14 @@ from broker.storage.format.block import BlockRef
 from broker.storage.format.index import Head, decode_index
 from broker.storage.state.dead import DeadSet
 
-__all__ = ["Block", "Rows", "listed", "parse_headers", "readable", "taken"]
+__all__ = ["Block", "Rows", "as_array", "parse_headers", "readable", "values_at"]
 
 Rows = range | Numbers
 """Ordinals of a block, ascending."""
 
 
 class Block:
-    """One block's columns. ``head`` may be None where only the sequences of a block without gaps are needed.
+    """The columns of one block. ``head`` may be None if only the sequences of a block without gaps are needed.
 
     Args: name is the object's key, for errors.
     """
@@ -53,7 +53,8 @@ class Block:
 
     def rows(self, first_seq: int, last_seq: int, dead: DeadSet | None, selection: Selection,
              subjects: SubjectTest | None) -> Rows:
-        """The live messages from ``first_seq`` to ``last_seq`` that the selection's times and ``subjects`` admit."""
+        """Return the live messages from ``first_seq`` to ``last_seq`` that the selection's times and ``subjects``
+        admit."""
         start, stop = self._extent(first_seq, last_seq)
         if start >= stop:
             return range(0)
@@ -64,9 +65,9 @@ class Block:
         if selection.needs_time():
             assert head is not None
             low, high = selection.first_ns, selection.last_ns
-            # Compared one by one: the format does not promise that times are in order.
+            # Each time is compared, because the format does not promise that times are in order.
             times: Numbers = (np.asarray([head.time_ns]) if head.times is None
-                              else taken(head.times, range(start, stop)))
+                              else values_at(head.times, range(start, stop)))
             if low is not None:
                 masks.append(times >= low)
             if high is not None:
@@ -135,7 +136,7 @@ class Block:
         """Sequences, int64."""
         seqs = None if self.head is None else self.head.seqs
         if seqs is not None:
-            return taken(seqs, rows).astype(np.int64)
+            return values_at(seqs, rows).astype(np.int64)
         first = self.ref.first_seq
         if isinstance(rows, range):
             return np.arange(first + rows.start, first + rows.stop, dtype=np.int64)
@@ -149,12 +150,12 @@ class Block:
     def time_ns(self, rows: Rows) -> Numbers:
         """Times in ns, int64."""
         times = self.index.times
-        return np.full(len(rows), self.index.time_ns, np.int64) if times is None else taken(times, rows)
+        return np.full(len(rows), self.index.time_ns, np.int64) if times is None else values_at(times, rows)
 
     def subject_ids(self, rows: Rows) -> Numbers:
         """The place of each message's subject in ``names``."""
         ids = self.index.subject_ids
-        return np.zeros(len(rows), np.int8) if ids is None else taken(ids, rows)
+        return np.zeros(len(rows), np.int8) if ids is None else values_at(ids, rows)
 
     @property
     def names(self) -> pa.BinaryArray:
@@ -162,8 +163,8 @@ class Block:
         return self.index.subjects
 
     def occurrences(self, rows: Rows) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """The subjects of ``rows``: ascending ids, and for each the number of rows, first and last ordinal."""
-        ordinals = listed(rows)
+        """Count the subjects of ``rows``: ascending ids, and for each the number of rows, first and last ordinal."""
+        ordinals = as_array(rows)
         ids = self.subject_ids(rows).astype(np.int64)
         count = len(self.names)
         counts = np.bincount(ids, minlength=count)
@@ -193,19 +194,19 @@ class Block:
         return np.unique(np.searchsorted(starts, rows, "right") - 1).tolist()  # type: ignore[no-any-return]
 
 
-def taken(column: Any, rows: Rows) -> Numbers:
+def values_at(column: Any, rows: Rows) -> Numbers:
     """The values of ``rows`` in a column."""
     some: Numbers = column[rows.start:rows.stop] if isinstance(rows, range) else column[rows]
     return some
 
 
-def listed(rows: Rows) -> Numbers:
-    """``rows`` one by one."""
+def as_array(rows: Rows) -> Numbers:
+    """Return ``rows`` as an array."""
     return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
 def readable(names: pa.BinaryArray) -> pa.StringArray:
-    """Bytes as text; what is not UTF-8 becomes U+FFFD."""
+    """Convert bytes to text; bytes that are not UTF-8 become U+FFFD."""
     if len(names) == 1 and names[0].is_valid:
         return pa.array([names[0].as_py().decode("utf-8", "replace")], pa.string())
     try:
@@ -216,7 +217,7 @@ def readable(names: pa.BinaryArray) -> pa.StringArray:
 
 
 def parse_headers(blocks: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
-    """Header blocks as lists of (name, value), null where there is none; bytes that are not UTF-8 become U+FFFD."""
+    """Parse header blocks into lists of (name, value), null for no block; bytes that are not UTF-8 become U+FFFD."""
     there = blocks.is_valid()
     items = [protocol_headers.items(block) for block in blocks.filter(there).to_pylist()]
     offsets = np.zeros(len(blocks) + 1, np.int32)

@@ -14,7 +14,7 @@ from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.read.bodies import Bodies, Slice
 from broker.pipeline.read.columns import Numbers
-from broker.pipeline.read.decode import Block, listed, parse_headers, readable
+from broker.pipeline.read.decode import Block, as_array, parse_headers, readable
 
 __all__ = ["SEQ_MAX", "Messages"]
 
@@ -22,7 +22,7 @@ SEQ_MAX: Final = (1 << 63) - 1
 
 
 class Messages:
-    """Makes the rows of slices; as ``scan.Maker`` says."""
+    """Makes the rows of slices, as a ``scan.Maker``."""
 
     by_row = True
 
@@ -37,7 +37,7 @@ class Messages:
         self._selection = selection
 
     def from_ref(self, task: ScanTask) -> Block | None:
-        """The block without its index, where the columns need none: those of a block whose sequences have no gaps."""
+        """Return the block without its index, if the columns need no index: a block whose sequences have no gaps."""
         ref = task.ref
         if self._index or ref.last_seq - ref.first_seq + 1 != ref.count:
             return None
@@ -66,8 +66,9 @@ class Messages:
         if name == "ts_ns":
             return pa.array(_numbers(slices, _time_ns))
         if name == "pos":
-            return pa.array(_numbers(slices, lambda one: listed(one.rows)).astype(np.int32))
-        values = [{"stream": one.task.stream, "account": one.task.account, "block": one.task.key}[name] for one in slices]
+            return pa.array(_numbers(slices, lambda one: as_array(one.rows)).astype(np.int32))
+        values = [{"stream": one.task.stream, "account": one.task.account, "block": one.task.key}[name]
+                  for one in slices]
         texts = pa.array([value.encode("utf-8", "replace").decode() for value in values], kind)
         return texts.take(pa.array(np.repeat(np.arange(len(slices)), [len(one.rows) for one in slices])))
 
@@ -79,8 +80,8 @@ def _numbers(slices: Sequence[Slice], of: Callable[[Slice], Numbers]) -> Numbers
 def _seq(one: Slice) -> Numbers:
     last = one.block.ref.last_seq
     if last > SEQ_MAX:
-        raise PipelineError(f"stream {one.task.account}/{one.task.stream}: sequences up to {last} do not fit into Spark's "
-                            f"LONG; leave out the column seq")
+        raise PipelineError(f"stream {one.task.account}/{one.task.stream}: sequences up to {last} do not fit into "
+                            f"Spark's LONG; leave out the column seq")
     return one.block.seq(one.rows)
 
 
@@ -99,7 +100,8 @@ def _subjects(slices: Sequence[Slice], kind: pa.DataType) -> pa.Array:
     ids = np.empty(sum(len(one.rows) for one in slices), np.int32)
     at = base = 0
     for one, own in zip(slices, names, strict=True):
-        # Columns of ids are as narrow as the block's names allow.
-        np.add(one.block.subject_ids(one.rows), base, out=ids[at:(at := at + len(one.rows))], casting="unsafe", dtype=np.int32)
+        # Columns of ids have the narrowest type that the block's number of names allows.
+        np.add(one.block.subject_ids(one.rows), base, out=ids[at:(at := at + len(one.rows))], casting="unsafe",
+               dtype=np.int32)
         base += len(own)
     return together.take(pa.array(ids))

@@ -1,7 +1,7 @@
-"""A batch query without Spark: options become partitions, partitions become rows, and a forecast estimates the cost.
+"""A batch query without Spark: partitions for its options, rows for each partition, and a forecast of the cost.
 
-A plan is made from one snapshot. Each partition carries all that its task needs; tasks consult a newer state only for
-objects that are gone by then (``missing``).
+A plan is made from one snapshot. Each partition has all data that its task needs. A task reads a newer state only for
+an object that is gone by then (``missing``).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from broker.storage.state.table import BlockEntry
 __all__ = ["Part", "forecast", "packed", "partitions", "position", "read"]
 
 _ROW_READERS: Final = {"messages": read_tasks, "subjects": read_subjects}
-"""The views that tasks read from blocks."""
+"""The functions that read rows from blocks, by view."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one task reads; or, for catalogue views, rows that the driver has made already."""
+    """The work of one task: scan tasks; or, for catalogue views, rows that the driver has made already."""
 
     tasks: tuple[ScanTask, ...] = ()
     rows: pa.RecordBatch | None = None
 
 
 def partitions(options: Options, selection: Selection, schema: pa.Schema) -> list[Part]:
-    """The parts of a query; none if nothing can match. The messages of a stream are in order of sequence, several streams are
-    interleaved as in the log.
+    """The parts of a query; none if nothing can match. The messages of a stream are in order of sequence, several
+    streams are interleaved as in the log.
 
     Raises: PipelineError.
     """
@@ -68,7 +68,7 @@ def _chosen(snapshot: StreamSnapshot, selection: Selection) -> Iterator[BlockEnt
 
 
 def packed(found: Sequence[ScanTask], options: Options, schema: pa.Schema) -> list[Part]:
-    """Scan tasks, packed into parts."""
+    """Pack scan tasks into parts."""
     return _packed(found, options, _payload(schema))
 
 
@@ -76,14 +76,14 @@ def _packed(found: Sequence[ScanTask], options: Options, payload: bool) -> list[
     if len({task.stream_id for task in found}) > 1 and all(task.ref.place is BlockPlace.LOG for task in found):
         # A segment has a block of each stream that was published to: side by side, they share gets.
         found = sorted(found, key=lambda task: (task.shard, task.ref.position, task.key, task.ref.index_offset))
-    # This runs on the driver: on one machine its cores are the session's; a cluster has more.
+    # The driver runs this. On one machine its cores are those of the session; a cluster has more.
     packs = pack(found, options.targetpartitionbytes, payload=payload, min_partitions=os.cpu_count() or 1)
     return [Part(tuple(some)) for some in packs]
 
 
 def read(options: Options, selection: Selection, schema: pa.Schema, part: Part, *, following: bool = False
          ) -> Iterator[pa.RecordBatch]:
-    """The rows of one part, in order. following: whether the query is a streaming one. Raises: PipelineError."""
+    """Return the rows of one part, in order. following: whether the query is a streaming one. Raises: PipelineError."""
     if part.rows is not None:
         return iter((part.rows,))
     rows_of = _ROW_READERS[options.view]
@@ -92,11 +92,15 @@ def read(options: Options, selection: Selection, schema: pa.Schema, part: Part, 
 
 
 def forecast(given: Mapping[str, str]) -> dict[str, Any]:
-    """What a query with these options will read, as JSON values; sizes in bytes.
+    """Estimate the cost of a query with these options, as JSON values; sizes in bytes.
 
-    ``index_bytes`` are read for any column; ``frames_bytes`` only for ``headers`` and ``data``, and as an upper bound:
-    with subjects or times selected, frames without a wanted message are skipped. ``messages`` is an upper bound, too.
-    ``unsure_blocks`` have too many subjects for the catalogue to list, no filter excludes them, and they are counted in full.
+        index_bytes      read for any column
+        frames_bytes     read for ``headers`` and ``data``; an upper bound, because frames without a wanted message are
+                         skipped if subjects or times are selected
+        messages         an upper bound
+        unsure_blocks    blocks with too many subjects for the catalogue to list, which no filter excludes; they are
+                         counted in full
+
     Raises: PipelineError.
     """
     options = Options.parse(given)
@@ -114,18 +118,18 @@ def forecast(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def position(given: Mapping[str, str]) -> str:
-    """The current log position, as ``asOf`` takes it. Raises: PipelineError."""
+    """Return the current log position in the form of ``asOf``. Raises: PipelineError."""
     snapshots = _snapshots(Options.parse(given))
     found = {(snapshot.shard, str(snapshot.position)) for snapshot in snapshots}
     if len(found) > 1:
-        raise BadOption("stream: the streams are in several shards, whose logs have separate positions: read them one by "
-                        "one, or set asOf to a time")
+        raise BadOption("stream: the streams are in several shards, whose logs have separate positions: read them one "
+                        "by one, or set asOf to a time")
     return found.pop()[1]
 
 
 def _snapshots(options: Options) -> Sequence[StreamSnapshot]:
-    return read_store(open_object_client(options.store), account=options.account, stream=options.stream, as_of=options.asof,
-                      fail_on_loss=options.failondataloss)
+    return read_store(open_object_client(options.store), account=options.account, stream=options.stream,
+                      as_of=options.asof, fail_on_loss=options.failondataloss)
 
 
 def _payload(schema: pa.Schema) -> bool:

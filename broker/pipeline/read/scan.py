@@ -1,17 +1,17 @@
 """Scan tasks to rows: fetched ahead in threads, returned in order.
 
-    tasks ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> parts, in order ──> batches
+    tasks ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> parts ──> batches
                  │  1  indexes, together with the frames if all are wanted
                  │  2  the frames that hold a wanted row, adjacent ones in one get
                  └─ 3  for a large block, one group of frames after another
 
-Threads fetch, and decode only the indexes that say what to fetch next. The consumer of the batches decodes the rest, the
-blocks of a load into one batch. Decoding in threads took 50 % more CPU time, since memory freed by another thread is not
-reused soon, and the threads wait for each other's GIL; a Spark task has one core anyway.
+Threads fetch, and decode only the indexes that say what to fetch next. The consumer of the batches decodes everything
+else, the blocks of a load into one batch. Decoding in threads took 50 % more CPU time, since memory freed by another
+thread is not reused soon, and the threads wait for each other's GIL; a Spark task has one core anyway.
 
-Memory is bounded: loads in progress or waiting cost at most ``_AHEAD_BYTES`` (one load is always admitted), and a load at
-most two groups of ``_GROUP_BYTES``, or one larger message. A caller that stops early closes the generator, which leaves no
-thread behind.
+Memory is bounded: loads in progress or waiting cost at most ``_AHEAD_BYTES`` (one load is always admitted), and a load
+at most two groups of ``_GROUP_BYTES``, or one larger message. A caller that stops early closes the generator, which
+leaves no thread behind.
 
 The format's decoder checks the bytes, so a read returns correct rows or fails. A missing object was released after the
 query was planned (``missing``).
@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
-from broker.pipeline.errors import of_format
+from broker.pipeline.errors import from_format_error
 from broker.pipeline.plan.plan import ScanTask
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.read.bodies import Slice
@@ -45,37 +45,42 @@ __all__ = ["Maker", "read_blocks", "read_tasks"]
 
 _AHEAD_BYTES: Final = 64 << 20
 _GROUP_BYTES: Final = 32 << 20
-"""Bodies decoded together, hence the maximum size of a batch."""
+"""Upper bound of the bodies that are decoded together, hence the maximum size of a batch."""
 _GROUP_ROWS: Final = 64 << 10
 _GET_BYTES_MAX: Final = 16 << 20
 _GAP_BYTES: Final = 64 << 10
-"""Ranges with a smaller gap are read together: on S3 a request costs as much as 1 MB, in money and time; bytes read in
-vain cost memory."""
+"""Ranges with a smaller gap are read together. On S3 a request costs as much as 1 MB, in money and time; bytes that are
+read for nothing cost memory."""
 _TOGETHER_BYTES: Final = 256 << 10
 """Index and frames up to this size are fetched together, whichever frames will be wanted."""
 _LOAD_BYTES: Final = 2 << 20
 _LOAD_TASKS: Final = 64
-"""Small blocks loaded together, to share a round trip to the store, and a batch."""
+"""Bounds of small blocks that are loaded together, to share a round trip to the store, and a batch."""
 _SMALL_BYTES: Final = 64 << 10
 _BATCH_ROWS: Final = 16 << 10
 _BATCH_BYTES: Final = 2 << 20
-"""Smaller batches are joined: each costs Spark as much as about a thousand rows."""
+"""Minimum size of a batch. Smaller ones are joined, since each costs Spark as much as about a thousand rows."""
 
 
 class Maker(Protocol):
-    """Makes rows from slices of blocks. bodies: whether it needs message bodies. by_row: whether each message makes a row,
-    so that a block's rows can be made in parts, and those of many blocks together."""
+    """Makes rows from slices of blocks.
+
+    bodies: whether it needs message bodies. by_row: whether each message makes a row, so that a block's rows can be
+    made in
+    parts, and those of many blocks together.
+    """
 
     bodies: bool
     by_row: bool
     schema: pa.Schema
 
     def from_ref(self, task: ScanTask) -> Block | Callable[[], pa.RecordBatch] | None:
-        """What makes the rows of ``task`` from its reference alone: a block without its index, or a function. None: the
-        block must be read."""
+        """Return a source of the rows of ``task`` that needs its reference alone: a block without its index, or a
+        function; None if the block must be read."""
 
     def make(self, slices: Sequence[Slice]) -> pa.RecordBatch:
-        """The rows of ``slices``, in order; unless ``by_row``, of one. Raises: FormatError; PipelineError."""
+        """Return the rows of ``slices``, in order; a single slice unless ``by_row``. Raises: FormatError;
+        PipelineError."""
 
 
 def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
@@ -91,18 +96,18 @@ def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Sele
 
 def read_blocks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, maker: Maker, *,
                 prefetch: int = 3, rule: LossRule = STRICT) -> Iterator[pa.RecordBatch]:
-    """As ``read_tasks``, with rows made by ``maker``."""
+    """Read blocks as ``read_tasks`` does, with rows made by ``maker``."""
     return _joined(_Reading(objects, selection, maker, rule).read(tasks, prefetch))
 
 
 _Part = Slice | StoredBlock | ScanTask | Callable[[], pa.RecordBatch]
-"""A scan task: its object was missing."""
+"""A result of loading; a scan task means that its object was missing."""
 _Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
 """Parts in order, and a function that loads the rest, if any."""
 
 
 class _Reading:
-    """One call of ``read_blocks``."""
+    """A call of ``read_blocks``."""
 
     def __init__(self, objects: ObjectClient, selection: Selection, maker: Maker, rule: LossRule) -> None:
         self._objects = objects
@@ -120,7 +125,7 @@ class _Reading:
         running: deque[tuple[Future[_Loaded], int]] = deque()
         pool = ThreadPoolExecutor(prefetch, thread_name_prefix="jetblock-read")
         held = 0
-        width = 1  # grows with demand: LIMIT takes a few rows
+        width = 1  # It grows with demand, because LIMIT reads a few rows.
         waiting = next(loads, None)
         try:
             while running or waiting is not None:
@@ -150,10 +155,10 @@ class _Reading:
             yield from self._batches(found, moves)
 
     def _loads(self, tasks: Iterable[ScanTask]) -> Iterator[tuple[list[ScanTask], int]]:
-        """Scan tasks to load together, and the memory that takes."""
+        """Yield groups of scan tasks to load together, each with the memory that its load needs."""
         some: list[ScanTask] = []
         cost = count = 0
-        tasks_max = 1  # as above
+        tasks_max = 1  # It grows with demand, because LIMIT reads a few rows.
         for task in tasks:
             own = self._cost(task)
             if some and (cost + own > _LOAD_BYTES or count + task.ref.count > _GROUP_ROWS or len(some) >= tasks_max):
@@ -176,7 +181,7 @@ class _Reading:
     # ---- in a thread
 
     def _load(self, tasks: Sequence[ScanTask]) -> _Loaded:
-        """The rows of some tasks; of a single large one, the first group. Raises: PipelineError."""
+        """Load the rows of some tasks; of a single large one, the first group. Raises: PipelineError."""
         made: list[list[_Part]] = [[] for _ in tasks]
         read: list[int] = []
         for i, task in enumerate(tasks):
@@ -219,7 +224,7 @@ class _Reading:
         return list(chain.from_iterable(made)), None
 
     def _load_group(self, task: ScanTask, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
-        """One group of a large block's frames, and a function that loads the next."""
+        """Load one group of a large block's frames, and return a function that loads the next."""
         numbers, rows = groups[at]
         part = self._of_frames(task, block, rows, numbers, _fetch(self._objects, _ranges(task.key, block, numbers)))
         if isinstance(part, ScanTask) or at + 1 == len(groups):
@@ -228,7 +233,7 @@ class _Reading:
 
     def _of_frames(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int],
                    stored: Sequence[memoryview | None]) -> _Part:
-        """Some rows with their frames; or the rest of the task, if its object is missing."""
+        """Return some rows with their frames; or the rest of the task, if its object is missing."""
         there = [one for one in stored if one is not None]
         if len(there) < len(stored):
             return task._replace(first_seq=block.seq_of(int(rows[0])))
@@ -238,13 +243,13 @@ class _Reading:
         try:
             return Block.decode(bytes(index), task.ref, task.key)
         except FormatError as error:
-            raise of_format(error, self._where(task), task.key) from None
+            raise from_format_error(error, self._where(task), task.key) from None
 
     def _rows(self, task: ScanTask, block: Block) -> Rows:
         return block.rows(task.first_seq, task.last_seq, task.dead, self._selection, self._subjects)
 
     def _whole(self, task: ScanTask) -> bool:
-        """Whether to fetch the frames with the index, before the needed ones are known."""
+        """Return whether to fetch the frames with the index, before the needed ones are known."""
         ref = task.ref
         if not self._maker.bodies or not ref.frames_bytes:
             return False
@@ -260,12 +265,13 @@ class _Reading:
     # ---- in the consumer's thread
 
     def _batches(self, parts: Iterable[_Part], moves: int = 0) -> Iterator[pa.RecordBatch]:
-        """The rows of ``parts``, those of neighbouring blocks together. moves: how often they were looked for before."""
+        """Make the rows of ``parts``, those of neighbouring blocks together. moves: how often these parts were searched
+        for before."""
         for kind, some in groupby(parts, self._kind):
             own: Any = some  # all of one kind
             if kind == "missing":
                 for task in own:
-                    yield from self._again(task, moves)
+                    yield from self._read_moved(task, moves)
             elif kind == "small":
                 yield batch_of(list(own), self._maker.schema, self._selection, self._subjects, self._objects.url)
             elif kind == "made":
@@ -274,7 +280,7 @@ class _Reading:
                 yield from self._made(chain.from_iterable(map(self._opened, own)))
 
     def _kind(self, part: _Part) -> Literal["missing", "small", "slices", "made"]:
-        """How rows are made of a part."""
+        """Return the way in which the rows of a part are made."""
         if isinstance(part, ScanTask):
             return "missing"
         if isinstance(part, StoredBlock):
@@ -285,7 +291,7 @@ class _Reading:
         return "slices" if isinstance(part, Slice) else "made"
 
     def _opened(self, part: Slice | StoredBlock) -> Iterable[Slice]:
-        """A block as slices."""
+        """Decode a block into slices."""
         if isinstance(part, Slice):
             return [part]
         task, index, frames = part
@@ -293,7 +299,7 @@ class _Reading:
         return self._slices(task, block, self._rows(task, block), frames)
 
     def _slices(self, task: ScanTask, block: Block, rows: Rows, frames: memoryview | None = None) -> list[Slice]:
-        """The wanted rows of a block, with what they need of its frames."""
+        """Return the wanted rows of a block, each group with the frames that it needs."""
         if not len(rows):
             return []
         if frames is not None:
@@ -302,12 +308,12 @@ class _Reading:
         return [Slice(task, block, some) for some in (_parts(rows) if self._maker.by_row else [rows])]
 
     def _made(self, slices: Iterable[Slice]) -> Iterator[pa.RecordBatch]:
-        """The rows of ``slices``, as many together as make a batch."""
+        """Make the rows of ``slices``, as many together as fit into a batch."""
         for some in self._together(slices):
             try:
                 batch = self._maker.make(some)
             except FormatError:
-                yield from map(self._alone, some)  # finds the damaged one
+                yield from map(self._alone, some)  # Making them one by one finds the damaged one.
             else:
                 yield batch
 
@@ -329,17 +335,17 @@ class _Reading:
         try:
             return self._maker.make([one])
         except FormatError as error:
-            raise of_format(error, self._where(one.task), one.task.key) from None
+            raise from_format_error(error, self._where(one.task), one.task.key) from None
 
     # ---- missing objects
 
-    def _again(self, missing: ScanTask, moves: int = 0) -> Iterator[pa.RecordBatch]:
-        """The rows of a task whose object is missing, read from their present objects. Raises: as ``read_tasks``."""
-        for task in self._missing.moved(missing, moves, self._count_live):
+    def _read_moved(self, missing: ScanTask, moves: int = 0) -> Iterator[pa.RecordBatch]:
+        """Read the rows of a task whose object is missing from their present objects. Raises: as ``read_tasks``."""
+        for task in self._missing.find_moved(missing, moves, self._count_live):
             yield from self._run(partial(self._load, [task]), moves + 1)
 
     def _count_live(self, task: ScanTask) -> int | None:
-        """The live messages of a task, whatever is selected; None if its object is missing."""
+        """Return the number of a task's live messages, whatever is selected; None if its object is missing."""
         ref = task.ref
         [index] = _fetch(self._objects, [(task.key, ref.index_offset, ref.index_offset + ref.index_bytes)])
         if index is None:
@@ -348,7 +354,8 @@ class _Reading:
 
 
 def _fetch(objects: ObjectClient, ranges: Sequence[Range]) -> list[memoryview | None]:
-    """The bytes of each range, fewer if the object ends first; None if it is missing. Close ranges share a get."""
+    """Return the bytes of each range, fewer if the object ends first; None if it is missing. Close ranges share a
+    get."""
     if not ranges:
         return []
     gets: list[tuple[str, int, int]] = []
@@ -371,12 +378,12 @@ def _fetch(objects: ObjectClient, ranges: Sequence[Range]) -> list[memoryview | 
 
 
 def _parts(rows: Rows) -> list[Rows]:
-    """``rows`` split to the maximum size of a batch."""
+    """Split ``rows`` at the maximum size of a batch."""
     return [rows[at:at + _GROUP_ROWS] for at in range(0, len(rows), _GROUP_ROWS)]
 
 
 def _groups(block: Block, rows: Rows) -> list[tuple[list[int], Rows]]:
-    """``rows``, at least one, by frames decoded together: the frames' numbers, and their rows."""
+    """Split ``rows``, at least one, by frames decoded together: the frames' numbers, and their rows."""
     assert block.head is not None
     table = block.head.frames
     groups: list[list[int]] = []
@@ -404,7 +411,7 @@ def _groups(block: Block, rows: Rows) -> list[tuple[list[int], Rows]]:
 
 
 def _ranges(key: str, block: Block, numbers: Sequence[int]) -> list[Range]:
-    """The ranges of some frames in the object."""
+    """Return the ranges of some frames in the object."""
     assert block.head is not None
     base = block.ref.frames_offset
     return [(key, base + frame.offset, base + frame.offset + frame.stored_bytes)
@@ -412,14 +419,14 @@ def _ranges(key: str, block: Block, numbers: Sequence[int]) -> list[Range]:
 
 
 def _cut(block: Block, numbers: Sequence[int], frames: memoryview) -> list[memoryview]:
-    """Some frames, cut from the bytes of all."""
+    """Cut some frames from the bytes of all."""
     assert block.head is not None
     return [frames[frame.offset:frame.offset + frame.stored_bytes]
             for frame in (block.head.frames[number] for number in numbers)]
 
 
 def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """``batches``, adjacent small ones joined and large ones split; the first ones are passed on at once."""
+    """Join adjacent small ``batches``, and split large ones; the first ones are passed on at once."""
     small: list[pa.RecordBatch] = []
     rows = size = 0
     rows_min = 1
@@ -429,7 +436,7 @@ def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 continue
             own = batch.nbytes
             if batch.num_rows >= _BATCH_ROWS or own >= _BATCH_BYTES:
-                yield from _as_batches(small)  # copying the large one too would be expensive
+                yield from _as_batches(small)  # Copying the large batch too would be expensive.
                 yield from _as_batches([batch])
                 small, rows, size = [], 0, 0
                 continue

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from broker.pipeline.errors import of_format
+from broker.pipeline.errors import from_format_error
 from broker.pipeline.plan.plan import ScanTask
 from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
@@ -22,7 +22,7 @@ from broker.storage.format.index import decode_frame, decode_index
 __all__ = ["SMALL_COUNT", "StoredBlock", "batch_of"]
 
 SMALL_COUNT: Final = 16
-"""Messages of a block up to which this is faster."""
+"""The number of messages in a block up to which this module is faster."""
 
 
 class StoredBlock(NamedTuple):
@@ -55,12 +55,13 @@ def batch_of(blocks: Sequence[StoredBlock], schema: pa.Schema, selection: Select
             rows += _messages(block, selection, wanted)
         except FormatError as error:
             task = block.task
-            raise of_format(error, f"{where}: stream {task.account}/{task.stream}", task.key) from None
-    return pa.RecordBatch.from_arrays([_column(field.name.lower(), field.type, rows) for field in schema], schema=schema)
+            raise from_format_error(error, f"{where}: stream {task.account}/{task.stream}", task.key) from None
+    return pa.RecordBatch.from_arrays([_column(field.name.lower(), field.type, rows) for field in schema],
+                                      schema=schema)
 
 
 def _messages(block: StoredBlock, selection: Selection, wanted: Callable[[bytes], bool] | None) -> Iterator[_Message]:
-    """Raises: Corrupt; VersionUnknown."""
+    """Yield the wanted messages of one block. Raises: Corrupt; VersionUnknown."""
     task, index, frames = block
     head = decode_index(bytes(index), task.ref, task.key)
     low, high = selection.first_ns, selection.last_ns

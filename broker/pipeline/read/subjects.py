@@ -1,4 +1,4 @@
-"""Tests which of a block's subjects a selection wants: once for each name, not for each row."""
+"""Tests of a block's subjects by a selection: once for each name, not for each row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["SubjectTest"]
 
 _KNOWN_SUBJECTS_MAX: Final = 200_000
 _FEW: Final = 64
-"""For so few names, testing all is faster than a binary search."""
+"""Up to this number of names, testing all is faster than a binary search."""
 
 
 class SubjectTest:
@@ -27,7 +27,7 @@ class SubjectTest:
         self._heads = _heads(selection)
 
     def ids(self, names: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """Whether each of ``names``, sorted by bytes, is wanted."""
+        """Return for each of ``names``, sorted by bytes, whether it is wanted."""
         wanted = np.zeros(len(names), np.bool_)
         for first, last in self._candidates(names):
             wanted[first:last] = [self(name) for name in names[first:last].to_pylist()]
@@ -49,7 +49,7 @@ class SubjectTest:
         found = []
         for head in self._heads:
             first = bisect_left(places, head, key=lambda i: names[i].as_py())
-            # Sorts after nearly all names that begin with ``head``; the loop takes the rest.
+            # The bound sorts after nearly all names that begin with ``head``; the loop finds the others.
             last = bisect_left(places, head + b"\xff" * 8, first, key=lambda i: names[i].as_py())
             while last < len(names) and names[last].as_py().startswith(head):
                 last += 1
@@ -58,7 +58,7 @@ class SubjectTest:
 
 
 def _heads(selection: Selection) -> list[bytes]:
-    """Prefixes, of which every wanted subject has one; b"" admits any."""
+    """Return prefixes, of which every wanted subject has one; b"" admits any."""
     if selection.equal is not None:
         return sorted(selection.equal)
     if selection.prefixes:

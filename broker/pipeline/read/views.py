@@ -1,6 +1,6 @@
 """The views other than messages: subjects by block, blocks, streams, consumers.
 
-``subjects`` is read in tasks like messages, but from indexes alone; where a block's summary is at hand and the whole block
+``subjects`` is read in tasks like messages, but from indexes alone; if a block's summary is known and the whole block
 is wanted, nothing is read. The other views are the catalogue itself, which the driver has.
 """
 
@@ -63,7 +63,8 @@ class _Subjects:
         [(task, block, rows, _, _)] = slices
         head = block.index
         if len(rows) == block.count:  # the index has counted them
-            firsts, lasts = (np.asarray(column).astype(np.int64) for column in (head.subject_firsts, head.subject_lasts))
+            firsts, lasts = (np.asarray(column).astype(np.int64)
+                             for column in (head.subject_firsts, head.subject_lasts))
             return self._batch(task, block.names, np.asarray(head.subject_counts).astype(np.int64), block.seq(firsts),
                                block.seq(lasts))
         ids, counts, firsts, lasts = block.occurrences(rows)
@@ -87,7 +88,7 @@ class _Subjects:
 def catalogue_rows(view: str, snapshots: Iterable[StreamSnapshot], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of the views ``blocks``, ``streams`` and ``consumers``, with the columns of ``schema``; reads nothing.
 
-    In order of ``snapshots``; a stream's blocks in order of sequence, its consumers by name.
+    Rows are in the order of ``snapshots``; a stream's blocks in order of sequence, its consumers by name.
     """
     names = [field.name.lower() for field in schema]
     rows = (_blocks(snapshots, summaries="subjects" in names) if view == "blocks"
@@ -109,7 +110,8 @@ def _batch_of(rows: list[dict[str, Any]], names: list[str], schema: pa.Schema) -
 
 
 def live_messages(entry: BlockEntry, first_seq: int) -> int:
-    """The number of live messages in a block, ``first_seq`` being the stream's; an upper bound for blocks with gaps."""
+    """Return the number of live messages in a block; an upper bound for blocks with gaps. ``first_seq`` is the
+    stream's."""
     ref = entry.ref
     first = max(first_seq, ref.first_seq)
     if first == ref.first_seq and not ref.gapless:
@@ -171,10 +173,10 @@ def _consumers(snapshots: Iterable[StreamSnapshot]) -> Iterator[dict[str, Any]]:
 
 
 def _time(ns: int) -> int | None:
-    """In µs, as Spark's timestamps; None for none."""
+    """Convert ns to µs, the unit of Spark's timestamps; None for 0."""
     return ns // 1000 if ns else None
 
 
 def _text(text: str) -> str:
-    """Without lone surrogates, which JSON allows and UTF-8 does not."""
+    """Replace lone surrogates, which JSON allows and UTF-8 does not."""
     return text.encode("utf-8", "replace").decode()

@@ -1,9 +1,9 @@
 """The batch readers: planned once, in Spark's planner, then read by tasks.
 
-There are two, since Spark refuses a reader with ``pushFilters`` while ``spark.sql.python.filterPushdown.enabled`` is off,
-its default. The reader that takes filters is used only if ``pushdown=true`` asks for it, not whenever the setting is on:
-Spark up to 4.3 caches the plan made under filters with the *relation*, not with the scan. Every other scan of that
-DataFrame or view, in the same query or a later one, then gets the rows of those filters:
+There are two, since Spark refuses a reader with ``pushFilters`` while ``spark.sql.python.filterPushdown.enabled`` is
+off, its default. The reader that takes filters is used only if ``pushdown=true`` asks for it, not whenever the setting
+is on: Spark up to 4.3 caches the plan made under filters with the *relation*, not with the scan. Every other scan of
+that DataFrame or view, in the same query or a later one, then gets the rows of those filters:
 
     orders.where("seq = 4").union(orders.where("seq = 5"))      both halves are seq 5
     orders.where("seq = 4").collect(); orders.count()           1
@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.schema import requested
 from broker.pipeline.read import query
-from broker.pipeline.spark.errors import plainly, plainly_each, settle
+from broker.pipeline.spark.errors import freeze_imports, plainly, plainly_each
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -43,7 +43,7 @@ def reader(options: Options, schema: StructType) -> DataSourceReader:
 
 
 class _Part(InputPartition):
-    """Small and picklable: it is sent to the task."""
+    """A part of a query; small and picklable, because it is sent to the task."""
 
     def __init__(self, part: query.Part) -> None:
         super().__init__(None)
@@ -51,7 +51,7 @@ class _Part(InputPartition):
 
 
 class BatchReader(DataSourceReader):
-    """Reads what the options say."""
+    """Reads the messages that the options select."""
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
@@ -60,18 +60,18 @@ class BatchReader(DataSourceReader):
 
     @plainly
     def partitions(self) -> list[InputPartition]:
-        """Reads the store's catalogue once: all partitions are from one snapshot."""
+        """Return the query's parts. Reads the store's catalogue once, so all partitions are from one snapshot."""
         return [_Part(part) for part in query.partitions(self._options, self._selection, self._schema)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _Part):  # Spark's stand-in for an empty list
             return iter(())
-        settle()
+        freeze_imports()
         return _at_once(plainly_each(query.read(self._options, self._selection, self._schema, partition.part)))
 
 
 def _at_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """``batches``, of which the first reach Spark before more is read.
+    """Yield ``batches`` so that the first ones reach Spark before more is read.
 
     Spark's worker writes through a buffer that it flushes when full. Until rows have left it, LIMIT cannot end the
     task: on a stream of small blocks, ``limit(1)`` took a thousand gets.
@@ -86,7 +86,8 @@ def _at_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _flush_output() -> None:
-    """Flush the output of the serializer that is reading from us; pyspark gives a source no other way to it."""
+    """Flush the output of the serializer that is reading from this source; pyspark gives a source no other way to
+    it."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "dump_stream" and (flush := getattr(frame.f_locals.get("stream"), "flush", None)):
@@ -96,11 +97,11 @@ def _flush_output() -> None:
 
 
 class PushdownReader(BatchReader):
-    """Reads what the options and Spark's filters say."""
+    """Reads the messages that the options and Spark's filters select."""
 
     @plainly
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Narrow the selection by filters, all of which must hold; returns those that Spark must apply itself."""
+        """Narrow the selection by filters, all of which must hold; return those that Spark must apply itself."""
         left = []
         for one in filters:
             self._selection, whole = self._selection.narrowed(one)

@@ -9,11 +9,11 @@
 ``headers`` is the source's default column ``headers``: the header block as published.
 
 These are SQL functions of the session (``CREATE TEMPORARY FUNCTION``): Spark inlines their bodies into the plan, so
-nothing runs in Python, whatever the arguments. The Python functions below return columns and register the SQL functions
+nothing runs in Python, for any arguments. The Python functions below return columns and register the SQL functions
 with the active session; before using them in SQL, call ``register_functions``.
 
-They decide as ``protocol.subject.matches`` and ``protocol.headers`` do, hence as nats-server does. Bytes that are not
-UTF-8 are compared and returned as U+FFFD.
+The functions follow the rules of ``protocol.subject.matches`` and ``protocol.headers``, hence nats-server's. Bytes that
+are not UTF-8 are compared and returned as U+FFFD.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["header", "headers_list", "headers_map", "register_functions", "subject_matches", "subject_token"]
 
-# Patterns become regular expressions by replacements alone: Spark folds those if the pattern is a literal, which it never
-# does with lambdas. In order: special characters are quoted, so each dot has a backslash; then the last token, > or *; then
-# every other *. As in nats-server, a last * does not match a last ">". A pattern with an empty token matches only itself.
+# Patterns become regular expressions by replacements alone. Spark computes those in advance if the pattern is a
+# literal, which it never does with lambdas. The replacements, in order:
+# - special characters are quoted, so each dot has a backslash;
+# - the last token, if it is > or *; as in nats-server, a last * does not match a last ">";
+# - every other *.
+# A pattern with an empty token matches only itself.
 _QUOTED = r"regexp_replace(pattern, r'([\\^$|?+()\[\]{}*.])', r'\\$1')"
 _LAST_REST = rf"regexp_replace({_QUOTED}, r'(\A|[.])>\z', r'$1[^.]+(?:[.][^.]+)*')"
 _LAST_STAR = rf"regexp_replace({_LAST_REST}, r'(\A|[.])\\\*\z', r'$1(?!>\\z)[^.]+')"
@@ -57,10 +60,11 @@ _FUNCTIONS = (
      f"map_filter(found, (name, _) -> name != one.name), map(one.name, "
      f"concat(coalesce(try_element_at(found, one.name), CAST(array() AS ARRAY<STRING>)), array(one.value)))))"),
 )
-"""Signature, type, body."""
+"""Signature, type and body of each function."""
 
 _DONE = "jetblock.functions"
-"""Marks a session that has them; a session's Python object cannot, as each access makes a new one."""
+"""The setting that marks a session with the functions. A session's Python object cannot be marked, since each access
+makes a new one."""
 
 
 def register_functions(spark: SparkSession) -> None:
@@ -71,7 +75,7 @@ def register_functions(spark: SparkSession) -> None:
 
 
 def subject_matches(subject: Column | str, pattern: Column | str) -> Column:
-    """Whether ``pattern`` (its text, or a column) matches the subjects of a column (or its name)."""
+    """Return whether ``pattern`` (its text, or a column) matches the subjects of a column (or its name)."""
     return _call("subject_matches", _column(subject), _literal(pattern))
 
 
@@ -86,7 +90,8 @@ def subject_token(subject: Column | str, n: Column | int) -> Column:
 
 
 def header(headers: Column | str, name: Column | str) -> Column:
-    """The first value of the header ``name`` (its text, or a column) in a column of header blocks; NULL if there is none."""
+    """The first value of the header ``name`` (its text, or a column) in a column of header blocks; NULL if there is
+    none."""
     return _call("header", _column(headers), _literal(name))
 
 

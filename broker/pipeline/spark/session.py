@@ -23,8 +23,8 @@ __all__ = ["builder_conf", "explain_read", "read", "read_stream", "register"]
 def builder_conf() -> dict[str, str]:
     """The setting that ``pushdown=true`` requires: ``SparkSession.builder.config(map=builder_conf())``.
 
-    Only the option turns pushdown on; ``broker.pipeline.spark.batch`` says why. No setting names the interpreter of planner
-    and workers: that is the environment variable PYSPARK_PYTHON, by default ``python3``.
+    Only the option turns pushdown on; ``broker.pipeline.spark.batch`` says why. No setting names the interpreter of
+    planner and workers: that is the environment variable PYSPARK_PYTHON, by default ``python3``.
     """
     return {"spark.sql.python.filterPushdown.enabled": "true"}
 
@@ -33,8 +33,8 @@ def register(spark: SparkSession) -> None:
     """Register the source ``jetblock`` and the SQL functions with this session.
 
     The source needs it if jetblock comes in a zip (``spark-submit --py-files``, ``sc.addPyFile``,
-    ``spark.addArtifacts(zip, pyfile=True)``), since Spark discovers only installed sources. With Spark Connect, streaming
-    also needs jetblock, or the zip, on the server's PYTHONPATH.
+    ``spark.addArtifacts(zip, pyfile=True)``), since Spark discovers only installed sources. With Spark Connect,
+    streaming also needs jetblock, or the zip, on the server's PYTHONPATH.
     """
     from broker.pipeline.spark.functions import register_functions
     from broker.pipeline.spark.source import JetblockSource
@@ -46,7 +46,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _lay_out_for_streams() -> None:
-    """If Spark brought this module in a zip, link the zip where Spark's streaming planner looks for it.
+    """Link the zip, if Spark brought this module in one, into the folder from which Spark's streaming planner imports.
 
     That is a subdirectory of the driver's files which Spark 4.3 leaves empty, so that a streaming query would end with
     "No module named 'broker'".
@@ -65,8 +65,8 @@ def _lay_out_for_streams() -> None:
 def read(spark: SparkSession, *, schema: StructType | str | None = None, **options: Any) -> DataFrame:
     """``spark.read.format("jetblock")`` with these options, pinned to the time of this call.
 
-    Spark plans a DataFrame again for each one derived from it, so two counts may differ while a broker runs. Unless
-    given, ``asOf`` is therefore set to the current log position. Messages deleted later still disappear.
+    Spark plans a DataFrame again for each one derived from it, so two counts may differ while a broker runs. Therefore
+    ``asOf`` is set to the current log position, unless it is given. Messages deleted later disappear nevertheless.
     Args: options by their names (``store=…, stream=…, subjects=[…], startTime=datetime(…)``); schema names columns.
     """
     given = _texts(options)
@@ -89,12 +89,12 @@ def read_stream(spark: SparkSession, *, schema: StructType | str | None = None, 
 
 
 def explain_read(spark: SparkSession, **options: Any) -> dict[str, Any]:
-    """The blocks, messages and bytes that a query with these options will read; see ``query.forecast``."""
+    """Estimate the blocks, messages and bytes that a query with these options will read; see ``query.forecast``."""
     return dict(json.loads(_ask(spark, "forecast", _texts(options))))
 
 
 def _texts(options: dict[str, Any]) -> dict[str, str]:
-    """Options as Spark passes them: names in lower case, values as text."""
+    """Convert options to the form in which Spark passes them: names in lower case, values as text."""
     return {name.lower(): _text(value) for name, value in options.items() if value is not None}
 
 
@@ -107,10 +107,10 @@ def _text(value: Any) -> str:
 
 
 def _ask(spark: SparkSession, what: str, given: dict[str, str]) -> str:
-    """Ask a question about the store, in one task."""
+    """Run one of ``_ANSWERS`` in a task, and return its answer about the store."""
     from pyspark.sql.functions import lit, udf
 
-    # Without Arrow, which would require pandas.
+    # Arrow would require pandas.
     answer = udf(_ANSWERS[what], "string", useArrow=False)
     row = spark.range(1).select(answer(lit(json.dumps(given)))).head()
     assert row is not None

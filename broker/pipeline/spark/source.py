@@ -22,7 +22,8 @@ __all__ = ["JetblockSource"]
 
 
 class JetblockSource(DataSource):
-    """``spark.read.format("jetblock")`` and ``spark.readStream.format("jetblock")``; docs/SPARK.md lists the options."""
+    """``spark.read.format("jetblock")`` and ``spark.readStream.format("jetblock")``; docs/SPARK.md lists the
+    options."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,7 +1,7 @@
 """The streaming reader: one object in Spark's planner for the life of a query, and one in each task.
 
-For each batch Spark calls ``latestOffset``, which looks at the store, then ``partitions``. After a restart it calls
-``initialOffset`` if no batch was committed, and only ``partitions`` for the batch on record. It guarantees neither
+For each batch Spark calls ``latestOffset``, which reads the store, then ``partitions``. After a restart Spark calls
+``initialOffset`` if no batch was committed, and only ``partitions`` for a recorded batch. It guarantees neither
 ``commit`` nor ``stop``, so nothing depends on them.
 """
 
@@ -26,7 +26,7 @@ from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.progress import Progress
 from broker.pipeline.plan.schema import requested
 from broker.pipeline.read import query
-from broker.pipeline.spark.errors import plainly, plainly_each, settle
+from broker.pipeline.spark.errors import freeze_imports, plainly, plainly_each
 from broker.pipeline.store.objects import open_object_client
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ __all__ = ["RefusingReader", "StreamReader"]
 
 
 class _Part(InputPartition):
-    """Small and picklable: it is sent to the task."""
+    """A part of a batch; small and picklable, because it is sent to the task."""
 
     def __init__(self, part: query.Part) -> None:
         super().__init__(None)
@@ -44,7 +44,8 @@ class _Part(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows streams. Spark creates it twice for each query, to pickle for tasks and to plan; so creating it does no I/O.
+    """Follows streams. Spark creates it twice for each query, to pickle for tasks and to plan; so creating it does no
+    I/O.
 
     Raises: BadOption for unknown columns or malformed ``startingOffsets``.
     """
@@ -94,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:
-        self._progress.aim()
+        self._progress.stop_at_present_end()
 
     @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -103,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)
-        settle()
+        freeze_imports()
         return plainly_each(query.read(self._options, self._options.selection(), self._schema, partition.part,
                                        following=True))
 
@@ -115,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """In place of a reader that cannot be made; Spark's first call raises the reason."""
+    """A reader in place of one that cannot be made; Spark's first call raises the reason."""
 
     def __init__(self, error: PipelineError) -> None:
         self._error = error
@@ -123,6 +124,6 @@ class RefusingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _refuse(self, *_: Any) -> NoReturn:
         raise self._error
 
-    # Spark shows a frame for each call that an error passes, so none is added.
+    # Spark shows a frame for each call that an error passes through, so no call is added here.
     refuse: Any = plainly(_refuse)
     initialOffset = latestOffset = getDefaultReadLimit = prepareForTriggerAvailableNow = partitions = read = refuse

@@ -6,9 +6,9 @@
         the profile (AWS_PROFILE or "default") of the shared files: keys, or ``credential_process``
         the container's (ECS, EKS pod identity), then the instance's role
 
-obstore handles all but the shared files. They are read here, every quarter of an hour, since tools that fetch short-lived
-keys store them there. A profile that assumes a role or signs in by SSO is refused; the error gives the
-``credential_process`` line to use instead.
+obstore handles all but the shared files. The shared files are read here, every quarter of an hour, since tools that
+fetch short-lived keys store them there. A profile that assumes a role or signs in by SSO is refused; the error gives
+the ``credential_process`` line to use instead.
 
 Executors read their own environment: settings that only the driver has are not passed on.
 """
@@ -38,8 +38,8 @@ _ELSEWHERE = ("role_arn", "sso_session", "sso_start_url", "web_identity_token_fi
 
 
 class S3Environment(NamedTuple):
-    """endpoint: "" for AWS itself. shown: the endpoint without secrets, for errors. credentials: None if obstore finds
-    them itself. ca: PEM certificates, or None."""
+    """Settings for obstore. endpoint: "" for AWS itself. shown: the endpoint without secrets, for errors. credentials:
+    None if obstore finds them itself. ca: PEM certificates, or None."""
 
     endpoint: str
     shown: str
@@ -49,12 +49,12 @@ class S3Environment(NamedTuple):
 
     @classmethod
     def read(cls, url: str, environ: Mapping[str, str] = os.environ) -> S3Environment:
-        """Raises: Unreachable, naming ``url``, what is wrong and the remedy."""
+        """Read the environment and the shared files. Raises: Unreachable, naming ``url``, the fault and the remedy."""
         profile = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or ""
         found = _profile(profile or "default", environ)
         if profile and not found:
-            raise Unreachable(f"{url}: AWS_PROFILE={profile}: no such profile in {' or '.join(map(str, _files(environ)))}; "
-                              f"correct it here and on the executors")
+            raise Unreachable(f"{url}: AWS_PROFILE={profile}: no such profile in "
+                              f"{' or '.join(map(str, _files(environ)))}; correct it here and on the executors")
         endpoint = (environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or found.get("endpoint_url")
                     or "")
         shown = ""
@@ -73,13 +73,15 @@ class S3Environment(NamedTuple):
             try:
                 ca = Path(bundle).read_bytes()
             except OSError as e:
-                raise Unreachable(f"{url}: AWS_CA_BUNDLE={bundle}: {e.strerror}; name a file of PEM certificates") from e
+                raise Unreachable(f"{url}: AWS_CA_BUNDLE={bundle}: {e.strerror}; "
+                                  f"name a file of PEM certificates") from e
         return cls(endpoint, shown, region, _credentials(url, profile or "default", found, environ), ca)
 
 
 def _credentials(url: str, profile: str, found: Mapping[str, str], environ: Mapping[str, str]
                  ) -> Callable[[], dict[str, Any]] | None:
-    """A function that reads credentials from the shared files; None if they have none, or others take precedence."""
+    """Return a function that reads credentials from the shared files; None if they have none, or others take
+    precedence."""
     if environ.get("AWS_ACCESS_KEY_ID") or environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return None
     if "aws_access_key_id" in found:
@@ -87,9 +89,9 @@ def _credentials(url: str, profile: str, found: Mapping[str, str], environ: Mapp
     if "credential_process" in found:
         return lambda: _process(url, profile, found["credential_process"])
     if other := [name for name in _ELSEWHERE if name in found]:
-        raise Unreachable(f"{url}: the profile {profile!r} has {other[0]}, which is not followed here: give it the line "
-                          f"credential_process = aws configure export-credentials --profile {shlex.quote(profile)}, in a "
-                          f"profile of another name, or export the keys")
+        raise Unreachable(f"{url}: the profile {profile!r} has {other[0]}, which is not followed here: give it the "
+                          f"line credential_process = aws configure export-credentials --profile "
+                          f"{shlex.quote(profile)}, in a profile of another name, or export the keys")
     return None
 
 
@@ -112,9 +114,9 @@ def _process(url: str, profile: str, command: str) -> dict[str, Any]:
                 "token": answer.get("SessionToken"),
                 "expires_at": datetime.fromisoformat(until) if until else datetime.now(UTC) + _READ_AGAIN}
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, AttributeError, TypeError) as e:
-        # Shows neither the command nor its output: both may contain secrets.
-        raise Unreachable(f"{url}: credential_process of the profile {profile!r} failed ({type(e).__name__}): run it by "
-                          f"hand; it must print AccessKeyId and SecretAccessKey as JSON") from None
+        # The text shows neither the command nor its output: both may contain secrets.
+        raise Unreachable(f"{url}: credential_process of the profile {profile!r} failed ({type(e).__name__}): run it "
+                          f"by hand; it must print AccessKeyId and SecretAccessKey as JSON") from None
 
 
 def _files(environ: Mapping[str, str]) -> tuple[Path, Path]:
@@ -124,7 +126,7 @@ def _files(environ: Mapping[str, str]) -> tuple[Path, Path]:
 
 
 def _profile(name: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """A profile's settings from both files; ``credentials`` takes precedence over ``config``."""
+    """Read a profile's settings from both files; ``credentials`` takes precedence over ``config``."""
     found: dict[str, str] = {}
     credentials, config = _files(environ)
     for path, section in ((config, name if name == "default" else f"profile {name}"), (credentials, name)):

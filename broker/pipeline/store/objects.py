@@ -3,7 +3,7 @@
     file://DIR              the broker's own directory store, at the same path on every machine
     s3://BUCKET[/PREFIX]    obstore; endpoint, region and credentials come from the AWS_* environment (``aws``)
 
-Read-only. Transient failures are retried with growing pauses for about ``_RETRY``, then raise Unreachable.
+The client only reads. Transient failures are retried with growing pauses for about ``_RETRY``, then raise Unreachable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
 
 from broker.base.store_url import parse_store_url
-from broker.pipeline.errors import BadOption, Damaged, NoStore, PipelineError, Unreachable, of_format
+from broker.pipeline.errors import BadOption, Damaged, NoStore, PipelineError, Unreachable, from_format_error
 from broker.pipeline.store.aws import KEYS, S3Environment
 from broker.storage.format.errors import FormatError
 from broker.storage.format.store import StoreFormat
@@ -27,10 +27,11 @@ from broker.storage.objectstore.file import FileStore
 from broker.storage.paths import FORMAT, ROOT
 from broker.storage.unsynced_tail import hide_all_torn
 
-__all__ = ["AT_ONCE", "FileObjectClient", "ObjectClient", "Range", "S3ObjectClient", "check_store", "open_object_client"]
+__all__ = ["AT_ONCE", "FileObjectClient", "ObjectClient", "Range", "S3ObjectClient", "check_store",
+           "open_object_client"]
 
 Range = tuple[str, int, int | None]
-"""key, start, end."""
+"""A range of an object: key, start, end."""
 AT_ONCE: Final = 32
 """Concurrent gets of ``get_many`` on S3."""
 
@@ -46,19 +47,20 @@ class ObjectClient(Protocol):
     """The store's URL, without secrets."""
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes ``start`` to ``end`` (half-open; None: the object's end), fewer if the object is shorter.
+        """Return the bytes from ``start`` to ``end`` (half-open; None: the object's end), fewer if the object is
+        shorter.
 
         Raises: NotFound (storage.objectstore.base); NoStore; Unreachable.
         """
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        """Several ranges (key, start, end), read concurrently; None for missing objects.
+        """Return several ranges (key, start, end), read concurrently; None for each missing object.
 
         Raises: NoStore; Unreachable.
         """
 
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
-        """The objects whose key begins with ``prefix`` and is greater than ``after``, in key order.
+        """Return the objects whose key begins with ``prefix`` and is greater than ``after``, in key order.
 
         ``after`` is for prefixes whose keys are all in one folder (see ObjectStore.list). Raises: NoStore; Unreachable.
         """
@@ -69,12 +71,13 @@ _opening = threading.Lock()
 
 
 def open_object_client(url: str) -> ObjectClient:
-    """The client for ``url``; one for each process and URL, created on first use.
+    """Return the client for ``url``; one for each process and URL, created on first use.
 
     Sends no request to S3; ``check_store`` does. Raises: BadOption for an unknown kind of URL; NoStore for a missing
     directory; Unreachable for an unusable environment.
     """
-    # By process: Spark's workers are forked, and a client's threads and connections do not survive the fork.
+    # Each process has its own, because Spark's workers are forked, and a client's threads and connections do not
+    # survive the fork.
     which = (os.getpid(), url)
     with _opening:
         if which not in _opened:
@@ -88,7 +91,8 @@ def _open(url: str) -> ObjectClient:
     except ValueError as e:
         raise BadOption(f"option store: {e}") from None
     if scheme == "memory":
-        raise BadOption("option store: memory:// exists within one process only; write file://DIR or s3://BUCKET/PREFIX")
+        raise BadOption("option store: memory:// exists within one process only; write file://DIR or "
+                        "s3://BUCKET/PREFIX")
     return FileObjectClient(where) if scheme == "file" else S3ObjectClient(where, prefix)
 
 
@@ -102,15 +106,16 @@ def check_store(objects: ObjectClient) -> StoreFormat:
     except NotFound:
         pass
     except FormatError as error:
-        raise of_format(error, objects.url, FORMAT) from None
+        raise from_format_error(error, objects.url, FORMAT) from None
     if objects.list(ROOT):
-        raise Damaged(f"{objects.url}: {FORMAT} is not there, though other objects of a store are: restore it from a backup")
-    raise NoStore(f"{objects.url}: there is no jetblock store, {FORMAT} is not there: correct bucket, prefix or directory; a "
-                  f"broker makes the store when it first starts on it")
+        raise Damaged(f"{objects.url}: {FORMAT} is not there, though other objects of a store are: restore it from a "
+                      "backup")
+    raise NoStore(f"{objects.url}: there is no jetblock store, {FORMAT} is not there: correct bucket, prefix or "
+                  f"directory; a broker makes the store when it first starts on it")
 
 
 class FileObjectClient:
-    """A directory. Reads come from the page cache or fill it, so concurrency would not help."""
+    """The client of a directory. Reads come from the page cache or fill it, so concurrency would not help."""
 
     def __init__(self, directory: str) -> None:
         try:
@@ -121,15 +126,15 @@ class FileObjectClient:
         self.url = self._store.url
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        return self._tried(lambda: self._store.get_sync(key, start, end))
+        return self._with_retries(lambda: self._store.get_sync(key, start, end))
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
         return [_or_none(self, range_) for range_ in ranges]
 
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
-        return self._tried(lambda: self._store.list_sync(prefix, after))
+        return self._with_retries(lambda: self._store.list_sync(prefix, after))
 
-    def _tried(self, call: Callable[[], _T]) -> _T:
+    def _with_retries(self, call: Callable[[], _T]) -> _T:
         for pause_s in (*_PAUSES_S, None):
             try:
                 return call()
@@ -145,10 +150,11 @@ class FileObjectClient:
 
 
 class S3ObjectClient:
-    """A bucket, or a prefix of one."""
+    """The client of a bucket, or of a prefix of one."""
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
-        """Reads the environment. Raises: Unreachable when that cannot work, or obstore is not installed."""
+        """Open the client; reads the environment. Raises: Unreachable if the environment is unusable, or obstore not
+        installed."""
         try:
             import obstore
             from obstore.exceptions import BaseError
@@ -173,12 +179,13 @@ class S3ObjectClient:
             self._store = S3Store(
                 bucket, region=environment.region, virtual_hosted_style_request=False, client_options=client,
                 retry_config={"max_retries": 10, "retry_timeout": _RETRY, "backoff": {
-                    "init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}}, **settings)
+                    "init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}},
+                **settings)
         except self._failures as e:
-            raise Unreachable(f"{self._where}: {_said(e)}: check AWS_ENDPOINT_URL and AWS_REGION") from None
+            raise Unreachable(f"{self._where}: {_summary(e)}: check AWS_ENDPOINT_URL and AWS_REGION") from None
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="jetblock-s3")
         self._whole = False
-        """Whether the endpoint ignores ranges, so that whole objects are fetched."""
+        """True if the endpoint ignores ranges, so that whole objects are fetched."""
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         if end is not None and end <= start:
@@ -186,10 +193,10 @@ class S3ObjectClient:
         try:
             return self._get(self._base + key, start, end)
         except self._failures as e:
-            said = str(e)
-            if " 416 " in said:
+            text = str(e)
+            if " 416 " in text:
                 return b""  # the range begins at or past the object's end
-            if not self._whole and "NotPartial" in said:
+            if not self._whole and "NotPartial" in text:
                 self._whole = True
                 return self.get(key, start, end)
             raise self._error(e, key) from None
@@ -199,8 +206,10 @@ class S3ObjectClient:
             data = self._obstore.get(self._store, path).bytes().to_bytes()
             return data[start:end] if start or end is not None else data  # type: ignore[no-any-return]
         if end is None:
-            return self._obstore.get(self._store, path, options={"range": {"offset": start}}).bytes().to_bytes()  # type: ignore[no-any-return]
-        return self._obstore.get_range(self._store, path, start=start, end=end).to_bytes()  # type: ignore[no-any-return]
+            found = self._obstore.get(self._store, path, options={"range": {"offset": start}}).bytes()
+        else:
+            found = self._obstore.get_range(self._store, path, start=start, end=end)
+        return found.to_bytes()  # type: ignore[no-any-return]
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
         if len(ranges) == 1:
@@ -227,12 +236,12 @@ class S3ObjectClient:
         return found
 
     def _error(self, e: Exception, key: str) -> Exception:
-        """The error to raise for obstore's; HTTP status and S3 code are only in its text."""
+        """Return the error to raise for obstore's; HTTP status and S3 code are only in its text."""
         text = str(e)
         code = match[1] if (match := _CODE.search(text)) is not None else ""
         if code == "NoSuchBucket":
             return NoStore(f"{self._where}: NoSuchBucket: create the bucket, or correct its name or AWS_ENDPOINT_URL")
-        where = f"{self._where}: {key}: {_said(e)}"
+        where = f"{self._where}: {key}: {_summary(e)}"
         if code == "NoSuchKey":
             return NotFound(where)
         if isinstance(e, PipelineError):
@@ -282,9 +291,9 @@ _REMEDIES: Final = {
 """Remedies by S3 error code, or by part of obstore's text."""
 
 
-def _said(e: Exception) -> str:
-    """A summary of obstore's error: S3's code and status, or the failure below HTTP. Response bodies are left out: they
-    repeat what was signed."""
+def _summary(e: Exception) -> str:
+    """Return a summary of obstore's error: S3's code and status, or the failure below HTTP. Response bodies are left
+    out: they repeat what was signed."""
     text = str(e)
     code, status, cause = _CODE.search(text), _STATUS.search(text), _CAUSE.search(text)
     if code is not None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.fuzz.scenario import Config
 
-__all__ = ["STREAM", "TRACES", "configuration", "literal", "mutated", "pattern", "spoiled", "subjects", "users", "with_jetstream"]
+__all__ = ["STREAM", "TRACES", "configuration", "literal", "mutated", "pattern", "spoiled", "subjects", "users",
+           "with_jetstream"]
 
 TOKENS = ("a", "b", "c")
 TRACES = "t"
@@ -156,8 +157,8 @@ def _spoil(config: Config, random: Random) -> None:
         elif isinstance(at, dict) and random.random() < 0.15:
             del at[key]
         else:
-            at[key] = random.choice((0, -1, 1.5, True, "", "x", "a..b", "a.>.b", "a b", [], {}, ["x"], {"a": 1}, "$SYS.>", ">",
-                                     "a.$1", "{{partition(0,1)}}", 2**40, "1m", "101%"))
+            at[key] = random.choice((0, -1, 1.5, True, "", "x", "a..b", "a.>.b", "a b", [], {}, ["x"], {"a": 1},
+                                     "$SYS.>", ">", "a.$1", "{{partition(0,1)}}", 2**40, "1m", "101%"))
         return
 
 

@@ -134,7 +134,8 @@ class _Speaker:
                   "pass": owner["users"][0].get("password", ""), "name": "owner"}
         self._names.append("owner")
         self._sids["owner"] = []
-        space = random.choice(([f"{STREAM}.*"], [f"{STREAM}.*"], [f"{STREAM}.*", f"{TRACES}.>"], [f"{STREAM}.*", self._subject()]))
+        space = random.choice(([f"{STREAM}.*"], [f"{STREAM}.*"], [f"{STREAM}.*", f"{TRACES}.>"],
+                               [f"{STREAM}.*", self._subject()]))
         stream: dict[str, Any] = {"name": STREAM, "subjects": space}
         for name, value in (("allow_direct", True), ("no_ack", True), ("max_msgs_per_subject", 1),
                             ("republish", {"src": ">", "dest": "d.>"}), ("max_msg_size", 20),
@@ -144,17 +145,20 @@ class _Speaker:
         steps: list[Step] = [["owner", "connect", fields], self._sub("owner", f"{_REPLIES}.*"),
                              self._asked("owner", f"STREAM.CREATE.{STREAM}", stream)]
         if random.random() < 0.6:
-            consumer: dict[str, Any] = {"name": "C", "durable_name": "C", "ack_policy": random.choice(("none", "explicit"))}
+            consumer: dict[str, Any] = {"name": "C", "durable_name": "C",
+                                        "ack_policy": random.choice(("none", "explicit"))}
             if random.random() < 0.6:
                 consumer["deliver_subject"] = random.choice(("d.c", "r.1", "i.x", f"{TRACES}.d", self._subject()))
-            steps.append(self._asked("owner", f"CONSUMER.CREATE.{STREAM}.C", {"stream_name": STREAM, "config": consumer}))
+            steps.append(self._asked("owner", f"CONSUMER.CREATE.{STREAM}.C",
+                                     {"stream_name": STREAM, "config": consumer}))
         return steps
 
     def _request(self, name: str) -> Step:
         """A publish into the stream, or a request to its API under one of its names."""
         random = self.random
         if random.random() < 0.4:
-            subject, reply = f"{STREAM}.{random.choice(TOKENS)}", random.choice(("", f"{_REPLIES}.{random.randint(1, 3)}"))
+            subject, reply = f"{STREAM}.{random.choice(TOKENS)}", random.choice(("",
+                                                                                 f"{_REPLIES}.{random.randint(1, 3)}"))
             if random.random() < 0.6:
                 return [name, "pub", subject, reply, self._payload()]
             headers = self._headers()
@@ -165,10 +169,12 @@ class _Speaker:
         request, body = random.choice((
             (f"STREAM.INFO.{STREAM}", ""), ("STREAM.NAMES", ""), ("INFO", ""), (f"CONSUMER.NAMES.{STREAM}", ""),
             (f"STREAM.MSG.GET.{STREAM}", {"seq": 1}), (f"STREAM.MSG.GET.{STREAM}", {"last_by_subj": f"{STREAM}.a"}),
-            (f"DIRECT.GET.{STREAM}", {"seq": 1}), (f"DIRECT.GET.{STREAM}.{STREAM}.a", ""), (f"STREAM.PURGE.{STREAM}", ""),
-            (f"STREAM.MSG.DELETE.{STREAM}", {"seq": 1}), (f"CONSUMER.MSG.NEXT.{STREAM}.C", {"batch": 1, "no_wait": True}),
-            (f"CONSUMER.MSG.NEXT.{STREAM}.C", ""), (f"CONSUMER.INFO.{STREAM}.C", ""), (f"CONSUMER.DELETE.{STREAM}.C", ""),
-            ("STREAM.INFO.X", ""), ("NO.SUCH", "")))
+            (f"DIRECT.GET.{STREAM}", {"seq": 1}), (f"DIRECT.GET.{STREAM}.{STREAM}.a", ""),
+            (f"STREAM.PURGE.{STREAM}", ""),
+            (f"STREAM.MSG.DELETE.{STREAM}", {"seq": 1}),
+            (f"CONSUMER.MSG.NEXT.{STREAM}.C", {"batch": 1, "no_wait": True}),
+            (f"CONSUMER.MSG.NEXT.{STREAM}.C", ""), (f"CONSUMER.INFO.{STREAM}.C", ""),
+            (f"CONSUMER.DELETE.{STREAM}.C", ""), ("STREAM.INFO.X", ""), ("NO.SUCH", "")))
         return self._asked(name, request, body, random.choice(("$JS.API.", "$JS.API.", "J.", "J.")))
 
     def _asked(self, name: str, request: str, body: Any, prefix: str = "$JS.API.") -> Step:
@@ -192,7 +198,8 @@ class _Speaker:
         if random.random() < 0.06:
             name, values = random.choice((
                 ("protocol", (0, 2, -1, "x", 1.5)), ("lang", ("go", 1)), ("version", ("1.0",)), ("account", ("A", "")),
-                ("new_account", (True,)), ("jwt", ("x",)), ("nkey", ("x", "UABC")), ("sig", ("x",)), ("tls_required", (True,)),
+                ("new_account", (True,)), ("jwt", ("x",)), ("nkey", ("x", "UABC")), ("sig", ("x",)),
+                ("tls_required", (True,)),
                 ("echo", ("x", None)), ("Verbose", (True,)), ("unknown", (1, {})), ("user", ("", "x", 1, None)),
                 ("auth_token", ("x", "u")), ("ssl_required", (True,)), ("pass", ("", None, 1))))
             extra = (name, random.choice(values))
@@ -266,14 +273,15 @@ class _Speaker:
         if random.random() < 0.2:
             headers.append([random.choice(("traceparent", "Traceparent")), random.choice((
                 "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-                "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00", "x", "---01", "00-a-b-1", "00-a-b-ff", "a-b-c-0x",
-                "00-a-b-01-c", ""))])
+                "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00", "x", "---01", "00-a-b-1", "00-a-b-ff",
+                "a-b-c-0x", "00-a-b-01-c", ""))])
         if random.random() < 0.2:
             name = random.choice(("X", "Nats-Request-Info", "Nats-Pending", "Status", "Nats-Trace-Hop",
                                   "Nats-Trace-Origin-Account", "uber-trace-id", "Uber-Trace-Id", "B3", "X-B3-Sampled",
                                   "Nats-Expected-Stream", "X-B3-TraceId", "Nats-Msg-Id", "x y", "\u00e9"))
-            headers.append([name, random.choice(("1", "{}", "A", "0", "a:b:c:1", "a-b-1-c", "a-b-0-c", " x ", '{"acc": "Z"}',
-                                                 "a:b:0:0", "x" * 50))])
+            headers.append([name,
+                            random.choice(("1", "{}", "A", "0", "a:b:c:1", "a-b-1-c", "a-b-0-c", " x ", '{"acc": "Z"}',
+                                           "a:b:0:0", "x" * 50))])
         random.shuffle(headers)
         return headers
 
@@ -295,15 +303,23 @@ class _Speaker:
             f"PUB {subject} -1\r\n\r\n", f"PUB {subject} 99999999999\r\n", f"PUB {subject} 01\r\nx\r\n",
             f"PUB {subject}  1 \r\nx\r\n", f"PUB {subject} 1\nx\r\n", f"pub {subject} r.1 1\r\nx\r\n", "PUB\r\n",
             f"PUB {subject}\r\n", f"PUB {subject} +1\r\nx\r\n", f"PUB {subject} r.* 1\r\nx\r\n",
-            f"PUB {subject} r..1 1\r\nx\r\n", f"SUB {subject} q 97 x\r\n", f"SUB {subject} q* 97\r\n", "SUB a..b 97\r\n",
-            "SUB a.>.b q 97\r\n", "SUB  97\r\n", "SUB\r\n", f"SUB {subject} 1\r\n", f"SUB {subject} a.b\r\n", "UNSUB 1 x\r\n",
-            "UNSUB 1 -1\r\n", "UNSUB 1 1 1\r\n", "UNSUB nosuch\r\n", "UNSUB 1 0\r\n", "ping\r\n", "PING x\r\n", "PONG\r\n",
-            "PONG x\r\n", "INFO {}\r\n", "MSG a 1 1\r\nx\r\n", "-ERR 'x'\r\n", "CONNECT\r\n", "CONNECT {\r\n", "CONNECT []\r\n",
-            'CONNECT {"verbose": 1}\r\n', 'CONNECT {"echo": false, "verbose": true}\r\n', "P\r\n", "PUBX a 1\r\n", "\x00\r\n",
-            f"HPUB {subject} 0 0\r\n\r\n", f"HPUB {subject} -1 1\r\nx\r\n", f"HPUB {subject} 12 12\r\nNATS/1.1\r\n\r\n\r\n",
-            f"HPUB {subject} x 12\r\n", f"HPUB {subject} 12\r\n", f"HPUB {subject} r.1 r.2 12 12\r\nNATS/1.0\r\n\r\n\r\n",
+            f"PUB {subject} r..1 1\r\nx\r\n", f"SUB {subject} q 97 x\r\n", f"SUB {subject} q* 97\r\n",
+            "SUB a..b 97\r\n",
+            "SUB a.>.b q 97\r\n", "SUB  97\r\n", "SUB\r\n", f"SUB {subject} 1\r\n", f"SUB {subject} a.b\r\n",
+            "UNSUB 1 x\r\n",
+            "UNSUB 1 -1\r\n", "UNSUB 1 1 1\r\n", "UNSUB nosuch\r\n", "UNSUB 1 0\r\n", "ping\r\n", "PING x\r\n",
+            "PONG\r\n",
+            "PONG x\r\n", "INFO {}\r\n", "MSG a 1 1\r\nx\r\n", "-ERR 'x'\r\n", "CONNECT\r\n", "CONNECT {\r\n",
+            "CONNECT []\r\n",
+            'CONNECT {"verbose": 1}\r\n', 'CONNECT {"echo": false, "verbose": true}\r\n', "P\r\n", "PUBX a 1\r\n",
+            "\x00\r\n",
+            f"HPUB {subject} 0 0\r\n\r\n", f"HPUB {subject} -1 1\r\nx\r\n",
+            f"HPUB {subject} 12 12\r\nNATS/1.1\r\n\r\n\r\n",
+            f"HPUB {subject} x 12\r\n", f"HPUB {subject} 12\r\n",
+            f"HPUB {subject} r.1 r.2 12 12\r\nNATS/1.0\r\n\r\n\r\n",
             f"HPUB {subject} 10 12\r\nNATS/1.0\r\n\r\n\r\n", f"SUB {'a.' * 40}a 96\r\n", f"SUB {'b' * 250} 96\r\n",
-            f"PUB {'b' * 250} 1\r\nx\r\n", "A+ x 1\r\nx\r\n", "RS+ x\r\n", "LS+ x\r\n", "AUTH x\r\n", "PUB a\tb 1\r\nx\r\n"))
+            f"PUB {'b' * 250} 1\r\nx\r\n", "A+ x 1\r\nx\r\n", "RS+ x\r\n", "LS+ x\r\n", "AUTH x\r\n",
+            "PUB a\tb 1\r\nx\r\n"))
 
 
 def _password(config: Config, user: str) -> str:

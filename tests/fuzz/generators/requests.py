@@ -20,8 +20,8 @@ PATTERNS = ("s.>", "s.*", "s.a", "t.>", "u.*", "*.a", ">", "s.a.>", "x")
 
 _EDGES: tuple[Any, ...] = (0, 1, -1, 2, 3, -2, 10, 1000, 2**31, 2**63 - 1, 2**63, 2**64, -2**63, 1.5, True, False, None,
                            "", "a", "1", "s.>", [], {}, [1], ["a"], [""], {"a": 1}, "2030-01-01T00:00:00Z", "a b",
-                           "a.b", "*", "1s", "é", "a\u0000b", "$JS.API.x", ">.a", "a..b", ".", "x" * 300, [[]], [{}], [None],
-                           {"name": None}, -0.0, 1e3, 1e30, "0001-01-01T00:00:00Z", "2030-01-01T00:00:00+25:00")
+                           "a.b", "*", "1s", "é", "a\u0000b", "$JS.API.x", ">.a", "a..b", ".", "x" * 300, [[]], [{}],
+                           [None], {"name": None}, -0.0, 1e3, 1e30, "0001-01-01T00:00:00Z", "2030-01-01T00:00:00+25:00")
 SECOND = 1_000_000_000
 
 
@@ -127,9 +127,11 @@ class _Requests:
         random = self.random
         stream, consumer = random.choice(STREAMS), random.choice(CONSUMERS)
         subject, fields = random.choice((
-            (f"STREAM.SNAPSHOT.{stream}", {"deliver_subject": ("", "a b", "x.*"), "chunk_size": (1, -1), "window_size": (1,),
-                                           "no_consumers": (True,), "jsck": (True,)}),
-            (f"STREAM.RESTORE.{stream}", {"config": ({"name": "S"}, {"name": "X"}, {}), "state": ({}, {"messages": 1})}),
+            (f"STREAM.SNAPSHOT.{stream}",
+             {"deliver_subject": ("", "a b", "x.*"), "chunk_size": (1, -1), "window_size": (1,),
+              "no_consumers": (True,), "jsck": (True,)}),
+            (f"STREAM.RESTORE.{stream}",
+             {"config": ({"name": "S"}, {"name": "X"}, {}), "state": ({}, {"messages": 1})}),
             ("META.LEADER.STEPDOWN", {"placement": ({"cluster": "c"}, {"preferred": "n"}, {"tags": ["a"]})}),
             (f"STREAM.LEADER.STEPDOWN.{stream}", {"placement": ({"cluster": "c"}, {"preferred": "n"})}),
             (f"CONSUMER.LEADER.STEPDOWN.{stream}.{consumer}", {"placement": ({"preferred": "n"},)}),

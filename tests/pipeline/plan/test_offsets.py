@@ -1,4 +1,4 @@
-"""Offsets as text, starting positions, and how one limit is shared by several streams: all without a store."""
+"""Offsets as text, starting positions, and the division of one limit among several streams: all without a store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDERS = {"$G/ORDERS": {"id": "00000000000000ff", "next": 17}}
 # ---- offsets
 
 
-def test_an_offset_says_incarnation_and_next_sequence() -> None:
+def test_an_offset_has_incarnation_and_next_sequence() -> None:
     offsets = Offsets.of({"$G/ORDERS": Place(255, 17)})
     assert offsets.to_json() == {"v": 1, "streams": ORDERS}
     assert Offsets.parse(json.loads(json.dumps(offsets.to_json()))) == offsets
@@ -39,18 +39,18 @@ def test_text_comes_back_as_it_was() -> None:
 
 
 def test_the_first_batch_begins_where_the_query_began() -> None:
-    """Asked anew after a restart, "latest" is beyond the beginning of the batch on record."""
+    """"Latest" is beyond the beginning of the recorded batch if Spark asks again after a restart."""
     end = Offsets.of({"a/S": Place(1, 90)}, began={"a/S": Place(1, 50)})
     assert Offsets.of({"a/S": Place(1, 120)}, initial=True).start_of(end) == {"a/S": Place(1, 50)}
     assert Offsets.of({"a/S": Place(1, 90)}).start_of(Offsets.of({"a/S": Place(1, 99)})) == {"a/S": Place(1, 90)}
 
 
-def test_a_newer_offset_is_said_to_be_newer() -> None:
+def test_a_newer_offset_is_reported_as_newer() -> None:
     with pytest.raises(Newer, match="version 2, and this jetblock knows 1"):
         Offsets.parse({"v": 2, "streams": {}, "what": 1})
 
 
-@pytest.mark.parametrize(("value", "said"), [
+@pytest.mark.parametrize(("value", "reason"), [
     (None, "null; does the checkpoint belong to another source"),
     ([], r"\[\]; does the checkpoint belong to another source"),
     ({"index": 4}, '"v" is null'),
@@ -72,8 +72,8 @@ def test_a_newer_offset_is_said_to_be_newer() -> None:
     ({"v": 1, "streams": {"a/S": {"id": "0" * 16, "next": True}}}, '"next" of a/S'),
     ({"v": 1, "streams": {"a/S": {"id": "0" * 16, "next": 1 << 63}}}, '"next" of a/S'),
 ])
-def test_what_is_no_offset_is_said_to_be_none(value: Any, said: str) -> None:
-    with pytest.raises(PipelineError, match=said):
+def test_wrong_offsets_are_refused(value: Any, reason: str) -> None:
+    with pytest.raises(PipelineError, match=reason):
         Offsets.parse(value)
 
 
@@ -82,7 +82,8 @@ def test_what_is_no_offset_is_said_to_be_none(value: Any, said: str) -> None:
 
 @pytest.mark.parametrize(("text", "start"), [
     ("earliest", Start(earliest=True)), (" Earliest ", Start(earliest=True)), ("LATEST", Start()),
-    ("seq:5", Start(seq=5)), ("17", Start(seq=17)), ("time:1700000000000000001", Start(time_ns=1_700_000_000_000_000_001)),
+    ("seq:5", Start(seq=5)), ("17", Start(seq=17)),
+    ("time:1700000000000000001", Start(time_ns=1_700_000_000_000_000_001)),
     ("2023-11-14T22:13:20Z", Start(time_ns=1_700_000_000_000_000_000)),
     ("time:2023-11-14T22:13:20.5Z", Start(time_ns=1_700_000_000_500_000_000)),
     (json.dumps({"v": 1, "streams": ORDERS}), Start(offsets=Offsets.of({"$G/ORDERS": Place(255, 17)}))),
@@ -92,15 +93,16 @@ def test_where_a_query_may_start(text: str, start: Start) -> None:
     assert start.latest == (text == "LATEST")
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("newest", "'newest' is no time"), ("", "is no time"), ("0", "'0' is no sequence"), ("seq:-1", "'-1' is no sequence"),
+@pytest.mark.parametrize(("text", "reason"), [
+    ("newest", "'newest' is no time"), ("", "is no time"), ("0", "'0' is no sequence"),
+    ("seq:-1", "'-1' is no sequence"),
     ("seq:1e3", "'1e3' is no sequence"), (str(1 << 63), "is no sequence"), ("2023-13-01T00:00:00Z", "is no time"),
     ("{", "Expecting property name"), ('{"v": 9}', "of version 9"),
 ])
-def test_a_start_that_is_none_is_an_option_that_is_wrong(text: str, said: str) -> None:
+def test_a_wrong_start_is_a_wrong_option(text: str, reason: str) -> None:
     with pytest.raises(BadOption, match="option startingOffsets=") as caught:
         Start.parse(text)
-    assert said in str(caught.value)
+    assert reason in str(caught.value)
     assert "earliest, latest, seq:N" in str(caught.value)
 
 
@@ -118,7 +120,7 @@ class Waiting:
     def done(self) -> bool:
         return self.taken == len(self.sizes)
 
-    def take(self, rows: int, size: int) -> tuple[int, int]:
+    def advance(self, rows: int, size: int) -> tuple[int, int]:
         first, used = self.taken, 0
         while not self.done and self.taken - first < rows and used + self.sizes[self.taken] <= size:
             used += self.sizes[self.taken]
@@ -129,20 +131,20 @@ class Waiting:
 MANY = 1 << 62
 
 
-def _taken(sizes: list[list[int]], rows: int, size: int, turn: int = 0) -> list[int]:
+def _advanced(sizes: list[list[int]], rows: int, size: int, turn: int = 0) -> list[int]:
     waiting = [Waiting(some) for some in sizes]
     share(waiting, rows, size, turn)
     return [one.taken for one in waiting]
 
 
 def test_a_quiet_stream_is_read_to_its_end_beside_a_busy_one() -> None:
-    assert _taken([[1] * 1000, [1] * 3, [1] * 1000], 100, MANY) == [49, 3, 48]
-    assert _taken([[1] * 5, [1] * 3], 100, MANY) == [5, 3]
-    assert _taken([], 100, MANY) == []
+    assert _advanced([[1] * 1000, [1] * 3, [1] * 1000], 100, MANY) == [49, 3, 48]
+    assert _advanced([[1] * 5, [1] * 3], 100, MANY) == [5, 3]
+    assert _advanced([], 100, MANY) == []
 
 
-def test_what_cannot_be_divided_goes_round() -> None:
-    """With a limit below the number of streams each has its turn: the turn rises by the number of messages read."""
+def test_streams_take_turns_at_an_indivisible_limit() -> None:
+    """Each stream has its turn if the limit is below their number: the turn rises by the number of messages read."""
     streams = [Waiting([1] * 100) for _ in range(5)]
     turn = 5
     for _ in range(10):
@@ -154,19 +156,19 @@ def test_what_cannot_be_divided_goes_round() -> None:
 
 
 def test_at_least_one_message_however_large() -> None:
-    assert _taken([[1000, 1]], MANY, 10) == [1]
-    assert _taken([[1000], [1000]], MANY, 10, turn=1) == [0, 1]
-    assert _taken([[1000], [4, 4, 4]], MANY, 10) == [0, 2]
+    assert _advanced([[1000, 1]], MANY, 10) == [1]
+    assert _advanced([[1000], [1000]], MANY, 10, turn=1) == [0, 1]
+    assert _advanced([[1000], [4, 4, 4]], MANY, 10) == [0, 2]
 
 
 def test_a_limit_is_kept_and_used() -> None:
-    """Never more than the limit; and the remainder would not have admitted another message of any stream."""
+    """The limit is never exceeded, and the remainder would not have admitted another message of any stream."""
     rng = random.Random(4)
     for _ in range(2000):
         sizes = [[rng.choice([1, 1, 5, 40, 300]) for _ in range(rng.randrange(30))] for _ in range(rng.randrange(1, 6))]
         rows, size = rng.randrange(1, 60), rng.randrange(1, 700)
-        taken = _taken(sizes, rows, size, rng.randrange(100))
-        assert _taken(sizes, rows, size, 7) == _taken(sizes, rows, size, 7)
+        taken = _advanced(sizes, rows, size, rng.randrange(100))
+        assert _advanced(sizes, rows, size, 7) == _advanced(sizes, rows, size, 7)
         used = sum(sum(some[:n]) for some, n in zip(sizes, taken, strict=True))
         nexts = [some[n] for some, n in zip(sizes, taken, strict=True) if n < len(some)]
         if not nexts:

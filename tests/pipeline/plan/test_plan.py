@@ -1,4 +1,4 @@
-"""Plans: all blocks that are needed and no others, packed by the bytes to read; and the estimate of these."""
+"""Plans: all blocks that are needed and no others, packed by the bytes to read; and the estimate of the cost."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from broker.storage.state.table import BlockEntry
 from tests.pipeline.stores import T0, MemoryObjectClient, Row, varied
 
 MIB = 1 << 20
-SUBJECTS = [b"one.>", b"few.1.*", b"*.*.x", b"many.orders.*.created", b"many.alarm.>", b"mixed.*", b"mixed.b.c", b"none", b">"]
+SUBJECTS = [b"one.>", b"few.1.*", b"*.*.x", b"many.orders.*.created", b"many.alarm.>", b"mixed.*", b"mixed.b.c",
+            b"none", b">"]
 
 
 def a_selection(rng: random.Random, rows: list[Row]) -> Selection:
-    """Random options and pushed filters, about existing rows."""
+    """Return random options and pushed filters that concern existing rows."""
     chosen = Selection()
     row = rng.choice(rows)
     if rng.random() < 0.5:
@@ -56,17 +57,19 @@ def a_selection(rng: random.Random, rows: list[Row]) -> Selection:
 
 def wanted(selection: Selection, row: Row) -> bool:
     return (selection.matches_subject(row[1]) and row[0] >= selection.first_seq
-            and (selection.last_seq is None or row[0] <= selection.last_seq) and selection.matches_times(row[4], row[4]))
+            and (selection.last_seq is None or row[0] <= selection.last_seq)
+            and selection.matches_times(row[4], row[4]))
 
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_each_wanted_message_is_in_one_task(seed: int) -> None:
-    """Random stores and selections: tasks rise, stay within their blocks and bounds, hold each wanted live message once
-    and no more of them than they state; packing yields the same tasks, or parts of them."""
+    """Tasks of random stores and selections rise, and stay within their blocks and bounds. They hold each wanted live
+    message once, and no more messages than they state. Packing yields the same tasks, or parts of them."""
     rng = random.Random(seed)
     store = MemoryStore()
     owner = await varied(store, seed, steps=25, large=False)
-    snapshots = [snapshot for snapshot in read_store(MemoryObjectClient(store), account="*") if owner.streams[snapshot.name].live]
+    snapshots = [snapshot for snapshot in read_store(MemoryObjectClient(store), account="*")
+                 if owner.streams[snapshot.name].live]
     planned = pruned = 0
     for _ in range(150):
         snapshot = rng.choice(snapshots)
@@ -115,15 +118,15 @@ async def test_as_of_bounds_scan_tasks() -> None:
     found = tasks(bounded, Selection())
     assert found[-1].last_seq == tasks(bounded, Selection(last_seq=1 << 40))[-1].last_seq == half
     for last_seq in (half, 5):
-        for one, other in zip(tasks(bounded, Selection(last_seq=last_seq)), tasks(snapshot, Selection(last_seq=last_seq)),
-                              strict=True):
+        for one, other in zip(tasks(bounded, Selection(last_seq=last_seq)),
+                              tasks(snapshot, Selection(last_seq=last_seq)), strict=True):
             assert one._replace(dead=None) == other._replace(dead=None)
     await owner.kill()
 
 
 def a_ref(n: int, *, subjects: SubjectSummary | None = None, frames_bytes: int = 8_000_000, index_bytes: int = 10_000,
           count: int = 1000, place: BlockPlace = BlockPlace.LOG) -> BlockRef:
-    """Block ``n`` of a stream, with the messages of one second."""
+    """Return the reference of block ``n`` of a stream, with the messages of one second."""
     first = 1 + n * count
     return BlockRef(place, Position(1, n + 1), 5 if place != BlockPlace.LOG else 0, 0x77, 160, 900, 1060, index_bytes,
                     1060 + index_bytes, frames_bytes, first, first + count - 1, count, frames_bytes, T0 + n * 10**9,
@@ -137,7 +140,8 @@ def a_snapshot(*refs: BlockRef) -> StreamSnapshot:
 
 
 def summary(n: int, *subjects: bytes, count: int = 1000) -> SubjectSummary:
-    """Subjects of block ``n``: the first has all but one message each of the others, which are at its end."""
+    """Return the summary of block ``n``. The first subject has all messages but one for each other subject; those are
+    at the block's end."""
     first = 1 + n * count
     return ((subjects[0], count - len(subjects) + 1, first, first + count - len(subjects)), *(
         (subject, 1, first + count - len(subjects) + i, first + count - len(subjects) + i)
@@ -145,10 +149,10 @@ def summary(n: int, *subjects: bytes, count: int = 1000) -> SubjectSummary:
 
 
 def test_prunes_by_summaries() -> None:
-    """Blocks whose summary has no wanted subject are not read; others from the first to the last such message; those
-    without a summary as a whole."""
-    snapshot = a_snapshot(a_ref(0, subjects=summary(0, b"a.x", b"a.y")), a_ref(1, subjects=summary(1, b"b.x")), a_ref(2),
-                      a_ref(3, subjects=summary(3, b"b.x", b"b.y", b"c")))
+    """A block whose summary has no wanted subject is not read. Other blocks are read from the first to the last wanted
+    message; a block without a summary as a whole."""
+    snapshot = a_snapshot(a_ref(0, subjects=summary(0, b"a.x", b"a.y")), a_ref(1, subjects=summary(1, b"b.x")),
+                          a_ref(2), a_ref(3, subjects=summary(3, b"b.x", b"b.y", b"c")))
     found = tasks(snapshot, Selection(subjects=(b"*.y",)))
     assert [(task.first_seq, task.last_seq, task.messages) for task in found] == [
         (1000, 1000, 1), (2001, 3000, 1000), (3999, 3999, 1)]
@@ -161,7 +165,7 @@ def test_prunes_by_summaries() -> None:
 
 
 def test_names_objects_of_all_places() -> None:
-    """Segments and runs of the shard, runs of the stream alone."""
+    """The objects are segments and runs of the shard, and runs of one stream."""
     snapshot = a_snapshot(a_ref(0), a_ref(1, place=BlockPlace.RUN), a_ref(2, place=BlockPlace.STREAM_RUN))
     assert [task.key for task in tasks(snapshot, Selection())] == [
         "v1/shards/0/log/00000001-000000000001", "v1/shards/0/runs/00000001-000000000002-0000000000000005",
@@ -169,7 +173,7 @@ def test_names_objects_of_all_places() -> None:
 
 
 def test_a_stream_offline_gives_no_plan() -> None:
-    """Its block table may be wrong, so neither a plan nor an estimate is made of it."""
+    """The block table of such a stream may be wrong, so neither a plan nor an estimate is made of it."""
     snapshot = a_snapshot(a_ref(0))
     snapshot.offline = "record kind 200 is unknown"
     for call in (tasks, lambda snapshot, selection: estimate([snapshot], selection)):
@@ -182,7 +186,7 @@ def sizes(packed: list[list[ScanTask]], *, payload: bool = True) -> list[int]:
 
 
 def test_packs_to_the_target() -> None:
-    """200 blocks of 8 MB: eight to a partition of 64 MiB; of indexes alone, all in few tasks."""
+    """Eight blocks of 8 MB make a partition of 64 MiB; the indexes of 200 blocks make few tasks."""
     found = tasks(a_snapshot(*[a_ref(n) for n in range(200)]), Selection())
     packed = pack(found, 64 * MIB)
     assert [len(part) for part in packed] == [8] * 25
@@ -201,8 +205,8 @@ def test_few_bytes_are_few_tasks_and_many_as_many_as_there_are_cores() -> None:
     assert len(pack(found, 1 * MIB)) == 100
 
 
-def test_a_block_larger_than_a_partition_is_parted() -> None:
-    """By sequence; all sequences are kept, in order."""
+def test_a_block_larger_than_a_partition_is_split() -> None:
+    """The block is split by sequence; all sequences are kept, in order."""
     [task] = tasks(a_snapshot(a_ref(0, frames_bytes=300 * MIB, count=70_000)), Selection())
     packed = pack([task], 64 * MIB)
     assert [len(part) for part in packed] == [1] * 5
@@ -214,7 +218,7 @@ def test_a_block_larger_than_a_partition_is_parted() -> None:
 
 
 def test_weighs_what_will_be_read() -> None:
-    """Few messages of a block cost few of its frames; a get costs something however small it is."""
+    """A few messages of a block cost a few of its frames; even a small get has a minimum cost."""
     whole, = tasks(a_snapshot(a_ref(0)), Selection())
     assert weight(whole) == 8_010_000
     assert weight(whole, payload=False) == SCAN_TASK_BYTES_MIN
@@ -228,7 +232,7 @@ def test_weighs_what_will_be_read() -> None:
 
 
 async def test_pickled_scan_tasks_are_small_and_equal() -> None:
-    """What Spark sends to its tasks: about two hundred bytes a block, including the dead sequences."""
+    """Spark sends about two hundred bytes a block to its tasks, including the dead sequences."""
     store = MemoryStore()
     owner = await varied(store, 4, steps=30, large=False)
     for snapshot in read_store(MemoryObjectClient(store), account="*"):

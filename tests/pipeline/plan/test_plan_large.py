@@ -1,4 +1,4 @@
-"""Planning 100 000 blocks: from the store to pickled partitions, in a process of its own, within seconds and 500 MiB."""
+"""Planning 100 000 blocks: from the store to pickled partitions, in a separate process, within seconds and 500 MiB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.pipeline.large import BLOCK_MESSAGES, STREAM, checkpoint_of
 BLOCKS = 100_000
 MEMORY_MAX = 500 << 20
 SECONDS_MAX = 30
-"""Of processor time, about 3 s alone: how long it takes depends on what else the machine does."""
+"""Upper bound of processor time, which is about 3 s; wall time depends on the other load of the machine."""
 
 PLAN = """
 import json, pickle, resource, sys, time
@@ -59,8 +59,8 @@ async def _made(folder: Path, *, subjects: int) -> str:
 
 def planned(url: str, subject: str = "") -> dict[str, float]:
     root = Path(__file__).resolve().parents[3]
-    done = subprocess.run([sys.executable, "-c", PLAN, url, STREAM, subject], cwd=root, stdout=subprocess.PIPE, check=True,
-                          timeout=110)
+    done = subprocess.run([sys.executable, "-c", PLAN, url, STREAM, subject], cwd=root, stdout=subprocess.PIPE,
+                          check=True, timeout=110)
     found: dict[str, float] = json.loads(done.stdout)
     print(f"{url}: {found}")
     assert found["blocks"] == BLOCKS

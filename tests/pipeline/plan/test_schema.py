@@ -13,8 +13,8 @@ from broker.pipeline.plan.schema import PAIRS, VIEWS, arrow_schema, ddl, request
 
 @pytest.mark.parametrize("view", list(VIEWS))
 def test_types_are_those_of_spark(view: str) -> None:
-    """The names of types are Spark's own, and Spark's Arrow schema for them is that of the batches, including optional
-    columns and second types."""
+    """The names of types, and the Arrow schema of the batches, are Spark's own, including optional columns and second
+    types."""
     types = pytest.importorskip("pyspark.sql.pandas.types")
     every = pa.schema([(column.name, column.other or column.type) for column in VIEWS[view]])
     for schema in (arrow_schema(view), arrow_schema(view, headers="parsed"), every):
@@ -44,12 +44,12 @@ def test_any_subset_in_any_order_and_spelling() -> None:
 
 
 def test_a_struct_type_of_any_make() -> None:
-    """Only fields, names and types of a StructType are used: Spark Connect has a class of its own."""
+    """Only fields, names and types of a StructType are used, because Spark Connect has its own class."""
     field = SimpleNamespace(name="ts_ns", dataType=SimpleNamespace(simpleString=lambda: "bigint"))
     assert requested("messages", SimpleNamespace(fields=[field])) == pa.schema([("ts_ns", pa.int64())])
 
 
-@pytest.mark.parametrize("view, wanted, said", [
+@pytest.mark.parametrize("view, wanted, reason", [
     ("messages", [("sequence", "bigint")], "no column 'sequence'; did you mean 'seq'"),
     ("messages", [("seq", "bigint"), ("payload", "binary")], "no column 'payload'; there is seq, subject, ts"),
     ("messages", [("seq", "string")], "'seq' of the view messages is BIGINT, not STRING"),
@@ -62,7 +62,7 @@ def test_a_struct_type_of_any_make() -> None:
     ("blocks", [("live", "int")], "'live' of the view blocks is BIGINT, not INT"),
     ("streams", [("data", "binary")], "view streams has no column 'data'"),
 ])
-def test_what_is_refused(view: str, wanted: list[tuple[str, str]], said: str) -> None:
+def test_what_is_refused(view: str, wanted: list[tuple[str, str]], reason: str) -> None:
     """The text names the column, and the nearest existing one or its type."""
-    with pytest.raises(BadOption, match=said):
+    with pytest.raises(BadOption, match=reason):
         requested(view, wanted)

@@ -16,7 +16,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NOW_NS = 1_700_000_000_123_456_789
 
 
-# Spark's filters by the names that the source knows them by; the real ones are tried with Spark (test_spark_*).
+# Spark's filters by the class names that the source knows; the real ones are tested with Spark (test_spark_*).
 @dataclass(frozen=True)
 class _Filter:
     attribute: tuple[str, ...]
@@ -71,7 +71,7 @@ class IsNotNull(_Filter):
     pass
 
 
-class Unheard(_Filter):
+class UnknownFilter(_Filter):
     """A filter of a future Spark."""
 
 
@@ -89,14 +89,14 @@ class Message:
     stream: str = "ORDERS"
 
     def column(self, name: str) -> Any:
-        """What Spark sees in a column."""
+        """Return the value of a column as Spark sees it."""
         return {"seq": self.seq, "ts_ns": self.ns, "ts": EPOCH + timedelta(microseconds=self.ns // 1000),
                 "subject": self.subject.decode("utf-8", "replace"), "stream": self.stream, "account": self.account,
                 "data": b"x", "headers": None, "block": "v1/x", "pos": 0}[name]
 
 
 def by_spark(filter: Any, message: Message) -> bool | None:
-    """SQL's three values."""
+    """Evaluate a filter in SQL's three values."""
     kind = type(filter).__name__
     if kind == "Not":
         inner = by_spark(filter.child, message)
@@ -116,12 +116,12 @@ def by_spark(filter: Any, message: Message) -> bool | None:
         "EqualTo": lambda: have == want, "GreaterThan": lambda: have > want, "GreaterThanOrEqual": lambda: have >= want,
         "LessThan": lambda: have < want, "LessThanOrEqual": lambda: have <= want,
         "StringStartsWith": lambda: have.startswith(want), "StringEndsWith": lambda: have.endswith(want),
-        "StringContains": lambda: want in have, "Unheard": lambda: hash((have, want)) % 2 == 0}
+        "StringContains": lambda: want in have, "UnknownFilter": lambda: hash((have, want)) % 2 == 0}
     return bool(compared[kind]())
 
 
 def keeps(selection: Selection, message: Message) -> bool:
-    """What a task does with a selection."""
+    """Apply a selection as a task does."""
     return (selection.matches_subject(message.subject) and message.seq >= selection.first_seq
             and (selection.last_seq is None or message.seq <= selection.last_seq)
             and selection.matches_times(message.ns, message.ns)
@@ -157,13 +157,14 @@ def a_value(rng: random.Random, column: str) -> Any:
 
 
 def a_filter(rng: random.Random) -> Any:
-    column = rng.choice(["seq", "seq", "ts", "ts", "ts_ns", "subject", "subject", "subject", "stream", "account", "data",
-                         "headers"])
+    column = rng.choice(["seq", "seq", "ts", "ts", "ts_ns", "subject", "subject", "subject", "stream", "account",
+                         "data", "headers"])
     kinds: list[Any] = [IsNull, IsNotNull]
     if column in ("seq", "ts", "ts_ns"):
         kinds += [EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, In]
     elif column not in ("data", "headers"):
-        kinds += [EqualTo, EqualNullSafe, In, StringStartsWith, StringEndsWith, StringContains, GreaterThan, LessThan, Unheard]
+        kinds += [EqualTo, EqualNullSafe, In, StringStartsWith, StringEndsWith, StringContains, GreaterThan, LessThan,
+                  UnknownFilter]
     kind = rng.choice(kinds)
     if kind in (IsNull, IsNotNull):
         made = kind((column,))
@@ -176,8 +177,8 @@ def a_filter(rng: random.Random) -> Any:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_keeps_what_spark_keeps(seed: int) -> None:
-    """Random filters on random messages: a selection never loses what Spark would keep, and keeps nothing else if it
-    reports the filter as handled."""
+    """A selection by random filters never loses a message that Spark would keep, and keeps no
+    others if it reports the filter as handled."""
     rng = random.Random(seed)
     handled_ones = pruned = 0
     for _ in range(1000):
@@ -215,9 +216,9 @@ def test_keeps_what_spark_keeps(seed: int) -> None:
     (LessThan(("ts_ns",), -1), True, []),
 ])
 def test_microseconds_are_nanoseconds_rounded_down(filter: Any, handled: bool, kept: list[int]) -> None:
-    """Each bound to the nanosecond; a time without a zone, and anything but an interval, is left to Spark."""
-    selection, said = Selection().narrowed(filter)
-    assert said == handled
+    """Each bound is exact to the nanosecond. Times without a zone, and anything but an interval, are left to Spark."""
+    selection, reported = Selection().narrowed(filter)
+    assert reported == handled
     assert [ns for ns in (4999, 5000, 5001, 5999, 6000, 6001, 6999, 7000)
             if keeps(selection, Message(1, b"a", ns))] == kept
 
@@ -227,12 +228,12 @@ def test_microseconds_are_nanoseconds_rounded_down(filter: Any, handled: bool, k
     EqualTo(("elsewhere",), 5), IsNull(("headers",)), Not(Not(EqualTo(("seq",), 5))), StringContains(("data",), "x"),
     EqualTo(("subject",), "a\ufffd"), StringStartsWith(("subject",), "\ud800"), Not(In(("subject",), ("a", None))),
     In(("subject",), ("a", "b\ufffd")), GreaterThan(("subject",), "a"), object()])
-def test_leaves_to_spark_what_it_cannot_tell(filter: Any) -> None:
+def test_leaves_uncertain_filters_to_spark(filter: Any) -> None:
     assert Selection(first_seq=3).narrowed(filter) == (Selection(first_seq=3), False)
 
 
 def test_bytes_are_compared_with_subjects_as_they_are() -> None:
-    """If the column is requested as BINARY."""
+    """This holds if the column is requested as BINARY."""
     selection, handled = Selection().narrowed(EqualTo(("subject",), bytearray(b"a\xff")))
     assert handled
     assert selection.matches_subject(b"a\xff")
@@ -256,7 +257,8 @@ def test_narrows_what_options_chose() -> None:
 
 @pytest.mark.parametrize("view", ["subjects", "blocks", "streams", "consumers"])
 def test_filters_on_other_views_are_spark_s(view: str) -> None:
-    """Their columns mean something else; only subjects and streams of the view of subjects are taken as a hint."""
+    """The columns of other views have other meanings; only subjects and streams of the view of subjects narrow the
+    selection."""
     for one in (EqualTo(("account",), "A"), IsNull(("seq",)), GreaterThan(("ts",), EPOCH), EqualTo(("subject",), "a")):
         selection, handled = Selection(view=view).narrowed(one)
         assert not handled
@@ -265,7 +267,8 @@ def test_filters_on_other_views_are_spark_s(view: str) -> None:
 
 
 def test_patterns_are_nats_s() -> None:
-    """Random patterns on random subjects, some with wildcards and empty tokens in them: as protocol.subject has it."""
+    """Random patterns on random subjects, some with wildcards and empty tokens in them, match as in
+    protocol.subject."""
     rng = random.Random(7)
     tokens = [b"a", b"b", b"*", b">", b"a*", b"*>", b"", b"\xff", b"\n", b"."]
 
@@ -281,7 +284,7 @@ def test_patterns_are_nats_s() -> None:
     assert hits > 400
 
 
-def test_summaries_say_what_a_block_may_hold() -> None:
+def test_summaries_narrow_a_block_to_wanted_rows() -> None:
     summary = ((b"alarm.x", 1, 7, 7), (b"orders.eu.created", 5, 1, 9), (b"orders.us.paid", 2, 3, 4))
     assert Selection(subjects=(b"orders.*.created",)).rows_of(summary) == summary[1:2]
     assert Selection(prefixes=(b"orders.",)).rows_of(summary) == summary[1:]

@@ -1,4 +1,5 @@
-"""The store's streams in one snapshot: which streams, as of when, with few reads, and while a broker is writing."""
+"""Snapshots of the store's streams: the selected streams, their state at a position, few reads, and a broker that
+writes."""
 
 from __future__ import annotations
 
@@ -38,18 +39,18 @@ from tests.real.s3 import S3Server
 
 @pytest.fixture
 def paged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints keep every block table in pages of its own, as large streams' are."""
+    """Checkpoints keep every block table in separate pages, as they do for large streams."""
     monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 0)
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.usefixtures("paged")
-async def test_is_what_the_log_says(seed: int) -> None:
-    """Random stores: each stream as a full replay has it, whatever the pattern that selected it."""
+async def test_a_snapshot_equals_a_replay_of_the_log(seed: int) -> None:
+    """In random stores, each stream equals that of a full replay, by any pattern that selects it."""
     store = MemoryStore()
     owner = await varied(store, seed, steps=25, large=False)
     await owner.round()
-    for stream in owner.streams.values():  # something of each after the checkpoint
+    for stream in owner.streams.values():  # Each stream has something after the checkpoint.
         stream.append([(b"x.%d" % seed, b"", b"")] * 3)
         stream.remove(stream.last_seq - 1, stream.last_seq - 1)
     await owner.log.persisted()
@@ -59,15 +60,16 @@ async def test_is_what_the_log_says(seed: int) -> None:
     for snapshot in read_store(objects, account="*"):
         known = state.stream(snapshot.account, snapshot.name)
         assert known is not None
-        assert (snapshot.stream_id, snapshot.config, snapshot.created_ns, snapshot.first_seq, snapshot.last_seq, snapshot.msgs,
-                snapshot.bytes, snapshot.first_time_ns, snapshot.last_time_ns, snapshot.end_seq, snapshot.offline,
-                snapshot.shard) == (
+        assert (snapshot.stream_id, snapshot.config, snapshot.created_ns, snapshot.first_seq, snapshot.last_seq,
+                snapshot.msgs, snapshot.bytes, snapshot.first_time_ns, snapshot.last_time_ns, snapshot.end_seq,
+                snapshot.offline, snapshot.shard) == (
             known.stream_id, known.config, known.created_ns, known.first_seq, known.last_seq, known.msgs,
             known.bytes, known.first_time_ns, known.last_time_ns, known.last_seq, None, 0)
         assert snapshot.position == state.position
         assert [entry.pack() for entry in snapshot.blocks] == [entry.pack() for entry in known.blocks]
         assert len(snapshot.blocks) == len(known.blocks)
-        summaries += sum(isinstance(entry.ref, LazyBlockRef) and entry.ref.subjects is not None for entry in snapshot.blocks)
+        summaries += sum(isinstance(entry.ref, LazyBlockRef) and entry.ref.subjects is not None
+                         for entry in snapshot.blocks)
         assert {name: one.pack() for name, one in snapshot.consumers.items()} == {
             name: one.pack() for name, one in known.consumers.items()}
         assert snapshot.full_name == f"{snapshot.account}/{snapshot.name}"
@@ -83,8 +85,8 @@ async def test_is_what_the_log_says(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("paged")
-async def test_reads_the_pages_of_what_is_asked_for() -> None:
-    """Reading one stream costs its own pages, whatever others hold and whether or not those are readable."""
+async def test_reads_only_the_pages_of_the_requested_stream() -> None:
+    """Reading one stream costs its own pages, whatever other streams have, readable or not."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -122,7 +124,7 @@ async def test_reads_the_pages_of_what_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("paged")
 async def test_streams_that_come_and_go_after_the_checkpoint() -> None:
-    """Created, deleted, and recreated under the same name in the log's tail: wanted ones and others."""
+    """Streams are created, deleted, and recreated under the same name in the log's tail: wanted ones and others."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -150,7 +152,7 @@ async def test_streams_that_come_and_go_after_the_checkpoint() -> None:
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 async def test_a_stream_that_is_being_restored_does_not_exist(checkpoint: bool) -> None:
-    """Until a record says that it is complete."""
+    """The stream exists from the record that makes it complete."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -162,15 +164,16 @@ async def test_a_stream_that_is_being_restored_does_not_exist(checkpoint: bool) 
         await owner.round()
     objects, follow = MemoryObjectClient(store), Follower(MemoryObjectClient(store), "$G", "*")
     assert [m.name for m in read_store(objects)] == ["a"]
-    assert list(follow.look()) == ["$G/a"]
+    assert list(follow.refresh()) == ["$G/a"]
     with pytest.raises(NoStream):
         read_store(objects, stream="b")
     assert newest(objects, 0, "$G", "b", stream.stream_id) is None
-    owner.log.block(stream).add_record(RecordKind.STREAM_UPDATE, {"config": {"name": "b", "subjects": ["b"]}, "restoring": None})
+    owner.log.block(stream).add_record(RecordKind.STREAM_UPDATE,
+                                       {"config": {"name": "b", "subjects": ["b"]}, "restoring": None})
     owner.log.urgent()
     await owner.log.persisted()
     assert [(m.name, m.last_seq) for m in read_store(objects)] == [("a", 0), ("b", 1)]
-    assert list(follow.look()) == ["$G/a", "$G/b"]
+    assert list(follow.refresh()) == ["$G/a", "$G/b"]
     await owner.kill()
 
 
@@ -179,7 +182,8 @@ async def test_names_and_accounts() -> None:
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
-    for name, account in [("ORDERS", "$G"), ("ORDERS-eu", "$G"), ("logs", "$G"), ("a,b", "$G"), ("x", "ACME"), ("x", "B")]:
+    for name, account in [("ORDERS", "$G"), ("ORDERS-eu", "$G"), ("logs", "$G"), ("a,b", "$G"), ("x", "ACME"),
+                          ("x", "B")]:
         await owner.make(name, account)
     objects = MemoryObjectClient(store)
 
@@ -193,9 +197,11 @@ async def test_names_and_accounts() -> None:
     assert found("x", "*") == ["ACME/x", "B/x"]
     assert found("x", "A*") == ["ACME/x"]
     assert found("*", "none", none_ok=True) == []
-    with pytest.raises(NoStream, match=r"no stream 'orders' in account '\$G'; there is: 'ORDERS', 'ORDERS-eu', 'a,b', 'logs'$"):
+    with pytest.raises(NoStream,
+                       match=r"no stream 'orders' in account '\$G'; there is: 'ORDERS', 'ORDERS-eu', 'a,b', 'logs'$"):
         found("ORDERS,orders")
-    with pytest.raises(NoStream, match=r"no stream 'x' in account '\$G'; of that name there is one of account ACME, B: set"):
+    with pytest.raises(NoStream,
+                       match=r"no stream 'x' in account '\$G'; of that name there is one of account ACME, B: set"):
         found("x")
     with pytest.raises(NoStream, match=r"no stream 'Z\*' in account 'none'; there is: none"):
         found("Z*", "none")
@@ -207,9 +213,9 @@ async def test_names_and_accounts() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.usefixtures("paged")
 async def test_as_of(seed: int) -> None:
-    """What each form of asOf reads, against the content at that time: a position reads the stream as it was, deletions
-    undone, or, if the store no longer has that, fails or reads what is left; a sequence or time bounds the newest
-    state."""
+    """Each form of asOf is compared with the content at that time. A position reads the stream as it was, deletions
+    undone. If the store no longer has that state, the query fails or reads the remaining messages. A sequence or time
+    bounds the newest state."""
     rng = random.Random(seed)
     store = MemoryStore()
     owner = Owner(store, seed=seed)
@@ -235,13 +241,15 @@ async def test_as_of(seed: int) -> None:
     objects = MemoryObjectClient(store)
 
     def live(as_of: str, fail: bool = False) -> list[int]:
-        snapshot = next((m for m in read_store(objects, as_of=as_of, fail_on_loss=fail, none_ok=True) if m.name == "s"), None)
+        snapshot = next((m for m in read_store(objects, as_of=as_of, fail_on_loss=fail, none_ok=True) if m.name == "s"),
+                        None)
         if snapshot is None:
             return []
         found = tasks(snapshot, Selection())
         schema = requested("messages", [("seq", "bigint")])
         rule = LossRule(fail)
-        return [seq for batch in read_tasks(objects, found, Selection(), schema, rule=rule) for seq in batch[0].to_pylist()]
+        return [seq for batch in read_tasks(objects, found, Selection(), schema, rule=rule)
+                for seq in batch[0].to_pylist()]
 
     exact = 0
     for position, last, seqs in then:
@@ -266,7 +274,7 @@ async def test_as_of(seed: int) -> None:
 
 
 async def test_as_of_a_position_outlives_the_stream() -> None:
-    """While nothing is swept a stream is read as it was before it was purged, and before it was deleted."""
+    """A stream is read as it was before it was purged, and before it was deleted, as long as nothing is swept."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -289,8 +297,8 @@ async def test_as_of_a_position_outlives_the_stream() -> None:
 
 
 async def test_as_of_a_position_that_is_no_longer_known() -> None:
-    """Its checkpoint was swept: a stream of which nothing was ever removed is read up to there; for another one it is
-    an error, which names the option that reads what is left."""
+    """The position's checkpoint was swept. A stream of which nothing was ever removed is read up to the position. For
+    another one it is an error, which names the option to read the remaining messages."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -326,7 +334,7 @@ def test_as_of_that_is_none(text: str) -> None:
 
 
 async def test_as_of_a_position_before_blocks_were_rewritten() -> None:
-    """The earlier positions of a run's messages are not kept: this is reported, never guessed."""
+    """The earlier positions of a run's messages are not kept: this is an error, never a guess."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -349,7 +357,7 @@ async def test_as_of_a_position_before_blocks_were_rewritten() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_sequences_by_time(seed: int) -> None:
-    """The first message of a time or later, by one get at most."""
+    """The first message of a time or later is found by one get at most."""
     store = MemoryStore()
     owner = await varied(store, seed, steps=20, large=False)
     objects = MemoryObjectClient(store)
@@ -396,7 +404,7 @@ async def test_an_object_that_goes_while_a_time_is_looked_up() -> None:
 
 
 async def test_while_a_broker_publishes_checkpoints_and_sweeps(tmp_path: Path) -> None:
-    """Snapshots read in a thread all the while: each is of one position, at which two streams that are always written
+    """Snapshots are read in a thread meanwhile. Each is of one position, at which two streams that are always written
     together agree, and the next one is not before it."""
     store = FileStore(tmp_path / "store")
     owner = Owner(store, seed=3)
@@ -434,7 +442,8 @@ async def test_while_a_broker_publishes_checkpoints_and_sweeps(tmp_path: Path) -
         last = a.position
         assert (a.first_seq, a.last_seq, a.msgs) == (b.first_seq, b.last_seq, b.msgs)
         assert a.msgs == a.last_seq - a.first_seq + 1
-        assert [(e.ref.first_seq, e.ref.last_seq) for e in a.blocks] == [(e.ref.first_seq, e.ref.last_seq) for e in b.blocks]
+        assert [(e.ref.first_seq, e.ref.last_seq) for e in a.blocks] == [(e.ref.first_seq, e.ref.last_seq)
+                                                                         for e in b.blocks]
         assert sum(min(e.ref.last_seq, a.last_seq) - max(e.ref.first_seq, a.first_seq) + 1 for e in a.blocks) == a.msgs
     assert len({a.position for a, _ in snapshots}) > 5
     await owner.kill()
@@ -442,9 +451,10 @@ async def test_while_a_broker_publishes_checkpoints_and_sweeps(tmp_path: Path) -
 
 
 async def test_a_store_that_a_broker_left(tmp_path: Path) -> None:
-    """Written by a broker process: the numbers include limits, deletes and a purge."""
+    """A broker process wrote it: the numbers include limits, deletes and a purge."""
     live = await of_a_broker(tmp_path / "store")
-    orders, logs = (read_store(FileObjectClient(str(tmp_path / "store")), stream=name)[0] for name in ("ORDERS", "LOGS"))
+    orders, logs = (read_store(FileObjectClient(str(tmp_path / "store")), stream=name)[0]
+                    for name in ("ORDERS", "LOGS"))
     assert (orders.msgs, logs.msgs) == (len(live["ORDERS"]), len(live["LOGS"]))
     assert (logs.first_seq, logs.last_seq) == (live["LOGS"][0][0], live["LOGS"][-1][0])
     assert orders.config["subjects"] == ["orders.*.*"]
@@ -454,7 +464,7 @@ async def test_a_store_that_a_broker_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("server", ["minio", "seaweed"])
 @pytest.mark.usefixtures("paged")
 async def test_on_s3(server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same through obstore: many pages and segments requested at a time, and missing ones."""
+    """Snapshots are the same through obstore: many pages and segments requested at a time, and missing ones."""
     s3: S3Server = request.getfixturevalue(server)
     for name, value in s3.env.items():
         monkeypatch.setenv(name, value)
@@ -479,7 +489,8 @@ async def test_on_s3(server: str, request: pytest.FixtureRequest, monkeypatch: p
         assert [entry.pack() for entry in snapshot.blocks] == [entry.pack() for entry in known.blocks]
         assert (snapshot.position, snapshot.msgs) == (state.position, len(owner.streams[snapshot.name].live))
     [one] = read_store(objects, stream="one", as_of=str(streams[0].rows()[7][4]))
-    assert [seq for seq in streams[0].live if seq <= one.end_seq][-1] in (streams[0].rows()[7][0], streams[0].rows()[8][0])
+    assert [seq for seq in streams[0].live if seq <= one.end_seq][-1] in (streams[0].rows()[7][0],
+                                                                          streams[0].rows()[8][0])
     with pytest.raises(NoStream, match=rf"{url}: no stream 'three' .* there is: 'one', 'two'"):
         read_store(objects, stream="three")
     await owner.kill()
@@ -501,7 +512,7 @@ async def _three_segments() -> tuple[MemoryStore, Owner]:
 
 
 async def test_damage_names_its_object() -> None:
-    """A bit flipped, or bytes missing, in a segment's heads or in a checkpoint that every read needs."""
+    """A bit is flipped, or bytes are missing, in a segment's heads or in a checkpoint that every read needs."""
     store, _ = await _three_segments()
     key = max(key for key in store.objects if "/log/" in key)
     data = store.objects[key]
@@ -511,8 +522,8 @@ async def test_damage_names_its_object() -> None:
             read_store(MemoryObjectClient(store), stream="s")
 
 
-async def test_damage_in_a_stream_s_own_part_is_no_other_s_trouble() -> None:
-    """The block core of one stream in the log's tail: a query for another stream does not read it."""
+async def test_damage_in_a_stream_s_own_part_affects_no_other_stream() -> None:
+    """The block core of one stream in the log's tail is damaged: a query for another stream does not read it."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -533,7 +544,7 @@ async def test_damage_in_a_stream_s_own_part_is_no_other_s_trouble() -> None:
 
 
 async def test_a_newer_segment_or_store() -> None:
-    """Intact, but of a version unknown to this reader."""
+    """The object is intact, but of a version unknown to this reader."""
     from zlib import crc32
 
     store, _ = await _three_segments()
@@ -551,8 +562,8 @@ async def test_a_newer_segment_or_store() -> None:
         read_store(MemoryObjectClient(MemoryStore()), stream="s")
 
 
-async def test_a_stream_that_is_offline_is_no_other_s_trouble() -> None:
-    """A newer broker's record in one stream: its error says so, and others are read."""
+async def test_an_offline_stream_affects_no_other_stream() -> None:
+    """A stream has a record of a newer broker: its error names the record, and others are read."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -569,7 +580,7 @@ async def test_a_stream_that_is_offline_is_no_other_s_trouble() -> None:
 
 
 async def test_finds_all_shards() -> None:
-    """They are dense from 0; a position is its own shard's."""
+    """Shards are numbered from 0 without gaps; a position belongs to its own shard."""
     store = MemoryStore()
     for shard, name in enumerate(["a", "b", "c"]):
         owner = Owner(store, shard=shard)
@@ -578,7 +589,8 @@ async def test_finds_all_shards() -> None:
         stream.append([(b"x", b"", b"1")] * (shard + 1))
         await owner.log.persisted()
         await owner.kill()
-    assert [(m.name, m.shard, m.last_seq) for m in read_store(MemoryObjectClient(store))] == [("a", 0, 1), ("b", 1, 2), ("c", 2, 3)]
+    assert [(m.name, m.shard, m.last_seq)
+            for m in read_store(MemoryObjectClient(store))] == [("a", 0, 1), ("b", 1, 2), ("c", 2, 3)]
     assert {key.shard for key in map(parse, store.objects) if key is not None} == {None, 0, 1, 2}
 
 
@@ -610,7 +622,7 @@ def _bodies() -> Iterator[bytes]:
 
 
 def test_lean_pages_are_the_same_pages() -> None:
-    """Walked or unpacked: the same entries, and summaries on request."""
+    """A page that is walked and one that is unpacked have the same entries, and summaries on request."""
     for body in _bodies():
         room, entries = unpack_table_page(body)
         plain_room, plain = unpack_value(body)

@@ -33,7 +33,7 @@ def read(client: MemoryObjectClient, found: list[ScanTask]) -> list[Row]:
 
 
 async def compacted(owner: Owner, store: MemoryStore) -> None:
-    """Merge all that is small or half dead, and wait until what that replaced is deleted."""
+    """Merge all blocks that are small or half dead, and wait until the replaced objects are deleted."""
     assert owner.shard.compactor is not None
     held = {key for key, count in owner.shard.state.segments.items() if count}
     await owner.shard.compactor.work(quiet=True)
@@ -48,17 +48,18 @@ async def compacted(owner: Owner, store: MemoryStore) -> None:
         if not freed & store.objects.keys():
             return
         await asyncio.sleep(0.01)
-    pytest.fail("what was merged is still there")
+    pytest.fail("the merged objects were not deleted")
 
 
 @pytest.mark.parametrize(("seed", "object_bytes"), [(0, 8 << 20), (1, 8 << 20), (2, 8000), (3, 8000)])
 async def test_the_same_rows_from_merged_blocks(seed: int, object_bytes: int) -> None:
-    """Streams of all kinds, with removed messages, gaps, headers and large messages, before and after; the plans from before read
-    the same rows from the new blocks; and every byte of the store is sound."""
+    """Streams of all kinds, with removed messages, gaps, headers and large messages, have the same rows before and
+    after. Earlier plans read the same rows from the new blocks, and every byte of the store is sound."""
     store = MemoryStore()
     owner = await varied(store, seed)
     owner.settings.compaction = CompactionSettings(segments=1000, few=2, cpu=1.0, bytes_per_second=1 << 40,
-                                                   large_bytes=1 << 16, object_bytes=object_bytes, quiet_ns=3_600_000_000_000)
+                                                   large_bytes=1 << 16, object_bytes=object_bytes,
+                                                   quiet_ns=3_600_000_000_000)
     await owner.again()
     client = MemoryObjectClient(store)
     streams = {name: stream for name, stream in owner.streams.items() if stream.live}

@@ -1,4 +1,5 @@
-"""Blocks as columns: equal to the broker's decoder on the same bytes, message by message, intact or damaged."""
+"""Blocks as columns: equal to the result of the broker's decoder on the same bytes, message by message, intact or
+damaged."""
 
 from __future__ import annotations
 
@@ -35,13 +36,14 @@ from tests.pipeline.stores import HEADERS, T0
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden" / "blocks").glob("*.bin"))
 INDEX = struct.Struct("<4sHBBQIQQQIIIIIIIII")
-MESSAGES = Messages(requested("messages", [("seq", "bigint"), ("subject", "binary"), ("headers", "binary"), ("data", "binary"),
-                                           ("ts", "timestamp"), ("ts_ns", "bigint")]), Selection())
+MESSAGES = Messages(requested("messages",
+                              [("seq", "bigint"), ("subject", "binary"), ("headers", "binary"), ("data", "binary"),
+                               ("ts", "timestamp"), ("ts_ns", "bigint")]), Selection())
 
 
 def encoded(runs: Sequence[tuple[int, Sequence[tuple[bytes, bytes, bytes]], int]], codec: SectionCodec = SECTIONS
             ) -> tuple[BlockRef, bytes]:
-    """An object with one block of ``runs``: first sequence, (subject, headers, data), time."""
+    """Encode an object with one block of ``runs``: first sequence, (subject, headers, data), time."""
     block: OpenBlock[None] = OpenBlock(7, None)
     for first, rows, at in runs:
         hlens = [len(headers) for _, headers, _ in rows]
@@ -60,7 +62,8 @@ def random_runs(rng: random.Random) -> list[tuple[int, list[tuple[bytes, bytes, 
     headers = rng.choice([(b"",), (b"", HEADERS), (HEADERS,)])
     size = rng.choice([0, 1, 50, 3000])
     for _ in range(rng.choice([1, 1, 4])):
-        rows = [(rng.choice(subjects), rng.choice(headers), rng.randbytes(size if rng.random() < 0.5 else rng.randrange(size + 1)))
+        rows = [(rng.choice(subjects), rng.choice(headers),
+                 rng.randbytes(size if rng.random() < 0.5 else rng.randrange(size + 1)))
                 for _ in range(rng.choice([1, 7, 200]))]
         runs.append((seq, rows, at))
         seq += len(rows) + rng.choice([0, 0, 3, 1 << 20])
@@ -79,7 +82,8 @@ def frames_of(ref: BlockRef, head: Head, data: bytes, numbers: Sequence[int]) ->
 
 
 def slice_of(block: Block, rows: Rows, numbers: Sequence[int], stored: Sequence[memoryview]) -> Slice:
-    task = ScanTask("$G", "s", block.ref.stream_id, 0, block.name, block.ref, block.ref.first_seq, block.ref.last_seq, None)
+    task = ScanTask("$G", "s", block.ref.stream_id, 0, block.name, block.ref, block.ref.first_seq, block.ref.last_seq,
+                    None)
     return Slice(task, block, rows, numbers, stored)
 
 
@@ -90,7 +94,8 @@ def plain(column: Any) -> Any:
 def assert_same_heads(head: Head, columns: Head) -> None:
     for name in ("count", "first_seq", "last_seq", "time_ns", "hlen", "body_len", "frames", "frames_offset", "starts"):
         assert getattr(head, name) == getattr(columns, name), name
-    for name in ("seqs", "times", "subject_ids", "hlens", "body_lens", "subject_counts", "subject_firsts", "subject_lasts"):
+    for name in ("seqs", "times", "subject_ids", "hlens", "body_lens", "subject_counts", "subject_firsts",
+                 "subject_lasts"):
         assert plain(getattr(head, name)) == plain(getattr(columns, name)), name
     assert list(head.subjects) == plain(columns.subjects)
 
@@ -118,7 +123,8 @@ def test_index_and_frames_as_the_broker_decodes_them(seed: int) -> None:
         numbers = block.frames_of(rows)
         batch = MESSAGES.make([slice_of(block, rows, numbers, frames_of(ref, head, data, numbers))])
         batch.validate(full=True)
-        assert list(zip(*(batch[name].to_pylist() for name in ("seq", "subject", "headers", "data", "ts_ns")), strict=True)
+        assert list(zip(*(batch[name].to_pylist() for name in ("seq", "subject", "headers", "data", "ts_ns")),
+                        strict=True)
                     ) == wanted
         assert batch["ts"].cast(pa.int64()).to_pylist() == [row[4] // 1000 for row in wanted]
 
@@ -145,7 +151,7 @@ def test_golden_objects(path: Path) -> None:
 
 
 def assert_alike(ref: BlockRef, index: bytes, frames: bytes) -> str:
-    """Decode both ways; returns the error, "" if there was none."""
+    """Decode both ways; return the error, "" if there was none."""
     def outcome(decode: Callable[[], Any]) -> tuple[Any, str]:
         try:
             return decode(), ""
@@ -164,7 +170,7 @@ def assert_alike(ref: BlockRef, index: bytes, frames: bytes) -> str:
         rows = range(frame.start, frame.start + frame.messages)
         bodies, also = outcome(lambda number=number, stored=stored, rows=rows: Bodies(
             [slice_of(block, rows, [number], [memoryview(stored)])]))
-        # Which of two errors in one frame is reported first may differ.
+        # The decoders may report different errors first if one frame has two.
         assert wrong.split(": ")[:2] == also.split(": ")[:2]
         if wrong:
             return wrong
@@ -175,7 +181,7 @@ def assert_alike(ref: BlockRef, index: bytes, frames: bytes) -> str:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_bytes_that_no_writer_wrote(seed: int) -> None:
-    """With matching checksums over arbitrary bytes, both decoders read the same, or both refuse."""
+    """Both decoders read the same, or both refuse."""
     rng = random.Random(seed)
     refused = 0
     for _ in range(12):
@@ -186,7 +192,7 @@ def test_bytes_that_no_writer_wrote(seed: int) -> None:
         body = decompress(sound[INDEX.size:], fields[13]) if fields[16] else sound[INDEX.size:]
         for _ in range(25):
             changed = bytearray(body)
-            # Most often where lengths, bases, widths and cells are, and not in the names at the end.
+            # Most changes hit lengths, bases, widths and cells, and not the names at the end.
             places = rng.choice([len(changed), min(len(changed), 20 * fields[10] + 81)])
             for _ in range(rng.choice([1, 1, 2, 8])):
                 changed[rng.randrange(places)] = rng.choice([0, 1, 2, 4, 8, 0x7F, 0xFF, rng.randrange(256)])
@@ -203,19 +209,19 @@ def test_lengths_against_frames() -> None:
     rows = [(b"s.a", HEADERS, b"x" * 10), (b"s.a", HEADERS, b"y" * 12)]
     ref, data = encoded([(1, rows, T0)], UNCOMPRESSED)
     [stored] = frames_of(ref, decode_index(index_of(ref, data), ref), data, [0])
-    for column, value, said in (("body_lens", [len(HEADERS) + 11, len(HEADERS) + 12], "do not add up"),
+    for column, value, reason in (("body_lens", [len(HEADERS) + 11, len(HEADERS) + 12], "do not add up"),
                                 ("body_lens", [(1 << 64) - 1, 2 * len(HEADERS) + 23], "do not add up"),
                                 ("hlens", [len(HEADERS) + 11, 1], "longer than its body")):
         block = Block.decode(index_of(ref, data), ref, "key")
         assert block.head is not None
         setattr(block.head, column, np.asarray(value, np.uint64))
-        with pytest.raises(Corrupt, match=said) as raised:
+        with pytest.raises(Corrupt, match=reason) as raised:
             Bodies([slice_of(block, range(2), [0], [stored])])
         assert (raised.value.section, raised.value.offset) == ("frame 0", ref.frames_offset)
 
 
 def test_payloads_that_are_not_copied() -> None:
-    """If frames are not compressed and no message has headers, payloads share the fetched buffer."""
+    """Payloads share the fetched buffer if frames are not compressed and no message has headers."""
     ref, data = encoded([(1, [(b"s.a", b"", b"%06d" % i * 20) for i in range(3000)], T0)], UNCOMPRESSED)
     block = Block.decode(index_of(ref, data), ref, "key")
     assert block.head is not None
@@ -228,8 +234,8 @@ def test_payloads_that_are_not_copied() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_blocks_together_as_each_alone(seed: int) -> None:
-    """Some rows of several blocks in one batch equal those of each block made alone: blocks with gaps or without, some with
-    headers, one subject or many, compressed or not."""
+    """Rows of several blocks in one batch equal those of each block made alone: blocks with gaps or without, some
+    with headers, one subject or many, compressed or not."""
     rng = random.Random(seed)
     slices = []
     for _ in range(rng.choice([2, 5])):
@@ -249,7 +255,7 @@ def test_which_of_many_frames_is_damaged() -> None:
     rows = [(b"s.a", HEADERS, b"%06d" % i * 200) for i in range(300)]
     sound = [encoded([(1, rows, T0)], UNCOMPRESSED) for _ in range(3)]
     for wrong in range(3):
-        for column, said in (("body_lens", "do not add up"), ("hlens", "longer than its body"), ("", "checksum")):
+        for column, reason in (("body_lens", "do not add up"), ("hlens", "longer than its body"), ("", "checksum")):
             slices = []
             for i, (ref, data) in enumerate(sound):
                 block = Block.decode(index_of(ref, data), ref, f"key {i}")
@@ -257,13 +263,14 @@ def test_which_of_many_frames_is_damaged() -> None:
                 assert len(numbers) == 3
                 stored = frames_of(ref, block.index, data, numbers)
                 if i == wrong and column:
-                    values = np.full(ref.count, len(HEADERS) + 1200 if column == "body_lens" else len(HEADERS), np.uint64)
+                    values = np.full(ref.count, len(HEADERS) + 1200 if column == "body_lens" else len(HEADERS),
+                                     np.uint64)
                     values[block.index.frames[1].start] += 5000
                     setattr(block.head, column, values)
                 elif i == wrong:
                     stored[1] = memoryview(bytes(len(stored[1])))
                 slices.append(slice_of(block, range(ref.count), numbers, stored))
-            with pytest.raises(Corrupt, match=said) as raised:
+            with pytest.raises(Corrupt, match=reason) as raised:
                 Bodies(slices)
             assert (raised.value.name, raised.value.section) == (f"key {wrong}", "frame 1")
             assert raised.value.offset == sound[wrong][0].frames_offset + slices[wrong].table[1].offset
@@ -274,7 +281,7 @@ def test_which_of_many_frames_is_damaged() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_rows(seed: int) -> None:
-    """Which ordinals are wanted, against a plain filter: sequences, the dead (as bits and as ranges), times,
+    """The wanted ordinals equal those of a plain filter by sequences, the dead (as bits and as ranges), times and
     subjects."""
     rng = random.Random(seed)
     runs = random_runs(rng)
@@ -316,7 +323,7 @@ def assert_occurrences(block: Block, head: Head, rows: Rows) -> None:
 
 
 def test_a_block_known_by_its_reference_alone() -> None:
-    """The sequences of a block without gaps, and the live ones, without reading a byte."""
+    """The sequences of a block without gaps, and the live ones, are known without reading a byte."""
     ref, _ = encoded([(11, [(b"s.a", b"", b"x")] * 100, T0)])
     block = Block(ref, None, "key")
     dead = DeadSet(11, 110, 100)
@@ -328,14 +335,17 @@ def test_a_block_known_by_its_reference_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_subjects_are_found_by_name(seed: int) -> None:
-    """Selects the same subjects of a block as testing each, for few and many; of many, most are not tested."""
+    """The test selects the same subjects of a block as testing each does, for few and many; of many, most are not
+    tested."""
     rng = random.Random(seed)
     for count in (1, 60, 3000):
-        names = sorted({rng.choice([b"a.%d.x", b"orders.%d", b"orders.eu.%d", b"o.%d", b"\xff%d"]) % rng.randrange(count * 2)
+        names = sorted({rng.choice([b"a.%d.x", b"orders.%d", b"orders.eu.%d", b"o.%d",
+                                    b"\xff%d"]) % rng.randrange(count * 2)
                         for _ in range(count)} | {b"orders.\xff\xff\xff\xff\xff\xff\xff\xff\xff\xffz"})
         array = pa.array(names, pa.binary())
         for selection in (
-                Selection(subjects=(b"orders.eu.*",)), Selection(subjects=(b"orders.>", b"a.7.x")), Selection(subjects=(b">",)),
+                Selection(subjects=(b"orders.eu.*",)), Selection(subjects=(b"orders.>", b"a.7.x")),
+                Selection(subjects=(b">",)),
                 Selection(subjects=(b"*.5",)), Selection(prefixes=(b"orders.", b"ord")), Selection(suffixes=(b"1",)),
                 Selection(equal=frozenset((b"o.3", b"orders.eu.9"))), Selection(prefixes=(b"\xff",)),
                 Selection(subjects=(b"orders.>",), equal=frozenset((b"a.1.x", b"orders.1")))):
@@ -359,21 +369,24 @@ def test_subjects_are_found_by_name(seed: int) -> None:
 
 
 def test_text_of_any_bytes() -> None:
-    """Names that are not UTF-8 among names that are, and nulls."""
+    """Names that are not UTF-8 stand among names that are, and nulls."""
     names = pa.array([b"a", b"\xff.b", "ü".encode(), b"", None], pa.binary())
     assert readable(names).to_pylist() == ["a", "�.b", "ü", "", None]
     assert readable(names).type == pa.string()
 
 
 def test_parsed_headers() -> None:
-    """Pairs in order, repeated names, odd lines and bytes, no headers, and headers without a pair."""
-    blocks = [HEADERS, None, b"NATS/1.0\r\n\r\n", b"NATS/1.0 503\r\n\r\n", b"NATS/1.0\r\nno colon\r\n:no name\r\nA:b\r\n\r\n",
-              b"NATS/1.0\r\n\xff: \xfe\r\n\r\n", b"\xff\xff", None]
+    """Headers give pairs in order: repeated names, malformed lines and bytes, no headers, and headers without a
+    pair."""
+    blocks = [HEADERS, None, b"NATS/1.0\r\n\r\n", b"NATS/1.0 503\r\n\r\n",
+              b"NATS/1.0\r\nno colon\r\n:no name\r\nA:b\r\n\r\n", b"NATS/1.0\r\n\xff: \xfe\r\n\r\n", b"\xff\xff", None]
     parsed = parse_headers(pa.array(blocks, pa.binary()), PAIRS)
     parsed.validate(full=True)
     assert parsed.type == PAIRS
-    assert [pairs if pairs is None else [(pair["name"], pair["value"]) for pair in pairs] for pairs in parsed.to_pylist()] == [
-        [("Nats-Msg-Id", "1"), ("X-Kind", "a: b"), ("X-Kind", "twice")], None, [], [], [("A", "b")], [("�", "�")], [], None]
+    assert [pairs if pairs is None else [(pair["name"], pair["value"]) for pair in pairs]
+            for pairs in parsed.to_pylist()] == [
+        [("Nats-Msg-Id", "1"), ("X-Kind", "a: b"), ("X-Kind", "twice")], None, [], [], [("A", "b")],
+        [("�", "�")], [], None]
     assert parse_headers(pa.nulls(3, pa.binary()), PAIRS).to_pylist() == [None] * 3
     assert parse_headers(pa.array([], pa.binary()), PAIRS).to_pylist() == []
 

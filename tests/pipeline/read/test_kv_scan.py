@@ -19,7 +19,7 @@ SCHEMA = requested("messages", [("subject", "string"), ("data", "binary")])
 
 
 async def bucket(store: MemoryStore, reader_grace_ns: int) -> tuple[Owner, Stream]:
-    """A bucket with history 1 and each key put once."""
+    """Make a bucket with history 1 in which each key was put once."""
     owner = Owner(store)
     owner.settings.sweep_grace_ns = reader_grace_ns
     await owner.start()
@@ -70,7 +70,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
 
 
 async def test_within_the_grace_every_key_is_read(store: MemoryStore) -> None:
-    """Each with its value of the plan's moment, though all of them were put again twenty times; and a second plan with the
+    """Each key has its value at the time of the plan, though all were put again twenty times; a second plan with the
     same ``asOf`` reads the same."""
     owner, stream = await bucket(store, 600 * 10**9)
     position = query.position({"store": "s3://bucket/there", "stream": "KV"})
@@ -81,7 +81,7 @@ async def test_within_the_grace_every_key_is_read(store: MemoryStore) -> None:
 
 
 async def test_past_the_grace_a_query_fails(store: MemoryStore) -> None:
-    """Instead of leaving out the keys whose objects were deleted; that takes ``failOnDataLoss=false``."""
+    """The query does not leave out the keys whose objects were deleted, unless ``failOnDataLoss=false``."""
     owner, stream = await bucket(store, 0)
     with pytest.raises(DataLoss, match=r"stream \$G/KV: messages between .* reader_grace"):
         await slow_scan(owner, stream, True)

@@ -56,12 +56,13 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[Row]:
     for batch in batches:
         batch.validate(full=True)
         columns = [column.to_pylist() for column in batch.columns]
-        rows += [(seq, subject, headers or b"", data, at) for seq, subject, headers, data, at in zip(*columns, strict=True)]
+        rows += [(seq, subject, headers or b"", data, at)
+                 for seq, subject, headers, data, at in zip(*columns, strict=True)]
     return rows
 
 
 def matching(rows: Iterable[Row], selection: Selection) -> list[Row]:
-    """The plain filter."""
+    """Filter ``rows`` one by one."""
     return [row for row in rows if selection.matches_subject(row[1])
             and row[0] >= selection.first_seq and (selection.last_seq is None or row[0] <= selection.last_seq)
             and (selection.first_ns is None or row[4] >= selection.first_ns)
@@ -69,7 +70,7 @@ def matching(rows: Iterable[Row], selection: Selection) -> list[Row]:
 
 
 def some_selection(rng: random.Random, rows: list[Row]) -> Selection:
-    """One that wants anything from nothing to all of ``rows``."""
+    """Return a selection that wants anything from nothing to all of ``rows``."""
     seqs = sorted(rng.choice(rows)[0] + rng.choice([-1, 0, 0, 1]) for _ in range(2)) if rows else [1, 1]
     times = sorted(rng.choice(rows)[4] + rng.choice([-1, 0, 0, 1]) for _ in range(2)) if rows else [T0, T0]
     how: dict[str, Any] = {}
@@ -79,9 +80,11 @@ def some_selection(rng: random.Random, rows: list[Row]) -> Selection:
         how |= {"first_ns": rng.choice([None, times[0]]), "last_ns": rng.choice([None, times[1]])}
     if rng.random() < 0.6:
         how["subjects"] = rng.choice([(b">",), (b"few.*.x",), (b"many.alarm.>", b"one.only"), (b"few.3.x", b"few.1.x"),
-                                      (b"many.orders.*.created",), (b"mixed.b",), (b"mixed.*", b"many.alarm.7"), (b"none",)])
+                                      (b"many.orders.*.created",), (b"mixed.b",), (b"mixed.*", b"many.alarm.7"),
+                                      (b"none",)])
     if rng.random() < 0.2:
-        how |= rng.choice([{"equal": frozenset((b"few.2.x", b"mixed.a", b"many.alarm.1"))}, {"prefixes": (b"many.alarm.1",)},
+        how |= rng.choice([{"equal": frozenset((b"few.2.x", b"mixed.a", b"many.alarm.1"))},
+                           {"prefixes": (b"many.alarm.1",)},
                            {"suffixes": (b"1", b".1")}, {"contains": (b"orders",)}, {"prefixes": (b"mixed.\xff",)}])
     return Selection(**how)
 
@@ -113,8 +116,8 @@ def client_of(store: ObjectStore) -> ObjectClient:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_as_the_plain_reader_reads(store: ObjectStore, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows, for random stores and selections, the rows of ``read_messages`` filtered in Python, in its order; with the
-    default bounds, and with ones so small that every path through the reader is taken."""
+    """The rows, for random stores and selections, are those of ``read_messages`` filtered in Python, in its order. This
+    holds with the default bounds, and with bounds so small that every path through the reader is used."""
     rng = random.Random(seed)
     owner = await varied(store, seed, steps=25, large=seed % 3 == 0)
     objects = client_of(store)
@@ -125,7 +128,8 @@ async def test_as_the_plain_reader_reads(store: ObjectStore, seed: int, monkeypa
             if rng.random() < 0.5:
                 for bound, values in (("_GROUP_BYTES", (1, 9000)), ("_GROUP_ROWS", (1, 50)), ("_GAP_BYTES", (0, 500)),
                                       ("_GET_BYTES_MAX", (1, 5000)), ("_TOGETHER_BYTES", (0, 2000)),
-                                      ("_LOAD_BYTES", (1, 1 << 30)), ("_BATCH_ROWS", (1, 500)), ("_AHEAD_BYTES", (1, 9000))):
+                                      ("_LOAD_BYTES", (1, 1 << 30)), ("_BATCH_ROWS", (1, 500)),
+                                      ("_AHEAD_BYTES", (1, 9000))):
                     monkeypatch.setattr(reading, bound, rng.choice(values))
             selection = some_selection(rng, rows)
             found = planned(objects, name, selection, stream.account)
@@ -139,7 +143,7 @@ async def test_as_the_plain_reader_reads(store: ObjectStore, seed: int, monkeypa
 
 
 async def test_every_column() -> None:
-    """Shows each column of the view as it is defined, in any order and subset, with the exact types."""
+    """Each column of the view has its defined values, in any order and subset, with the exact types."""
     store = MemoryStore()
     owner = await varied(store, 3)
     objects = MemoryObjectClient(store)
@@ -153,7 +157,8 @@ async def test_every_column() -> None:
             "seq": lambda row: row[0], "subject": lambda row: row[1].decode("utf-8", "replace"),
             "ts": lambda row: row[4] // 1000, "headers": lambda row: row[2] or None, "data": lambda row: row[3],
             "ts_ns": lambda row: row[4], "stream": lambda row, name=name: name,
-            "account": lambda row, account=stream.account: account, "block": lambda row, blocks=blocks: blocks[row[0]].key}
+            "account": lambda row, account=stream.account: account,
+            "block": lambda row, blocks=blocks: blocks[row[0]].key}
         for _ in range(4):
             names = rng.sample([column.name for column in VIEWS["messages"]], rng.randrange(1, 8))
             schema = requested("messages", [(one, spark_type(column.type)) for one in names
@@ -169,7 +174,8 @@ async def test_every_column() -> None:
                 column = table[one].cast(pa.int64()) if one == "ts" else table[one]
                 assert column.to_pylist() == [wanted[one](row) for row in rows], (name, one)
         parsed = requested("messages", [("HEADERS", spark_type(PAIRS))])
-        assert [pair for batch in read_tasks(objects, found, EVERYTHING, parsed) for pair in batch["HEADERS"].to_pylist()] == [
+        assert [pair for batch in read_tasks(objects, found, EVERYTHING, parsed)
+                for pair in batch["HEADERS"].to_pylist()] == [
             [{"name": of.decode("utf-8", "replace"), "value": value.decode("utf-8", "replace")}
              for of, value in protocol_headers.items(row[2])] if row[2] else None for row in rows]
     assert protocol_headers.items(HEADERS) == [(b"Nats-Msg-Id", b"1"), (b"X-Kind", b"a: b"), (b"X-Kind", b"twice")]
@@ -177,7 +183,7 @@ async def test_every_column() -> None:
 
 
 async def test_positions_in_a_block_with_gaps() -> None:
-    """Shows ``pos`` as the ordinal among all messages of the block, dead ones too."""
+    """``pos`` is the ordinal among all messages of the block, dead ones included."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for gap in (0, 5, 1):
@@ -193,7 +199,7 @@ async def test_positions_in_a_block_with_gaps() -> None:
 
 
 async def test_sequences_that_no_long_holds() -> None:
-    """They are refused, not wrapped, and only if requested."""
+    """Such sequences are refused, not wrapped, and only if requested."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     stream.append([(b"s.a", b"", b"x")], gap=(1 << 63) - 2)
@@ -203,7 +209,8 @@ async def test_sequences_that_no_long_holds() -> None:
     objects = MemoryObjectClient(store)
     first, second = planned(objects, "s")
     data = requested("messages", [("data", "binary")])
-    assert [batch[0].to_pylist() for batch in read_tasks(objects, [first, second], EVERYTHING, data)] == [[b"x"], [b"y"]]
+    assert [batch[0].to_pylist() for batch in read_tasks(objects, [first, second], EVERYTHING,
+                                                         data)] == [[b"x"], [b"y"]]
     assert [batch[0].to_pylist() for batch in read_tasks(objects, [first], EVERYTHING, SEQ)] == [[(1 << 63) - 1]]
     with pytest.raises(PipelineError, match="9223372036854775808 do not fit"):
         list(read_tasks(objects, [second], EVERYTHING, SEQ))
@@ -220,8 +227,8 @@ async def one_stream(store: ObjectStore, codec: SectionCodec = SECTIONS) -> tupl
 
 
 async def test_what_is_fetched() -> None:
-    """Shows that nothing is fetched for sequences alone, no frame without payloads, and of payloads only the frames that
-    hold a wanted row, neighbours by one get."""
+    """Nothing is fetched for sequences alone, and no frame without payloads. Of payloads only the frames that hold a
+    wanted row are fetched, neighbours by one get."""
     store = MemoryStore()
     owner, stream = await one_stream(store, UNCOMPRESSED)
     body = random.Random(1).randbytes(1000)
@@ -241,11 +248,12 @@ async def test_what_is_fetched() -> None:
     index = (ref.index_offset, ref.index_offset + ref.index_bytes)
     rare = Selection(subjects=(b"s.rare",))
     assert asked(SEQ) == (5000, [])
-    assert asked(requested("messages", [("seq", "bigint"), ("subject", "string"), ("ts", "timestamp")])) == (5000, [index])
+    assert asked(requested("messages",
+                           [("seq", "bigint"), ("subject", "string"), ("ts", "timestamp")])) == (5000, [index])
     assert asked(SEQ, rare) == (5, [index])
     assert asked(EXACT, Selection(subjects=(b"other",))) == (0, [index])
     found, gets = asked(EXACT, rare)
-    frame = 131 * 1000  # bytes of a frame: as many messages as fit 128 KiB
+    frame = 131 * 1000  # bytes of a frame: as many messages as fit into 128 KiB
     first, second = ref.frames_offset, ref.frames_offset + 5 * frame
     assert (found, gets[0]) == (5, index)
     assert gets[1:] == [(first, first + frame), (second, second + 2 * frame), (first + 30 * frame, first + 31 * frame)]
@@ -255,9 +263,9 @@ async def test_what_is_fetched() -> None:
     await owner.kill()
 
 
-async def test_small_blocks_share_their_turns() -> None:
-    """Shows that many small blocks become few batches, the first of which comes at once, and that few are fetched if
-    the caller stops early."""
+async def test_small_blocks_are_read_together() -> None:
+    """Many small blocks become few batches, the first of which comes at once; few are fetched if the caller stops
+    early."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for i in range(300):
@@ -280,11 +288,12 @@ async def test_small_blocks_share_their_turns() -> None:
 
 
 def run_of(name_seqs: list[tuple[int, int]], number: int = 9) -> tuple[str, bytes, list[BlockRef]]:
-    """A run (an object of compacted blocks) with a block of messages first..last for each of ``name_seqs``."""
+    """Return a run (an object of compacted blocks) with a block of messages first..last for each of ``name_seqs``."""
     blocks = []
     for first, last in name_seqs:
         block: OpenBlock[None] = OpenBlock(7, None)
-        block.append_run(first, [b"s.a"] * (last - first + 1), None, [b"%d" % seq for seq in range(first, last + 1)], T0)
+        block.append_run(first, [b"s.a"] * (last - first + 1), None, [b"%d" % seq for seq in range(first, last + 1)],
+                         T0)
         blocks.append(seal_block(block, Position(1, number), object_id=77))
     data = b"".join(encode_segment(Position(1, number), bytes(16), blocks, kind=ObjectKind.RUN, object_id=77,
                                    place=BlockPlace.RUN))
@@ -293,13 +302,13 @@ def run_of(name_seqs: list[tuple[int, int]], number: int = 9) -> tuple[str, byte
 
 
 async def test_blocks_of_one_object_share_gets() -> None:
-    """Shows that neighbouring blocks of an object are fetched together: their indexes and frames are contiguous."""
+    """Neighbouring blocks of an object are fetched together: their indexes and frames are contiguous."""
     store = MemoryStore()
     key, data, refs = run_of([(1, 100), (101, 150), (200, 400)])
     await store.put(key, [data])
     objects = MemoryObjectClient(store)
     found = [ScanTask("$G", "s", 7, 0, key, ref, ref.first_seq, ref.last_seq, None) for ref in refs]
-    # Loads grow from one block on, so that LIMIT takes little: the first one is fetched alone.
+    # The first load has one block, so that LIMIT reads little; later loads grow.
     batches = read_tasks(objects, found, EVERYTHING, EXACT, prefetch=0)
     assert [row[0] for row in rows_of(batches)] == [*range(1, 151), *range(200, 401)]
     assert len(objects.asked) == 2
@@ -307,8 +316,7 @@ async def test_blocks_of_one_object_share_gets() -> None:
 
 
 async def test_blocks_of_several_streams_share_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that a query of several streams reads the blocks that they have in one segment by one get, each stream's messages
-    in order."""
+    """A query of several streams reads their blocks in one segment by one get, each stream's messages in order."""
     store = MemoryStore()
     owner = Owner(store, segment_bytes=1 << 30, segment_count=1 << 30)
     await owner.start()
@@ -325,7 +333,7 @@ async def test_blocks_of_several_streams_share_gets(monkeypatch: pytest.MonkeyPa
     objects.asked.clear()
     rows = [row for part in parts for batch in query.read(options, options.selection(), schema, part)
             for row in batch.to_pylist()]
-    assert len(objects.asked) <= 20 + 8  # loads begin with a block, so the first few divide a segment
+    assert len(objects.asked) <= 20 + 8  # The first loads have few blocks, so they divide a segment.
     for stream in streams:
         assert [(row["seq"], row["data"]) for row in rows if row["stream"] == stream.name] == [
             (seq, data) for seq, _, _, data, _ in stream.rows()]
@@ -333,12 +341,13 @@ async def test_blocks_of_several_streams_share_gets(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("count", [1, SMALL_COUNT, SMALL_COUNT + 1])
-async def test_small_blocks_are_as_others(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows every column of blocks around the size bound of small ones, against the same blocks read the other way."""
+async def test_small_blocks_give_the_same_rows_as_others(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every column of blocks around the size bound of small ones equals that of the same blocks read the other way."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for i in range(40):
-        stream.append([(b"s.%d" % (n % 3) if n % 5 else b"s.\xff", HEADERS if n % 2 else b"", b"%d" % i) for n in range(count)],
+        stream.append([(b"s.%d" % (n % 3) if n % 5 else b"s.\xff", HEADERS if n % 2 else b"", b"%d" % i)
+                       for n in range(count)],
                       gap=i % 7 == 3)
         await owner.log.persisted()
     stream.remove(5, 5)
@@ -363,8 +372,8 @@ async def test_small_blocks_are_as_others(count: int, monkeypatch: pytest.Monkey
 # ---- bounds
 
 
-async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that no more is fetched ahead than ``prefetch`` and the bound in bytes allow, and that one load always is."""
+async def test_reading_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more is fetched ahead than ``prefetch`` and the bound in bytes allow; one load is always allowed."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for _ in range(12):
@@ -387,7 +396,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("ending", ["all", "close", "error", "garbage"])
 async def test_threads_end(ending: str) -> None:
-    """Shows that no thread outlives the reading, however it ends: ``no_threads`` checks, too."""
+    """No thread outlives the reading, for each way in which it can end; ``no_threads`` checks this, too."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for _ in range(40):
@@ -415,7 +424,7 @@ async def test_threads_end(ending: str) -> None:
 
 
 async def test_a_block_larger_than_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that a large block comes in several batches, fetched one after another, and no thread holds the rest."""
+    """A large block comes in several batches, fetched one after another, and no thread holds the later ones."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     stream.append([(b"s.%d" % (i % 3), HEADERS if i % 7 == 0 else b"", owner.rng.randbytes(50_000)) for i in range(60)])
@@ -437,7 +446,8 @@ async def test_a_block_larger_than_a_group(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_block_of_many_messages_and_no_payload() -> None:
-    """Shows that columns of a block with more messages than a batch has come in parts, from its index and from nothing."""
+    """Columns of a block with more messages than a batch come in parts: from the block's index, or from its reference
+    alone."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     stream.append([(b"s.a", b"", b"")] * 150_000)
@@ -473,8 +483,8 @@ def flipped(data: bytes, at: int) -> bytes:
 
 @pytest.mark.parametrize("codec", [SECTIONS, UNCOMPRESSED])
 async def test_damage_is_an_error_and_never_a_row(codec: SectionCodec) -> None:
-    """Shows, for a flipped bit at many places of index and frames and for objects cut short, an error that names object,
-    section and offset, and only correct rows before it."""
+    """A flipped bit at any of many places of index and frames, or an object cut short, gives an error. It names object,
+    section and offset, and only correct rows come before it."""
     store = MemoryStore()
     owner, stream = await one_stream(store, codec)
     for i in range(4):
@@ -491,26 +501,27 @@ async def test_damage_is_an_error_and_never_a_row(codec: SectionCodec) -> None:
     places = [(section, start + rng.randrange(size)) for section, start, size in (
         ("index", ref.index_offset, 76), ("index", ref.index_offset, ref.index_bytes),
         ("frame", ref.frames_offset, ref.frames_bytes)) for _ in range(12)]
-    cuts = [("index", ref.index_offset), ("index", ref.index_offset + 70), ("index", ref.index_offset + ref.index_bytes - 1),
+    cuts = [("index", ref.index_offset), ("index", ref.index_offset + 70),
+            ("index", ref.index_offset + ref.index_bytes - 1),
             ("frame", ref.frames_offset), ("frame", ref.frames_offset + 1), ("frame", len(sound) - 1)]
     for prefetch in (0, 3):
         for damaged, section in [(flipped(sound, at), section) for section, at in places] + [
                 (sound[:at], section) for section, at in cuts]:
             store.objects[task.key] = damaged
             got, error = until_error(read_tasks(objects, found, EVERYTHING, EXACT, prefetch=prefetch))
-            said = str(error)
-            assert isinstance(error, Damaged | Newer), said
-            assert task.key in said
-            assert "stream $G/s" in said
-            assert section in said
-            assert "at byte " in said
+            text = str(error)
+            assert isinstance(error, Damaged | Newer), text
+            assert task.key in text
+            assert "stream $G/s" in text
+            assert section in text
+            assert "at byte " in text
             assert got == rows[:len(got)]
             assert len(got) <= 600
-    # Where no frame is needed none is examined.
+    # Frames that are not needed are not checked.
     store.objects[task.key] = flipped(sound, ref.frames_offset)
     names = requested("messages", [("subject", "string")])
     assert sum(batch.num_rows for batch in read_tasks(objects, found, EVERYTHING, names)) == 1200
-    # Another block's index in the right place, checksums and all.
+    # The object now has another block's index in the right place, with its checksums.
     store.objects[task.key] = store.objects[found[1].key]
     with pytest.raises(Damaged, match="belongs to another block"):
         list(read_tasks(objects, [task], EVERYTHING, names))
@@ -523,9 +534,9 @@ SKIP = LossRule(fail=False)
 
 
 async def test_blocks_that_are_swept_after_the_plan(caplog: pytest.LogCaptureFixture) -> None:
-    """Shows that messages removed since the plan, whose objects a running broker has deleted, fail the query, or, on
-    request, are skipped with a warning, and everything else is read. Messages removed from an object that still exists
-    are read as planned."""
+    """Messages were removed since the plan, and a running broker deleted their objects: the query fails, or, on
+    request, skips them with a warning and reads everything else. Messages removed from an object that still exists are
+    read as planned."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for _ in range(12):
@@ -549,16 +560,15 @@ async def test_blocks_that_are_swept_after_the_plan(caplog: pytest.LogCaptureFix
         got, error = until_error(read_tasks(objects, [*found[8:], *found], EVERYTHING, EXACT, prefetch=prefetch))
         assert isinstance(error, DataLoss)
         assert got == rows[400:400 + len(got)]
-        assert re.search(r"stream \$G/s: messages between 1 and 50 were removed after this query was planned.*reader_grace.*"
-                         r"failOnDataLoss=false$", str(error))
+        assert re.search(r"stream \$G/s: messages between 1 and 50 were removed after this query was planned.*"
+                         r"reader_grace.*failOnDataLoss=false$", str(error))
         assert rows_of(read_tasks(objects, found[8:], EVERYTHING, EXACT, prefetch=prefetch)) == rows[400:]
     await owner.kill()
 
 
 @pytest.mark.parametrize("gap", [0, 3])
-async def test_what_was_removed_before_the_plan_is_no_loss(gap: int) -> None:
-    """Shows that a block whose messages in the wanted range were already dead may be deleted; with gaps in its
-    sequences, too."""
+async def test_messages_removed_before_the_plan_are_no_loss(gap: int) -> None:
+    """A block whose messages in the wanted range were already dead may be deleted, with gaps in its sequences, too."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     stream.append([(b"s.a", b"", b"x")] * 10)
@@ -583,7 +593,7 @@ async def test_what_was_removed_before_the_plan_is_no_loss(gap: int) -> None:
 
 
 async def test_a_stream_that_is_deleted_after_the_plan() -> None:
-    """Shows that its rows are lost, also if another stream has its name by then."""
+    """The rows of a deleted stream are lost, also if another stream has its name by then."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     stream.append([(b"s.a", b"", b"x")] * 5)
@@ -611,9 +621,9 @@ async def test_a_stream_that_is_deleted_after_the_plan() -> None:
 
 @pytest.mark.parametrize(("how", "config", "lost"), [
     ("purge", {}, True), ("purge", {"max_msgs_per_subject": 1}, False), ("remove", {}, False), ("delete", {}, True)])
-async def test_what_a_streaming_query_has_lost(how: str, config: dict[str, Any], lost: bool) -> None:
-    """Shows that a batch being read has the rule of its plan: a loss is what is below the first sequence, unless the stream
-    removes messages one by one."""
+async def test_the_losses_of_a_streaming_query(how: str, config: dict[str, Any], lost: bool) -> None:
+    """A batch being read has the rule of its plan: only messages below the first sequence are lost, and none in a
+    stream that removes messages one by one."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -645,7 +655,7 @@ async def test_what_a_streaming_query_has_lost(how: str, config: dict[str, Any],
 
 
 async def test_an_object_that_is_lost() -> None:
-    """Shows that an object which the newest state still names is an error that says so, after only correct rows."""
+    """A missing object that the newest state still names gives an error that names it, after only correct rows."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for _ in range(5):
@@ -666,9 +676,8 @@ async def test_an_object_that_is_lost() -> None:
 
 @pytest.mark.parametrize("when", [1, 2, 3])
 async def test_blocks_that_moved(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that messages are read from their present objects, exactly once each, when their object is deleted before
-    the index is read, before the frames are, and between two groups of frames; and that a second move is followed,
-    too."""
+    """Messages are read from their present objects, exactly once each, if their object is deleted before the index is
+    read, before the frames are, or between two groups of frames. A second move is followed, too."""
     store = MemoryStore()
     objects = MemoryObjectClient(store)
     monkeypatch.setattr("broker.storage.log.writer.FRAME_BYTES", 200)  # several frames a block
@@ -705,13 +714,14 @@ async def test_blocks_that_moved(when: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_defaults_are_whole() -> None:
-    """Shows the view's default columns."""
+    """The default columns of the view hold every message."""
     store = MemoryStore()
     owner = await varied(store, 5, steps=10)
     objects = MemoryObjectClient(store)
     schema = arrow_schema("messages")
     assert schema.names == ["seq", "subject", "ts", "headers", "data"]
     mixed = owner.streams["mixed"]
-    table = pa.Table.from_batches(read_tasks(objects, planned(objects, "mixed", account="ACME/é"), EVERYTHING, schema), schema)
+    table = pa.Table.from_batches(read_tasks(objects, planned(objects, "mixed", account="ACME/é"), EVERYTHING, schema),
+                                  schema)
     assert table.to_pydict()["data"] == [row[3] for row in mixed.rows()]
     await owner.kill()

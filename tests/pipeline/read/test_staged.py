@@ -1,4 +1,4 @@
-"""Staged blocks in Spark's readers: the rows that the stream has, with its sequences and times."""
+"""Staged blocks in Spark's readers: the rows of the stream, with its sequences and times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WANTED = b"s.3"
 
 
 async def store_of(seed: int) -> tuple[MemoryStore, Owner, Stream]:
-    """Published and staged messages in turn; removals, checkpoints and new owners in between."""
+    """Make a stream of published and staged messages in turn, with removals, checkpoints and new owners in between."""
     rng, store = random.Random(seed), MemoryStore()
     owner = Owner(store, seed=seed)
     owner.settings.compaction = CompactionSettings(segments=1000, quiet_ns=1 << 62, cpu=1.0, bytes_per_second=1 << 40)
@@ -64,8 +64,8 @@ def read(store: MemoryStore, selection: Selection) -> list[Row]:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_rows_are_those_of_the_stream(seed: int) -> None:
-    """Shows all rows, those of a subject, of sequences, of times, against what joined; the broker's own replay agrees, every byte
-    is sound, and compaction changes nothing."""
+    """All rows, and those of a subject, of sequences, of times, equal the joined messages. The broker's own replay
+    agrees, every byte is sound, and compaction changes nothing."""
     store, owner, stream = await store_of(seed)
     times = sorted(row[4] for row in stream.live.values())
     middle = times[len(times) // 2]
@@ -83,7 +83,8 @@ async def test_rows_are_those_of_the_stream(seed: int) -> None:
         assert [*survey.problems, *(await verify(Source(store), survey)).problems] == []
         state = (await read_snapshot(store, 0)).state.stream("$G", "s")
         assert state is not None
-        assert (state.msgs, state.last_seq, state.last_time_ns) == (len(stream.live), stream.last_seq, state.last_time_ns)
+        assert (state.msgs, state.last_seq, state.last_time_ns) == (len(stream.live), stream.last_seq,
+                                                                    state.last_time_ns)
 
     await check()
     await owner.round()
@@ -94,9 +95,9 @@ async def test_rows_are_those_of_the_stream(seed: int) -> None:
     await owner.stop()
 
 
-async def test_a_position_in_the_past_shows_what_had_joined_by_then() -> None:
-    """Shows the stream at each position of the log, from the whole log; and, where only the newest state is known, a
-    refusal with the remedy if what had joined by then is not."""
+async def test_a_past_position_has_the_messages_that_had_joined_by_then() -> None:
+    """The whole log gives the stream at each of its positions. If only the newest state is known, a position before
+    staged messages is refused with the remedy."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -116,7 +117,7 @@ async def test_a_position_in_the_past_shows_what_had_joined_by_then() -> None:
     for position, last_seq in then[1:-1]:
         before = next(seq for at, seq in reversed(then) if at < position)
         bound = AsOf(position=position)
-        if last_seq == before + 1:  # a published one ends it: the staged ones before it had joined
+        if last_seq == before + 1:  # A published message ends it, so the staged ones before it had joined.
             with pytest.raises(BadOption, match=f"when messages {last_seq + 1} to .* joined is not kept"):
                 last_of(client, newest, bound)
     assert last_of(client, newest, AsOf(seq=5)) == 5

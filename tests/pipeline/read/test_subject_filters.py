@@ -1,4 +1,5 @@
-"""One of many subjects: blocks that do not have it are not read, whether a checkpoint or the log's end names them."""
+"""Queries for one of many subjects: blocks that lack it are not read, whether a checkpoint or the log's end names
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.pipeline.stores import MemoryObjectClient, Owner
 BLOCKS = 120
 SUBJECTS = 960
 A_BLOCK = 40
-"""Subjects of each block: every 24th has the same."""
+"""Number of subjects in each block; every 24th block has the same subjects."""
 
 
 def subject(i: int) -> bytes:
@@ -37,7 +38,8 @@ async def owner() -> AsyncIterator[Owner]:
         first = block * A_BLOCK % SUBJECTS
         stream.append([(subject(i), b"", b"%d" % block) for i in range(first, first + A_BLOCK)])
         await owner.log.persisted()
-        if block in (30, 70, 95):  # inline in the stream's entry, then as a page of its own, then that page anew
+        # The table is first inline in the stream's entry, then in its own page, then that page is written again.
+        if block in (30, 70, 95):
             await owner.round()
     yield owner
     await owner.kill()
@@ -56,12 +58,13 @@ SELECTIONS = [
     Selection(subjects=(b"sensors.12.>",)),
     Selection(subjects=(b"sensors.12.*.value", b"sensors.12.499.*")),
     Selection(prefixes=(b"sensors.12.5",)),
-    Selection(prefixes=(b"sensors.",), subjects=(subject(499), subject(501)), excluded=(Selection(suffixes=(b"501.value",)),)),
+    Selection(prefixes=(b"sensors.",), subjects=(subject(499), subject(501)),
+              excluded=(Selection(suffixes=(b"501.value",)),)),
 ]
 
 
 async def test_blocks_without_the_subject_are_not_read(owner: Owner) -> None:
-    """All selections are for the subjects of every 24th block: those are read, and few others."""
+    """All selections are for the subjects of every 24th block. Those blocks are read, and few others."""
     for selection in SELECTIONS:
         objects, snapshot = snapshot_of(owner)
         assert len(snapshot.blocks) == BLOCKS
@@ -69,7 +72,7 @@ async def test_blocks_without_the_subject_are_not_read(owner: Owner) -> None:
         objects.asked.clear()
         planned = tasks(snapshot, selection)
         assert not objects.asked
-        # Equal blocks have equal filters, which err alike: three kinds of block of the other 23 may.
+        # Equal blocks have equal filters, which err alike: at most three of the other 23 kinds of block may be read.
         assert BLOCKS // 24 <= len(planned) <= 4 * BLOCKS // 24, selection
         assert all(task.ref.subject_filter is None for task in planned)  # tasks stay small
         assert estimate([snapshot], selection).blocks == len(planned)
@@ -83,7 +86,7 @@ async def test_a_limit_skips_what_filters_exclude(owner: Owner) -> None:
     """A micro-batch of few rows reaches as far as blocks are excluded for certain."""
     _, snapshot = snapshot_of(owner)
     backlog = StreamBacklog(iter(snapshot.blocks), 1, snapshot.end_seq + 1, SELECTIONS[0], lambda entry: [])
-    rows, _ = backlog.take(3 * A_BLOCK, 1 << 40)
+    rows, _ = backlog.advance(3 * A_BLOCK, 1 << 40)
     assert rows <= 3 * A_BLOCK
     assert backlog.next_seq > 24 * A_BLOCK
 
@@ -97,4 +100,5 @@ async def test_a_new_owner_and_inspect_have_them_too(owner: Owner) -> None:
     assert isinstance(owner.store, MemoryStore)
     for wanted in (subject(500), b"sensors.12.>", b"*.12.500.value"):
         found = [message.seq async for message in read_messages(owner.store, "s", subject=wanted)]
-        assert found == [row[0] for row in owner.streams["s"].rows() if Selection(subjects=(wanted,)).matches_subject(row[1])]
+        assert found == [row[0] for row in owner.streams["s"].rows()
+                         if Selection(subjects=(wanted,)).matches_subject(row[1])]

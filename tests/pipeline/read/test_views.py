@@ -45,7 +45,7 @@ def dicts(view: str, snapshots: Iterable[StreamSnapshot]) -> list[dict[str, Any]
 
 
 def counted(stream: Stream, found: list[ScanTask], rows: list[Row]) -> list[tuple[Any, ...]]:
-    """The view's rows, counted message by message."""
+    """Count the view's rows message by message."""
     wanted = []
     for task in found:
         of_subject: dict[bytes, list[int]] = {}
@@ -63,8 +63,8 @@ def counted(stream: Stream, found: list[ScanTask], rows: list[Row]) -> list[tupl
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("summaries", [True, False])
 async def test_subjects_are_counted_as_they_live(seed: int, summaries: bool) -> None:
-    """Shows counts and sequences of live messages alone, by block, for all and for some subjects, sequences and times;
-    from summaries where available and from indexes, without reading a frame."""
+    """Counts and sequences are those of live messages alone, by block, for all and for some subjects, sequences and
+    times. They come from summaries where available and from indexes, without reading a frame."""
     store = MemoryStore()
     owner = await varied(store, seed)
     objects = MemoryObjectClient(store)
@@ -90,7 +90,7 @@ async def test_subjects_are_counted_as_they_live(seed: int, summaries: bool) -> 
 
 
 async def test_subjects_with_many_to_a_block() -> None:
-    """Shows the default columns, for a block with more subjects than a summary has."""
+    """A block with more subjects than a summary has gives the default columns."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -100,7 +100,8 @@ async def test_subjects_with_many_to_a_block() -> None:
     await owner.log.persisted()
     objects = MemoryObjectClient(store)
     [snapshot] = read_store(objects, stream="s")
-    [batch] = read_subjects(objects, tasks(snapshot, Selection(), summaries=True), Selection(), arrow_schema("subjects"))
+    [batch] = read_subjects(objects, tasks(snapshot, Selection(), summaries=True), Selection(),
+                            arrow_schema("subjects"))
     assert batch.schema.names == ["stream", "subject", "block", "count", "first_seq", "last_seq"]
     found = tuples([batch])
     assert len(found) == 201
@@ -113,14 +114,15 @@ async def test_subjects_with_many_to_a_block() -> None:
 
 
 async def test_blocks() -> None:
-    """Shows each block with what its reference says, and exactly how many of its messages live where sequences have no
-    gaps; in ``few`` they have, and it is never too low."""
+    """Each block has the values of its reference, and the exact number of its live messages if its sequences have no
+    gaps. In ``few`` they have, and the number is never too low."""
     store = MemoryStore()
     owner = await varied(store, 2)
     snapshots = read_store(MemoryObjectClient(store), account="*")
     found = dicts("blocks", snapshots)
     for snapshot in snapshots:
-        stream = next(one for one in owner.streams.values() if (one.account, one.name) == (snapshot.account, snapshot.name))
+        stream = next(one for one in owner.streams.values()
+                      if (one.account, one.name) == (snapshot.account, snapshot.name))
         mine = [row for row in found if (row["account"], row["stream"]) == (snapshot.account, snapshot.name)]
         assert len(mine) == len(snapshot.blocks)
         for row, entry in zip(mine, snapshot.blocks, strict=True):
@@ -144,7 +146,8 @@ async def test_blocks() -> None:
 
 
 async def test_live_messages_of_a_block_that_is_cut() -> None:
-    """Shows the count where the stream begins within the block, with dead ones before and after that."""
+    """Only live messages from the stream's first sequence on count if that is within the block, with dead ones before
+    and after it."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -163,7 +166,7 @@ async def test_live_messages_of_a_block_that_is_cut() -> None:
 
 
 async def test_streams_and_consumers() -> None:
-    """Shows streams with their numbers and configuration, and consumers with their places; of any account."""
+    """Streams of any account have their numbers and configuration, and consumers their positions."""
     store = MemoryStore()
     owner = await varied(store, 4)
     one = owner.streams["one"]
@@ -186,18 +189,18 @@ async def test_streams_and_consumers() -> None:
     assert json.loads(streams["mixed"]["config"])["description"] == "of another account"
     consumers = {row["stream"]: row for row in dicts("consumers", snapshots)}
     assert set(consumers) == set(owner.streams)
-    said = consumers["one"]
-    assert (said["name"], said["account"], json.loads(said["config"])) == ("c", "$G", {"durable_name": "c"})
-    assert (said["delivered_stream_seq"], said["ack_floor_stream_seq"]) == (one.last_seq, one.last_seq - 4)
-    assert (said["num_ack_pending"], said["num_redelivered"]) == (4, 1)
-    assert said["last_delivered"].microsecond == 0
-    assert said["last_ack"] is not None
+    shown = consumers["one"]
+    assert (shown["name"], shown["account"], json.loads(shown["config"])) == ("c", "$G", {"durable_name": "c"})
+    assert (shown["delivered_stream_seq"], shown["ack_floor_stream_seq"]) == (one.last_seq, one.last_seq - 4)
+    assert (shown["num_ack_pending"], shown["num_redelivered"]) == (4, 1)
+    assert shown["last_delivered"].microsecond == 0
+    assert shown["last_ack"] is not None
     assert consumers["few"]["last_delivered"] is None
     await owner.kill()
 
 
 async def test_names_that_no_utf8_has() -> None:
-    """Shows that a lone surrogate, which API JSON may hold, becomes a question mark and no error."""
+    """A lone surrogate, which API JSON may hold, becomes a question mark and no error."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -215,7 +218,7 @@ async def test_names_that_no_utf8_has() -> None:
 
 
 async def test_a_store_of_a_broker(tmp_path: Path) -> None:
-    """Shows all views of a store that a broker wrote, through deletes, a purge, a limit, a kill and a consumer."""
+    """All views of a store that a broker wrote are right after deletes, a purge, a limit, a kill and a consumer."""
     live = await of_a_broker(tmp_path / "store", messages=90)
     objects = open_object_client(f"file://{tmp_path}/store")
     snapshots = read_store(objects)

@@ -1,4 +1,4 @@
-"""Spark where jetblock is not installed and only the zip brings it: real executors of their own, and Spark Connect."""
+"""Spark where jetblock is not installed and only the zip brings it: separate executor processes, and Spark Connect."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ found["forecast"] = session.explain_read(spark, **given["options"])
 found["tokens"] = [row[0] for row in frame.selectExpr("subject_token(subject, 2) t").distinct().orderBy("t").collect()]
 if given["streams"]:
     query = (session.read_stream(spark, **given["options"], maxMessagesPerTrigger=500).writeStream.format("memory")
-             .queryName("streamed").option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True).start())
+            .queryName("streamed").option("checkpointLocation", given["checkpoint"])
+             .trigger(availableNow=True).start())
     query.awaitTermination()
     found["streamed"] = spark.table("streamed").select("seq").distinct().count()
 try:
@@ -97,8 +98,8 @@ def check(found: dict[str, Any], store: Published) -> None:
 
 
 def test_executors_with_nothing_but_the_zip(minio: S3Server, spark_environ: dict[str, str], tmp_path: Path) -> None:
-    """Two executors, each a process of its own, on MinIO: batch, streaming and helpers. Spark does not discover sources
-    in such files, so the source is registered explicitly."""
+    """Two executors in separate processes read from MinIO: batch, streaming and helpers. Spark does not discover
+    sources in such files, so the source is registered explicitly."""
     store = asyncio.run(published(minio.new_url(), minio.env))
     found = run(python_without_jetblock(tmp_path), CLUSTER, {
         "conf": CONF, "zip": str(make_zip(tmp_path)), "options": store.options(), "checkpoint": str(tmp_path / "cp")},
@@ -110,14 +111,15 @@ def test_executors_with_nothing_but_the_zip(minio: S3Server, spark_environ: dict
 
 @pytest.mark.parametrize("streams", [False, True], ids=["artifact", "server"])
 def test_spark_connect(streams: bool, spark_environ: dict[str, str], tmp_path: Path) -> None:
-    """A Connect client that sends the zip as an artifact: batch, helpers, an error's text. With the zip on the server's
-    PYTHONPATH instead, streaming, too."""
+    """A Connect client sends the zip as an artifact: batch, helpers, an error's text. With the zip on the server's
+    PYTHONPATH instead, streaming works, too."""
     if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("pandas") is None:
         pytest.skip(f"{MISSING}Spark Connect's client: make soak installs it")
     store = asyncio.run(published(f"file://{tmp_path}/store"))
     archive = str(make_zip(tmp_path))
     found = run(python_without_jetblock(tmp_path), CONNECT, {
-        "conf": CONF, "zip": archive, "options": store.options(), "checkpoint": str(tmp_path / "cp"), "streams": streams},
+        "conf": CONF, "zip": archive, "options": store.options(), "checkpoint": str(tmp_path / "cp"),
+        "streams": streams},
         spark_environ | {"PYTHONPATH": archive if streams else ""}, tmp_path)
     check(found, store)
     assert "connect" in found["module"]

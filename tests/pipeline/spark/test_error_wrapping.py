@@ -1,4 +1,4 @@
-"""What Spark gets of an error: its text, without the frames and causes below it."""
+"""Errors as Spark gets them: the text, without the frames and causes below it."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_an_error_has_one_frame_and_no_cause() -> None:
         assert text.endswith("NoStream: no stream 'A'\n")
 
 
-def test_rows_before_the_error_are_given() -> None:
+def test_rows_before_the_error_are_returned() -> None:
     each = plainly_each(rows())
     assert next(each) == 1
     with pytest.raises(NoStream):
         next(each)
 
 
-def test_closing_closes_what_is_below() -> None:
+def test_closing_closes_the_wrapped_generator() -> None:
     """Spark stops a task early for a LIMIT; threads that read ahead end with their generator."""
     closed = []
 
@@ -73,8 +73,8 @@ def test_other_errors_are_left_alone() -> None:
         plainly(lambda: 1 // 0)()
 
 
-def test_a_missing_module_says_where_and_what_to_do(tmp_path: Path) -> None:
-    """As on an executor whose image lacks obstore or numpy."""
+def test_a_missing_module_s_error_names_place_and_remedy(tmp_path: Path) -> None:
+    """The process is like an executor whose image lacks obstore or numpy."""
     code = ("import sys; sys.modules['numpy'] = None\n"
             "from broker.pipeline.spark.source import JetblockSource\n"
             "JetblockSource({'store': 'file:///x', 'stream': 'A'}).reader(None)")

@@ -17,7 +17,7 @@ SCHEMA = pa.schema([("seq", pa.int64())])
 
 
 class Pipe(io.RawIOBase):
-    """What has left the buffer."""
+    """The bytes that have left the buffer."""
 
     def __init__(self) -> None:
         self.data = b""

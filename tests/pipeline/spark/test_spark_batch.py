@@ -1,4 +1,5 @@
-"""Batch reads through Spark: SQL returns what a broker wrote, on a directory and on an S3 server; on two in the long run."""
+"""Batch reads through Spark: SQL returns the messages of a broker, on a directory and on an S3 server; soak runs use
+two."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.fixture
 def pushdown(spark: Any) -> Iterator[None]:
-    """Spark's setting on, which is off by default."""
+    """Turn on Spark's setting, which is off by default."""
     spark.conf.set(PUSHDOWN, "true")
     yield
     spark.conf.unset(PUSHDOWN)
@@ -44,7 +45,7 @@ def messages(frame: Any) -> list[Message]:
 
 
 def test_a_store_reads_as_it_was_published(spark: Any, store: Published) -> None:
-    """Every stream, through a source that Spark found by itself, in order, with its times."""
+    """Every stream is read in order, with its times, through a source that Spark found by itself."""
     for stream, expected in store.streams.items():
         assert messages(load(spark, store, stream)) == expected
     rows = load(spark, store, schema="ts_ns LONG, ts TIMESTAMP, seq LONG").collect()
@@ -54,7 +55,7 @@ def test_a_store_reads_as_it_was_published(spark: Any, store: Published) -> None
 
 @pytest.mark.parametrize("server", ["minio", pytest.param("seaweed", marks=pytest.mark.soak)])
 def test_a_bucket_reads_as_it_was_published(spark: Any, server: str, request: pytest.FixtureRequest) -> None:
-    """The same on S3, credentials and endpoint from the environment of planner and workers."""
+    """A store on S3 reads alike, with credentials and endpoint from the environment of planner and workers."""
     s3: S3Server = request.getfixturevalue(server)
     there = asyncio.run(published(s3.new_url(), s3.env))
     with environment(spark, s3.env):
@@ -131,18 +132,18 @@ FILTERS: tuple[tuple[str, Callable[[Message], bool]], ...] = (
 
 @pytest.mark.usefixtures("pushdown")
 def test_filters_give_the_same_pushed_and_not_pushed(spark: Any, store: Published) -> None:
-    """Each filter against plain Python, pushed down and not."""
+    """Each filter agrees with plain Python, pushed down and not."""
     plain = load(spark, store)
     for text, wanted in FILTERS:
         expected = [one for one in store.streams["ORDERS"] if wanted(one)]
-        # Loaded for this query alone, as pushdown=true demands.
+        # Each frame is loaded for this query alone, as pushdown=true demands.
         assert messages(load(spark, store, pushdown="true").where(text)) == expected, text
         if len(text) % 3 == 0:
             assert messages(plain.where(text)) == expected, text
 
 
 def test_without_sparks_setting(spark: Any, store: Published) -> None:
-    """Spark's default: filters work, and the error of a load with pushdown names the setting."""
+    """Filters work with Spark's default, and the error of a load with pushdown names the setting."""
     assert [row.seq for row in load(spark, store).where("seq = 5 OR subject = 'none'").collect()] == [5]
     with pytest.raises(Exception, match=re.escape(PUSHDOWN)):
         load(spark, store, pushdown="true").where("seq = 5").collect()
@@ -150,38 +151,41 @@ def test_without_sparks_setting(spark: Any, store: Published) -> None:
 
 @pytest.mark.usefixtures("pushdown")
 def test_scans_of_one_frame_do_not_share_filters(spark: Any, store: Published) -> None:
-    """Several filters on one DataFrame or view, in one query and one after another: Spark up to 4.3 mixes up what is
-    pushed down, so by default nothing is, though its setting is on."""
+    """Several filters on one DataFrame or view are used in one query and one after another. Spark up to 4.3 mixes up
+    pushed filters, so by default none is pushed, though its setting is on."""
     frame = load(spark, store)
     both = frame.where("seq = 4").union(frame.where("seq = 5"))
     assert sorted(row.seq for row in both.collect()) == [4, 5]
     assert frame.count() == len(store.streams["ORDERS"])
     frame.createOrReplaceTempView("shared")
-    row, = spark.sql("SELECT (SELECT count(*) FROM shared WHERE seq < 11) AS few, (SELECT count(*) FROM shared) AS everything, "
-                     "(SELECT max(seq) FROM shared WHERE subject LIKE 'orders.us.%') AS last").collect()
+    row, = spark.sql("SELECT (SELECT count(*) FROM shared WHERE seq < 11) AS few, (SELECT count(*) FROM shared) AS "
+                     "everything, (SELECT max(seq) FROM shared WHERE subject LIKE 'orders.us.%') AS last").collect()
     live = store.streams["ORDERS"]
     assert (row.few, row.everything) == (sum(one.seq < 11 for one in live), len(live))
     assert row.last == max(one.seq for one in live if one.subject.startswith("orders.us."))
 
 
 @pytest.mark.usefixtures("pushdown")
-def test_what_is_pushed_is_not_filtered_again(spark: Any, store: Published) -> None:
-    """Filters are really pushed down: Spark's plan has none left, and blocks that cannot match have no task."""
+def test_pushed_filters_are_not_applied_again(spark: Any, store: Published) -> None:
+    """Spark's plan has none of the pushed filters left, and blocks that cannot match have no task."""
     def plan(frame: Any) -> str:
         return str(frame._jdf.queryExecution().executedPlan().toString())
 
     frame = load(spark, store, pushdown="true")
     assert "Filter (" not in plan(frame.where("subject LIKE 'orders.eu.%' AND seq > 10"))
     assert "Filter (" in plan(load(spark, store).where("seq > 10"))
-    assert "Filter (" in plan(load(spark, store, pushdown="true").where("seq > 10 AND data IS NOT NULL AND length(data) > 9"))
+    assert "Filter (" in plan(load(spark, store,
+                                   pushdown="true").where("seq > 10 AND data IS NOT NULL AND length(data) > 9"))
 
 
 def test_wildcards_of_streams_and_subjects(spark: Any, store: Published) -> None:
-    """Several streams in one DataFrame, NATS patterns as an option, a range of sequences, an estimate that agrees."""
+    """A DataFrame has several streams, NATS patterns as an option, a range of sequences, and an estimate that
+    agrees."""
     rows = load(spark, store, "LOGS*", schema="stream STRING, seq LONG, subject STRING").collect()
     expected = [(stream, one.seq, one.subject) for stream in ("LOGS", "LOGS2") for one in store.streams[stream]]
     assert sorted(map(tuple, rows)) == sorted(expected)
-    both = load(spark, store, "LOGS2,ORDERS", subjects="orders.*.4,logs2.>", schema="subject STRING, seq LONG").collect()
+    both = load(spark, store, "LOGS2,ORDERS", subjects="orders.*.4,logs2.>",
+                schema="subject STRING, seq LONG").collect()
     assert sorted(row.subject for row in both) == sorted(
         one.subject for stream in ("ORDERS", "LOGS2") for one in store.streams[stream]
         if one.subject.endswith(".4") or one.subject.startswith("logs2."))
@@ -193,7 +197,7 @@ def test_wildcards_of_streams_and_subjects(spark: Any, store: Published) -> None
 
 
 def test_views(spark: Any, store: Published) -> None:
-    """The views other than messages: their totals equal what was published."""
+    """The totals of the views other than messages equal the published ones."""
     live = {name: len(found) for name, found in store.streams.items()}
     streams = {row.name: row for row in load(spark, store, "*", view="streams").collect()}
     assert {name: row.messages for name, row in streams.items()} == live
@@ -206,7 +210,8 @@ def test_views(spark: Any, store: Published) -> None:
         count, first, _ = subjects.get(one.subject, (0, one.seq, 0))
         subjects[one.subject] = (count + 1, first, one.seq)
     load(spark, store, view="subjects").createOrReplaceTempView("by_block")
-    found = spark.sql("SELECT subject, sum(count), min(first_seq), max(last_seq) FROM by_block GROUP BY subject").collect()
+    found = spark.sql("SELECT subject, sum(count), min(first_seq), max(last_seq) FROM by_block "
+                      "GROUP BY subject").collect()
     assert {row[0]: (row[1], row[2], row[3]) for row in found} == subjects
     consumer, = load(spark, store, view="consumers").collect()
     assert (consumer.stream, consumer.name) == ("ORDERS", "worker")
@@ -229,9 +234,9 @@ def test_sql_with_a_view_and_the_functions(spark: Any, store: Published) -> None
     assert [(row.region, row.n, row.h) for row in rows] == [(name, *pair) for name, pair in sorted(expected.items())]
 
 
-async def test_one_snapshot_while_a_broker_goes_on(spark: Any, tmp_path: Path) -> None:
-    """``session.read`` stays where it was while a broker publishes and purges, however often it is derived from; later
-    loads see all of it."""
+async def test_one_snapshot_while_a_broker_writes(spark: Any, tmp_path: Path) -> None:
+    """A DataFrame of ``session.read`` and all derived ones have the same messages while a broker publishes and purges;
+    later loads have all changes."""
     url = f"file://{tmp_path}/growing"
 
     def rows(count: int) -> list[tuple[str, None, bytes]]:

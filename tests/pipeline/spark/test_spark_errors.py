@@ -18,7 +18,7 @@ from tests.pipeline.published import Published, published
 from tests.pipeline.stores import Owner
 
 LINES = 8
-"""Spark's own first and last line, one frame of ours, and the text."""
+"""Upper bound of lines: Spark's own first and last line, one frame of ours, and the text."""
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def copy(store: Published, tmp_path: Path) -> Path:
     return Path(shutil.copytree(store.url.removeprefix("file://"), tmp_path / "store"))
 
 
-def told(frame: Any) -> str:
-    """The text of the error of reading a whole DataFrame. It must be short, and ours."""
+def error_of(frame: Any) -> str:
+    """Return the text of the error of reading a whole DataFrame; it must be short, and name our package."""
     with pytest.raises(PySparkException) as caught:
         frame.collect()
     text = str(caught.value)
@@ -48,12 +48,12 @@ def load(spark: Any, url: str, **options: Any) -> Any:
 
 
 def test_what_is_not_there(spark: Any, store: Published, tmp_path: Path) -> None:
-    """No such store, stream, column, option: each named, with the existing ones."""
-    text = told(load(spark, store.url, stream="ORDER"))
+    """A missing store, stream, column or option is named, with the existing ones."""
+    text = error_of(load(spark, store.url, stream="ORDER"))
     assert "NoStream" in text
     assert "'ORDER'" in text
     assert "'ORDERS'" in text
-    text = told(load(spark, f"file://{tmp_path}/nowhere", stream="ORDERS"))
+    text = error_of(load(spark, f"file://{tmp_path}/nowhere", stream="ORDERS"))
     assert "NoStore" in text
     assert f"{tmp_path}/nowhere" in text
     with pytest.raises(PySparkException, match="no option 'strem': did you mean stream"):
@@ -61,12 +61,12 @@ def test_what_is_not_there(spark: Any, store: Published, tmp_path: Path) -> None
     with pytest.raises(PySparkException, match="startSeq='x'"):
         load(spark, store.url, stream="ORDERS", startSeq="x")
     reader = spark.read.format("jetblock").options(**store.options())
-    assert "no column 'subjet'; did you mean 'subject'?" in told(reader.schema("seq LONG, subjet STRING").load())
-    assert "'seq' of the view messages is BIGINT, not STRING" in told(reader.schema("seq STRING").load())
+    assert "no column 'subjet'; did you mean 'subject'?" in error_of(reader.schema("seq LONG, subjet STRING").load())
+    assert "'seq' of the view messages is BIGINT, not STRING" in error_of(reader.schema("seq STRING").load())
 
 
 def test_credentials_are_refused_and_not_shown(spark: Any, store: Published) -> None:
-    """A URL with a password is no option's value, and the refusal does not repeat it; no plan shows options."""
+    """A URL with a password is refused without repeating it; no plan shows options."""
     with pytest.raises(PySparkException, match="no credentials in the URL") as caught:
         load(spark, "s3://AKIAUSER:hunter2@bucket/prefix", stream="ORDERS")
     assert "hunter2" not in str(caught.value)
@@ -80,8 +80,8 @@ def test_credentials_are_refused_and_not_shown(spark: Any, store: Published) -> 
     assert "orders.only.shown.here" not in logged
 
 
-def test_what_does_not_exist_names_what_works_instead(spark: Any, store: Published) -> None:
-    """Tables and writes; without Spark's frames above the text."""
+def test_tables_and_writes_name_an_alternative(spark: Any, store: Published) -> None:
+    """The errors have no frames of Spark above their text."""
     options = f"OPTIONS (store '{store.url}', stream 'ORDERS')"
     instead = "CREATE TEMPORARY VIEW … USING jetblock OPTIONS"
     with pytest.raises(PySparkException, match=instead) as caught:
@@ -89,7 +89,7 @@ def test_what_does_not_exist_names_what_works_instead(spark: Any, store: Publish
     assert len(str(caught.value).splitlines()) <= LINES
     spark.sql(f"CREATE TABLE given_columns (seq BIGINT) USING jetblock {options}")
     try:
-        assert instead in told(spark.table("given_columns"))
+        assert instead in error_of(spark.table("given_columns"))
     finally:
         spark.sql("DROP TABLE given_columns")
     rows = spark.range(1)
@@ -104,16 +104,16 @@ def test_an_empty_range_has_no_rows(spark: Any, store: Published) -> None:
             assert load(spark, store.url, stream="ORDERS", view=view, **options).collect() == []
 
 
-@pytest.mark.parametrize(("options", "said"), [
+@pytest.mark.parametrize(("options", "reason"), [
     ({"startSeq": "4"}, "BadOption: option startSeq is for batch queries: a streaming query begins at startingOffsets"),
     ({"stream": "NONE"}, "NoStream: .*: no stream 'NONE'")])
-def test_a_streaming_query_s_error_is_plain(spark: Any, store: Published, tmp_path: Path, options: dict[str, str], said: str
-                                            ) -> None:
-    """The text ends its traceback, and no error of Spark's hides it."""
+def test_a_streaming_query_s_error_is_plain(spark: Any, store: Published, tmp_path: Path, options: dict[str, str],
+                                            reason: str) -> None:
+    """The text ends its traceback, and no error of Spark hides it."""
     frame = spark.readStream.format("jetblock").options(**{**store.options(), **options}).load()
     query = (frame.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/checkpoint")
              .trigger(availableNow=True).start())
-    with pytest.raises(PySparkException, match=said) as caught:
+    with pytest.raises(PySparkException, match=reason) as caught:
         query.awaitTermination()
     text = str(caught.value).partition("=== Streaming Query ===")[0]
     assert len(text.splitlines()) <= LINES
@@ -121,7 +121,7 @@ def test_a_streaming_query_s_error_is_plain(spark: Any, store: Published, tmp_pa
 
 
 def a_block(spark: Any, copy: Path, seq: int) -> tuple[Path, Any]:
-    """The object that holds a message, and its block's reference in the catalogue."""
+    """Return the path of the object that holds a message, and its block's row in the catalogue."""
     row, = load(spark, f"file://{copy}", stream="ORDERS", view="blocks").where(
         f"first_seq <= {seq} AND last_seq >= {seq}").collect()
     return copy / row.block, row
@@ -129,12 +129,12 @@ def a_block(spark: Any, copy: Path, seq: int) -> tuple[Path, Any]:
 
 @pytest.mark.parametrize("section", ["frames", "index"])
 def test_a_flipped_bit(spark: Any, copy: Path, section: str) -> None:
-    """One bit of one object: the query fails and names it; queries that do not need the object succeed."""
+    """A query for an object with a flipped bit fails and names it; queries that do not need the object succeed."""
     path, block = a_block(spark, copy, 250)
     data = bytearray(path.read_bytes())
     data[block[f"{section}_offset"] + block[f"{section}_bytes"] // 2] ^= 1
     path.write_bytes(data)
-    text = told(load(spark, f"file://{copy}", stream="ORDERS"))
+    text = error_of(load(spark, f"file://{copy}", stream="ORDERS"))
     assert "Damaged" in text
     assert block.block in text
     assert load(spark, f"file://{copy}", stream="ORDERS", startSeq=block.last_seq + 1).count() > 0
@@ -143,34 +143,34 @@ def test_a_flipped_bit(spark: Any, copy: Path, section: str) -> None:
 def test_a_truncated_object(spark: Any, copy: Path) -> None:
     path, block = a_block(spark, copy, 250)
     path.write_bytes(path.read_bytes()[:block.frames_offset + block.frames_bytes // 2])
-    text = told(load(spark, f"file://{copy}", stream="ORDERS"))
+    text = error_of(load(spark, f"file://{copy}", stream="ORDERS"))
     assert block.block in text
 
 
 def test_an_object_that_is_gone(spark: Any, copy: Path) -> None:
-    """It is still named by the newest state: the query fails and names it."""
+    """The newest state still names the object: the query fails and names it."""
     frame = load(spark, f"file://{copy}", stream="ORDERS")
     assert frame.count() > 0
     path, block = a_block(spark, copy, 250)
     path.unlink()
-    assert block.block in told(frame)
+    assert block.block in error_of(frame)
 
 
 def test_a_store_of_a_newer_version(spark: Any, copy: Path) -> None:
-    """Refused before anything is read, with what to do."""
+    """The store is refused before anything is read, and the text names the remedy."""
     path = copy / "v1" / "format"
     data = bytearray(path.read_bytes())
     data[10:12] = (FORMAT_VERSION + 1).to_bytes(2, "little")
     data[HEADER_BYTES - 4:HEADER_BYTES] = crc32(data[:HEADER_BYTES - 4]).to_bytes(4, "little")
     path.write_bytes(data)
-    text = told(load(spark, f"file://{copy}", stream="ORDERS"))
+    text = error_of(load(spark, f"file://{copy}", stream="ORDERS"))
     assert "Newer" in text
     assert re.search("upgrade jetblock", text)
 
 
 async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path) -> None:
-    """A DataFrame keeps the plan of its first query. When objects are deleted afterwards it fails, or with
-    ``failOnDataLoss=false`` leaves out their messages and reads the rest. Messages purged from an object that still
+    """A DataFrame keeps the plan of its first query. If objects are deleted afterwards, it fails, or with
+    ``failOnDataLoss=false`` leaves out their messages and reads the others. Messages purged from an object that still
     exists belong to the plan's snapshot."""
     url = f"file://{tmp_path}/store"
     owner = Owner(open_store(url), seed=3)
@@ -191,13 +191,13 @@ async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path)
     before = keys()
     planned = {row.block for row in load(spark, url, stream="GOING", view="blocks").collect()}
     stream.purge(175)
-    for _ in range(4):  # as many roots as are kept, and one more
+    for _ in range(4):  # one round more than roots are kept
         stream.append([(b"GOING.b", b"", b"later")])
         await owner.log.persisted()
         await owner.round()
     gone = before - keys()
     assert {f"store/{key}" for key in planned} & gone
-    text = await asyncio.to_thread(told, frame)
+    text = await asyncio.to_thread(error_of, frame)
     assert "DataLoss" in text
     assert "stream $G/GOING: messages between" in text
     assert "reader_grace" in text

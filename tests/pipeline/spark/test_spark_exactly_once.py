@@ -1,4 +1,4 @@
-"""Exactly once into a sink of Spark's, through SIGKILL of the JVM in the middle of batches."""
+"""Exactly once into a sink of Spark, through SIGKILL of the JVM in the middle of batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def _batches(folder: Path, what: str) -> set[str]:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_each_message_once_through_kills_of_the_jvm(spark: Any, spark_environ: dict[str, str], tmp_path: Path) -> None:
-    """A driver of its own is killed four times at some snapshot between a batch's plan and its end; one more finishes."""
+    """A separate driver is killed four times at random points between a batch's plan and its end; a fifth one
+    finishes."""
     rng = random.Random()
     (tmp_path / "store").mkdir()
     asyncio.run(_filled(tmp_path / "store"))
@@ -56,8 +57,8 @@ def test_each_message_once_through_kills_of_the_jvm(spark: Any, spark_environ: d
             driver = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **spark_environ}, stdout=subprocess.PIPE,
                                       stderr=log, start_new_session=True)
         assert driver.stdout is not None
-        said = driver.stdout.readline()
-        assert said, (tmp_path / f"driver-{run}.log").read_text()[-3000:]
+        pid = driver.stdout.readline()
+        assert pid, (tmp_path / f"driver-{run}.log").read_text()[-3000:]
         if run == KILLS:
             assert driver.stdout.readline() == b"done\n", (tmp_path / f"driver-{run}.log").read_text()[-3000:]
             assert driver.wait(60) == 0
@@ -68,11 +69,11 @@ def test_each_message_once_through_kills_of_the_jvm(spark: Any, spark_environ: d
                    and (under_way := _batches(tmp_path, "offsets") - _batches(tmp_path, "commits"))):
             assert driver.poll() is None, (tmp_path / f"driver-{run}.log").read_text()[-3000:]
             time.sleep(0.002)
-        time.sleep(rng.random() * 0.5)  # somewhere within the batch
-        os.kill(int(said), signal.SIGKILL)
+        time.sleep(rng.random() * 0.5)  # at a random point within the batch
+        os.kill(int(pid), signal.SIGKILL)
         killed_at.append(sorted(under_way))
         driver.stdout.close()
-        driver.kill()  # it would notice soon
+        driver.kill()  # The driver would also end by itself soon.
         driver.wait(60)
     row = spark.read.parquet(f"{tmp_path}/rows").selectExpr(
         "count(*) total", "count(DISTINCT seq) seqs", "count(DISTINCT data) bodies", "min(seq) first", "max(seq) last",

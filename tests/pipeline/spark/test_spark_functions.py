@@ -1,4 +1,4 @@
-"""The SQL functions, on random rows, against the broker's own functions."""
+"""The SQL functions on random rows, compared with the broker's own functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from broker.pipeline.spark import functions
 from broker.protocol import headers as blocks
 from broker.protocol.subject import matches
 
-TOKENS = ["a", "b", "*", ">", "a*", ">a", "", "é", "😀", "(", "[a]", "\\E", "\\Q", "\\", "$", "^", "a\n", "|", "a+", "'", '"',
-          "%", "_", "{2}", "?"]
-PIECES = [b"NATS/1.0", b"\r\n", b"X: 1\r\n", b"X:2\r\n", b"x: 3\r\n", b"Y:  a: b \r\n", b":e\r\n", b"nocolon\r\n", b"\r",
-          b"\n", b"Z:\r\n", "É: ü\r\n".encode(), b"X", b":", b" ", b"\r\n\r\n", b"\x00", b"\xff\xfe", b"\xe4"]
+TOKENS = ["a", "b", "*", ">", "a*", ">a", "", "é", "😀", "(", "[a]", "\\E", "\\Q", "\\", "$", "^", "a\n", "|", "a+", "'",
+          '"', "%", "_", "{2}", "?"]
+PIECES = [b"NATS/1.0", b"\r\n", b"X: 1\r\n", b"X:2\r\n", b"x: 3\r\n", b"Y:  a: b \r\n", b":e\r\n", b"nocolon\r\n",
+          b"\r", b"\n", b"Z:\r\n", "É: ü\r\n".encode(), b"X", b":", b" ", b"\r\n\r\n", b"\x00", b"\xff\xfe", b"\xe4"]
 NAMES = ["X", "x", "Y", "Z", "É", "nocolon", ""]
 
 
@@ -23,7 +23,7 @@ def _subject(rng: random.Random) -> str:
 
 
 def _pattern(rng: random.Random, subject: str) -> str:
-    """One that often matches."""
+    """Return a pattern that often matches."""
     tokens = subject.split(".")
     for i in range(len(tokens)):
         chance = rng.random()
@@ -35,8 +35,8 @@ def _pattern(rng: random.Random, subject: str) -> str:
     return ".".join(tokens) if rng.random() < 0.8 else _subject(rng)
 
 
-def test_subjects_match_as_the_broker_has_it(spark: Any) -> None:
-    """A pattern in a column, one that is a literal, the same in SQL; tokens from either end."""
+def test_subjects_match_as_in_the_broker(spark: Any) -> None:
+    """Patterns are in a column, literal, or in SQL; tokens are counted from either end."""
     rng = random.Random(7)
     rows = [(subject, _pattern(rng, subject)) for subject in (_subject(rng) for _ in range(3000))]
     frame = spark.createDataFrame(rows, "s string, p string")
@@ -56,15 +56,15 @@ def test_subjects_match_as_the_broker_has_it(spark: Any) -> None:
 
 
 def test_header_blocks_are_read_as_the_broker_reads_them(spark: Any) -> None:
-    """Any bytes: anything that does not look like a header is ignored."""
+    """Blocks are of any bytes; a line that does not look like a header is ignored."""
     rng = random.Random(8)
     rows: list[tuple[bytes | None, str]] = [(None, "X")]
     for _ in range(3000):
         block = b"NATS/1.0\r\n" * (rng.random() < 0.8) + b"".join(rng.choices(PIECES, k=rng.randrange(9)))
         rows.append((block, rng.choice(NAMES)))
     frame = spark.createDataFrame(rows, "h binary, n string")
-    got = frame.select("h", "n", functions.header("h", frame.n), functions.header("h", "X"), functions.headers_list("h"),
-                       functions.headers_map("h")).collect()
+    got = frame.select("h", "n", functions.header("h", frame.n), functions.header("h", "X"),
+                       functions.headers_list("h"), functions.headers_map("h")).collect()
     assert len(got) == len(rows)
     for block, name, value, x, listed, mapped in got:
         if block is None:

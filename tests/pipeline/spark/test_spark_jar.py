@@ -20,7 +20,7 @@ from tests.pipeline.spark.test_spark_batch import FILTERS, PUSHDOWN, messages
 from tests.real.s3 import MISSING
 
 JAR = "jetblock_jar"
-"""Here the jar's source has a name of its own, so that the plain one stays available."""
+"""The name of the jar's source here, so that the plain one stays available."""
 KINDS = ("rows", "count", "columns", "union", "union", "join", "group")
 
 
@@ -46,7 +46,7 @@ def jar(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def pushdown(spark: Any) -> Iterator[None]:
-    """Spark's setting on, without which no filter is pushed."""
+    """Turn on Spark's setting, without which no filter is pushed."""
     spark.conf.set(PUSHDOWN, "true")
     yield
     spark.conf.unset(PUSHDOWN)
@@ -59,8 +59,8 @@ def load(spark: Any, source: str, store: Published | str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("source", ["jetblock", JAR])
 def test_random_queries(spark: Any, store: Published, jar: str, source: str) -> None:
-    """Filters, columns, unions, joins and aggregates at random against plain Python: with the jar all on one DataFrame,
-    without it each on one of its own, as ``pushdown=true`` demands there."""
+    """Random filters, columns, unions, joins and aggregates agree with plain Python: with the jar all on one DataFrame,
+    without it each on its own, as ``pushdown=true`` demands there."""
     rng = random.Random(5)
     live = store.streams["ORDERS"]
     shared = load(spark, jar, store)
@@ -98,7 +98,7 @@ def test_random_queries(spark: Any, store: Published, jar: str, source: str) -> 
 
 @pytest.fixture
 def without_payloads(spark: Any, store: Published, tmp_path: Path) -> str:
-    """A copy of the store in which no frame can be read."""
+    """Copy the store so that no frame can be read."""
     copy = Path(shutil.copytree(store.url.removeprefix("file://"), tmp_path / "store"))
     for row in load(spark, "jetblock", f"file://{copy}", view="blocks").collect():
         data = bytearray((copy / row.block).read_bytes())
@@ -112,7 +112,8 @@ def test_columns_that_are_not_named_are_not_read(spark: Any, store: Published, w
     live = store.streams["ORDERS"]
     with pytest.raises(PySparkException, match="Damaged"):
         load(spark, "jetblock", without_payloads).count()
-    narrow = spark.read.format("jetblock").schema("seq LONG, subject STRING").options(store=without_payloads, stream="ORDERS")
+    narrow = spark.read.format("jetblock").schema("seq LONG, subject STRING").options(store=without_payloads,
+                                                                                      stream="ORDERS")
     assert narrow.load().count() == len(live)
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW narrow (seq BIGINT, subject STRING) USING jetblock "
               f"OPTIONS (store '{without_payloads}', stream 'ORDERS')")
@@ -121,14 +122,17 @@ def test_columns_that_are_not_named_are_not_read(spark: Any, store: Published, w
     assert (row.n, row.last) == (len(eu), max(eu))
 
 
-def test_the_jar_reads_the_columns_that_a_query_wants(spark: Any, store: Published, jar: str, without_payloads: str) -> None:
-    """The same with all columns loaded; a filter's columns are read too, also one that Spark applies itself."""
+def test_the_jar_reads_the_columns_that_a_query_wants(spark: Any, store: Published, jar: str,
+                                                      without_payloads: str) -> None:
+    """The jar, with all columns loaded, reads only those of the query and of its filters, also of one that Spark
+    applies itself."""
     live = store.streams["ORDERS"]
     frame = load(spark, jar, without_payloads)
     assert frame.count() == len(live)
     assert [row.seq for row in frame.where("subject = 'orders.us.1'").select("seq").collect()] == [
         one.seq for one in live if one.subject == "orders.us.1"]
-    assert frame.where("subject RLIKE '[.]7$' AND seq > 9").count() == sum(one.subject[-2:] == ".7" and one.seq > 9 for one in live)
+    assert frame.where("subject RLIKE '[.]7$' AND seq > 9").count() == sum(one.subject[-2:] == ".7" and one.seq > 9
+                                                                           for one in live)
     for damaged in (frame.select("data"), frame.where("length(data) > 1").select("seq")):
         with pytest.raises(PySparkException, match="Damaged"):
             damaged.collect()
@@ -137,7 +141,8 @@ def test_the_jar_reads_the_columns_that_a_query_wants(spark: Any, store: Publish
 
 
 def test_the_jar_keeps_filters_to_their_scan(spark: Any, store: Published, jar: str) -> None:
-    """Cases that fail without it, with ``pushdown=true`` for several scans; pushed filters are gone from the plan."""
+    """Queries that fail without the jar, with ``pushdown=true`` for several scans, are right; pushed filters are gone
+    from the plan."""
     frame = load(spark, jar, store, pushdown="true")
     assert sorted(row.seq for row in frame.where("seq = 4").union(frame.where("seq = 5")).collect()) == [4, 5]
     assert frame.count() == len(store.streams["ORDERS"])
@@ -170,14 +175,15 @@ def test_tables(spark: Any, store: Published, jar: str) -> None:
 
 
 def test_streams_and_errors_are_the_python_source_s(spark: Any, store: Published, jar: str, tmp_path: Path) -> None:
-    """A micro-batch query; unknown options and streams, named in one line; no option in a plan."""
+    """A micro-batch query works; unknown options and streams are named in one line; no plan shows an option."""
     query = (spark.readStream.format(jar).options(store=store.url, stream="ORDERS", maxMessagesPerTrigger="500").load()
              .select("seq").writeStream.format("memory").queryName("through_the_jar")
              .option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start())
     query.awaitTermination(120)
     assert [row.seq for row in spark.sql("SELECT seq FROM through_the_jar ORDER BY seq").collect()] == [
         one.seq for one in store.streams["ORDERS"]]
-    for more, why in (({"strem": "x"}, "no option 'strem': did you mean stream"), ({"stream": "ORDER"}, "no stream 'ORDER'")):
+    for more, why in (({"strem": "x"}, "no option 'strem': did you mean stream"),
+                      ({"stream": "ORDER"}, "no stream 'ORDER'")):
         with pytest.raises(PySparkException, match=why) as caught:
             load(spark, jar, store.url, **more).count() if "strem" in more else spark.read.format(jar).options(
                 store=store.url, **more).load().count()
@@ -187,7 +193,7 @@ def test_streams_and_errors_are_the_python_source_s(spark: Any, store: Published
 
 
 def test_a_jar_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a JDK, with an incompatible Spark, with an invalid name: an error with the remedy."""
+    """The error names the remedy without a JDK, with an incompatible Spark, and with an invalid name."""
     def refused(why: str, **how: Callable[..., Any] | str) -> None:
         with (tmp_path / "x.jar").open("wb") as out, pytest.raises(PipelineError, match=why):
             write_jar(out, **how)  # type: ignore[arg-type]

@@ -20,8 +20,11 @@ KINDS = 7
 
 
 class Publisher:
-    """Publishes ``messages``, 200 at a time, each until it is acknowledged: the message id ensures that an attempt
-    whose ack was lost counts once. After half of them it waits for ``go``."""
+    """A publisher of ``messages``, 200 at a time.
+
+    Each is published until it is acknowledged: its message id ensures that an attempt whose ack was lost counts once.
+    After half of them the publisher waits for ``go``.
+    """
 
     def __init__(self, port: int, messages: int) -> None:
         self.acked: set[int] = set()
@@ -37,7 +40,7 @@ class Publisher:
         await nc.close()
 
     async def reached(self, count: int) -> None:
-        """Wait until that many are acknowledged."""
+        """Wait until that many messages are acknowledged."""
         async with self._acked:
             await self._acked.wait_for(lambda: len(self.acked) >= count)
 
@@ -55,7 +58,7 @@ class Publisher:
 
 
 async def _follow(spark: Any, url: str, folder: Path, messages: int, environ: dict[str, str]) -> list[int]:
-    """Run publisher, broker and query side by side; the broker is killed while both others are at work.
+    """Run publisher, broker and query side by side; the broker is killed while the others are at work.
 
     Returns: the rows of each batch that had any.
     """
@@ -63,10 +66,12 @@ async def _follow(spark: Any, url: str, folder: Path, messages: int, environ: di
         setup = await nats.connect(broker.url)
         await setup.jetstream().add_stream(StreamConfig(name="LIVE", subjects=["live.*"]))
         await setup.close()
-        spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 10_000)  # all: a busy machine has more than the last 100
+        # The query keeps all its progress, because a busy machine has more than the last 100.
+        spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 10_000)
         frame = spark.readStream.format("jetblock").options(store=url, stream="LIVE").load()
         query = (frame.writeStream.format("parquet").option("path", f"{folder}/rows")
-                 .option("checkpointLocation", f"{folder}/checkpoint").trigger(processingTime="200 milliseconds").start())
+                 .option("checkpointLocation",
+                         f"{folder}/checkpoint").trigger(processingTime="200 milliseconds").start())
 
         def batches() -> list[int]:
             return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
@@ -93,12 +98,12 @@ async def _follow(spark: Any, url: str, folder: Path, messages: int, environ: di
 
 
 def _check(spark: Any, folder: Path, messages: int) -> None:
-    """Every message once, under its subject, in sequence."""
+    """Check that every message is there once, under its subject, in sequence."""
     spark.read.parquet(f"{folder}/rows").createOrReplaceTempView("live")
     totals = spark.sql("SELECT subject, count(*) total, count(DISTINCT CAST(data AS STRING)) different, "
                        "min(CAST(CAST(data AS STRING) AS LONG)) least, max(CAST(CAST(data AS STRING) AS LONG)) most, "
-                       "count_if(CAST(CAST(data AS STRING) AS LONG) % 7 != CAST(split(subject, '[.]')[1] AS LONG)) wrong "
-                       "FROM live GROUP BY subject ORDER BY subject").collect()
+                       "count_if(CAST(CAST(data AS STRING) AS LONG) % 7 != CAST(split(subject, '[.]')[1] AS LONG)) "
+                       "wrong FROM live GROUP BY subject ORDER BY subject").collect()
     assert [tuple(row) for row in totals] == [
         (f"live.{kind}", len(numbers), len(numbers), numbers[0], numbers[-1], 0)
         for kind in range(KINDS) if (numbers := range(kind, messages, KINDS))]
@@ -107,7 +112,7 @@ def _check(spark: Any, folder: Path, messages: int) -> None:
 
 
 def test_a_live_stream_is_followed_while_its_broker_is_killed(spark: Any, tmp_path: Path) -> None:
-    """On a directory: each acknowledged message is counted once by a query that began before the publisher."""
+    """Each acknowledged message is counted once by a query on a directory that began before the publisher."""
     messages = 12_000
     batches = asyncio.run(_follow(spark, f"file://{tmp_path}/store", tmp_path, messages, {}))
     assert len(batches) > 1
@@ -118,7 +123,7 @@ def test_a_live_stream_is_followed_while_its_broker_is_killed(spark: Any, tmp_pa
 @pytest.mark.soak
 @pytest.mark.parametrize("server", ["minio", "seaweed"])
 def test_the_same_on_s3(spark: Any, server: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """In a bucket, a larger stream."""
+    """Messages in a bucket are counted alike, for a larger stream."""
     s3: S3Server = request.getfixturevalue(server)
     messages = 60_000
     with environment(spark, s3.env):

@@ -1,5 +1,5 @@
-"""The main job on Spark: the most frequent imports of the standard library, from a stream of its files, with no broker
-running."""
+"""The main job on Spark: the most frequent imports of the standard library, from a stream of its files, without a
+broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tour import tour
 
 @pytest.mark.parametrize("kind", ["directory", "minio"])
 async def test_sql_counts_as_python_does(spark: Any, kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Lines, bytes and the ten most imported modules by SQL are those of the files themselves."""
+    """Lines, bytes and the ten most imported modules by SQL equal those of the files themselves."""
     library, library_spark = tour("library"), tour("library_spark")
     store = make_store(kind, tmp_path, request)
     files = library.files()

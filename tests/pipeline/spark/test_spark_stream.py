@@ -1,4 +1,4 @@
-"""Structured streaming over what a broker wrote: batches, restarts, starts, losses."""
+"""Structured streaming over a broker's messages: batches, restarts, starts, losses."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ class Sink:
         self.options = {"store": url, **options}
 
     def run(self) -> list[int]:
-        """One run with Trigger.AvailableNow; the rows of each batch that had any. Raises: what ended the query."""
+        """Run once with Trigger.AvailableNow; return the rows of each batch that had any. Raises: the error that ended
+        the query."""
         frame = self.spark.readStream.format("jetblock").schema("stream STRING, seq LONG, subject STRING, data BINARY")
-        query = (frame.options(**self.options).load().writeStream.format("parquet").option("path", f"{self.folder}/rows")
-                 .option("checkpointLocation", f"{self.folder}/checkpoint").trigger(availableNow=True).start())
+        query = (frame.options(**self.options).load().writeStream.format("parquet")
+                 .option("path", f"{self.folder}/rows").option("checkpointLocation", f"{self.folder}/checkpoint")
+                 .trigger(availableNow=True).start())
         assert query.awaitTermination(120)
         return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
 
@@ -38,7 +40,7 @@ def _range(stream: str, first: int, last: int) -> list[tuple[str, int]]:
     return [(stream, seq) for seq in range(first, last + 1)]
 
 
-def test_batches_of_the_size_asked_for_and_a_restart_that_goes_on(spark: Any, tmp_path: Path) -> None:
+def test_batches_of_the_requested_size_and_a_restart(spark: Any, tmp_path: Path) -> None:
     """AvailableNow reads the existing messages in several batches; the next run reads exactly the newer ones."""
     url = f"file://{tmp_path}/store"
 
@@ -59,7 +61,7 @@ def test_batches_of_the_size_asked_for_and_a_restart_that_goes_on(spark: Any, tm
 
 
 def test_streams_by_wildcard_and_starts(spark: Any, tmp_path: Path) -> None:
-    """Several streams in one query, and those created later; a query from the end, and one from a time."""
+    """A query reads several streams, and those created later; others begin at the end, and at a time."""
     url = f"file://{tmp_path}/store"
     times: list[str] = []
 
@@ -85,11 +87,11 @@ def test_streams_by_wildcard_and_starts(spark: Any, tmp_path: Path) -> None:
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(120)
     rows = sum(progress["numInputRows"] for progress in query.recentProgress)
-    assert 5 <= rows <= 20  # from the time of the 16th, which others of its batch may share
+    assert 5 <= rows <= 20  # from the time of the 16th message, which others of its batch may share
 
 
-def test_a_loss_ends_a_query_unless_it_is_told_not_to(spark: Any, tmp_path: Path) -> None:
-    """Removed by a limit before they were read: the error names stream and sequences."""
+def test_a_loss_ends_a_query_by_default(spark: Any, tmp_path: Path) -> None:
+    """A limit removed messages before they were read: the error names stream and sequences."""
     url = f"file://{tmp_path}/store"
 
     async def fill(count: int) -> None:
@@ -102,8 +104,9 @@ def test_a_loss_ends_a_query_unless_it_is_told_not_to(spark: Any, tmp_path: Path
     sink = Sink(spark, tmp_path, url, stream="L")
     assert sink.run() == [50]
     asyncio.run(fill(100))
-    with pytest.raises(Exception, match=r"stream \$G/L lost messages before they were read: expected sequence 51, found "
-                                        r"that it begins at 101.*failOnDataLoss=false"):
+    with pytest.raises(Exception,
+                       match=r"stream \$G/L lost messages before they were read: expected sequence 51, found "
+                                         r"that it begins at 101.*failOnDataLoss=false"):
         sink.run()
     sink.options["failOnDataLoss"] = "false"
     assert sink.run() == [50]

@@ -1,4 +1,4 @@
-"""The streaming reader, its methods called as Spark calls them, over a store that grows meanwhile; without Spark."""
+"""The streaming reader without Spark: its methods are called as Spark calls them, over a store that grows meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = StructType().add("stream", StringType()).add("seq", LongType()).add("da
 
 
 class Query:
-    """A streaming query as Spark runs it: offsets that survive it as text, batches that may be planned again."""
+    """A streaming query as Spark runs it: recorded offsets survive it as text, and batches may be planned again."""
 
     def __init__(self, objects: MemoryObjectClient, **options: str) -> None:
         self.options = {"store": "s3://bucket/there", "stream": "S", **options}
@@ -38,19 +38,19 @@ class Query:
         self.committed: str | None = None
 
     def start(self) -> None:
-        """The first start, or a restart."""
+        """Start, or restart."""
         self.reader = stream.StreamReader(Options.parse(self.options, streaming=True), SCHEMA)
 
     def begin(self) -> Any:
         return json.loads(self.committed) if self.committed is not None else self.reader.initialOffset()
 
     def plan(self, limit: Any = None) -> str:
-        """The end of the next batch, as it is put on record."""
+        """Return the end of the next batch, as it is recorded."""
         limit = limit or self.reader.getDefaultReadLimit()
         return json.dumps(self.reader.latestOffset(self.begin(), limit))
 
     def read(self, end: str) -> list[tuple[str, int]]:
-        """The rows of a batch, pickled to tasks and back."""
+        """Return the rows of a batch, pickled to tasks and back."""
         found = []
         task = pickle.loads(pickle.dumps(stream.StreamReader(Options.parse(self.options, streaming=True), SCHEMA)))
         for part in self.reader.partitions(self.begin(), json.loads(end)):
@@ -59,7 +59,7 @@ class Query:
         return found
 
     def batch(self, limit: Any = None) -> list[int]:
-        """One batch, committed; its sequences."""
+        """Read and commit one batch; return its sequences."""
         end = self.plan(limit)
         rows = self.read(end)
         self.rows += rows
@@ -67,7 +67,7 @@ class Query:
         return [seq for _, seq in rows]
 
     def batches(self, limit: Any = None) -> list[list[int]]:
-        """Batches until nothing is new, as with Trigger.AvailableNow."""
+        """Read batches until nothing is new, as with Trigger.AvailableNow."""
         found = []
         while self.committed is None or self.plan(limit) != self.committed:
             found.append(self.batch(limit))
@@ -124,7 +124,7 @@ async def test_a_query_follows_a_stream(owner: Owner, objects: MemoryObjectClien
     assert query.reader.reportLatestOffset() == json.loads(query.committed)
 
 
-async def test_batches_have_as_many_messages_as_asked_for(owner: Owner, objects: MemoryObjectClient) -> None:
+async def test_batches_have_as_many_messages_as_requested(owner: Owner, objects: MemoryObjectClient) -> None:
     s = await owner.make("S")
     for _ in range(7):
         await add(s, 100)
@@ -138,8 +138,8 @@ async def test_batches_have_as_many_messages_as_asked_for(owner: Owner, objects:
     assert [seq for some in found for seq in some] == list(s.live)
 
 
-async def test_batches_have_about_as_many_bytes_as_asked_for(owner: Owner, objects: MemoryObjectClient) -> None:
-    """As the stream counts them; one message at least."""
+async def test_batches_have_about_as_many_bytes_as_requested(owner: Owner, objects: MemoryObjectClient) -> None:
+    """Bytes are counted as in the stream's state; a batch has at least one message."""
     s = await owner.make("S")
     for _ in range(5):
         await add(s, 100, size=67)  # 100 bytes each, as the stream counts
@@ -150,7 +150,8 @@ async def test_batches_have_about_as_many_bytes_as_asked_for(owner: Owner, objec
     assert list(map(len, query.batches())) == [1, 1, 1]
 
 
-async def test_both_limits_hold_and_a_trigger_that_wants_all_gets_all(owner: Owner, objects: MemoryObjectClient) -> None:
+async def test_both_limits_hold_and_a_trigger_that_wants_all_gets_all(owner: Owner,
+                                                                      objects: MemoryObjectClient) -> None:
     s = await owner.make("S")
     await add(s, 400, size=67)
     query = Query(objects, maxMessagesPerTrigger="100", maxBytesPerTrigger="5000")
@@ -186,7 +187,8 @@ async def test_available_now_ends_where_it_began(owner: Owner, objects: MemoryOb
 
 
 async def test_a_batch_is_the_same_when_it_is_planned_again(owner: Owner, objects: MemoryObjectClient) -> None:
-    """After a restart, with more in the store, a new epoch and a checkpoint; except for messages removed meanwhile."""
+    """A batch has the same rows after a restart, with more in the store, a new epoch and a checkpoint; except for
+    messages removed meanwhile."""
     s = await owner.make("S")
     await add(s, 50)
     query = Query(objects, maxMessagesPerTrigger="20")
@@ -243,7 +245,7 @@ async def test_where_a_query_starts(owner: Owner, objects: MemoryObjectClient, t
 
 
 async def test_a_query_starts_at_a_time(owner: Owner, objects: MemoryObjectClient) -> None:
-    """Of the first message that is not earlier, in each stream."""
+    """In each stream, the query starts at the first message that is not earlier."""
     s, t = await owner.make("S"), await owner.make("T")
     for _ in range(4):
         s.append([(b"S.a", b"", b"")] * 5, after_ns=10**9)
@@ -254,7 +256,8 @@ async def test_a_query_starts_at_a_time(owner: Owner, objects: MemoryObjectClien
         at = s.live[seq][4]
         query = Query(objects, stream="*", startingOffsets=str(at) if at < 1 else f"time:{at}")
         query.batch()
-        in_order = sorted(query.rows, key=lambda row: row[0])  # of several streams they are interleaved, as in the log
+        # messages of several streams are interleaved, as in the log
+        in_order = sorted(query.rows, key=lambda row: row[0])
         assert in_order == ([("S", n) for n, row in s.live.items() if row[4] >= at]
                             + [("T", n) for n, row in t.live.items() if row[4] >= at])
     query = Query(objects, stream="*", startingOffsets="2100-01-01T00:00:00Z")
@@ -275,9 +278,10 @@ async def test_a_query_starts_where_another_ended(owner: Owner, objects: MemoryO
     assert sorted(one.rows + other.rows) == [("S", n) for n in range(1, 11)] + [("T", n) for n in range(1, 11)]
 
 
-async def test_latest_is_where_the_query_began_however_often_it_restarts(owner: Owner, objects: MemoryObjectClient) -> None:
-    """Spark asks for the initial offset again while the first batch is not committed; then that batch, as it is on
-    record, still begins where it did."""
+async def test_latest_is_the_first_start_of_the_query_after_any_restart(owner: Owner,
+                                                                        objects: MemoryObjectClient) -> None:
+    """Spark asks for the initial offset again while the first batch is not committed. The recorded batch begins where
+    the query first began."""
     s = await owner.make("S")
     await add(s, 10)
     query = Query(objects, startingOffsets="latest")
@@ -311,8 +315,9 @@ async def test_a_start_that_does_not_fit_is_refused(owner: Owner, objects: Memor
 # ---- streams created and deleted
 
 
-async def test_a_stream_that_comes_later_is_read_from_its_first_message(owner: Owner, objects: MemoryObjectClient) -> None:
-    """If a wildcard matches it; also when there was no stream before."""
+async def test_a_stream_that_comes_later_is_read_from_its_first_message(owner: Owner,
+                                                                        objects: MemoryObjectClient) -> None:
+    """A wildcard must match its name. The same holds if there was no stream before."""
     query = Query(objects, stream="S*", startingOffsets="latest")
     assert query.batch() == []
     s = await owner.make("S1")
@@ -351,8 +356,8 @@ LOSSES = {
 
 @pytest.mark.parametrize("how", LOSSES)
 async def test_a_loss_ends_a_query(owner: Owner, objects: MemoryObjectClient, how: str) -> None:
-    """With the stream, the expected and the actual state; whether detected before the next batch or when a recorded
-    batch is planned again."""
+    """The error has the stream, the expected and the actual state. The loss is detected before the next batch, or when
+    a recorded batch is planned again."""
     await add(await owner.make("S"), 20)
     query = Query(objects, maxMessagesPerTrigger="10")
     query.batch()
@@ -366,9 +371,9 @@ async def test_a_loss_ends_a_query(owner: Owner, objects: MemoryObjectClient, ho
 
 
 @pytest.mark.parametrize("how", LOSSES)
-async def test_a_loss_is_only_said_where_that_is_asked_for(owner: Owner, objects: MemoryObjectClient, how: str,
-                                                           caplog: pytest.LogCaptureFixture) -> None:
-    """The query continues with what exists, and logs once what it missed."""
+async def test_a_loss_is_only_logged_on_request(owner: Owner, objects: MemoryObjectClient, how: str,
+                                                caplog: pytest.LogCaptureFixture) -> None:
+    """The query continues with the existing messages, and logs once what it missed."""
     await add(await owner.make("S"), 20)
     query = Query(objects, stream="S*", maxMessagesPerTrigger="10", failOnDataLoss="false")
     query.batch()
@@ -388,7 +393,8 @@ async def test_a_loss_is_only_said_where_that_is_asked_for(owner: Owner, objects
 
 
 async def test_a_restored_store_is_a_loss(owner: Owner, objects: MemoryObjectClient) -> None:
-    """It ends before what was read: its next messages will have sequences that were read."""
+    """The restored store ends before the last message that was read: its next messages will have sequences that were
+    read."""
     s = await owner.make("S")
     await add(s, 10)
     kept = dict(objects.objects)
@@ -435,15 +441,15 @@ async def test_a_stream_that_is_offline_ends_a_query(owner: Owner, objects: Memo
     await add(s, 10)
     query = Query(objects)
     query.batch()
-    seen = query.reader._progress._follower.look()["$G/S"]
+    seen = query.reader._progress._follower.refresh()["$G/S"]
     seen.state.offline = "a record is damaged"
     with pytest.raises(Damaged, match=r"stream \$G/S is offline: a record is damaged"):
         query.plan()
 
 
 async def test_a_stream_that_is_left_out_keeps_its_place(owner: Owner, objects: MemoryObjectClient) -> None:
-    """A restart with fewer streams than the checkpoint has reads the others on; named again, the stream resumes where
-    it was."""
+    """A restart with fewer streams than the checkpoint has continues with the others. Named again, the stream resumes
+    at its place."""
     a, b = await owner.make("A"), await owner.make("B")
     await add(a, 3)
     await add(b, 3)
@@ -463,8 +469,9 @@ async def test_a_stream_that_is_left_out_keeps_its_place(owner: Owner, objects: 
 
 
 @pytest.mark.parametrize("fail", [True, False])
-async def test_a_stream_that_is_left_out_of_a_batch_under_way(owner: Owner, objects: MemoryObjectClient, fail: bool) -> None:
-    """The batch on record has its messages, which would be skipped: a loss, unless the query accepts it."""
+async def test_a_stream_that_is_left_out_of_a_batch_under_way(owner: Owner, objects: MemoryObjectClient,
+                                                              fail: bool) -> None:
+    """The recorded batch has messages of the stream, which would be skipped: a loss, unless the query accepts it."""
     a, b = await owner.make("A"), await owner.make("B")
     query = Query(objects, stream="A,B", failOnDataLoss=str(fail).lower())
     await add(a, 3)
@@ -474,7 +481,8 @@ async def test_a_stream_that_is_left_out_of_a_batch_under_way(owner: Owner, obje
     query.options["stream"] = "B"
     query.start()
     if fail:
-        with pytest.raises(DataLoss, match=r"stream \$G/A was left out of .* messages up to 3 was under way: name it until"):
+        with pytest.raises(DataLoss,
+                           match=r"stream \$G/A was left out of .* messages up to 3 was under way: name it until"):
             query.read(end)
     else:
         assert query.read(end) == [("B", 1), ("B", 2), ("B", 3)]
@@ -483,8 +491,10 @@ async def test_a_stream_that_is_left_out_of_a_batch_under_way(owner: Owner, obje
 # ---- following
 
 
-async def test_a_look_reads_only_what_is_new(owner: Owner, objects: MemoryObjectClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the store: no checkpoint's page, no segment twice; and no batch walks all blocks."""
+async def test_a_refresh_reads_only_new_objects(owner: Owner, objects: MemoryObjectClient,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refresh reads no checkpoint's page and no segment twice, and no batch walks all blocks, however large the store
+    is."""
     s = await owner.make("S")
     for _ in range(60):
         await add(s, 3)
@@ -504,8 +514,9 @@ async def test_a_look_reads_only_what_is_new(owner: Owner, objects: MemoryObject
     assert len(keys) <= nothing_new + 6
 
 
-async def test_a_follower_keeps_up_with_all_that_happens(owner: Owner, objects: MemoryObjectClient, store: MemoryStore) -> None:
-    """Checkpoints, sweeps, kills and clean ends between and during looks: each message is read once."""
+async def test_a_follower_keeps_up_with_the_store(owner: Owner, objects: MemoryObjectClient,
+                                                  store: MemoryStore) -> None:
+    """Checkpoints, sweeps, kills and clean ends happen between and during refreshes: each message is read once."""
     s = await owner.make("S")
     query = Query(objects, maxMessagesPerTrigger="1000")
     for n in range(60):
@@ -525,7 +536,8 @@ async def test_a_follower_keeps_up_with_all_that_happens(owner: Owner, objects: 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_followed_state_equals_a_replayed_one(owner: Owner, objects: MemoryObjectClient, seed: int) -> None:
-    """Streams made and deleted, messages removed, checkpoints, sweeps and new epochs, looked at now and then."""
+    """Streams are made and deleted, messages removed, checkpoints, sweeps and new epochs made; the follower is
+    refreshed at random."""
     rng = random.Random(seed)
     follower = Follower(objects, "*", "*")
     await owner.make("S0")
@@ -552,15 +564,15 @@ async def test_a_followed_state_equals_a_replayed_one(owner: Owner, objects: Mem
         await owner.log.persisted()
         if rng.random() < 0.4:
             assert _all(follower) == _all(Follower(objects, "*", "*"))
-    assert list(follower.look()) == sorted(f"$G/{name}" for name in owner.streams)
+    assert list(follower.refresh()) == sorted(f"$G/{name}" for name in owner.streams)
 
 
 def _all(follower: Follower) -> dict[str, Any]:
     return {name: (seen.state.stream_id, seen.state.outcome, [entry.pack() for entry in seen.state.blocks])
-            for name, seen in follower.look().items()}
+            for name, seen in follower.refresh().items()}
 
 
-async def test_what_was_swept_while_nobody_looked_is_read_anew(owner: Owner, objects: MemoryObjectClient) -> None:
+async def test_a_log_swept_between_refreshes_is_replayed_again(owner: Owner, objects: MemoryObjectClient) -> None:
     """The next number is gone and there is a checkpoint beyond it: the log did not end there."""
     s = await owner.make("S")
     await add(s, 10)
@@ -570,7 +582,7 @@ async def test_what_was_swept_while_nobody_looked_is_read_anew(owner: Owner, obj
     await add(s, 10)
     [following] = {key for key in objects.objects if "/log/" in key} - there
     s.remove(11, 20)
-    while following in objects.objects:  # until as many checkpoints are there as are kept
+    while following in objects.objects:  # until the maximum number of checkpoints is kept
         await add(s, 1)
         await owner.round()
     assert query.batch() == list(range(21, s.last_seq + 1))

@@ -30,8 +30,9 @@ from tests.stores import Store, make_store
 STREAM = StreamPaths("ACME/é", "Orders %41~ü", 0x1234)
 KEYS = sorted([
     FORMAT, ShardPaths(0).log(Position(1, 0)), ShardPaths(0).log(Position(1, 1)), ShardPaths(0).log(Position(2, 0)),
-    ShardPaths(10).log(Position(1, 0)), STREAM.run(Position(1, 1), 7), StreamPaths("$G", "ü" * 100, 1).run(Position(1, 1), 7)])
-"""Some with % and ~ in them, which a client may misinterpret."""
+    ShardPaths(10).log(Position(1, 0)), STREAM.run(Position(1, 1), 7),
+    StreamPaths("$G", "ü" * 100, 1).run(Position(1, 1), 7)])
+"""Keys, some with % and ~ in them, which a client may misinterpret."""
 
 
 @pytest.fixture(params=["directory", "minio", "seaweed"])
@@ -52,18 +53,19 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
 
 
 def test_reads_ranges(store: Store) -> None:
-    """Whole objects and parts of them; fewer bytes where the object ends, none past its end; odd keys work."""
+    """Objects are read whole and in parts; fewer bytes come where the object ends, none past its end; unusual keys
+    work."""
     objects = open_object_client(store.url)
     assert objects.url == store.url
     for key in KEYS:
         data = key.encode()
         assert objects.get(key) == data
-        for start, end in [(0, None), (3, None), (0, 4), (2, 5), (4, 5000), (len(data), None), (len(data), len(data) + 9),
-                           (5000, 6000), (5000, None), (3, 3), (4, 2)]:
+        for start, end in [(0, None), (3, None), (0, 4), (2, 5), (4, 5000), (len(data), None),
+                           (len(data), len(data) + 9), (5000, 6000), (5000, None), (3, 3), (4, 2)]:
             assert objects.get(key, start, end) == data[start:end], (key, start, end)
 
 
-def test_says_what_is_not_there(store: Store) -> None:
+def test_missing_objects_are_named(store: Store) -> None:
     objects = open_object_client(store.url)
     with pytest.raises(NotFound, match=ShardPaths(3).log(Position(1, 0))):
         objects.get(ShardPaths(3).log(Position(1, 0)), 0, 10)
@@ -72,7 +74,7 @@ def test_says_what_is_not_there(store: Store) -> None:
 
 
 def test_reads_many_side_by_side(store: Store) -> None:
-    """In the requested order, None for missing objects; also from several threads."""
+    """Results are in the requested order, None for missing objects; also from several threads."""
     objects = open_object_client(store.url)
     ranges = [(key, n % 3, None if n % 2 else 20) for n, key in enumerate(KEYS * 10)]
     ranges.insert(5, ("v1/none", 0, None))
@@ -83,17 +85,18 @@ def test_reads_many_side_by_side(store: Store) -> None:
 
 
 def test_lists_in_order(store: Store) -> None:
-    """By prefix, which may end within a name; within a folder also after a key."""
+    """A listing is by prefix, which may end within a name; within a folder also after a key."""
     objects = open_object_client(store.url)
     for prefix in ("", "v1/", "v1/shards/", "v1/shards/0/log/", "v1/shards/1", "v1/shards/0/log/00000001-",
                    STREAM.prefix, STREAM.prefix[:-8], "v1/none/", "none", ".tmp", "v1/shards/0/lock"):
-        for after in ("", KEYS[1], KEYS[3], "v1/shards/0/log/", "v2") if prefix.startswith("v1/shards/0/log/") else ("",):
+        afters = ("", KEYS[1], KEYS[3], "v1/shards/0/log/", "v2")
+        for after in afters if prefix.startswith("v1/shards/0/log/") else ("",):
             want = [ObjectInfo(key, len(key.encode())) for key in KEYS if key.startswith(prefix) and key > after]
             assert objects.list(prefix, after) == want, (prefix, after)
 
 
 def test_one_client_for_a_process_and_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forked child does not get its parent's, whose threads and connections it lacks."""
+    """A forked child does not get the client of its parent, whose threads and connections it lacks."""
     first = open_object_client(store.url)
     assert open_object_client(store.url) is first
     monkeypatch.setattr("os.getpid", lambda: -1)
@@ -101,7 +104,8 @@ def test_one_client_for_a_process_and_url(store: Store, monkeypatch: pytest.Monk
 
 
 async def test_knows_a_store_by_its_format(tmp_path: Path) -> None:
-    """None there; one that others can read; one of a newer version; a flipped bit; objects without it."""
+    """The folder has no store; one that others can read; one of a newer version; a flipped bit; or objects without a
+    format."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(NoStore, match="there is no jetblock store"):
         check_store(FileObjectClient(str(tmp_path / "empty")))
@@ -130,8 +134,8 @@ async def test_knows_a_store_by_its_format(tmp_path: Path) -> None:
         check_store(FileObjectClient(str(tmp_path / "empty")))
 
 
-@pytest.mark.parametrize("url", ["", "/data", "memory://", "http://host/x", "s3://", "s3://a", "s3://key:secret@bucket/x",
-                                 "file://"])
+@pytest.mark.parametrize("url", ["", "/data", "memory://", "http://host/x", "s3://", "s3://a",
+                                 "s3://key:secret@bucket/x", "file://"])
 def test_refuses_urls(url: str) -> None:
     with pytest.raises(BadOption, match="option store: ") as refused:
         open_object_client(url)
@@ -167,7 +171,7 @@ def test_a_directory_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mon
 # ---- S3 that refuses, fails, or is something else
 
 class _Script(BaseHTTPRequestHandler):
-    """Answers with ``answers``, one after the other, then with the object."""
+    """Answers with ``answers``, one after the other, and then with the object."""
 
     protocol_version = "HTTP/1.1"
     answers: ClassVar[list[tuple[int, bytes]]]
@@ -218,7 +222,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Script]]:
 
 
 def _environ(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
-    """The AWS part of the environment, and no other AWS variables."""
+    """Set the AWS part of the environment, and remove other AWS variables."""
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
@@ -228,32 +232,33 @@ def _environ(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_tries_again_what_passes(endpoint: type[_Script]) -> None:
-    """Overload and server failures are waited out."""
+def test_retries_transient_failures(endpoint: type[_Script]) -> None:
+    """The client retries overload and server failures until they end."""
     endpoint.answers += [(503, b"<Error><Code>SlowDown</Code></Error>"), (500, b""), (429, b"")]
     assert S3ObjectClient("bucket").get("v1/x", 2, 5) == b"234"
     assert endpoint.asked == ["bytes=2-4"] * 4
 
 
 def test_gives_up_in_the_end(endpoint: type[_Script], monkeypatch: pytest.MonkeyPatch) -> None:
-    """If it persists: the error has address and status, and no secret."""
+    """The error of a persistent failure has address and status, and no secret."""
     monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))  # type: ignore[attr-defined]
     endpoint.answers += [(503, b"<Error><Code>SlowDown</Code></Error>")] * 100
-    with pytest.raises(Unreachable, match=r"s3://bucket at http://127.0.0.1:\d+: v1/x: SlowDown \(503\): check") as raised:
+    with pytest.raises(Unreachable,
+                       match=r"s3://bucket at http://127.0.0.1:\d+: v1/x: SlowDown \(503\): check") as raised:
         S3ObjectClient("bucket").get("v1/x")
     assert "the-secret" not in str(raised.value)
     assert len(endpoint.answers) > 80
 
 
 def test_an_endpoint_that_ignores_ranges(endpoint: type[_Script]) -> None:
-    """It sends whole objects: they are cut here, and requested whole from then on."""
+    """Such an endpoint sends whole objects: they are cut here, and requested whole from then on."""
     endpoint.ranges = False
     objects = S3ObjectClient("bucket")
     assert (objects.get("v1/x", 2, 5), objects.get("v1/x", 7), objects.get("v1/x", 20, 30)) == (b"234", b"789", b"")
     assert endpoint.asked == ["bytes=2-4", "", "", ""]
 
 
-@pytest.mark.parametrize(("status", "body", "kind", "said"), [
+@pytest.mark.parametrize(("status", "body", "kind", "reason"), [
     (403, b"<Error><Code>InvalidAccessKeyId</Code></Error>", Unreachable, r"check AWS_ACCESS_KEY_ID"),
     (403, b"<Error><Code>SignatureDoesNotMatch</Code><StringToSign>the-secret</StringToSign></Error>", Unreachable,
      r"SignatureDoesNotMatch \(403\): check AWS_ACCESS_KEY_ID"),
@@ -268,16 +273,16 @@ def test_an_endpoint_that_ignores_ranges(endpoint: type[_Script]) -> None:
     (400, b"<Error><Code>ExpiredToken</Code></Error>", Unreachable, r"renew the session's credentials"),
     (301, b"<Error><Code>PermanentRedirect</Code></Error>", Unreachable, r"another region"),
 ])
-def test_refusals_name_the_remedy(endpoint: type[_Script], status: int, body: bytes, kind: type[Exception], said: str
+def test_refusals_name_the_remedy(endpoint: type[_Script], status: int, body: bytes, kind: type[Exception], reason: str
                                   ) -> None:
-    """For a get and for a listing alike; with the URL, and nothing of what was signed."""
+    """A get and a listing alike raise an error with the URL, and with nothing that was signed."""
     objects = S3ObjectClient("bucket", "some/prefix")
     calls: list[Callable[[], object]] = [lambda: objects.get("v1/x"), lambda: objects.get("v1/x", 0, 9)]
     if kind is not NotFound:
         calls.append(lambda: objects.list("v1/"))
     for call in calls:
         endpoint.answers[:] = [(status, body)]
-        with pytest.raises(kind, match=said) as raised:
+        with pytest.raises(kind, match=reason) as raised:
             call()
         assert "s3://bucket/some/prefix at http://127.0.0.1:" in str(raised.value)
         assert "the-secret" not in str(raised.value)
@@ -285,17 +290,20 @@ def test_refusals_name_the_remedy(endpoint: type[_Script], status: int, body: by
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))  # type: ignore[attr-defined]
-    _environ(monkeypatch, AWS_ENDPOINT_URL=f"http://127.0.0.1:{free_port()}", AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")
+    _environ(monkeypatch, AWS_ENDPOINT_URL=f"http://127.0.0.1:{free_port()}", AWS_ACCESS_KEY_ID="a",
+             AWS_SECRET_ACCESS_KEY="b")
     for call in (lambda: S3ObjectClient("bucket").get("v1/x"), lambda: S3ObjectClient("bucket").list("v1/")):
-        with pytest.raises(Unreachable, match=r"s3://bucket at http://127.*HTTP error: error sending request: check that it "
-                                              r"is up, its address \(AWS_ENDPOINT_URL\)"):
+        with pytest.raises(Unreachable,
+                           match=r"s3://bucket at http://127.*HTTP error: error sending request: check that "
+                                              r"it is up, its address \(AWS_ENDPOINT_URL\)"):
             call()
 
 
 def test_no_credentials_anywhere(endpoint: type[_Script], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instance credentials are tried last; if that fails too, the text says what to set."""
+    """Instance credentials are tried last; if that fails too, the text names the variables to set."""
     monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))  # type: ignore[attr-defined]
-    _environ(monkeypatch, AWS_ENDPOINT_URL=os.environ["AWS_ENDPOINT_URL"], AWS_METADATA_ENDPOINT=f"http://127.0.0.1:{free_port()}")
+    _environ(monkeypatch, AWS_ENDPOINT_URL=os.environ["AWS_ENDPOINT_URL"],
+             AWS_METADATA_ENDPOINT=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(Unreachable, match=r"no credentials were found.*AWS_ACCESS_KEY_ID.*executors"):
         S3ObjectClient("bucket").get("v1/x")
 
@@ -313,7 +321,8 @@ def test_reads_the_environment(tmp_path: Path) -> None:
     assert read("s3://b", {**files, "AWS_PROFILE": "other"})[:3] == ("", "", "eu-west-3")
     assert read("s3://b", {**files, "AWS_REGION": "x", "AWS_ENDPOINT_URL": "http://user:pw@a:1", "AWS_PROFILE": "other"}
                 )[:3] == ("http://user:pw@a:1", "http://a:1", "x")
-    assert read("s3://b", {**files, "AWS_ENDPOINT_URL": "http://a:1", "AWS_ENDPOINT_URL_S3": "https://b"}).endpoint == "https://b"
+    assert read("s3://b",
+                {**files, "AWS_ENDPOINT_URL": "http://a:1", "AWS_ENDPOINT_URL_S3": "https://b"}).endpoint == "https://b"
     assert read("s3://b", {"HOME": str(tmp_path)})[:4] == ("", "", "us-east-1", None)
     with pytest.raises(Unreachable, match=r"AWS_PROFILE=nobody: no such profile in .*none or .*config"):
         read("s3://b", {**files, "AWS_PROFILE": "nobody"})
@@ -325,7 +334,7 @@ def test_reads_the_environment(tmp_path: Path) -> None:
 
 
 def test_reads_keys_of_a_profile(tmp_path: Path) -> None:
-    """On each request, since tools write short-lived ones there; variables override them."""
+    """The file is read for each request, since tools write short-lived keys there; variables override them."""
     credentials = tmp_path / "credentials"
     credentials.write_text("[default]\naws_access_key_id = A\naws_secret_access_key = B=%(x)s=\n"
                            "[half]\naws_access_key_id = A\n")
@@ -334,8 +343,8 @@ def test_reads_keys_of_a_profile(tmp_path: Path) -> None:
     assert ask is not None
     found = ask()
     assert (found["access_key_id"], found["secret_access_key"], found["token"]) == ("A", "B=%(x)s=", None)
-    credentials.write_text("[default]\naws_access_key_id = C\naws_secret_access_key = D\naws_session_token = T\n[half]\n"
-                           "aws_access_key_id = A\n")
+    credentials.write_text("[default]\naws_access_key_id = C\naws_secret_access_key = D\naws_session_token = T\n"
+                           "[half]\naws_access_key_id = A\n")
     assert [ask()[key] for key in ("access_key_id", "secret_access_key", "token")] == ["C", "D", "T"]
     for first in ({"AWS_ACCESS_KEY_ID": "E"}, {"AWS_WEB_IDENTITY_TOKEN_FILE": "/f"}):
         assert S3Environment.read("s3://b", {**files, **first}).credentials is None
@@ -346,10 +355,11 @@ def test_reads_keys_of_a_profile(tmp_path: Path) -> None:
 
 
 def test_asks_a_process_for_credentials(tmp_path: Path) -> None:
-    """``credential_process``, by which SSO and assumed roles come; its failures show nothing of it."""
+    """SSO and assumed roles use ``credential_process``; its errors show neither the command nor its output."""
     program = tmp_path / "give me"
-    program.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps({{'Version': 1, 'AccessKeyId': 'A', "
-                       f"'SecretAccessKey': sys.argv[1], 'SessionToken': 'T', 'Expiration': '2030-01-01T00:00:00Z'}}))\n")
+    program.write_text(f"#!{sys.executable}\nimport json, sys\n"
+                       f"print(json.dumps({{'Version': 1, 'AccessKeyId': 'A', 'SecretAccessKey': sys.argv[1], "
+                       f"'SessionToken': 'T', 'Expiration': '2030-01-01T00:00:00Z'}}))\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     config = tmp_path / "config"
     config.write_text(f"[profile p]\ncredential_process = '{program}' 'a b'\n"
@@ -365,18 +375,20 @@ def test_asks_a_process_for_credentials(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="credential_process of the profile 'bad' failed") as raised:
         bad()
     assert "the-secret" not in str(raised.value)
-    with pytest.raises(Unreachable, match=r"the profile 'sso' has sso_session.*credential_process = aws configure export-cred"):
+    with pytest.raises(Unreachable,
+                       match=r"the profile 'sso' has sso_session.*credential_process = aws configure export-cred"):
         S3Environment.read("s3://b", {**files, "AWS_PROFILE": "sso"})
 
 
 def test_a_profile_s_keys_reach_the_store(minio: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the shared file to MinIO; and the error of a failing process is passed on by obstore."""
+    """A key from the shared file reaches MinIO; obstore passes on the error of a failing process."""
     credentials = tmp_path / "credentials"
     credentials.write_text(f"[here]\naws_access_key_id = {minio.env['AWS_ACCESS_KEY_ID']}\n"
                            f"aws_secret_access_key = {minio.env['AWS_SECRET_ACCESS_KEY']}\n"
-                           f"[wrong]\naws_access_key_id = {minio.env['AWS_ACCESS_KEY_ID']}\naws_secret_access_key = no\n"
-                           f"[bad]\ncredential_process = false\n")
-    _environ(monkeypatch, AWS_ENDPOINT_URL=minio.endpoint, AWS_PROFILE="here", AWS_SHARED_CREDENTIALS_FILE=str(credentials))
+                            f"[wrong]\naws_access_key_id = {minio.env['AWS_ACCESS_KEY_ID']}\n"
+                           f"aws_secret_access_key = no\n[bad]\ncredential_process = false\n")
+    _environ(monkeypatch, AWS_ENDPOINT_URL=minio.endpoint, AWS_PROFILE="here",
+             AWS_SHARED_CREDENTIALS_FILE=str(credentials))
     assert S3ObjectClient(minio.bucket).get("ready", 0, 4) == bytes(4)
     monkeypatch.setenv("AWS_PROFILE", "wrong")
     with pytest.raises(Unreachable, match=r"SignatureDoesNotMatch"):

@@ -1,4 +1,5 @@
-"""Batches: an atomic one is there whole, in one piece, or not at all; of a fast-ingest batch there are its first messages.
+"""Batches: an atomic one is there whole, in one piece, or not at all; of a fast-ingest batch there are its first
+messages.
 
     atomic    committed at once or in two parts, abandoned, with a message left out, or with one that is refused
     fast      in one or several parts, with gaps that end it or do not, ended by a commit or not at all
@@ -95,7 +96,8 @@ class _Fast:
             if row.seq:
                 record.acked[row.seq] = row
             elif not row.refused and (place <= self.stored or (not self.gap_ok and place < max(places, default=0))):
-                raise Lost(f"{record}: of a batch that has {places}, and was stored up to {self.stored}, {row} is missing")
+                raise Lost(f"{record}: of a batch that has {places}, and was stored up to {self.stored}, {row} is "
+                           "missing")
 
 
 class Batches(Special):
@@ -123,7 +125,8 @@ class Batches(Special):
             batch.judge(record, messages, now_ns)
 
     def _row(self, record: StreamRecord) -> Publish:
-        row = Publish(subject_of(record.kind, self.rng).encode(), b"p%d" % self.world.number(), self.world.clock.now_ns())
+        row = Publish(subject_of(record.kind, self.rng).encode(), b"p%d" % self.world.number(),
+                      self.world.clock.now_ns())
         row.answers = False
         record.send(row)
         self.world.sent_to[row.payload] = record

@@ -28,8 +28,8 @@ SECOND = 1_000_000_000
 QUIET_SECONDS = 120
 """Time within which deleted objects leave the store."""
 OBJECTS_LEFT = 96
-"""Objects in a store without streams, beside those that each epoch leaves for ever: a claim, seals, its first entry. Most are
-segments since the oldest root that is kept: rounds came late while the faults lasted."""
+"""Objects in a store without streams, beside those that each epoch leaves for ever: a claim, seals, its first entry.
+Most are segments since the oldest root that is kept: rounds came late while the faults lasted."""
 _OBJECTS_AN_EPOCH = 3
 _GONE: dict[str, Any] = {"gone": True}
 
@@ -101,7 +101,8 @@ async def _known(world: World, owner: Process) -> list[StreamRecord]:
 async def _shown(owner: Process, name: str) -> dict[str, Any] | None:
     """The answer to STREAM.INFO, once it is about the stream that the broker lists; until then None.
 
-    A request from before the end of the faults may still be carried out late. Returns ``_GONE`` if one deleted the stream.
+    A request from before the end of the faults may still be carried out late. Returns ``_GONE`` if one deleted the
+    stream.
     """
     answer = await _asked(owner, f"STREAM.INFO.{name}", {"subjects_filter": ">"})
     if (stream := owner.streams().get(name)) is None:
@@ -181,7 +182,8 @@ def _over(records: list[StreamRecord], found: dict[int, dict[int, Message]]) -> 
 async def _quiet(world: World, owner: Process, records: list[StreamRecord]) -> None:
     """Delete everything, wait, and count what is left."""
     for record in records:
-        await until(world, lambda name=record.name: _asked(owner, f"STREAM.DELETE.{name}", None), f"{record} is deleted")
+        await until(world, lambda name=record.name: _asked(owner, f"STREAM.DELETE.{name}", None),
+                    f"{record} is deleted")
         record.word = "gone"
     await asyncio.sleep(QUIET_SECONDS)
     world.look()

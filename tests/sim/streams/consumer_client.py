@@ -130,8 +130,8 @@ class ConsumerClient:
     def _told_of(self, name: str, payload: bytes) -> tuple[StreamRecord | None, bool]:
         """Which stream a delivery is from, and whether that is certain.
 
-        Its subject has the name alone, which a younger one may bear by now; and what the broker itself said may have been
-        said to several.
+        Its subject has the name alone, which a younger one may bear by now; and what the broker itself said may have
+        been said to several.
         """
         stream = self.process.js.accounts["$G"].streams.get(name)
         if stream is None:

@@ -64,7 +64,8 @@ class Copies(Special):
     kept = ("mirror", "sum")
 
     def record(self, stream_id: int, kind: str, config: dict[str, Any]) -> StreamRecord:
-        return _Copy(stream_id, kind, config, self.world) if kind in ("mirror", "sum") else super().record(stream_id, kind, config)
+        return _Copy(stream_id, kind, config,
+                     self.world) if kind in ("mirror", "sum") else super().record(stream_id, kind, config)
 
     def publish(self, record: StreamRecord, client: Client) -> None:
         if record.kind != "mirror":
@@ -83,7 +84,8 @@ class Copies(Special):
                 self.world.counts["copied"] += 1
             if record.kind == "mirror":
                 continue
-            name, number = (header_block.get(message.body[:message.hlen], b"Nats-Stream-Source") or b"- 0").split(b" ")[:2]
+            name, number = (header_block.get(message.body[:message.hlen], b"Nats-Stream-Source")
+                            or b"- 0").split(b" ")[:2]
             origin.names(int(number), message.payload, f"{record}'s")
             if name.decode() != origin.name or came.get(name, 0) >= int(number):
                 raise Lost(f"{record}: {seq} is said to be {name!r} {number!r}, after {came}")
@@ -95,7 +97,8 @@ class Copies(Special):
     def _missing(self) -> str:
         """What a copy has not got yet, "" for nothing."""
         found = self.world.look()
-        live = {record.kind: found[record.stream_id] for record in self.world.records.values() if record.stream_id in found}
+        live = {record.kind: found[record.stream_id] for record in self.world.records.values()
+                if record.stream_id in found}
         if "mirror" in live:
             for seq, message in live.get("origin", {}).items():
                 if seq not in live["mirror"]:

@@ -1,7 +1,7 @@
 """Counters: a total is the sum of the increments that were acknowledged, and of some of those that were not answered.
 
-Each publish adds a power of four of its own to its subject. So a total tells which publishes are in it, and whether one of them is
-in it twice.
+Each publish adds a power of four of its own to its subject. So a total tells which publishes are in it, and whether one
+of them is in it twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ __all__ = ["Counters"]
 
 
 class _Counter(StreamRecord):
-    """What was added, and what the totals say. Publishes are known by the text of their increments, not by a payload."""
+    """What was added, and what the totals say. Publishes are known by the text of their increments, not by a
+    payload."""
 
     def names(self, seq: int, payload: bytes, where: str) -> None:
         known = self.named.setdefault(seq, payload)

@@ -147,8 +147,8 @@ class Judge:
                 elif seq >= stream.first_seq:
                     messages[seq] = message
             if (dead_count, dead_bytes) != (entry.dead_count, entry.dead_bytes):
-                raise Lost(f"{stream!r}: {entry.ref} counts {entry.dead_count} dead of {entry.dead_bytes} bytes, there are "
-                           f"{dead_count} of {dead_bytes}")
+                raise Lost(f"{stream!r}: {entry.ref} counts {entry.dead_count} dead of {entry.dead_bytes} bytes, there "
+                           f"are {dead_count} of {dead_bytes}")
         if len(messages) != stream.msgs:
             raise Lost(f"{stream!r} holds {len(messages)} messages")
         size = sum(message.size for message in messages.values())

@@ -1,8 +1,11 @@
-"""TTLs: a message is there until its time has come, and soon after that no more; the last one of its subject leaves a marker.
+"""TTLs: a message is there until its time has come, and soon after that no more; the last one of its subject leaves a
+marker.
 
-    ttl       each message with a TTL of its own, or none           marked    the same, with delete markers, one message a subject
+    ttl       each message with a TTL of its own, or none           marked    the same, with delete markers, one message
+              a subject
 
-How late a message may leave is bounded by what has to be read and stored for that: strictly once all faults have stopped.
+How late a message may leave is bounded by what has to be read and stored for that: strictly once all faults have
+stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ __all__ = ["Lifetimes"]
 
 SECOND = 1_000_000_000
 _READ_LATE_NS = 60 * SECOND
-"""How long after its time a message may be read: an owner may have to read the store first, with slow and failing answers."""
+"""How long after its time a message may be read: an owner may have to read the store first, with slow and failing
+answers."""
 _LATE_NS = 10 * SECOND
 """The same once all is well."""
 _MARKER_NS = 3600 * SECOND
@@ -76,7 +80,8 @@ class Lifetimes(Special):
             if message.payload:
                 last[message.subject] = seq
             elif _marker(message) and message.subject in last:
-                raise Lost(f"{record}: {seq} is a marker for {message.subject!r}, of which {last[message.subject]} is there")
+                raise Lost(f"{record}: {seq} is a marker for {message.subject!r}, of which {last[message.subject]} is "
+                           "there")
             elif not _marker(message):
                 raise Lost(f"{record}: {seq} is empty, and no marker")
 
@@ -114,7 +119,8 @@ class Lifetimes(Special):
             if not expired or not all(publish.seq for publish in publishes):
                 continue
             self.world.counts["marker"] += 1
-            if not any(message.subject == subject and seq > last.seq and _marker(message) for seq, message in messages.items()):
+            if not any(message.subject == subject and seq > last.seq and _marker(message)
+                       for seq, message in messages.items()):
                 raise Lost(f"{record}: {last.seq}, the last of {subject!r}, has expired without a marker")
 
 

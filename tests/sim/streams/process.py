@@ -1,4 +1,5 @@
-"""One process run of a broker: the real JetStream on the real router, over a shard that it takes, loses and takes again."""
+"""One process run of a broker: the real JetStream on the real router, over a shard that it takes, loses and takes
+again."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Process:
         self.dead = self.ended = False
         self.serving = False
         self.freezes = self.thaws = False
-        """Whether a pause begins when the next put has landed, before its answer; whether it ends once another answers."""
+        """True if a pause begins when the next put has landed, before its answer; whether it ends once another
+        answers."""
         self.epoch = 0
         self.shard: Shard | None = None
         self.rng = random.Random(world.rng.getrandbits(64))

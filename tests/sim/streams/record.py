@@ -1,7 +1,7 @@
 """The requests of clients and their answers, by which ``judge`` decides.
 
-Nothing here looks into a broker or the store. A request succeeds, is refused, or is not answered, and then it may or may
-not have happened, at any time from then on. So of each message we know whether it
+Nothing here looks into a broker or the store. A request succeeds, is refused, or is not answered, and then it may or
+may not have happened, at any time from then on. So of each message we know whether it
 
     must be there       its PubAck came, and no request was made that removes it
     must be gone        a removal that covers it was answered
@@ -31,8 +31,8 @@ class Lost(AssertionError):
 class Publish:
     """One message that a client sent. ``seq`` once it is known, ``refused`` once that is."""
 
-    __slots__ = ("answers", "asked_ns", "ends_ns", "expected_last", "expected_subject", "msg_id", "payload", "refused", "rollup",
-                 "seq", "subject")
+    __slots__ = ("answers", "asked_ns", "ends_ns", "expected_last", "expected_subject", "msg_id", "payload", "refused",
+                 "rollup", "seq", "subject")
 
     def __init__(self, subject: bytes, payload: bytes, asked_ns: int, msg_id: bytes = b"", rollup: str = "") -> None:
         self.subject = subject
@@ -45,7 +45,7 @@ class Publish:
         self.seq = 0
         self.refused = False
         self.answers = True
-        """Whether the client waits for its PubAck."""
+        """True if the client waits for its PubAck."""
         self.ends_ns = 0
         """When it may leave by itself; 0: never."""
 
@@ -123,7 +123,7 @@ class ConsumerRecord:
 
     @property
     def begins_at_all(self) -> bool:
-        """Whether it delivers whatever lives."""
+        """Return whether it delivers whatever lives."""
         return self.config.get("deliver_policy", "all") == "all"
 
     def keeps(self, counts: dict[int, int], delivered: int) -> None:
@@ -148,14 +148,14 @@ class StreamRecord:
         self.slack_ns = 0
         """How far the brokers' clocks may be from each other's, and from the clients'."""
         self.suspended_ns: Callable[[], int] = lambda: 0
-        """By how much a message's time may lie before its publish, at most: a broker that does not believe its clocks does not
-        notice that it was suspended. Once it believes them, the message is as much nearer to its end."""
+        """By how much a message's time may lie before its publish, at most: a broker that does not believe its clocks
+        does not notice that it was suspended. Once it believes them, the message is as much nearer to its end."""
         self.memory = config.get("storage") == "memory"
         self.epoch = 0
         """Of who had it first."""
         self.asynchronous = config.get("persist_mode") == "async"
         self.captures = kind in ("audit", "echo")
-        """Whether it gets messages that no client sent it."""
+        """True if it gets messages that no client sent it."""
         self.configs = [config]
         """Every configuration asked for so far that was not refused, the first at creation."""
         self.config: dict[str, Any] | None = None
@@ -164,7 +164,8 @@ class StreamRecord:
         """Updates that were asked for and not answered."""
         self.updates_asked = 0
         self.updates_in_doubt = 0
-        """How many had been asked for when one was answered that it could not be stored in time: it may have been, behind them."""
+        """How many had been asked for when one was answered that it could not be stored in time: it may have been,
+        behind them."""
         self.shown: dict[str, Any] = {}
         """The configuration that the broker showed in the end."""
         self.sent: dict[bytes, Publish] = {}
@@ -254,7 +255,8 @@ class StreamRecord:
         if publish.expected_last is not None and publish.expected_last != seq - 1:
             raise Lost(f"{self}: {publish} expected the last sequence {publish.expected_last} and became {seq}")
         if publish.expected_subject is not None:
-            between = [other for other in self.by_subject[publish.subject] if publish.expected_subject < other.seq < seq]
+            between = [other
+                       for other in self.by_subject[publish.subject] if publish.expected_subject < other.seq < seq]
             if any(not self.may_be_gone(other.seq, other.subject, publish.asked_ns) for other in between):
                 raise Lost(f"{self}: {publish} expected {publish.expected_subject} and became {seq} after {between}")
         if publish.rollup:
@@ -281,7 +283,7 @@ class StreamRecord:
     # What follows.
 
     def may_be_gone(self, seq: int, subject: bytes, now_ns: int) -> bool:
-        """Whether something was asked for that may have removed an acknowledged message."""
+        """Return whether something was asked for that may have removed an acknowledged message."""
         if seq in self._excused:
             return True
         if self.asynchronous and seq not in self.stored and self.acked_by.get(seq) != self.newest_epoch:
@@ -292,7 +294,7 @@ class StreamRecord:
         return False
 
     def _consumers_leave(self, seq: int) -> bool:
-        """Whether the stream may have removed, or never stored, a message since nobody waits for it."""
+        """Return whether the stream may have removed, or never stored, a message since nobody waits for it."""
         retention = self.configs[0].get("retention")
         if retention == "workqueue":
             return any(seq in answered for answered in self.answered.values())
@@ -318,7 +320,7 @@ class StreamRecord:
         return any(self._limits_take(config, seq, subject, now_ns) for config in self.configs)
 
     def ended(self, seq: int, now_ns: int) -> bool:
-        """Whether the time of an acknowledged message has come."""
+        """Return whether the time of an acknowledged message has come."""
         publish = self.acked.get(seq)
         return publish is not None and 0 < publish.ends_ns <= now_ns + self.slack_ns + self.suspended_ns()
 
@@ -343,7 +345,7 @@ class StreamRecord:
 
 
 def gets(consumer: dict[str, Any], subject: bytes) -> bool:
-    """Whether a consumer of this configuration gets messages of ``subject``."""
+    """Return whether a consumer of this configuration gets messages of ``subject``."""
     wanted = consumer.get("filter_subject", "")
     return not wanted or matches(wanted.encode(), subject)
 

@@ -1,4 +1,5 @@
-"""How a client speaks to whichever broker serves: requests through the bus, as a connection's would come, and their answers.
+"""How a client speaks to whichever broker serves: requests through the bus, as a connection's would come, and their
+answers.
 
 Each request carries a reply subject of its own. One that is not answered stays open for ever, since the broker may have
 died before or after it did what was asked.
@@ -42,8 +43,8 @@ class Requests:
         self.process = process
         self.rng: random.Random = world.rng
         self.open: dict[bytes, tuple[Answered, int, int]] = {}
-        """By reply subject: who takes the answer; when it was asked, the newest epoch that rightfully had answered anybody,
-        and the newest that had at all."""
+        """By reply subject: who takes the answer; when it was asked, the newest epoch that rightfully had answered
+        anybody, and the newest that had at all."""
         process.router.subscribe(b"_R.>", self._on_answer)
 
     def identity(self) -> dict[str, Any]:
@@ -96,8 +97,8 @@ class Requests:
         """It was asked when the epoch ``since`` had answered somebody: an earlier one must not answer any more."""
         epoch = self.process.epoch
         if since > epoch:
-            raise Lost(f"at {self.world.clock.monotonic_ns() / 1e9:.3f} {self.process.name} answers from epoch {epoch} what "
-                       f"was asked after epoch {since} had answered: {what!r}")
+            raise Lost(f"at {self.world.clock.monotonic_ns() / 1e9:.3f} {self.process.name} answers from epoch {epoch} "
+                       f"what was asked after epoch {since} had answered: {what!r}")
         self.world.newest_epoch = max(self.world.newest_epoch, epoch)
         if self.world.clock.monotonic_ns() >= self.process.rightful_ns:
             self.world.answered_epoch = max(self.world.answered_epoch, epoch)

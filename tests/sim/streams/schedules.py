@@ -1,4 +1,5 @@
-"""Message schedules: each is carried out once, not before its time, and once all is well soon after it; then it is gone."""
+"""Message schedules: each is carried out once, not before its time, and once all is well soon after it; then it is
+gone."""
 
 from __future__ import annotations
 
@@ -75,13 +76,16 @@ class Schedules(Special):
                 if publish.seq not in (0, seq):
                     raise Lost(f"{record}: {publish} is {publish.seq}, and {seq}")
                 if message.payload in record.carried_out:
-                    raise Lost(f"{record}: {publish} was carried out, as {record.carried_out[message.payload]}, and is there")
+                    raise Lost(f"{record}: {publish} was carried out, as {record.carried_out[message.payload]}, and is "
+                               "there")
                 publish.seq = seq
                 record.acked[seq] = publish
             elif record.carried_out.setdefault(message.payload, seq) != seq:
-                raise Lost(f"{record}: {publish} was carried out as {record.carried_out[message.payload]}, and as {seq}")
+                raise Lost(f"{record}: {publish} was carried out as {record.carried_out[message.payload]}, and as "
+                           f"{seq}")
             elif message.time_ns < publish.ends_ns:
-                raise Lost(f"{record}: {publish} was carried out {(publish.ends_ns - message.time_ns) / 1e9:.3f} s too early")
+                raise Lost(f"{record}: {publish} was carried out {(publish.ends_ns - message.time_ns) / 1e9:.3f} s too "
+                           "early")
             elif now_ns < publish.ends_ns - record.slack_ns:
                 raise Lost(f"{record}: {publish} was carried out by a clock that is wrong")
         self.world.counts["carried out"] = len(record.carried_out)

@@ -1,5 +1,5 @@
-"""Staged messages in the simulation: a writer beside the brokers puts runs and requests, sometimes not all of them, and the
-judge sees to it that each request is granted whole, once, or not at all.
+"""Staged messages in the simulation: a writer beside the brokers puts runs and requests, sometimes not all of them, and
+the judge sees to it that each request is granted whole, once, or not at all.
 
 The writer's own puts never fail: what it leaves out is chosen. A client may poke the broker, or leave it to its looks.
 """
@@ -41,7 +41,7 @@ class _Staged:
         self.record = record
         self.rows = rows
         self.asked = False
-        """Whether its request was put."""
+        """True if its request was put."""
         self.answer: Answer | None = None
         """As it was granted, once that was seen."""
 
@@ -59,7 +59,8 @@ class Staging:
     def stage(self, record: StreamRecord, requests: Requests) -> None:
         """Put some messages for a stream, ask for them to join, and perhaps tell the broker."""
         rng, world = self._rng, self._world
-        writer = RunWriter("$G", record.name, record.stream_id, now_ns=world.clock.now_ns(), run_bytes=rng.choice((20, 1 << 20)),
+        writer = RunWriter("$G", record.name, record.stream_id, now_ns=world.clock.now_ns(),
+                           run_bytes=rng.choice((20, 1 << 20)),
                            block_messages=rng.choice((1, 3, 100)), randbytes=rng.randbytes)
         rows = []
         for _ in range(rng.choice((1, 4, 9))):
@@ -102,7 +103,8 @@ class Staging:
                 for row in staged.rows:
                     row.refused = True
             return
-        said = Answer(request_id, GRANTED, 0, answer["first_seq"], answer["last_seq"], answer["messages"], answer["duplicates"])
+        said = Answer(request_id, GRANTED, 0, answer["first_seq"], answer["last_seq"], answer["messages"],
+                      answer["duplicates"])
         self._granted(staged, said)
         for seq, row in enumerate(staged.rows, answer["first_seq"]):
             if not row.seq:
@@ -114,7 +116,8 @@ class Staging:
 
     def _granted(self, staged: _Staged, said: Answer) -> None:
         record, before = staged.record, staged.answer
-        if (said.messages, said.duplicates, said.last_seq - said.first_seq + 1) != (len(staged.rows), 0, len(staged.rows)):
+        if (said.messages, said.duplicates, said.last_seq - said.first_seq + 1) != (len(staged.rows), 0,
+                                                                                    len(staged.rows)):
             raise Lost(f"{record}: {said} of {len(staged.rows)} messages")
         if before is not None and (before.first_seq, before.last_seq) != (said.first_seq, said.last_seq):
             raise Lost(f"{record}: a request was granted twice: {before}, {said}")
@@ -136,18 +139,20 @@ class Staging:
             for at, row in enumerate(staged.rows):
                 seq = seqs.get(row.payload)
                 if seq is not None and (answer is None or not granted or seq != answer.first_seq + at):
-                    raise Lost(f"{staged.record}: {row.payload!r} of request {request_id:016x} is {seq}, its answer is {answer}")
+                    raise Lost(f"{staged.record}: {row.payload!r} of request {request_id:016x} is {seq}, its answer is "
+                               f"{answer}")
 
     async def settled(self) -> None:
-        """In the end every request is answered and gone; and, where idle time costs nothing, every run too that no stream has.
-        Raises: Lost."""
+        """In the end every request is answered and gone; and, where idle time costs nothing, every run too that no
+        stream has. Raises: Lost."""
         world = self._world
         if not await _until(lambda: not self._requests(), 300):
             raise Lost(f"requests stay in the inbox: {self._requests()}")
         for process in world.processes:
             for stream in process.shard.state.streams.values() if process.serving and process.shard is not None else ():
                 for request_id, staged in self._staged.items():
-                    if staged.asked and staged.record.stream_id == stream.stream_id and answer_in(stream.extra, request_id) is None:
+                    if staged.asked and staged.record.stream_id == stream.stream_id and answer_in(stream.extra,
+                                                                                                  request_id) is None:
                         raise Lost(f"{staged.record}: request {request_id:016x} is gone without an answer")
         if not world.leased and not await _until(lambda: not self._unnamed(), 3 * 3600):
             raise Lost(f"abandoned runs stay in the store: {self._unnamed()}")
@@ -156,7 +161,8 @@ class Staging:
         return [key for key in self._store.objects if key.startswith(PATHS.requests)]
 
     def _unnamed(self) -> list[str]:
-        named = {run[:3] for process in self._world.processes if process.shard is not None for run in process.shard.state.runs}
+        named = {run[:3] for process in self._world.processes if process.shard is not None
+                 for run in process.shard.state.runs}
         return [text for text in self._store.objects if (key := parse(text)) is not None and key.kind is ObjectKind.RUN
                 and key.position is not None and key.position.epoch == STAGED_EPOCH
                 and (*key.position, key.object_id) not in named]

@@ -12,7 +12,8 @@
 Of families with oracles of their own (``special``):
 
     origin, other, mirror, sum    see ``copies``           ttl, marked     see ``lifetimes``
-    atomic, fast                  see ``batches``          counter         see ``counters``       schedule   see ``schedules``
+    atomic, fast                  see ``batches``          counter         see ``counters``       schedule   see
+                                  ``schedules``
 """
 
 from __future__ import annotations

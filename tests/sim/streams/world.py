@@ -10,9 +10,9 @@ unanswered, lost or late. Locked, as on a directory: one process at a time, no l
 
 What must be survived: kills at any await, a broker whose store stalls while its clients continue, take-overs, clean
 stops, sweeps without grace, a damaged newest checkpoint (one at a time), caches smaller than one head, settings changed
-and the broker killed on the way; clocks that leap (``tests.sim.clocks``); a store that refuses everything for a while, or
-is slow to list (``tests.sim.storms``). Not survived, and not tried: a store that loses or changes anything but one newest
-checkpoint, two that are damaged.
+and the broker killed on the way; clocks that leap (``tests.sim.clocks``); a store that refuses everything for a while,
+or is slow to list (``tests.sim.storms``). Not survived, and not tried: a store that loses or changes anything but one
+newest checkpoint, two that are damaged.
 
 At the end all faults stop, and ``calm`` says what must come true then, and within which time.
 """
@@ -67,7 +67,8 @@ FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "
                       "newest", "objects", "patience"))
 """Parts of the world that may be left out, to see what the others find:
 
-    settings     limits change, and the broker is killed on the way      captures     advisories and replies into streams
+    settings     limits change, and the broker is killed on the way      captures     advisories and replies into
+                 streams
     edges        sequences near 2^63 and 2^64                            heads        roll-ups that read many heads
     tiny cache   smaller than what one operation reads                   newest       last_per_subject under a lease
     flights      a read that failed after its reader was cancelled leaves no trace
@@ -95,11 +96,11 @@ class World:
         self.judge = Judge(self.shared, self.records)
         self.late: Late = Late(list)
         self.compacts = seed % 7 in (0, 2, 5)
-        """Whether blocks are compacted, as often as can be. By the seed, so that the others keep their histories."""
+        """True if blocks are compacted, as often as can be. By the seed, so that the others keep their histories."""
         self.counts: Counter[str] = Counter()
         """What happened how often."""
         self.staging = Staging(self, self.shared) if seed % 5 == 4 else None
-        """Whether somebody stages messages; by the seed, too."""
+        """True if somebody stages messages; by the seed, too."""
         self.judge.staging = self.staging
         self.leased = rng.random() < 0.6
         self.lease_ns = rng.choice((2, 4)) * SECOND
@@ -118,7 +119,8 @@ class World:
         self.settings_change = "settings" in features
         self.edges = "edges" in features
         kinds = [kind for kind in USUAL if kind not in ("edge", "audit", "echo", "object")]
-        kinds += ["edge"] * self.edges + ["audit", "echo"] * ("captures" in features) + ["object"] * ("heads" in features)
+        kinds += ["edge"] * self.edges + ["audit",
+                                          "echo"] * ("captures" in features) + ["object"] * ("heads" in features)
         self.kinds = rng.sample(kinds, rng.randint(2, 5))
         if "retention" in features:
             self.kinds = ["queue", "interest"]
@@ -133,7 +135,7 @@ class World:
         self.brokers = rng.choice((1, 2, 2, 3)) if self.leased else 1
         self.processes: list[Process] = []
         self.empties = "objects" in features and rng.random() < (0.05 if self.leased else 0.4)
-        """Whether everything is deleted in the end, to see what is left: under a lease idle time takes a while."""
+        """True if everything is deleted in the end, to see what is left: under a lease idle time takes a while."""
         self.answered_epoch = 0
         """The newest epoch whose owner has answered anybody, and nobody of an earlier one may from then on."""
         self.newest_epoch = 0
@@ -195,7 +197,7 @@ class World:
             self.judge.compare(state, self.clock.now_ns())
 
     def others_put(self, process: Process, since_ns: int) -> bool:
-        """Whether another living broker has put anything since then."""
+        """Return whether another living broker has put anything since then."""
         return any(p.put_ns >= since_ns for p in self.processes if p is not process and not p.dead)
 
     def died(self, process: Process) -> None:
@@ -218,7 +220,8 @@ class World:
         return record
 
     def judged(self, check: Callable[..., object], *args: Any) -> None:
-        """Call ``check``. A verdict is kept, since the broker that calls us takes any exception for a fault of its own."""
+        """Call ``check``. A verdict is kept, since the broker that calls us takes any exception for a fault of its
+        own."""
         try:
             check(*args)
         except Exception as error:

@@ -1,4 +1,5 @@
-"""Makes the data source ``jetblock`` known to Spark: it looks for modules named ``pyspark_*`` and takes ``DefaultSource``.
+"""The module by which Spark finds the data source ``jetblock``: Spark imports modules named ``pyspark_*`` and uses
+their ``DefaultSource``.
 
 Every Spark session where jetblock is installed imports this once, so it imports nothing but the class itself.
 """
