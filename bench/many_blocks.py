@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.servers import jetblock
+from broker.access.accounts import AccountLimits
 from broker.base.clock import SystemClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
-from broker.config.access import AccountLimits
 from broker.config.settings import ServerLimits
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream

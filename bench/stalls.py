@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bench.turns import MeasuredLoop, measured_loop
+from broker.access.accounts import AccountLimits
 from broker.base.clock import SystemClock
-from broker.config.access import AccountLimits
 from broker.config.settings import ServerLimits
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream

@@ -1,10 +1,8 @@
-"""Which way the imports point, read from the source: imports within functions and under TYPE_CHECKING count too.
+"""The imports between the parts of ``broker``, read from the source.
 
-A *room* is a package,
-or a single module beside packages; a module belongs to the room with the longest matching name. MAY says
-what each room may import beside itself. That there are no circles, neither of modules nor of rooms,
-follows from nothing
-and is checked on its own.
+A *room* is a package or a single module. A module belongs to the room with the longest matching name. MAY lists the rooms
+that each room imports besides itself; imports within functions and under TYPE_CHECKING count, too. No modules and no rooms
+import each other in a circle.
 """
 
 from __future__ import annotations
@@ -20,123 +18,182 @@ from broker.jetstream.wire.error_table import ERROR_TABLE
 
 ROOT = Path(__file__).parent.parent
 
-STORAGE = {"storage.format", "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.read",
-           "storage.staging", "storage.state"}
-
-STREAM = {"base", "config.settings", "jetstream.bus", "jetstream.config", "jetstream.filters", "jetstream.inflight",
-          "jetstream.settings", "jetstream.usage", "jetstream.wire", "protocol", "version", *STORAGE}
-"""What every part of a stream or consumer may know."""
-
 MAY: dict[str, set[str]] = {
     "version": set(),
+    # Used everywhere.
     "base": set(),
-    "config.arguments": {"config.kinds"},
     "protocol": set(),
-    "jwt": {"base", "config.access", "config.sharing", "protocol"},
+    # Values of accounts, tokens, and the configuration.
+    "access": {"base", "protocol"},
+    "jwt": {"access", "base", "protocol"},
+    "config.arguments": {"config.kinds"},
+    "config.kinds": {"base"},
+    "config.callout": {"base"},
+    "config.operator": {"base"},
+    "config.section": {"base", "config.kinds"},
+    "config.settings": {
+        "access", "base", "config.callout", "config.kinds", "config.operator", "config.section", "protocol"},
+    "config.syntax": set(),
+    "config.reading": {
+        "access", "base", "config.callout", "config.kinds", "config.operator", "config.settings", "config.syntax",
+        "jwt", "protocol", "version"},
+    "config": {
+        "access", "base", "config.callout", "config.kinds", "config.operator", "config.reading", "config.settings",
+        "config.syntax", "jwt", "protocol", "version"},
+    # Stored bytes, and who owns them.
     "storage.format": set(),
     "storage.paths": {"storage.format"},
     "storage.objectstore": {"base"},
     "storage.put": {"base", "storage.format", "storage.objectstore"},
     "storage.state": {"storage.format"},
     "storage.read": {"base", "storage.format", "storage.objectstore", "storage.paths", "storage.put", "storage.state"},
-    "storage.log": {"base", "config.settings", "storage.format", "storage.objectstore", "storage.paths", "storage.put",
-                    "storage.state"},
+    "storage.log": {"base", "config.settings", "storage.format", "storage.objectstore", "storage.put", "storage.state"},
     "storage.unsynced_tail": {"storage.format", "storage.objectstore", "storage.paths"},
     "storage.staging": {"base", "protocol", "storage.format", "storage.log", "storage.objectstore", "storage.paths"},
-    "storage.checkpoint": {"base", *STORAGE},
-    "storage.compaction": {"base", "storage.checkpoint", *STORAGE},
-    "storage.shard": {"base", "config.settings", "storage.checkpoint", "storage.compaction", *STORAGE},
+    "storage.checkpoint": {
+        "base", "storage.format", "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.read",
+        "storage.state"},
+    "storage.compaction": {
+        "base", "storage.checkpoint", "storage.format", "storage.log", "storage.objectstore", "storage.paths",
+        "storage.put", "storage.state"},
+    "storage.shard": {
+        "base", "config.settings", "storage.checkpoint", "storage.compaction", "storage.format", "storage.log",
+        "storage.objectstore", "storage.paths", "storage.put", "storage.read", "storage.state"},
     "cluster": {"base", "storage.format", "storage.objectstore", "storage.paths", "storage.put"},
+    # Streams and consumers.
     "jetstream.bus": set(),
     "jetstream.filters": {"protocol"},
     "jetstream.inflight": {"base", "config.settings", "jetstream.bus"},
     "jetstream.usage": {"jetstream.wire"},
     "jetstream.wire": {"base", "jetstream.bus"},
     "jetstream.settings": {"jetstream.wire", "protocol", "version"},
-    "jetstream.config": {"base", "config.settings", "jetstream.settings", "jetstream.wire", "protocol", "version"},
-    "jetstream.stream.state": STREAM,
-    "jetstream.stream.shared": STREAM | {"jetstream.stream.state"},
-    "jetstream.stream.retention": STREAM | {"jetstream.stream.shared", "jetstream.stream.state"},
-    "jetstream.stream.publish": STREAM | {"jetstream.stream.retention", "jetstream.stream.shared",
-                                          "jetstream.stream.state"},
-    "jetstream.stream.upstream": STREAM | {"jetstream.stream.publish", "jetstream.stream.shared",
-                                           "jetstream.stream.state"},
-    "jetstream.stream": STREAM | {"jetstream.stream.publish", "jetstream.stream.retention",
-                                  "jetstream.stream.shared", "jetstream.stream.state", "jetstream.stream.upstream"},
-    "jetstream.consumer.cursor": STREAM,
-    "jetstream.consumer.acks": STREAM | {"jetstream.consumer.cursor"},
-    "jetstream.consumer.delivery": STREAM | {"jetstream.consumer.acks", "jetstream.consumer.cursor"},
-    "jetstream.consumer": STREAM | {"jetstream.consumer.acks", "jetstream.consumer.cursor",
-                                    "jetstream.consumer.delivery"},
-    "jetstream.account": STREAM | {"jetstream.consumer", "jetstream.stream", "jetstream.stream.shared",
-                                   "jetstream.stream.upstream"},
+    "jetstream.config": {"access", "base", "config.settings", "jetstream.wire", "protocol", "version"},
+    "jetstream.stream.state": {
+        "base", "jetstream.filters", "jetstream.usage", "storage.format", "storage.log", "storage.objectstore",
+        "storage.read", "storage.state"},
+    "jetstream.stream.shared": {
+        "base", "jetstream.bus", "jetstream.config", "jetstream.filters", "jetstream.stream.state", "jetstream.wire",
+        "protocol", "storage.format", "storage.log", "storage.objectstore", "storage.read"},
+    "jetstream.stream.retention": {
+        "base", "jetstream.bus", "jetstream.config", "jetstream.filters", "jetstream.stream.shared",
+        "jetstream.stream.state", "protocol", "storage.format", "storage.log", "storage.objectstore", "storage.state"},
+    "jetstream.stream.publish": {
+        "base", "jetstream.bus", "jetstream.config", "jetstream.filters", "jetstream.inflight", "jetstream.settings",
+        "jetstream.stream.retention", "jetstream.stream.shared", "jetstream.stream.state", "jetstream.wire",
+        "protocol", "storage.format", "storage.log", "storage.objectstore", "storage.paths", "storage.put",
+        "storage.read", "storage.staging", "storage.state"},
+    "jetstream.stream.upstream": {
+        "base", "jetstream.bus", "jetstream.config", "jetstream.filters", "jetstream.stream.publish",
+        "jetstream.stream.shared", "jetstream.stream.state", "jetstream.wire", "protocol", "storage.format",
+        "storage.objectstore"},
+    "jetstream.stream": {
+        "base", "jetstream.bus", "jetstream.config", "jetstream.filters", "jetstream.inflight", "jetstream.settings",
+        "jetstream.stream.publish", "jetstream.stream.retention", "jetstream.stream.shared", "jetstream.stream.state",
+        "jetstream.stream.upstream", "jetstream.usage", "jetstream.wire", "protocol", "storage.format", "storage.log",
+        "storage.objectstore", "storage.read", "storage.staging", "storage.state"},
+    "jetstream.consumer.cursor": {"jetstream.filters", "storage.format"},
+    "jetstream.consumer.acks": {
+        "base", "jetstream.bus", "jetstream.config", "jetstream.consumer.cursor", "jetstream.wire", "storage.format"},
+    "jetstream.consumer.delivery": {
+        "base", "jetstream.bus", "jetstream.config", "jetstream.consumer.acks", "jetstream.consumer.cursor",
+        "jetstream.settings", "jetstream.wire", "protocol", "storage.format"},
+    "jetstream.consumer.stream_view": {
+        "jetstream.config", "jetstream.consumer.cursor", "jetstream.filters", "storage.format", "storage.log"},
+    "jetstream.consumer": {
+        "base", "jetstream.bus", "jetstream.config", "jetstream.consumer.acks", "jetstream.consumer.cursor",
+        "jetstream.consumer.delivery", "jetstream.consumer.stream_view", "jetstream.filters", "jetstream.wire",
+        "storage.format", "storage.state"},
+    "jetstream.account": {
+        "access", "base", "config.settings", "jetstream.bus", "jetstream.config", "jetstream.consumer",
+        "jetstream.filters", "jetstream.stream", "jetstream.stream.shared", "jetstream.stream.upstream",
+        "jetstream.usage", "jetstream.wire", "protocol", "storage.format", "storage.log", "storage.objectstore",
+        "storage.staging", "storage.state", "version"},
     "jetstream.archive": {"base"},
-    "jetstream.backup": STREAM | {"jetstream.account", "jetstream.archive", "jetstream.consumer",
-                                  "jetstream.stream", "jetstream.stream.shared", "jetstream.stream.state"},
-    "jetstream.api": STREAM | {"jetstream.account", "jetstream.backup", "jetstream.consumer",
-                               "jetstream.stream", "jetstream.stream.state"},
-    "jetstream.inbox": STREAM | {"jetstream.stream", "jetstream.stream.state"},
-    "jetstream.shard_streams": STREAM | {"jetstream.account", "jetstream.inbox", "jetstream.stream"},
-    "jetstream.engine": STREAM | {"jetstream.account", "jetstream.api", "jetstream.inbox", "jetstream.shard_streams",
-                                   "jetstream.stream", "jetstream.stream.shared"},
-    "jetstream.overview": {"base", "jetstream.account", "jetstream.consumer", "jetstream.stream", "jetstream.wire"},
+    "jetstream.backup": {
+        "jetstream.account", "jetstream.archive", "jetstream.bus", "jetstream.config", "jetstream.consumer",
+        "jetstream.stream", "jetstream.stream.shared", "jetstream.stream.state", "jetstream.wire", "protocol",
+        "storage.format", "storage.objectstore", "storage.state"},
+    "jetstream.api": {
+        "base", "config.settings", "jetstream.account", "jetstream.backup", "jetstream.bus", "jetstream.config",
+        "jetstream.consumer", "jetstream.filters", "jetstream.settings", "jetstream.stream", "jetstream.stream.state",
+        "jetstream.wire", "protocol", "storage.format", "storage.objectstore"},
+    "jetstream.inbox": {
+        "base", "jetstream.stream", "jetstream.stream.state", "jetstream.wire", "storage.format", "storage.log",
+        "storage.objectstore", "storage.paths", "storage.staging"},
+    "jetstream.shard_streams": {
+        "base", "jetstream.account", "jetstream.inbox", "jetstream.stream", "storage.format", "storage.log",
+        "storage.paths", "storage.read"},
+    "jetstream.engine": {
+        "access", "base", "config.settings", "jetstream.account", "jetstream.api", "jetstream.bus", "jetstream.config",
+        "jetstream.inbox", "jetstream.inflight", "jetstream.shard_streams", "jetstream.stream",
+        "jetstream.stream.shared", "jetstream.usage", "jetstream.wire", "storage.log", "storage.read",
+        "storage.staging", "storage.state"},
+    "jetstream.overview": {"base", "jetstream.account", "jetstream.consumer", "jetstream.stream"},
+    # Core NATS.
     "server.routing": {"base", "protocol"},
-    "server.auth": {"base", "config.access", "config.callout", "config.settings", "jwt", "protocol", "server.routing"},
-    "server.operator": {"base", "config.access", "config.operator", "config.settings", "jwt", "protocol",
-                        "server.accounts", "server.auth", "server.routing", "server.system"},
-    "server.sharing": {"base", "config.sharing", "config.sharing_index", "protocol", "server.routing"},
-    "server.accounts": {"config.access", "config.settings", "config.sharing", "server.routing", "server.sharing"},
-    "server.connection": {"base", "config.access", "config.settings", "protocol", "server.accounts", "server.auth",
-                          "server.routing"},
+    "server.auth": {"access", "base", "config.callout", "config.settings", "jwt", "protocol", "server.routing"},
+    "server.operator": {
+        "access", "base", "config.operator", "config.settings", "jwt", "server.routing", "server.system"},
+    "server.sharing": {"access", "base", "protocol", "server.routing"},
+    "server.accounts": {"access", "config.settings", "server.routing", "server.sharing"},
+    "server.connection": {
+        "access", "base", "config.settings", "protocol", "server.accounts", "server.auth", "server.routing"},
     "server.listeners": {"base", "config.settings", "server.auth", "server.connection"},
-    "server.system": {"base", "config.access", "config.settings", "protocol", "server.accounts", "server.connection",
-                      "server.routing", "server.sharing"},
-    "server": {"base", "config.access", "config.callout", "config.settings", "protocol", "server.accounts",
-               "server.auth", "server.connection", "server.listeners", "server.operator", "server.routing",
-               "server.sharing", "server.system", "version"},
-    "monitor": {"base", "protocol", "version"},
-    # The values and how one of them is read are for everyone; the readers of files and flags for runtime and cli alone.
-    "config.kinds": {"base"},
-    "config.sharing_index": {"protocol"},
-    "config.sharing": {"base", "config.sharing_index", "protocol"},
-    "config.access": {"base", "config.sharing", "protocol"},
-    "config.callout": {"base"},
-    "config.operator": {"base"},
-    "config.section": {"base", "config.kinds"},
-    "config.settings": {"base", "config.access", "config.callout", "config.kinds", "config.operator", "config.section",
-                        "protocol"},
-    "config": {"base", "config.access", "config.callout", "config.kinds", "config.operator", "config.settings",
-               "config.sharing", "jwt", "protocol", "version"},
-    "inspect": {"base", "config.arguments", "protocol", "storage.format", "storage.objectstore", "storage.paths",
-                "storage.read", "storage.state", "storage.unsynced_tail"},
-    "maintenance": {"base", "cluster", "config.arguments", "inspect", "storage.checkpoint", "storage.compaction",
-                    "storage.format", "storage.log", "storage.objectstore", "storage.paths", "storage.put",
-                    "storage.read", "storage.shard", "storage.state", "storage.unsynced_tail"},
-    "migration": {"base", "config.access", "config.settings", "jetstream.archive", "jetstream.wire",
-                  "runtime.embedded", "storage.objectstore"},
+    "server.system": {
+        "access", "base", "config.settings", "protocol", "server.accounts", "server.connection", "server.routing",
+        "server.sharing"},
+    "server": {
+        "access", "base", "config.settings", "server.accounts", "server.auth", "server.connection", "server.listeners",
+        "server.operator", "server.routing", "server.sharing", "server.system", "version"},
+    # Pages and tools.
+    "monitor": {"base", "protocol"},
+    "inspect": {
+        "base", "config.arguments", "protocol", "storage.format", "storage.objectstore", "storage.paths",
+        "storage.read", "storage.state", "storage.unsynced_tail"},
     "maintenance.scrub": {"base", "inspect", "storage.format", "storage.objectstore", "storage.paths", "storage.state"},
+    "maintenance.cost": {"storage.checkpoint", "storage.compaction", "storage.format", "storage.state"},
+    "maintenance": {
+        "base", "cluster", "config.arguments", "inspect", "maintenance.cost", "storage.checkpoint", "storage.format",
+        "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.shard", "storage.state",
+        "storage.unsynced_tail"},
     "pipeline.errors": {"storage.format"},
-    "pipeline.store": {"base", "pipeline.errors", "storage.format", "storage.objectstore", "storage.paths",
-                       "storage.unsynced_tail"},
-    "pipeline.plan": {"base", "pipeline.errors", "pipeline.store", "protocol", "storage.format", "storage.objectstore",
-                      "storage.paths", "storage.read", "storage.state"},
-    "pipeline.read": {"pipeline.errors", "pipeline.plan", "pipeline.store", "protocol", "storage.format",
-                      "storage.state"},
+    "pipeline.store": {
+        "base", "pipeline.errors", "storage.format", "storage.objectstore", "storage.paths", "storage.unsynced_tail"},
+    "pipeline.plan": {
+        "base", "pipeline.errors", "pipeline.store", "protocol", "storage.format", "storage.objectstore",
+        "storage.paths", "storage.read", "storage.state"},
+    "pipeline.read": {
+        "pipeline.errors", "pipeline.plan", "pipeline.store", "protocol", "storage.format", "storage.state"},
     "pipeline.spark": {"pipeline.errors", "pipeline.plan", "pipeline.read", "pipeline.store"},
-    "pipeline": {"base", "pipeline.errors", "pipeline.plan", "pipeline.read", "pipeline.spark", "pipeline.store",
-                 "version"},
+    "pipeline": {"base", "pipeline.errors", "pipeline.read", "pipeline.spark"},
     # The one place where the parts meet, and what starts it.
-    "runtime": {"base", "cluster", "config", "config.access", "config.settings", "config.sharing", "jetstream.account",
-                "jetstream.api", "jetstream.engine", "jetstream.inbox", "jetstream.overview", "jetstream.settings",
-                "jetstream.wire", "maintenance.scrub", "monitor", "server", "server.accounts", "server.auth",
-                "server.listeners", "server.operator", "server.routing", "server.system", "storage.shard",
-                "storage.unsynced_tail", "version", *STORAGE},
+    "runtime.store_host": {
+        "base", "cluster", "config.settings", "storage.format", "storage.log", "storage.objectstore", "storage.paths",
+        "storage.read", "storage.shard"},
+    "runtime.shard_owner": {
+        "base", "cluster", "maintenance.scrub", "runtime.store_host", "storage.format", "storage.log",
+        "storage.objectstore", "storage.paths", "storage.put", "storage.read", "storage.shard",
+        "storage.unsynced_tail"},
+    "runtime.adopt": {
+        "access", "base", "config.settings", "jetstream.engine", "jetstream.inbox", "jetstream.wire",
+        "runtime.shard_owner", "runtime.store_host", "server.accounts", "server.routing", "storage.objectstore",
+        "storage.shard"},
+    "runtime": {
+        "access", "base", "config", "config.settings", "jetstream.account", "jetstream.engine", "jetstream.inbox",
+        "jetstream.overview", "jetstream.wire", "maintenance.scrub", "monitor", "runtime.adopt", "runtime.shard_owner",
+        "runtime.store_host", "server", "server.accounts", "server.listeners", "server.operator", "server.routing",
+        "server.system", "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.shard",
+        "version"},
     "runtime.embedded": {"base", "config", "config.settings", "runtime"},
     "runtime.broker_thread": {"runtime.embedded"},
-    "cli": {"base", "config", "config.settings", "inspect", "maintenance", "migration", "pipeline", "runtime",
-            "version"},
+    "migration": {
+        "access", "base", "config.settings", "jetstream.archive", "jetstream.wire", "runtime.embedded",
+        "storage.objectstore"},
+    "cli": {
+        "base", "config", "config.settings", "inspect", "maintenance", "migration", "pipeline", "runtime", "version"},
     "__main__": {"cli"},
 }
+"""The rooms that each room may import. It imports all of them: an entry that no module needs is removed."""
 
 KNOWN: set[tuple[str, str]] = set()
 """(importing module, imported module): imports that break a rule above, or close a circle, and are to go."""
@@ -255,11 +312,13 @@ def test_what_is_known_is_still_there() -> None:
     assert [pair for pair in KNOWN if pair[1] not in import_graph().get(pair[0], ())] == []
 
 
-def test_every_rule_speaks_of_rooms_that_are_there() -> None:
-    """A rule about a room that has gone is no rule."""
-    taken = {room_of(name) for name in MODULES}
-    assert set(MAY) <= taken | {"errors"}
-    assert set().union(*MAY.values()) <= set(MAY)
+def test_a_room_may_import_only_what_it_does_import() -> None:
+    """MAY has no room without modules, and no entry that no module needs."""
+    used: dict[str, set[str]] = {}
+    for name, others in import_graph().items():
+        used.setdefault(room_of(name), set()).update(room_of(other) for other in others)
+    assert {room: rooms - used.get(room, set()) for room, rooms in MAY.items() if rooms - used.get(room, set())} == {}
+    assert set(MAY) == set(used)
 
 
 def test_the_public_package_has_only_names() -> None:

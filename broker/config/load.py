@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from broker.access.accounts import ANONYMOUS, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, User
 from broker.base.gotime import format_duration
 from broker.base.machine import memory_bytes
 from broker.base.nkeys import ACCOUNT, is_public_key
 from broker.base.store_url import has_scheme, hidden, proposal
-from broker.config.access import ANONYMOUS, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, User
 from broker.config.environment import read_environment
 from broker.config.file_settings import EMPTY, FileSettings
 from broker.config.flags import CommandLine

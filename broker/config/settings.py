@@ -18,21 +18,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from broker.access.accounts import SYSTEM_ACCOUNT, AccountSettings, NkeyUser, User
 from broker.base.suggest import did_you_mean
 from broker.base.value import Value, fields
 from broker.config import kinds
-from broker.config.access import SYSTEM_ACCOUNT, TIER, AccountLimits, AccountSettings, NkeyUser, User
 from broker.config.callout import CalloutSettings
 from broker.config.kinds import DEFAULT_MAX_CONSUMERS, SYNC_INTERVAL_NS
 from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
 from broker.protocol.framing import MAX_CONTROL_LINE, MAX_PAYLOAD
 
-__all__ = ["MASK", "MASKED", "REMOVED", "SYNC_INTERVAL_NS", "TIER", "AccountLimits", "AccountSettings", "AccountsSettings",
-           "AuthSettings", "CertificateFiles", "ClientSettings", "ConfigError", "InvalidFile", "JetStreamSettings",
-           "LoggingSettings", "MonitoringSettings", "NkeyUser", "OperatorSettings", "ProcessSettings",
-           "ResolverTlsSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",
-           "WebSocketSettings", "default_store_url", "make_settings", "setting_at", "settings_table"]
+__all__ = ["MASK", "MASKED", "REMOVED", "SYNC_INTERVAL_NS", "AccountsSettings", "AuthSettings", "CertificateFiles",
+           "ClientSettings", "ConfigError", "InvalidFile", "JetStreamSettings", "LoggingSettings", "MonitoringSettings",
+           "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits", "Setting", "Settings",
+           "StorageSettings", "TlsSettings", "WebSocketSettings", "default_store_url", "make_settings", "setting_at",
+           "settings_table"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000

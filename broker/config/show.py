@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from broker import __version__
+from broker.access.accounts import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
+from broker.access.sharing import Export, Import
 from broker.base.gotime import format_duration
 from broker.base.value import fields
-from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
 from broker.config.callout import CalloutSettings
 from broker.config.operator import ResolverSettings, shown_url
 from broker.config.settings import MASK, ResolverTlsSettings, Setting, Settings, settings_table
-from broker.config.sharing import Export, Import
 
 __all__ = ["show"]
 

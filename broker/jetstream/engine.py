@@ -21,8 +21,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from broker.access.accounts import AccountLimits
 from broker.base.clock import Clock
-from broker.config.settings import AccountLimits, ClientSettings, JetStreamSettings
+from broker.config.settings import ClientSettings, JetStreamSettings
 from broker.jetstream.account.account import Account
 from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved

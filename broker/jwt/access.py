@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from broker.config.access import (
+from broker.access.accounts import (
     NO_LIMIT,
     TIER,
     AccountLimits,
@@ -21,7 +21,7 @@ from broker.config.access import (
     ResponsePermission,
     SubjectPermission,
 )
-from broker.config.sharing import Destination, SubjectMapping
+from broker.access.sharing import Destination, SubjectMapping
 from broker.jwt.claims import AccountClaims, JetStreamLimits, PermissionClaims, UserPermissions
 from broker.protocol.subject import is_valid
 

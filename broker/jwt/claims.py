@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from broker.access.accounts import NO_LIMIT
 from broker.base.gojson.decoding import kind_of
-from broker.config.access import NO_LIMIT
 from broker.jwt.fields import Fields
 from broker.jwt.token import Token, TokenError, decode_token
 

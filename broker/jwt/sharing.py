@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, Literal
 
-from broker.config.sharing import Export, Import, Latency, latency_problem
+from broker.access.sharing import Export, Import, Latency, latency_problem
 from broker.jwt.claims import AccountClaims, ActivationClaims, ExportClaim, ImportClaim, activation_claims
 from broker.jwt.token import TokenError
 from broker.jwt.validation import activation_issues, blocking, contained

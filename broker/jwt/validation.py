@@ -14,8 +14,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from broker.access.accounts import NO_LIMIT
 from broker.base.nkeys import ACCOUNT, CURVE, OPERATOR, SERVER, USER, is_public_key
-from broker.config.access import NO_LIMIT
 from broker.jwt.claims import (
     ANY,
     AccountClaims,

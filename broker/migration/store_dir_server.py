@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from broker.access.accounts import DEFAULT_ACCOUNT
 from broker.base.nats_server_store import NatsServerStore
-from broker.config.access import DEFAULT_ACCOUNT
 from broker.migration.errors import CannotMigrate
 
 __all__ = ["StoreDirServer"]

@@ -12,8 +12,8 @@ from typing import Any
 
 from nats.aio.transport import TcpTransport
 
+from broker.access.accounts import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
 from broker.base.errors import StartError, StoreInUse
-from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
 from broker.config.settings import ConfigError
 from broker.migration.errors import CannotMigrate
 from broker.migration.login import Connection, Login, connect

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
-from broker.config.access import AccountSettings
-from broker.config.sharing import Export, Import, SubjectMapping
+from broker.access.accounts import AccountSettings
+from broker.access.sharing import Export, Import, SubjectMapping
 from broker.monitor.views import AccountView, SublistFigures, Traffic
 from broker.server.accounts.account import Account
 from broker.server.routing.statistics import routing_statistics

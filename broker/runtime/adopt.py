@@ -11,10 +11,10 @@ import logging
 import random
 from collections.abc import Mapping
 
+from broker.access.accounts import AccountLimits, AccountSettings
 from broker.base.clock import GuardedClock
 from broker.base.errors import StartError, StoreInUse
-from broker.config.access import AccountSettings
-from broker.config.settings import AccountLimits, Settings
+from broker.config.settings import Settings
 from broker.jetstream.engine import JetStream
 from broker.jetstream.inbox.inbox import Carried, Inbox, InboxSettings
 from broker.jetstream.wire.errors import ApiError

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker import NATS_SERVER_VERSION
+from broker.access.accounts import SYSTEM_ACCOUNT, AccountSettings
 from broker.base.clock import Clock
-from broker.config.access import SYSTEM_ACCOUNT, AccountSettings
 from broker.config.settings import AuthSettings, Settings
 from broker.server.accounts.account import Account
 from broker.server.accounts.directory import Accounts

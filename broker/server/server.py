@@ -24,11 +24,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
+from broker.access.accounts import NO_LIMIT, AccountSettings
 from broker.base.clock import Clock, SystemClock
 from broker.base.gotime import format_time
 from broker.base.listen_socket import Bound, Listener
-from broker.config.access import NO_LIMIT
-from broker.config.settings import AccountSettings, AuthSettings, Settings
+from broker.config.settings import AuthSettings, Settings
 from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
 from broker.server.auth.authenticator import AuthenticatorChain, authenticator, warnings
 from broker.server.auth.login import Authenticator, Refusal

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.access.accounts import User
 from broker.base.value import Value, fields
-from broker.config.access import User
 from broker.config.settings import AuthSettings, Settings, StorageSettings
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.config.access import (
+from broker.access.accounts import (
     DEFAULT_ACCOUNT,
     AccountLimits,
     AccountSettings,
@@ -23,6 +23,7 @@ from broker.config.access import (
     SubjectPermission,
     User,
 )
+from broker.access.sharing import Destination, Export, Import, Latency, SubjectMapping
 from broker.config.flags import read_flags
 from broker.config.load import load
 from broker.config.reading.accounts import read_accounts
@@ -30,7 +31,6 @@ from broker.config.reading.findings import Findings
 from broker.config.reading.sharing import read_mappings
 from broker.config.reading.users import read_users
 from broker.config.settings import MASK, AccountsSettings, ConfigError, Settings
-from broker.config.sharing import Destination, Export, Import, Latency, SubjectMapping
 from broker.config.show import show
 from broker.config.syntax import parse
 from tests.harness import NatsServerProcess

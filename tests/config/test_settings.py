@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import broker
+from broker.access.accounts import User
 from broker.base.machine import memory_bytes
-from broker.config.access import User
 from broker.config.flags import FlagError, read_flags
 from broker.config.load import TEMPORARY_NOTICE, load
 from broker.config.settings import (

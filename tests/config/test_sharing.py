@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.access.sharing import Export, Latency, without_repetitions
 from broker.config.flags import read_flags
 from broker.config.load import load
 from broker.config.settings import ConfigError
-from broker.config.sharing import Export, Latency, without_repetitions
 from tests.harness import NatsServerProcess
 
 ORDERS_MAX = 60

@@ -10,8 +10,9 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from broker.access.accounts import AccountLimits
 from broker.base.clock import SystemClock
-from broker.config.settings import AccountLimits, ClientSettings, JetStreamSettings, Settings
+from broker.config.settings import ClientSettings, JetStreamSettings, Settings
 from broker.jetstream.engine import JetStream
 from broker.server.server import Server
 from broker.storage.format.block import BlockRef

@@ -11,7 +11,8 @@ import asyncio
 import pytest
 from nats.errors import NoRespondersError
 
-from broker.config.settings import AccountLimits, JetStreamSettings, ServerLimits
+from broker.access.accounts import AccountLimits
+from broker.config.settings import JetStreamSettings, ServerLimits
 from broker.jetstream.wire.ids import short_hash
 from tests.jetstream.in_process import Inside
 

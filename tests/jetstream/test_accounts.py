@@ -14,7 +14,8 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
-from broker.config.settings import AccountLimits, JetStreamSettings, ServerLimits
+from broker.access.accounts import AccountLimits
+from broker.config.settings import JetStreamSettings, ServerLimits
 from broker.jetstream.wire.errors import ApiError
 from broker.server.routing.router import Router
 from tests.harness import NatsServerProcess

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.config.settings import AccountLimits
+from broker.access.accounts import AccountLimits
 from tests.jetstream.in_process import Inside
 
 MANY = 200_000

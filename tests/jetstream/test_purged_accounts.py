@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from broker.config.settings import AccountLimits
+from broker.access.accounts import AccountLimits
 from broker.jetstream.wire.errors import ApiError
 from broker.server.routing.router import Router
 from tests.jetstream.archives import begin_restore, restore, take

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.config.settings import AccountLimits, JetStreamSettings, ServerLimits
+from broker.access.accounts import AccountLimits
+from broker.config.settings import JetStreamSettings, ServerLimits
 from broker.jetstream import inflight
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.stream.publish import atomic

@@ -15,7 +15,7 @@ import pytest_asyncio
 from prometheus_client import parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
-from broker.config.access import AccountLimits, AccountSettings, User
+from broker.access.accounts import AccountLimits, AccountSettings, User
 from broker.config.settings import make_settings
 from broker.monitor.metrics import FAMILIES, metrics_text
 from broker.monitor.views import Buckets, Sample

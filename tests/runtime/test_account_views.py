@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from broker.config.access import AccountSettings
-from broker.config.sharing import Destination, Export, Import, Latency, SubjectMapping
+from broker.access.accounts import AccountSettings
+from broker.access.sharing import Destination, Export, Import, Latency, SubjectMapping
 from broker.runtime.account_views import account_view
 from broker.server.accounts.account import Account
 from broker.server.routing.router import Router

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from broker.access.accounts import AccountSettings
 from broker.base import value
-from broker.config.access import AccountSettings
 from broker.config.settings import AuthSettings, make_settings
 from broker.server.auth.login import Authenticator
 from broker.server.server import Server

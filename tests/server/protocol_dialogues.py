@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.config.access import User
+from broker.access.accounts import User
 from tests.server.dialogue import END, NO_ECHO, OLD, PARTIAL, PEDANTIC, QUIET, VERBOSE, Step
 
 __all__ = ["ANY_ORDER", "CONFIGURED", "DIALOGUES", "GUARDED"]

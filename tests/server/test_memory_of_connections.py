@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from websockets.frames import Frame, Opcode
 
+from broker.access.accounts import User
 from broker.base.nkeys import ACCOUNT
-from broker.config.access import User
 from broker.config.callout import CalloutSettings
 from broker.config.settings import make_settings
 from broker.server.server import Server

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.access.accounts import DEFAULT_ACCOUNT, AccountLimits, AccountSettings, Permissions
+from broker.access.sharing import sharing_problems
 from broker.base.nkeys import ACCOUNT, is_public_key
 from broker.config import kinds
-from broker.config.access import DEFAULT_ACCOUNT, AccountLimits, AccountSettings, Permissions
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
 from broker.config.reading.sharing import read_exports, read_imports, read_mappings
 from broker.config.reading.tracing import read_outer_trace
 from broker.config.reading.users import AnyUser, read_permissions, read_users, with_defaults
-from broker.config.sharing import sharing_problems
 from broker.config.syntax import Value
 
 __all__ = ["Directory", "read_accounts"]

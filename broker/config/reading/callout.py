@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker.access.accounts import DEFAULT_ACCOUNT
 from broker.base.nkeys import ACCOUNT, CURVE, is_public_key
 from broker.config import kinds
-from broker.config.access import DEFAULT_ACCOUNT
 from broker.config.callout import CalloutSettings
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
 from broker.config.syntax import Value

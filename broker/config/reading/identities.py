@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
+from broker.access.accounts import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
 from broker.config.reading.accounts import Directory, read_accounts
 from broker.config.reading.findings import Findings
 from broker.config.reading.sharing import read_mappings

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from broker import NATS_SERVER_VERSION
+from broker.access.accounts import SYSTEM_ACCOUNT
 from broker.base.nkeys import ACCOUNT, OPERATOR, is_public_key
 from broker.config import kinds
-from broker.config.access import SYSTEM_ACCOUNT
 from broker.config.operator import ResolverSettings
 from broker.config.reading.findings import Findings, aliases, go_type
 from broker.config.reading.refused import ALONE

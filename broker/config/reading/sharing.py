@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from broker.access.sharing import Destination, Export, Import, Latency, SubjectMapping, mapping_problem
 from broker.base.gotime import parse_duration
 from broker.config import kinds
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
-from broker.config.sharing import Destination, Export, Import, Latency, SubjectMapping, mapping_problem
 from broker.config.syntax import Value
 from broker.protocol.subject import is_valid
 

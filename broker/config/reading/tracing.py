@@ -5,7 +5,7 @@ Source: nats-server, server/opts.go parseAccountMsgTrace.
 
 from __future__ import annotations
 
-from broker.config.access import OuterTrace
+from broker.access.accounts import OuterTrace
 from broker.config.reading.findings import Findings, aliases, go_type
 from broker.config.syntax import Value
 from broker.protocol.subject import is_literal, is_valid

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.base.gotime import parse_duration
-from broker.base.nkeys import USER, is_public_key
-from broker.config import kinds
-from broker.config.access import (
+from broker.access.accounts import (
     CONNECTION_TYPES,
     DEFAULT_ACCOUNT,
     NkeyUser,
@@ -19,6 +16,9 @@ from broker.config.access import (
     SubjectPermission,
     User,
 )
+from broker.base.gotime import parse_duration
+from broker.base.nkeys import USER, is_public_key
+from broker.config import kinds
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
 from broker.config.syntax import Value
 from broker.protocol.subject import is_valid

@@ -22,8 +22,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
+from broker.access.accounts import AccountLimits
 from broker.base.clock import Clock
-from broker.config.settings import AccountLimits, JetStreamSettings
+from broker.config.settings import JetStreamSettings
 from broker.jetstream.account.consumers import Consumers
 from broker.jetstream.account.external import account_of
 from broker.jetstream.account.incoming import Incoming, Parts

@@ -25,7 +25,8 @@ from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.state.consumer import ConsumerState
 
 if TYPE_CHECKING:
-    from broker.config.settings import AccountLimits, JetStreamSettings
+    from broker.access.accounts import AccountLimits
+    from broker.config.settings import JetStreamSettings
     from broker.jetstream.account.restore import OfflineStream
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from broker.config.settings import TIER, AccountLimits, ServerLimits
+from broker.access.accounts import TIER, AccountLimits
+from broker.config.settings import ServerLimits
 from broker.jetstream.usage import AccountUsage
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 
+from broker.access.accounts import AccountLimits
 from broker.base.gotime import ZERO_TIME_NS, format_duration
-from broker.config.settings import AccountLimits, ServerLimits
+from broker.config.settings import ServerLimits
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import DESCRIPTION_MAX, METADATA_MAX, is_asset_name, with_static_metadata

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from broker import JETSTREAM_API_LEVEL
+from broker.access.accounts import AccountLimits
 from broker.base.gotime import format_duration
-from broker.config.settings import AccountLimits, ServerLimits
+from broker.config.settings import ServerLimits
 from broker.jetstream.config.stream import Placement, StreamConfig
 from broker.jetstream.config.upstream_rules import (
     Neighbours,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from broker.config.access import NO_LIMIT, AccountSettings
+from broker.access.accounts import NO_LIMIT, AccountSettings
 from broker.server.routing.router import Router
 
 __all__ = ["Account", "Member", "Traffic"]

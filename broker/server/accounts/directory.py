@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, NkeyUser, User
+from broker.access.accounts import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, NkeyUser, User
+from broker.access.sharing import Destination, SubjectMapping
 from broker.config.settings import AccountsSettings
-from broker.config.sharing import Destination, SubjectMapping
 from broker.server.accounts.account import Account, Traffic
 from broker.server.accounts.tracing import OuterTracing
 from broker.server.routing.router import Router

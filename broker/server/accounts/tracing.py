@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from broker.config.access import OuterTrace
+from broker.access.accounts import OuterTrace
 
 __all__ = ["OuterTracing"]
 

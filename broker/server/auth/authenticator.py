@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from broker.config.access import ANONYMOUS, User
+from broker.access.accounts import ANONYMOUS, User
 from broker.config.settings import AuthSettings
 from broker.server.auth.login import Authenticator, Credentials, Decision, Refusal
 from broker.server.auth.nkeys import NkeyAuthenticator

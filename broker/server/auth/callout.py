@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from broker.access.accounts import DEFAULT_ACCOUNT, AccountSettings
 from broker.base.clock import Clock
 from broker.base.nkeys import USER, CurveKeyPair, KeyPair
-from broker.config.access import DEFAULT_ACCOUNT, AccountSettings
 from broker.config.callout import CalloutSettings
 from broker.jwt.access import permissions_of, seconds_left
 from broker.jwt.authorization import SUBJECT, XKEY_HEADER, CalloutError, Expected, read_response, request_token

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from broker.access.accounts import DEFAULT_ACCOUNT
 from broker.base.value import Value
-from broker.config.access import DEFAULT_ACCOUNT
 from broker.jwt.fields import one_line
 from broker.server.auth.permissions import AccessRules
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from broker.access.accounts import NkeyUser
 from broker.base.nkeys import decode_signature, verify
-from broker.config.access import NkeyUser
 from broker.server.auth.login import Credentials, Decision, Login, Refusal
 from broker.server.auth.permissions import AccessRules
 from broker.server.auth.proxies import REQUIRED

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
-from broker.config.access import Permissions, ResponsePermission, split_pattern
+from broker.access.accounts import Permissions, ResponsePermission, split_pattern
 from broker.protocol.subject import collide, is_literal, subset
 from broker.server.routing.sublist import Sublist
 

@@ -19,7 +19,7 @@ from typing import Final
 from cryptography import x509
 from cryptography.x509.oid import ExtensionOID
 
-from broker.config.access import User
+from broker.access.accounts import User
 from broker.server.auth.login import Credentials, Decision, Refusal
 from broker.server.auth.users import UserAuthenticator
 

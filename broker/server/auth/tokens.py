@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
+from broker.access.accounts import CONNECTION_TYPES, Permissions
 from broker.base.clock import Clock
-from broker.config.access import CONNECTION_TYPES, Permissions
 from broker.jwt.access import may_come_from, permissions_of, seconds_left
 from broker.jwt.authorization import SUBJECT
 from broker.jwt.claims import AccountClaims, UserClaims, UserPermissions, user_claims

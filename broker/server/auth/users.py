@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 
-from broker.config.access import Permissions, User
+from broker.access.accounts import Permissions, User
 from broker.server.auth.login import Credentials, Decision, Login, Refusal
 from broker.server.auth.passwords import BcryptCheck, PasswordCheck, PasswordChecks, compare, hash_cost
 from broker.server.auth.permissions import AccessRules

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, Final
 
-from broker.config.access import Permissions
+from broker.access.accounts import Permissions
 from broker.protocol import encoder
 from broker.protocol.encoder import encode, encode_one
 from broker.protocol.parser import Connect, Err, Parser, Ping, Pong, Sub, Unsub

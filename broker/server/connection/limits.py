@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker.config.access import NO_LIMIT
+from broker.access.accounts import NO_LIMIT
 from broker.config.settings import ClientSettings
 from broker.server.accounts.account import Account
 from broker.server.auth.login import Login

@@ -21,10 +21,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
+from broker.access.accounts import AccountSettings
 from broker.base.clock import Clock
 from broker.base.gotime import format_time
 from broker.base.nkeys import ACCOUNT, is_public_key
-from broker.config.access import AccountSettings
 from broker.config.settings import OperatorSettings
 from broker.jwt.access import account_settings
 from broker.jwt.claims import AccountClaims, OperatorClaims, UserPermissions, account_claims, operator_claims

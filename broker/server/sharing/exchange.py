@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from broker.config.sharing import (
+from broker.access.sharing import (
     Export,
     Import,
     SubjectMapping,
@@ -27,7 +27,7 @@ from broker.config.sharing import (
     imports_in_use,
     mapping_problem,
 )
-from broker.config.sharing_index import ImportList
+from broker.access.sharing_index import ImportList
 from broker.protocol.subject_transform import TransformError
 from broker.server.routing.router import Router
 from broker.server.sharing.lost_interest import LostInterest

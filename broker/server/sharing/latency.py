@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from broker.access.sharing import Latency
 from broker.base.gojson.encoding import marshal
 from broker.base.gotime import format_time
-from broker.config.sharing import Latency
 from broker.protocol import headers
 from broker.server.routing.router import Router
 from broker.server.routing.subscription import Source

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from broker.config.sharing import SubjectMapping
+from broker.access.sharing import SubjectMapping
 from broker.protocol.run import Msg
 from broker.protocol.subject import subset
 from broker.protocol.subject_transform import SubjectTransform, numbered

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 from weakref import WeakValueDictionary, ref
 
-from broker.config.sharing import Export, Import, local_subject
+from broker.access.sharing import Export, Import, local_subject
 from broker.protocol import headers
 from broker.protocol.run import Msg
 from broker.protocol.subject import is_literal, matches

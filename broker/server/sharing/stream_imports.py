@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from broker.config.sharing import Import, local_subject
+from broker.access.sharing import Import, local_subject
 from broker.protocol.subject import is_literal, subset
 from broker.protocol.subject_transform import SubjectTransform, numbered, unnumbered
 from broker.server.routing.router import Router

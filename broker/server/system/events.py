@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from broker.access.accounts import DEFAULT_ACCOUNT
 from broker.base.clock import Clock
 from broker.base.gotime import format_time
-from broker.config.access import DEFAULT_ACCOUNT
 from broker.server.accounts.account import Account
 from broker.server.connection.client import Client
 from broker.server.connection.statistics import identity, token_fields

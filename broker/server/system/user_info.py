@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker.config.access import Permissions, SubjectPermission
+from broker.access.accounts import Permissions, SubjectPermission
 from broker.server.accounts.directory import Accounts
 from broker.server.connection.client import Client
 from broker.server.sharing.service_imports import Requester

@@ -14,7 +14,7 @@ import pytest_asyncio
 from nats.aio.subscription import Subscription
 from nats.errors import NoRespondersError
 
-from broker.config.settings import AccountLimits
+from broker.access.accounts import AccountLimits
 from broker.jetstream.account.incoming import Provenance
 from broker.jetstream.archive.contents import ArchiveReader, ArchiveWriter
 from broker.jetstream.archive.framing import FrameWriter

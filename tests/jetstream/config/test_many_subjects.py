@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config.settings import AccountLimits, ServerLimits
+from broker.access.accounts import AccountLimits
+from broker.config.settings import ServerLimits
 from broker.jetstream.config.consumer_rules import check_consumer
 from broker.jetstream.config.stream_rules import check_stream
 from broker.jetstream.config.types import ConsumerConfig, StreamConfig

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from broker.config.settings import AccountLimits, ServerLimits
+from broker.access.accounts import AccountLimits
+from broker.config.settings import ServerLimits
 from broker.jetstream.config.consumer_rules import (
     check_consumer,
     check_consumer_update,

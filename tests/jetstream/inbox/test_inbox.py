@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 import zstandard
 
+from broker.access.accounts import AccountLimits
 from broker.base.clock import SystemClock
-from broker.config.access import AccountLimits
 from broker.config.settings import JetStreamSettings, ServerLimits
 from broker.jetstream.inbox import inbox as inbox_module
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings

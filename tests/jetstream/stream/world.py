@@ -8,7 +8,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from broker.config.settings import AccountLimits, ServerLimits
+from broker.access.accounts import AccountLimits
+from broker.config.settings import ServerLimits
 from broker.jetstream.bus import Msg
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.stream import StreamConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, Permissions, SubjectPermission, User
+from broker.access.accounts import DEFAULT_ACCOUNT, AccountSettings, Permissions, SubjectPermission, User
 from tests.server.in_process import LOGIN_SECONDS
 
 __all__ = ["configuration", "connect"]

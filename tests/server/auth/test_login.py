@@ -16,7 +16,7 @@ import bcrypt
 import nats
 import pytest
 
-from broker.config.access import User
+from broker.access.accounts import User
 from broker.config.flags import read_flags
 from broker.config.load import load
 from broker.config.settings import AuthSettings

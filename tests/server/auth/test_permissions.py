@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
 
+from broker.access.accounts import AccountSettings, Permissions, ResponsePermission, SubjectPermission, User
 from broker.base.clock import GuardedClock
-from broker.config.access import AccountSettings, Permissions, ResponsePermission, SubjectPermission, User
 from broker.config.settings import make_settings
 from broker.protocol.subject import matches
 from broker.server.auth.permissions import PublishRules, ReplyPermissions, SubscribeRules

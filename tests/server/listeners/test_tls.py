@@ -17,7 +17,7 @@ import nats
 import pytest
 from cryptography import x509
 
-from broker.config.access import User
+from broker.access.accounts import User
 from broker.config.settings import CertificateFiles, TlsSettings, make_settings
 from broker.server.listeners.certificates import TlsError, TlsParameters
 from broker.server.listeners.tls import TlsLayer

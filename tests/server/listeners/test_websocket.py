@@ -21,8 +21,8 @@ from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFact
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
+from broker.access.accounts import User
 from broker.base.nkeys import ACCOUNT, USER
-from broker.config.access import User
 from broker.config.operator import ResolverSettings
 from broker.config.settings import make_settings
 from broker.server.listeners.certificates import TlsParameters

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.config.access import AccountSettings, User
-from broker.config.sharing import Destination, Export, Import, Latency, SubjectMapping
+from broker.access.accounts import AccountSettings, User
+from broker.access.sharing import Destination, Export, Import, Latency, SubjectMapping
 from broker.server.server import Server
 from tests import tokens
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess

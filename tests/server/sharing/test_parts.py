@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.access.accounts import AccountSettings
+from broker.access.sharing import Destination, Export, Import, SubjectMapping, mapping_problem, sharing_problems
 from broker.base.clock import SystemClock
-from broker.config.access import AccountSettings
-from broker.config.sharing import Destination, Export, Import, SubjectMapping, mapping_problem, sharing_problems
 from broker.protocol import headers
 from broker.protocol.run import Msg
 from broker.protocol.subject import is_literal, matches

@@ -9,7 +9,7 @@ import nats
 import pytest
 import pytest_asyncio
 
-from broker.config.access import AccountSettings, User
+from broker.access.accounts import AccountSettings, User
 from broker.config.settings import make_settings
 from broker.server.server import Server
 from tests.server.auth.access import connect

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from nats.errors import NoRespondersError
 
-from broker.config.access import AccountSettings, Permissions, SubjectPermission, User
+from broker.access.accounts import AccountSettings, Permissions, SubjectPermission, User
 from broker.server.server import Server
 from broker.server.system.requests import Request, RequestError, Unanswered
 from tests.server.auth.access import connect

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.config.access import User
+from broker.access.accounts import User
 from broker.server.system.statsz import Statsz, figures
 from tests.server.in_process import running
 from tests.server.system.listening import Listener

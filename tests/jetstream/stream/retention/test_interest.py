@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from broker.access.accounts import AccountLimits
 from broker.base.clock import SystemClock
-from broker.config.settings import AccountLimits, JetStreamSettings
+from broker.config.settings import JetStreamSettings
 from broker.jetstream.bus import Msg
 from broker.jetstream.engine import JetStream
 from broker.jetstream.stream.stream import Stream

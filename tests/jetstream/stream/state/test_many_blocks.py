@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker.config.settings import AccountLimits, ServerLimits
+from broker.access.accounts import AccountLimits
+from broker.config.settings import ServerLimits
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream
 from broker.jetstream.stream.state import front as front_module

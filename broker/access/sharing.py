@@ -13,8 +13,8 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
+from broker.access.sharing_index import ImportList, exports_for, is_covered
 from broker.base.value import Value
-from broker.config.sharing_index import ImportList, exports_for, is_covered
 from broker.protocol.subject import is_literal, is_valid, subset
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, numbered, unnumbered
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from broker.access.sharing import Export, Import, SubjectMapping, without_repetitions
 from broker.base.value import Value, fields
-from broker.config.sharing import Export, Import, SubjectMapping, without_repetitions
 from broker.protocol.subject import is_valid
 
 __all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMIT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits",
