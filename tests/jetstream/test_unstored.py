@@ -110,11 +110,11 @@ async def test_removed_before_it_is_stored(broker: Held) -> None:
     assert [one["num_pending"] for one in await asyncio.gather(*asked)] == [2, 1]
 
 
-@pytest.mark.parametrize("look_max", [4096, 1], ids=["looked at", "too many to look at"])
+@pytest.mark.parametrize("tail_max", [4096, 1], ids=["counted", "too many to count"])
 async def test_no_wait_gets_what_was_published_before(broker: Held, monkeypatch: pytest.MonkeyPatch,
-                                                     look_max: int) -> None:
+                                                     tail_max: int) -> None:
     """A one-shot waits for the store where a message will come, and gets all that were published before it."""
-    monkeypatch.setattr(cursor, "_LOOK_MAX", look_max)
+    monkeypatch.setattr(cursor, "_TAIL_MAX_EACH", tail_max)
     await broker.send(["a.1", "a.2"])
     answers = await broker.pull("S.two", batch=5, no_wait=True)
     both = await broker.pull("S.all", batch=2, no_wait=True)

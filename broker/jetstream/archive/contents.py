@@ -1,9 +1,9 @@
-"""From a stream to the archive's chunks, and back.
+"""Converts a stream to the archive's chunks, and back.
 
     state.json          the stream's numbers, first of all
-    consumers/<name>    as many as the numbers say: configuration and state
+    consumers/<name>    as many as the numbers give: configuration and state
     <subject>           a message, which alone has a sequence; sequences rise, and may have gaps
-    ""                  the end, so that a reader notices what is cut off
+    ""                  the end, by which a reader notices that an archive is cut off
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _STATE: Final = b"state.json"
 _CONSUMERS: Final = b"consumers/"
 
 _BEFORE_2_15: Final = (b"meta.inf", b"PaxHeade")
-"""How a tar archive of nats-server's files begins, with or without extended headers."""
+"""The first bytes of a tar archive of nats-server's files, with or without extended headers."""
 
 _NUMBER_MAX: Final = (1 << 63) - 1
 
 _MSGS_AT_ONCE: Final = 512
 _BYTES_AT_ONCE: Final = 1 << 20
-"""Messages given out at once: a millisecond's work."""
+"""The bytes of messages in one list: a millisecond's work."""
 
 _PIECE_BYTES: Final = 64 << 10
 
 
 class ArchiveWriter:
-    """Writes an archive, in the order of its methods; each returns bytes to send."""
+    """A writer of an archive. Its methods are called in this order; each returns bytes to send."""
 
     def __init__(self, now_ns: int) -> None:
         self._frames = FrameWriter()
         self._now_ns = now_ns
 
     def begin(self, stream: ArchivedStream) -> bytes:
-        """The stream's numbers."""
+        """Return the stream's numbers."""
         return self._frames.write(MAGIC + self._state(_STATE, {
             "messages": stream.msgs, "bytes": stream.bytes,
             "first_seq": stream.first_seq, "first_ts": stream.first_ts,
@@ -52,7 +52,7 @@ class ArchiveWriter:
             "consumer_count": stream.consumers}))
 
     def consumer(self, consumer: ArchivedConsumer) -> bytes:
-        """One of its consumers."""
+        """Return one of its consumers."""
         state: dict[str, Any] = {"delivered": _pair(consumer.delivered), "ack_floor": _pair(consumer.ack_floor)}
         if consumer.pending:
             state["pending"] = {str(seq): {"Sequence": consumer_seq, "Timestamp": at_ns}
@@ -63,12 +63,12 @@ class ArchiveWriter:
                                               {"config": consumer.config, "state": state}))
 
     def messages(self, msgs: Iterable[ArchivedMsg]) -> bytes:
-        """Some of its messages, in order."""
+        """Return some of its messages, in order."""
         return self._frames.write(b"".join([
             encode_entry(Entry(subject, time_ns, seq, hlen, body)) for seq, time_ns, subject, hlen, body in msgs]))
 
     def end(self) -> bytes:
-        """The last entry."""
+        """Return the last entry."""
         return self._frames.write(encode_entry(Entry(b"", 0, 0, 0, b"")))
 
     def _state(self, name: bytes, value: dict[str, Any]) -> bytes:
@@ -77,19 +77,19 @@ class ArchiveWriter:
 
 
 class ArchiveReader:
-    """Reads an archive in whatever pieces it comes. What follows the end is passed over."""
+    """A reader of an archive, in pieces of any size. Bytes after the end are ignored."""
 
     def __init__(self) -> None:
         self._frames = FrameReader()
         self._entries = EntryReader()
         self._magic = b""
         self._consumers = -1
-        """How many consumers are still to come; -1: the stream's numbers are."""
+        """The number of consumers that are yet to come; -1: the stream's numbers are, too."""
         self._last_seq = 0
         self._ended = False
 
     def feed(self, data: bytes) -> Iterator[ArchivedStream | ArchivedConsumer | list[ArchivedMsg] | End]:
-        """What ``data`` completes, decoded as it is asked for: take all of it.
+        """Yield the items that ``data`` completes, decoded one by one: the caller must take all of them.
 
         First the stream, then its consumers, then messages in rising order, a few hundred at a time; END last of all.
         Raises: ArchiveError.
@@ -120,7 +120,7 @@ class ArchiveReader:
             yield msgs
 
     def _raw(self, data: bytes) -> Iterator[bytes]:
-        """The raw bytes that ``data`` completes, after the magic, in pieces: a block may hold 600 000 entries."""
+        """Yield the raw bytes that ``data`` completes, after the magic, in pieces: a block may hold 600 000 entries."""
         for raw in self._frames.feed(data):
             if len(self._magic) < len(MAGIC):
                 raw = self._without_magic(raw)
@@ -128,7 +128,7 @@ class ArchiveReader:
                 yield raw[at:at + _PIECE_BYTES]
 
     def finish(self) -> None:
-        """Nothing more comes. Raises: ArchiveError: something is missing."""
+        """Check that nothing is missing, after the last byte. Raises: ArchiveError."""
         if not self._ended:
             self._frames.finish()
             raise ArchiveError("backup was truncated")
@@ -137,14 +137,14 @@ class ArchiveReader:
         missing = len(MAGIC) - len(self._magic)
         self._magic += raw[:missing]
         if self._magic in _BEFORE_2_15:
-            raise ArchiveError("the archive was made by a nats-server before 2.15: restore it in nats-server 2.15 and back it "
-                               "up there, which gives an archive that can be restored here")
+            raise ArchiveError("the archive was made by a nats-server before 2.15: restore it in nats-server 2.15 and "
+                               "back it up there, which gives an archive that can be restored here")
         if not MAGIC.startswith(self._magic) and not any(magic.startswith(self._magic) for magic in _BEFORE_2_15):
             raise ArchiveError("not an archive of a stream in the format of nats-server 2.15")
         return raw[missing:]
 
     def _other(self, entry: Entry) -> ArchivedStream | ArchivedConsumer | End:
-        """An entry that is no message, or stands where none may."""
+        """Return the value of an entry that is not a message. Raises: ArchiveError for a message where none may be."""
         if self._consumers < 0:
             if entry.name != _STATE:
                 raise ArchiveError("expected state.json first")
@@ -171,7 +171,8 @@ def _stream(value: dict[str, Any]) -> ArchivedStream:
         raise ArchiveError(f"{where}: first_seq {first_seq} is above last_seq {last_seq}")
     return ArchivedStream(
         _number(where, value, "messages"), _number(where, value, "bytes"), max(first_seq, 1), last_seq,
-        str(value.get("first_ts", ZERO_TIME)), str(value.get("last_ts", ZERO_TIME)), _number(where, value, "consumer_count"))
+        str(value.get("first_ts", ZERO_TIME)), str(value.get("last_ts", ZERO_TIME)),
+        _number(where, value, "consumer_count"))
 
 
 def _consumer(name: str, value: dict[str, Any]) -> ArchivedConsumer:
@@ -190,8 +191,8 @@ def _consumer(name: str, value: dict[str, Any]) -> ArchivedConsumer:
         pending[_key(where, seq)] = _number(where, numbers, "sequence"), _number(where, numbers, "timestamp")
     redelivered = {_key(where, seq): _counted(where, "redelivered", count)
                    for seq, count in _map(where, state, "redelivered").items()}
-    return ArchivedConsumer(name, config, _pair_of(where, state, "delivered"), _pair_of(where, state, "ack_floor"), pending,
-                            redelivered)
+    return ArchivedConsumer(name, config, _pair_of(where, state, "delivered"), _pair_of(where, state, "ack_floor"),
+                            pending, redelivered)
 
 
 def _json(entry: Entry) -> dict[str, Any]:
@@ -205,7 +206,7 @@ def _json(entry: Entry) -> dict[str, Any]:
 
 
 def _fields(value: dict[str, Any]) -> dict[str, Any]:
-    """An object's members by the lower-case names of their fields, without nulls."""
+    """Return an object's members by the lower-case names of their fields, without nulls."""
     return {folded(name): given for name, given in members(value) if given is not None}
 
 

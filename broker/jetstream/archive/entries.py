@@ -18,15 +18,16 @@ MAGIC: Final = b"NATSARC1"
 
 _NAME_BYTES_MAX: Final = 1 << 20
 MESSAGE_BYTES_MAX: Final = 32 << 20
-"""nats-server's bound on one message's record."""
+"""The largest size of one message's record, as in nats-server."""
 STATE_BYTES_MAX: Final = 64 << 20
-"""Of an entry without a sequence: more than the state of a consumer with half a million messages unacked."""
+"""The largest size of an entry without a sequence: more than the state of a consumer with half a million unacked
+messages."""
 
 _NUMBER_BYTES_MAX: Final = 10
 
 
 class Entry(NamedTuple):
-    """One entry. ``body`` begins with ``header_bytes`` of headers."""
+    """An entry. ``body`` begins with ``header_bytes`` of headers."""
 
     name: bytes
     time_ns: int
@@ -36,7 +37,7 @@ class Entry(NamedTuple):
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The bytes of an entry."""
+    """Return the bytes of an entry."""
     name, time_ns, seq, header_bytes, body = entry
     return b"".join((
         _varint(len(name)), _varint(time_ns << 1 if time_ns >= 0 else ~(time_ns << 1)), _varint(seq),
@@ -55,7 +56,7 @@ def _varint(number: int) -> bytes:
 
 
 class EntryReader:
-    """Reads entries from raw bytes in whatever pieces they come. The magic has been read."""
+    """A reader of entries from raw bytes, in pieces of any size. The magic has been read."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -64,11 +65,11 @@ class EntryReader:
 
     @property
     def between(self) -> bool:
-        """Whether all that was read are whole entries."""
+        """True if the bytes read so far are whole entries."""
         return not self._have
 
     def feed(self, data: bytes) -> list[Entry]:
-        """The entries that ``data`` completes. Raises: ArchiveError."""
+        """Return the entries that ``data`` completes. Raises: ArchiveError."""
         self._parts.append(data)
         self._have += len(data)
         if self._have < self._need:
@@ -104,7 +105,7 @@ class EntryReader:
 
 
 def _read(data: bytes, at: int) -> tuple[int, int]:
-    """The varint at ``at``, and where it ends. Raises: IndexError: it is cut off; ArchiveError."""
+    """Return the varint at ``at``, and where it ends. Raises: IndexError: it is cut off; ArchiveError."""
     byte = data[at]
     if byte < 0x80:
         return byte, at + 1

@@ -1,4 +1,4 @@
-"""What is wrong with an archive."""
+"""The error of damaged archives."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["ArchiveError"]
 
 
 class ArchiveError(Exception):
-    """The bytes are not an archive of a stream, or not a whole one. Reading it again cannot help."""
+    """Raised if the bytes are not an archive of a stream, or not a whole one. Reading it again cannot help."""

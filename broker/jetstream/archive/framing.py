@@ -4,7 +4,7 @@
       ff    the format's name: first of all, and wherever two streams were put together
       00    checksum (4 bytes), a compressed block
       01    checksum (4 bytes), raw bytes
-      80…fe padding, an index, and others that readers pass over; all other kinds are errors
+      80…fe padding, an index, and other chunks that readers skip; all other kinds are errors
 
 Source: framing_format.txt of google/snappy; github.com/klauspost/compress, s2/README.md.
 """
@@ -23,10 +23,10 @@ _NAME, _COMPRESSED, _RAW, _SKIPPABLE = 0xFF, 0x00, 0x01, 0x80
 _S2: Final = b"S2sTwO"
 _SNAPPY: Final = b"sNaPpY"
 _CHUNK_BYTES_MAX: Final = 4 + BLOCK_BYTES_MAX + BLOCK_BYTES_MAX // 6 + 32
-"""No chunk of data is longer: what cannot be compressed grows by a sixth at worst."""
+"""The largest chunk of data: incompressible bytes grow by a sixth at worst."""
 
 _BLOCK_BYTES: Final = 256 << 10
-"""Raw bytes of the blocks written here: a millisecond's work."""
+"""The raw bytes of the blocks written here: a millisecond's work."""
 
 
 def _checksum(raw: bytes) -> bytes:
@@ -37,13 +37,13 @@ def _checksum(raw: bytes) -> bytes:
 
 
 class FrameWriter:
-    """Writes an S2 stream."""
+    """A writer of an S2 stream."""
 
     def __init__(self) -> None:
         self._begun = False
 
     def write(self, raw: bytes) -> bytes:
-        """The chunks of ``raw``, complete: readers get all of it without waiting for more."""
+        """Return the chunks of ``raw``, complete: readers get all of it without waiting for more."""
         out = []
         if not self._begun:
             self._begun = True
@@ -61,7 +61,7 @@ def _chunk(kind: int, data: bytes) -> bytes:
 
 
 class FrameReader:
-    """Reads an S2 or Snappy stream in whatever pieces it comes."""
+    """A reader of an S2 or Snappy stream, in pieces of any size."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -71,7 +71,7 @@ class FrameReader:
         self._named = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The raw blocks that ``data`` completes, each decoded when it is asked for: take all of them.
+        """Yield the raw blocks that ``data`` completes, decoded one by one: the caller must take all of them.
 
         Raises: ArchiveError.
         """
@@ -133,7 +133,7 @@ class FrameReader:
             raise ArchiveError(f"a chunk of kind {kind:#04x} and {length} bytes")
 
     def finish(self) -> None:
-        """Nothing more comes. Raises: ArchiveError: something is missing."""
+        """Check that nothing is missing, after the last byte. Raises: ArchiveError."""
         if self._have or self._skip:
             raise ArchiveError("the archive is cut off within a chunk")
         if not self._named:

@@ -18,20 +18,20 @@ from broker.jetstream.archive.errors import ArchiveError
 __all__ = ["BLOCK_BYTES_MAX", "compress", "decompress"]
 
 BLOCK_BYTES_MAX: Final = 4 << 20
-"""The raw bytes of a block, by the format; so a few bytes never become more."""
+"""The largest size of a block's raw bytes, by the format; it bounds what a few bytes can expand to."""
 
 _LITERAL, _COPY_1, _COPY_2 = 0, 1, 2
 
 
 def compress(raw: bytes) -> bytes:
-    """A block of ``raw``, in the part of the format that is Snappy."""
+    """Return a block of ``raw``, in the part of the format that is Snappy."""
     import cramjam  # not at the start: it takes 0.1 s
 
     return bytes(cramjam.snappy.compress_raw(raw))
 
 
 def decompress(block: bytes) -> bytes:
-    """The raw bytes of a block. Raises: ArchiveError."""
+    """Return the raw bytes of a block. Raises: ArchiveError."""
     import cramjam
 
     size, at = _size(block)
@@ -51,7 +51,7 @@ def decompress(block: bytes) -> bytes:
 
 
 def _size(block: bytes) -> tuple[int, int]:
-    """The raw size that a block begins with, and where its elements begin."""
+    """Return the raw size that a block begins with, and where its elements begin."""
     size = shift = 0
     for at, byte in enumerate(block[:5], 1):
         size |= (byte & 0x7F) << shift
@@ -62,7 +62,7 @@ def _size(block: bytes) -> tuple[int, int]:
 
 
 def _decompress(block: bytes, at: int, size: int) -> bytes:
-    """The elements of ``block`` from ``at`` on. Raises: ArchiveError; IndexError: it ends within an element."""
+    """Decode the elements of ``block`` from ``at`` on. Raises: ArchiveError; IndexError: it ends within an element."""
     out = bytearray()
     offset, end = 0, len(block)
 

@@ -1,4 +1,4 @@
-"""What an archive holds: the stream's numbers, its consumers, its messages."""
+"""The contents of an archive: the stream's numbers, its consumers, its messages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["END", "ArchivedConsumer", "ArchivedMsg", "ArchivedStream", "End"]
 class ArchivedStream:
     """The stream when the snapshot was taken.
 
-    ``first_seq`` is ``last_seq + 1`` where there are no messages. The times are as the API shows them. ``consumers``: how
-    many follow.
+    ``first_seq`` is ``last_seq + 1`` if there are no messages. The times are as the API shows them. ``consumers``: the
+    number of consumers that follow.
     """
 
     msgs: int
@@ -29,8 +29,9 @@ class ArchivedStream:
 class ArchivedConsumer:
     """A consumer: its configuration as the API's JSON, and its state.
 
-    ``delivered`` and ``ack_floor``: consumer sequence, stream sequence. ``pending``: stream sequence → consumer sequence
-    and time of the delivery. ``redelivered``: stream sequence → deliveries after the first.
+    ``delivered`` and ``ack_floor``: consumer sequence, stream sequence.
+    ``pending``: stream sequence → consumer sequence and time of the delivery.
+    ``redelivered``: stream sequence → deliveries after the first.
     """
 
     name: str
@@ -52,7 +53,7 @@ class ArchivedMsg(NamedTuple):
 
 
 class End:
-    """The archive's last entry: nothing is missing before it."""
+    """The archive's last entry, which shows that the archive is complete."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
-"""Sending an archive in chunks: no more of them unanswered than the receiver asked for.
+"""Sends an archive in chunks, with no more of them unanswered than the receiver asked for.
 
-    deliver_subject  chunk, reply $JS.SNAPSHOT.ACK.<stream>.<id>.<bytes>.<number>    until the last one, which has none
+    deliver_subject  chunk, reply $JS.SNAPSHOT.ACK.<stream>.<id>.<bytes>.<number>    the last one has no reply subject
                      an empty message with a status                                  the end
 
 Source: nats-server 2.15, server/jetstream_api.go, streamSnapshot.
@@ -24,11 +24,11 @@ _WINDOW_BYTES_MAX: Final = 32 << 20
 
 ACK_SECONDS: Final = 5.0
 INTEREST_SECONDS: Final = 2.0
-"""How long a receiver may take to subscribe."""
+"""The time that a receiver may take to subscribe."""
 
 
 class Stopped(Exception):
-    """The transfer ended early. ``status``: what the receiver is told."""
+    """Raised when the transfer ended early. ``status``: the status that the receiver gets."""
 
     def __init__(self, why: str, status: bytes) -> None:
         super().__init__(why)
@@ -36,7 +36,7 @@ class Stopped(Exception):
 
 
 class ChunkSender:
-    """Sends one archive to ``to``."""
+    """A sender of one archive to the subject ``to``."""
 
     def __init__(self, bus: Bus, to: bytes, ack_prefix: bytes, chunk_size: int, window_size: int) -> None:
         self._bus = bus
@@ -46,11 +46,11 @@ class ChunkSender:
         window = min(max(window_size or _WINDOW_BYTES, _CHUNK_BYTES_LEAST), _WINDOW_BYTES_MAX)
         self._slots = max(window // self._chunk_bytes, 1)
         self._changed = asyncio.Event()
-        self._looks_on = False
+        self._polls_interest = False
         self._number = 0
 
     async def send(self, archive: AsyncIterator[bytes]) -> None:
-        """Send all that ``archive`` gives, and the end, also when it fails. Raises: Stopped; whatever ``archive`` raises."""
+        """Send the bytes of ``archive``, and the end, even if it fails. Raises: Stopped; the errors of ``archive``."""
         acks = self._bus.subscribe(self._ack_prefix + b".>", self._on_acks)
         self._watch = self._bus.watch_interest(self._to, b"", lambda _: self._changed.set())
         status = b""
@@ -86,10 +86,10 @@ class ChunkSender:
             self._bus.publish(self._to, b"", len(head), head)
 
     async def _receiver(self) -> None:
-        """Wait for the receiver's own subscription: clients ask with an inbox that the wildcard for all their replies
-        matches, and subscribe to it once the request is answered. Chunks sent before would be lost.
+        """Wait for the receiver's own subscription.
 
-        Raises: Stopped.
+        A client asks with an inbox that matches the wildcard for all its replies, and subscribes to it once the request
+        is answered. Chunks sent before would be lost. Raises: Stopped.
         """
         if not self._watch.interested:
             self._changed.clear()
@@ -97,12 +97,12 @@ class ChunkSender:
                 async with asyncio.timeout(INTEREST_SECONDS):
                     await self._changed.wait()
             except TimeoutError:
-                self._looks_on = True
+                self._polls_interest = True
                 self._check_interest()
 
     def _check_interest(self) -> None:
-        """Raises: Stopped: nobody receives chunks any more."""
-        if not (self._bus.interest(self._to) if self._looks_on else self._watch.interested):
+        """Check that somebody receives the chunks. Raises: Stopped."""
+        if not (self._bus.interest(self._to) if self._polls_interest else self._watch.interested):
             raise Stopped("no interest", b"408 No Interest")
 
     async def _slot(self) -> None:

@@ -1,4 +1,4 @@
-"""Consumers in archives: from a live one, and back to the record that creates it."""
+"""Consumers in archives: from a live consumer, and back to the record that creates it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["BadState", "archived", "new_consumer"]
 
 
 class BadState(Exception):
-    """A state that no consumer can have."""
+    """Raised for a state that no consumer can have."""
 
 
 def archived(consumer: Consumer, last_seq: int) -> ArchivedConsumer:
-    """``consumer`` as it is now, less what it knows of messages above ``last_seq``, which the archive ends with."""
+    """Return ``consumer`` as it is now, without messages above ``last_seq``, the last one of the archive."""
     acks = consumer.acks
     return ArchivedConsumer(
         consumer.name, consumer.config.to_json() | {"name": consumer.name},
@@ -31,7 +31,7 @@ def archived(consumer: Consumer, last_seq: int) -> ArchivedConsumer:
 
 
 def new_consumer(given: ArchivedConsumer, config: ConsumerConfig, created_ns: int, last_seq: int) -> NewConsumer:
-    """The consumer of an archive whose stream ends with ``last_seq``. Raises: BadState."""
+    """Return the consumer of an archive whose stream ends with ``last_seq``. Raises: BadState."""
     delivered_cseq, delivered_sseq = given.delivered
     floor_cseq, floor_sseq = given.ack_floor
     delivered_sseq, floor_sseq = min(delivered_sseq, last_seq), min(floor_sseq, last_seq)
@@ -45,8 +45,7 @@ def new_consumer(given: ArchivedConsumer, config: ConsumerConfig, created_ns: in
             if not floor_sseq < seq <= delivered_sseq or not 0 < cseq <= delivered_cseq:
                 raise BadState(f"message {seq} cannot be pending")
             pending.append((at_ns, seq, cseq))
-    # In the order of delivery.
-    pending.sort()
+    pending.sort()  # in the order of delivery
     seqs = [seq for _, seq, _ in pending]
     known = frozenset(seqs)
     start = ConsumerDelta(

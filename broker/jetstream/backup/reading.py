@@ -1,6 +1,6 @@
-"""A stream as an archive, read while it goes on: its messages up to the last one at the beginning.
+"""Reads a stream as an archive while the stream is in use: the messages up to the last one at the beginning.
 
-What is removed meanwhile may be missing. One frame of messages is held at a time, and is compressed beside the loop.
+Messages removed meanwhile may be missing. One frame of messages is held at a time, and is compressed in a thread.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["StreamReader"]
 
 
 class StreamReader:
-    """Reads ``stream`` as ``numbers`` say it is now, with these ``consumers``.
+    """A reader of ``stream`` with the state ``numbers``, and of these ``consumers``.
 
-    Args: ``exists``: whether it is still there.
+    Args: ``exists`` returns whether the stream still exists.
     """
 
-    def __init__(self, stream: Stream, numbers: ArchivedStream, consumers: Sequence[Consumer], exists: Callable[[], bool],
-                 ) -> None:
+    def __init__(self, stream: Stream, numbers: ArchivedStream, consumers: Sequence[Consumer],
+                 exists: Callable[[], bool]) -> None:
         self._stream = stream
         self._numbers = numbers
         self._consumers = consumers
@@ -41,7 +41,7 @@ class StreamReader:
         self._last_seq = numbers.last_seq
 
     async def read(self) -> AsyncIterator[bytes]:
-        """The bytes of the archive. Raises: ApiError, StoreError, FormatError: it cannot be read, or not now."""
+        """Yield the bytes of the archive. Raises: ApiError, StoreError, FormatError: it cannot be read, or not now."""
         writer = ArchiveWriter(self._stream.clock.now_ns())
         yield await asyncio.to_thread(writer.begin, self._numbers)
         for consumer in self._consumers:
@@ -72,7 +72,7 @@ class StreamReader:
         return self._stream.next_chunk(seq, None)
 
     def _messages(self, chunk: Chunk, dead: DeadSet | None, place: int) -> list[ArchivedMsg]:
-        """Those of ``chunk`` from ``place`` on that are live and were there at the beginning."""
+        """Return the messages of ``chunk`` from ``place`` on that are live and existed at the beginning."""
         msgs, hlens, last_seq = [], chunk.hlens, self._last_seq
         for at in range(place, len(chunk)):
             seq = chunk.seq(at)

@@ -1,9 +1,10 @@
-"""Receiving an archive in chunks, and filling a stream from it.
+"""Receives an archive in chunks, and fills a stream from it.
 
     $JS.SNAPSHOT.RESTORE.<stream>.<id>  chunk  ──> answered with nothing when it is in the stream, or with an error
-                                        empty  ──> the end: the stream is there, and its info is the answer
+                                        empty  ──> the end: the stream exists, and its info is the answer
 
-A client sends the next chunk when the last one is answered. One that does not wait is held back: its socket is not read.
+A client sends the next chunk when the last one is answered. A client that does not wait is held back: its socket is not
+read.
 """
 
 from __future__ import annotations
@@ -38,27 +39,27 @@ __all__ = ["Restore", "RestoreFailed", "Stalled"]
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 5.0
-"""How long a client may take to send the next chunk."""
+"""The time that a client may take to send the next chunk."""
 
 _HELD_BYTES: Final = 4 << 20
-"""Chunks that wait before their client is held back."""
+"""The bytes of waiting chunks above which their client is held back."""
 _WAITING_BYTES_MAX: Final = 128 << 20
-"""Chunks that wait in all: more than one full read of a client that is held back."""
+"""The largest total of waiting chunks: more than one full read of a client that is held back."""
 
 _CHUNK_BYTES: Final = 200
-"""What a chunk takes beside its data and its reply subject."""
+"""The memory that a chunk takes beside its data and its reply subject."""
 
 _CONSUMERS_BYTES_MAX: Final = 256 << 20
 _NUMBER_BYTES: Final = 200
-"""About what a pending message takes in memory."""
+"""The approximate memory that a pending message takes."""
 
 
 class RestoreFailed(Exception):
-    """The stream could not be restored, and nothing of it is left."""
+    """Raised if the stream could not be restored. Nothing of it is left."""
 
 
 class Stalled(RestoreFailed):
-    """The client is gone."""
+    """Raised if the client sends nothing any more."""
 
 
 class _Chunk(NamedTuple):
@@ -67,15 +68,15 @@ class _Chunk(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """About the bytes of memory that it takes: many small ones, or empty ones, are not free."""
+        """The approximate memory that the chunk takes: many small ones, or empty ones, are not free."""
         return _CHUNK_BYTES + len(self.reply) + len(self.data)
 
 
 class Restore:
-    """One restore of a stream with ``config``, whose name is reserved. ``on_chunks`` takes what the client sends; ``run``
-    does the work.
+    """The restore of a stream with ``config``, whose name is reserved.
 
-    Attributes: ``total``: bytes taken so far.
+    ``on_chunks`` receives the client's chunks; ``run`` does the work.
+    Attributes: ``total``: the bytes received so far.
     """
 
     def __init__(self, account: Account, config: StreamConfig, provenance: Provenance | None = None) -> None:
@@ -97,14 +98,14 @@ class Restore:
         self._consumers_bytes = 0
         self.total = 0
         self.reply = b""
-        """Where the client waits for an answer."""
+        """The subject where the client waits for an answer."""
 
     # --- chunks -------------------------------------------------------------------------------------------------------
 
     def on_chunks(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Take a run of chunks: the bus's handler."""
+        """Receive a run of chunks, as a handler of the bus."""
         if self._over:
-            return  # and hold nobody back
+            return  # without holding a client back
         for _, reply, hlen, body in ops[start:end]:
             if not reply:
                 self._refused = self._refused or f"{self._name} requires reply subject for each chunk"
@@ -142,14 +143,14 @@ class Restore:
     # --- the work -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> Stream:
-        """Restore the stream. ``reply`` is then where its info is expected.
+        """Restore the stream. ``reply`` is then the subject where its info is expected.
 
         Raises: RestoreFailed, ApiError, StoreError, FormatError: nothing of it is left; CancelledError: the next start
             deletes what is left.
         """
         try:
             while (chunk := await self._next()).data:
-                await self._take(chunk.data)
+                await self._add(chunk.data)
                 self.total += len(chunk.data)
                 self._account.bus.publish(chunk.reply, b"", 0, b"")
             self._reader.finish()
@@ -161,7 +162,7 @@ class Restore:
             self._release()
             self._chunks.clear()
 
-    async def _take(self, data: bytes) -> None:
+    async def _add(self, data: bytes) -> None:
         items: Iterator[Any] = self._reader.feed(data)
         while True:
             item = await asyncio.to_thread(next, items, None)  # decoding may take some ten milliseconds
@@ -213,7 +214,8 @@ class Restore:
         refill.append(given)
 
     async def _complete(self) -> Stream:
-        """Make the stream one of the account's, and remove what is beyond its limits, or acked and not needed any more."""
+        """Make the stream one of the account's, and remove messages beyond its limits, or acked and not needed any
+        more."""
         stream, refill, numbers = self._stream, self._refill, self._numbers
         if stream is None or refill is None or numbers is None:
             raise RestoreFailed("expected state.json first")

@@ -19,7 +19,6 @@ from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
-
     from broker.jetstream.account.account import Account
     from broker.jetstream.account.incoming import Provenance
     from broker.jetstream.bus import Source
@@ -31,7 +30,7 @@ __all__ = ["CREATED", "Transfers"]
 _log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16
-"""Transfers of an account: each takes some 10 MB of memory."""
+"""The largest number of transfers of an account: each takes some 10 MB of memory."""
 
 CREATED: Final = "io.nats.jetstream.api.v1.stream_create_response"
 
@@ -44,12 +43,12 @@ class Transfers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check_room(self, err_code: int) -> None:
-        """Raises: ApiError ``err_code``: there are too many already."""
+        """Check that another transfer may begin. Raises: ApiError ``err_code``: there are too many already."""
         if len(self._tasks) >= AT_ONCE:
             raise ApiError(err_code, err=f"{AT_ONCE} backups and restores are under way: wait until one is done")
 
     async def drop(self) -> None:
-        """Stop all."""
+        """Cancel all transfers."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -64,11 +63,12 @@ class Transfers:
 
     def snapshot(self, stream: Stream, state: dict[str, Any], source: Source | None, *, to: str, consumers: bool,
                  chunk_size: int, window_size: int) -> None:
-        """Send a stream, whose ``state`` is this now, to the subject ``to``, after what is in the log's queue."""
+        """Send a stream, whose current state is ``state``, to the subject ``to``, after the replies in the log's
+        queue."""
         account = self._account
         sent = [one for one in account.consumers.of(stream).values() if consumers and not one.config.direct]
-        numbers = ArchivedStream(state["messages"], state["bytes"], state["first_seq"], state["last_seq"], state["first_ts"],
-                                 state["last_ts"], len(sent))
+        numbers = ArchivedStream(state["messages"], state["bytes"], state["first_seq"], state["last_seq"],
+                                 state["first_ts"], state["last_ts"], len(sent))
         reader = StreamReader(stream, numbers, sent, lambda: account.streams.get(stream.name) is stream)
         prefix = f"$JS.SNAPSHOT.ACK.{stream.name}.{secret_id()}".encode()
         sender = ChunkSender(account.bus, to.encode(), prefix, chunk_size, window_size)
@@ -80,7 +80,7 @@ class Transfers:
         what, error = f"snapshot for stream '{account.name} > {stream.name}'", ""
         _log.info("starting %s", what)
         try:
-            # The answer to the request comes first.
+            # Send the answer to the request first.
             await stream.log.persisted()
             account.events.snapshot(stream.name, state, client)
             await sender.send(reader.read())
@@ -97,9 +97,9 @@ class Transfers:
 
     def restore(self, config: StreamConfig, provenance: Provenance, source: Source | None,
                 info: Callable[[Stream], Coroutine[Any, Any, dict[str, Any]]]) -> str:
-        """Begin to restore a stream whose name is reserved; ``info`` gives the members of the answer when it is there.
+        """Begin to restore a stream whose name is reserved; ``info`` returns the members of the answer once it exists.
 
-        Returns: where its chunks are expected.
+        Returns: the subject where its chunks are expected.
         """
         account = self._account
         to = f"$JS.SNAPSHOT.RESTORE.{config.name}.{secret_id()}"

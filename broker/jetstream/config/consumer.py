@@ -1,8 +1,7 @@
 """A consumer's configuration, as in requests and answers.
 
 Fields carry their wire names; order, defaults on the wire and omissions are those of nats-server 2.15 (its
-``ConsumerConfig``, server/consumer.go). Allowed values, and defaults in place of zeros, are in
-consumer_rules.py.
+``ConsumerConfig``, server/consumer.go). Allowed values, and defaults in place of zeros, are in consumer_rules.py.
 """
 
 # ruff: noqa: RUF009  # the wire functions return dataclass fields, made anew for each object
@@ -20,7 +19,7 @@ __all__ = ["ConsumerConfig", "ConsumerCreateRequest"]
 
 @dataclass(slots=True)
 class ConsumerConfig:
-    """One consumer's configuration. Durations are nanoseconds, instants Unix UTC nanoseconds."""
+    """The configuration of a consumer. Durations are nanoseconds, instants Unix UTC nanoseconds."""
 
     durable_name: str = wire.text()
     name: str = wire.text()
@@ -69,11 +68,11 @@ class ConsumerConfig:
         return wire.read(cls, value)
 
     def to_json(self) -> dict[str, Any]:
-        """The configuration as JSON members, as nats-server shows it."""
+        """Return the configuration as JSON members, as nats-server shows it."""
         return wire.write(self)
 
     def copy(self) -> ConsumerConfig:
-        """A copy that shares nothing that can change."""
+        """Return a copy that shares nothing that can change."""
         twin = ConsumerConfig(*_VALUES(self))
         for name in _MUTABLE:
             setattr(twin, name, getattr(self, name).copy())
@@ -81,27 +80,30 @@ class ConsumerConfig:
 
     @property
     def durable(self) -> bool:
-        """Whether the consumer outlives its users by default."""
+        """True if the consumer outlives its users by default."""
         return bool(self.durable_name)
 
     @property
     def push(self) -> bool:
-        """Whether messages are pushed to ``deliver_subject`` rather than pulled."""
+        """True if messages are pushed to ``deliver_subject`` rather than pulled."""
         return bool(self.deliver_subject)
 
     @property
     def stored(self) -> bool:
-        """Whether it survives a restart."""
+        """True if the consumer survives a restart."""
         return not (self.mem_storage or self.direct)
 
     @property
     def copies(self) -> bool:
-        """Whether another stream reads through it, as a mirror or source: it does not count towards consumer limits."""
+        """True if another stream reads through the consumer, as a mirror or source.
+
+        It takes no messages from other consumers, and does not count towards consumer limits.
+        """
         return self.direct or self.sourcing
 
     @property
     def filters(self) -> list[str]:
-        """The filter subjects, however they were given; empty = every subject."""
+        """The filter subjects, in whichever member they were given; empty = every subject."""
         return [self.filter_subject] if self.filter_subject else list(self.filter_subjects)
 
 

@@ -1,7 +1,7 @@
-"""Which consumer configurations are valid, which updates are allowed, and the defaults in place of zeros.
+"""The rules for consumer configurations: valid values, allowed updates, and the defaults in place of zeros.
 
-Pure decisions over values; a function argument says whether a deliver subject is in use. The order of the checks is
-nats-server's, since a client sees the first that fails.
+Pure decisions over values; a function argument returns whether a deliver subject is in use. The order of the checks is
+nats-server's, because a client sees the first that fails.
 
 Source: nats-server 2.15, server/consumer.go setConsumerConfigDefaults, checkConsumerCfg, checkNewConsumerConfig.
 """
@@ -31,7 +31,7 @@ ACK_WAIT_DEFAULT_NS = 30_000_000_000
 MAX_ACK_PENDING_DEFAULT = 1000
 MAX_WAITING_DEFAULT = 512
 INACTIVE_THRESHOLD_DEFAULT_NS = 5_000_000_000
-"""How long an ephemeral consumer without a threshold of its own outlives its last use."""
+"""The time for which an ephemeral consumer without a threshold of its own outlives its last use."""
 PRIORITY_TIMEOUT_DEFAULT_NS = 120_000_000_000
 SOURCING_HEARTBEAT_NS = 1_000_000_000
 _100_MS = 100_000_000
@@ -42,7 +42,7 @@ _SAMPLE = re.compile(r"[+-]?[0-9]+")
 
 
 def is_group_name(name: str) -> bool:
-    """Whether the name of a priority group is valid."""
+    """Return whether the name of a priority group is valid."""
     return _GROUP_NAME.fullmatch(name) is not None
 
 
@@ -50,7 +50,7 @@ def check_consumer(given: ConsumerConfig, stream: StreamConfig, account: Account
                    pedantic: bool = False) -> ConsumerConfig:
     """Check a configuration for a consumer of ``stream`` and fill in its defaults.
 
-    Args: ``pedantic`` refuses (10157) what would otherwise be adjusted.
+    Args: ``pedantic`` refuses (10157) values that would otherwise be adjusted.
     Returns: a new configuration with its required API level in the metadata; ``given`` is not modified.
     Raises: ApiError.
     """
@@ -70,7 +70,7 @@ def check_consumer(given: ConsumerConfig, stream: StreamConfig, account: Account
 
 
 def fill_inactive_threshold(config: ConsumerConfig, *, durable: bool) -> None:
-    """Consumers that are not durable are deleted some time after their last use.
+    """Fill in the default threshold of a consumer that is not durable: it is deleted some time after its last use.
 
     Args: ``durable``: whether the consumer is durable; in an update, whether it was before, as on nats-server.
     Source: nats-server, server/consumer.go (updateInactiveThreshold).
@@ -79,11 +79,11 @@ def fill_inactive_threshold(config: ConsumerConfig, *, durable: bool) -> None:
         config.inactive_threshold = INACTIVE_THRESHOLD_DEFAULT_NS
 
 
-def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig, listened_to: Callable[[str], bool]) -> None:
-    """Check ``new`` (already checked on its own, defaults filled in) as an update of ``old``.
+def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig, has_subscribers: Callable[[str], bool]) -> None:
+    """Check ``new`` (already checked by itself, defaults filled in) as an update of ``old``.
 
-    Args: ``listened_to`` says whether somebody subscribes to a deliver subject.
-    Raises: ApiError 10012 naming what cannot be updated, 10013 when the deliver subject is in use, 10116.
+    Args: ``has_subscribers`` returns whether anybody subscribes to a deliver subject.
+    Raises: ApiError 10012 naming the field that cannot be updated, 10013 if the deliver subject is in use, 10116.
     """
     if old == new:
         return
@@ -100,7 +100,7 @@ def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig, listened_to:
             raise ApiError(ApiErrors.CONSUMER_CREATE, err="can not update pull consumer to push based")
         if not new.deliver_subject:
             raise ApiError(ApiErrors.CONSUMER_CREATE, err="can not update push consumer to pull based")
-        if listened_to(old.deliver_subject):
+        if has_subscribers(old.deliver_subject):
             raise ApiError(ApiErrors.CONSUMER_NAME_EXIST)
     if old.max_waiting != new.max_waiting:
         raise ApiError(ApiErrors.CONSUMER_CREATE, err="max waiting can not be updated")
@@ -108,7 +108,7 @@ def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig, listened_to:
 
 def fit_to_copy(given: ConsumerConfig, stream: StreamConfig, existing: ConsumerConfig | None,
                 suffix: Callable[[], str]) -> ConsumerConfig:
-    """The consumer that a mirror, or a stream with sources, gets when it requests one to copy ``stream``.
+    """Return the configuration of a consumer that a mirror, or a stream with sources, requests to copy ``stream``.
 
     Under interest and work-queue retention it must ack, so it becomes durable; otherwise it is a new one each time.
 
@@ -134,11 +134,11 @@ def check_work_queue(config: ConsumerConfig, others: Collection[ConsumerConfig])
 
     Raises: ApiError 10098, 10101, 10099, 10100.
     """
-    if config.direct or config.sourcing:
+    if config.copies:
         return
     _first_broken((config.ack_policy not in ("explicit", "flow_control"), ApiErrors.CONSUMER_WQ_REQUIRES_EXPLICIT_ACK),
                   (config.deliver_policy != "all", ApiErrors.CONSUMER_WQ_CONSUMER_NOT_DELIVER_ALL))
-    if any(not _apart(other) for other in others):
+    if any(not other.copies for other in others):
         _first_broken((not config.filters, ApiErrors.CONSUMER_WQ_MULTIPLE_UNFILTERED))
         check_work_queue_filters(config, others)
 
@@ -148,18 +148,13 @@ def check_work_queue_filters(config: ConsumerConfig, others: Collection[Consumer
     mine = [subject.encode() for subject in config.filters]
     if not mine:
         return
-    taken = [other.filters for other in others if not _apart(other)]
-    if not all(taken) or overlapping(mine, [subject.encode() for theirs in taken for subject in theirs]):
+    rivals = [other.filters for other in others if not other.copies]
+    if not all(rivals) or overlapping(mine, [subject.encode() for theirs in rivals for subject in theirs]):
         raise ApiError(ApiErrors.CONSUMER_WQ_CONSUMER_NOT_UNIQUE)
 
 
-def _apart(config: ConsumerConfig) -> bool:
-    """Whether it takes no messages from others: the consumer of another stream that copies this one."""
-    return config.direct or config.sourcing
-
-
 def consumer_level(config: ConsumerConfig) -> int:
-    """The API level that a server must have to serve such a consumer."""
+    """Return the API level that a server must have to serve such a consumer."""
     if config.ack_policy == "flow_control":
         return 4
     grouped = config.priority_policy != "none" or config.priority_timeout or config.priority_groups
@@ -167,7 +162,7 @@ def consumer_level(config: ConsumerConfig) -> int:
 
 
 def same_consumer(new: ConsumerConfig, old: ConsumerConfig) -> bool:
-    """Whether creating ``new`` again would change nothing; the server's own metadata does not count."""
+    """Return whether creating ``new`` again would change nothing; the server's own metadata does not count."""
     a, b = new.copy(), old.copy()
     for one in (a, b):
         one.metadata = with_static_metadata(one.metadata, 0)

@@ -20,7 +20,7 @@ __all__ = ["ConsumerLimits", "ExternalStream", "Placement", "RePublish", "Source
 
 @dataclass(slots=True)
 class Placement:
-    """Where to place a stream; stored and shown, but without effect in a broker whose disk is a bucket."""
+    """The place for a stream; stored and shown, but without effect in a broker whose disk is a bucket."""
 
     cluster: str = wire.text()
     tags: list[str] = wire.texts()
@@ -29,7 +29,7 @@ class Placement:
 
 @dataclass(slots=True)
 class ExternalStream:
-    """How to reach the API of another account or domain."""
+    """The subjects by which to reach the API of another account or domain."""
 
     api: str = wire.text(always=True)
     deliver: str = wire.text(always=True)
@@ -37,7 +37,7 @@ class ExternalStream:
 
 @dataclass(slots=True)
 class SubjectTransform:
-    """Subjects matching ``src`` become ``dest``."""
+    """A mapping of subjects: those that match ``src`` become ``dest``."""
 
     src: str = wire.text(always=True)
     dest: str = wire.text(always=True)
@@ -66,7 +66,7 @@ class StreamSource:
 
 @dataclass(slots=True)
 class RePublish:
-    """Stored messages are published again under ``dest``."""
+    """A setting by which stored messages are published again under ``dest``."""
 
     src: str = wire.text()
     dest: str = wire.text(always=True)
@@ -75,7 +75,7 @@ class RePublish:
 
 @dataclass(slots=True)
 class ConsumerLimits:
-    """Defaults and upper bounds of the stream's consumers; 0 = none."""
+    """The defaults and upper bounds of the stream's consumers; 0 = none."""
 
     inactive_threshold: int = wire.duration()
     max_ack_pending: int = wire.integer()
@@ -83,7 +83,7 @@ class ConsumerLimits:
 
 @dataclass(slots=True)
 class StreamConfig:
-    """One stream's configuration. Durations are nanoseconds; limits use -1 for none once defaults are filled in."""
+    """The configuration of a stream. Durations are nanoseconds; limits use -1 for none once defaults are filled in."""
 
     name: str = wire.text(always=True)
     description: str = wire.text()
@@ -134,22 +134,22 @@ class StreamConfig:
         return wire.read(cls, value)
 
     def to_json(self) -> dict[str, Any]:
-        """The configuration as JSON members, as nats-server shows it."""
+        """Return the configuration as JSON members, as nats-server shows it."""
         return wire.write(self)
 
     def copy(self) -> StreamConfig:
-        """A deep copy of the same class's fields, as a plain StreamConfig."""
+        """Return a deep copy, as a plain StreamConfig."""
         return wire.read(StreamConfig, self.to_json())
 
     @property
     def elements(self) -> int:
-        """How long the lists of the configuration are: the measure of the work of a check."""
+        """The number of elements in the configuration's lists, which measures the work of a check."""
         upstream = [source for source in (self.mirror, *self.sources) if source is not None]
         return len(self.subjects) + len(upstream) + sum(len(source.subject_transforms) for source in upstream)
 
     @property
     def follows(self) -> bool:
-        """Whether the stream copies others."""
+        """True if the stream copies others."""
         return self.mirror is not None or bool(self.sources)
 
     @property
@@ -160,11 +160,11 @@ class StreamConfig:
 
 @dataclass(slots=True)
 class StreamConfigRequest(StreamConfig):
-    """The body of STREAM.CREATE and STREAM.UPDATE: a configuration and how strictly to take it."""
+    """The body of STREAM.CREATE and STREAM.UPDATE: a configuration, and whether to check it pedantically."""
 
     pedantic: bool = wire.boolean()
 
     def config(self) -> StreamConfig:
-        """The configuration alone."""
+        """Return the configuration alone."""
         names = [field.name for field in dataclasses.fields(StreamConfig)]
         return StreamConfig(**{name: getattr(self, name) for name in names})

@@ -1,8 +1,8 @@
-"""Which stream configurations are valid, which updates are allowed, and the defaults in place of zeros.
+"""The rules for stream configurations: valid values, allowed updates, and the defaults in place of zeros.
 
-Pure decisions over values: other streams and limits are passed in. The order of the checks is nats-server's, since a
-client sees the first that fails. What this version cannot honour is refused by one table, ``UNSUPPORTED``, rather than
-accepted and ignored.
+Pure decisions over values: other streams and limits are passed in. The order of the checks is nats-server's, because a
+client sees the first that fails. Fields that this version cannot honour are refused by one table, ``UNSUPPORTED``,
+rather than accepted and ignored.
 
 Source: nats-server 2.15, server/stream.go checkStreamCfgLocked and configUpdateCheckLocked,
 server/jetstream_versioning.go.
@@ -57,12 +57,14 @@ UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("sources.consumer with external", lambda c: any(
         source is not None and source.consumer and source.external for source in c.sources)),
 )
-"""Fields that are read and checked, but not implemented in this version: a value other than the default is refused with
-10052 that names the field."""
+"""Fields that are read and checked, but not implemented in this version.
+
+A value other than the default is refused with 10052, which names the field.
+"""
 
 
 def check_supported(config: StreamConfig) -> None:
-    """Refuse what this version would have to ignore.
+    """Refuse fields that this version would have to ignore.
 
     Raises: ApiError 10052 that names the field.
     """
@@ -75,7 +77,7 @@ def check_stream(given: StreamConfig, neighbours: Neighbours, account: AccountLi
                  pedantic: bool = False) -> StreamConfig:
     """Check a configuration and fill in its defaults.
 
-    Args: ``pedantic`` refuses (10157) what would otherwise be adjusted.
+    Args: ``pedantic`` refuses (10157) values that would otherwise be adjusted.
     Returns: a new configuration; ``given`` is not modified.
     Raises: ApiError, 10052 for most, otherwise the code of the rule.
     """
@@ -116,7 +118,7 @@ def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours,
                  server: ServerLimits, *, pedantic: bool = False) -> StreamConfig:
     """Check ``given`` as an update of ``old``; omitted fields go back to their defaults.
 
-    Returns: the new configuration, defaults filled in, sealing worked out.
+    Returns: the new configuration, with defaults filled in and the consequences of sealing applied.
     Raises: ApiError.
     """
     new = check_stream(given, neighbours, account, server, pedantic=pedantic)
@@ -154,7 +156,7 @@ def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours,
 
 
 def subjects_overlap(subjects: Iterable[str], others: Iterable[StreamConfig]) -> bool:
-    """Whether a subject could belong to one of ``subjects`` and to one of the ``others``."""
+    """Return whether a subject could belong to one of ``subjects`` and to one of the ``others``."""
     theirs = [subject for other in others for subject in other.subjects_bytes]
     return bool(theirs and overlapping([subject.encode() for subject in subjects], theirs))
 
@@ -162,7 +164,7 @@ def subjects_overlap(subjects: Iterable[str], others: Iterable[StreamConfig]) ->
 # --- metadata ---------------------------------------------------------------------------------------------------------
 
 def required_level(config: StreamConfig) -> int:
-    """The API level that a server must have to serve such a stream."""
+    """Return the API level that a server must have to serve such a stream."""
     if config.allow_batched:
         return 4
     if config.allow_msg_counter or config.allow_atomic or config.allow_msg_schedules or config.persist_mode == "async":
@@ -171,18 +173,18 @@ def required_level(config: StreamConfig) -> int:
 
 
 def with_static_metadata(metadata: Mapping[str, str], level: int) -> dict[str, str]:
-    """Metadata as stored: with the required level, without what only answers show."""
+    """Return metadata as stored: with the required level, without the members that only answers show."""
     kept = {key: value for key, value in metadata.items() if key not in (VERSION_KEY, LEVEL_KEY)}
     return kept | {REQUIRED_LEVEL_KEY: str(level)}
 
 
 def with_dynamic_metadata(metadata: Mapping[str, str], version: str) -> dict[str, str]:
-    """Metadata as answers show it."""
+    """Return metadata as answers show it."""
     return dict(sorted({**metadata, VERSION_KEY: version, LEVEL_KEY: str(JETSTREAM_API_LEVEL)}.items()))
 
 
 def same_config(new: StreamConfig, old: StreamConfig) -> bool:
-    """Whether creating ``new`` again would change nothing; the server's own metadata does not count."""
+    """Return whether creating ``new`` again would change nothing; the server's own metadata does not count."""
     return _without_versions(new) == _without_versions(old)
 
 

@@ -1,4 +1,4 @@
-"""Rules for a stream's configuration about other streams and subjects: mirror, sources, transforms, republishing.
+"""The rules for a stream's configuration about other streams and subjects: mirror, sources, transforms, republishing.
 
 Pure decisions over values, in nats-server's order (stream_rules calls them). ``neighbours`` has the existing streams;
 a mirror or source may name one that does not exist yet.
@@ -31,12 +31,12 @@ Neighbours = Mapping[str, StreamConfig]
 
 
 def is_asset_name(name: str) -> bool:
-    """Whether ``name`` is valid for a stream or consumer (apart from its length)."""
+    """Return whether ``name`` is valid for a stream or consumer (apart from its length)."""
     return bool(name) and _NOT_IN_NAMES.isdisjoint(name)
 
 
 def stream_name(source: StreamSource) -> str:
-    """The origin as headers and info show it: its name, and hashes that distinguish origins of the same name."""
+    """Return the origin as headers and info show it: its name, and hashes that distinguish origins of the same name."""
     name = source.name
     if source.external is not None:
         name += ":" + short_hash(source.external.api)
@@ -46,7 +46,8 @@ def stream_name(source: StreamSource) -> str:
 
 
 def source_name(source: StreamSource) -> str:
-    """What distinguishes the sources of one stream: origin, filters, destinations, separated by spaces."""
+    """Return the name that distinguishes the sources of one stream: origin, filters, destinations, separated by
+    spaces."""
     transforms = source.subject_transforms
     filters = [one.src or ">" for one in transforms] or [source.filter_subject or ">"]
     return " ".join((stream_name(source), "\f".join(filters), "\f".join(one.dest or ">" for one in transforms) or ">"))
@@ -149,7 +150,8 @@ def check_prefixes(config: StreamConfig, neighbours: Neighbours) -> None:
 
 
 def _first_delivery_cycle(prefixes: Sequence[str], subjects: Sequence[str]) -> int:
-    """The index of the first prefix P with a subject S such that S overlaps P.S; ``len(prefixes)`` if there is none.
+    """Return the index of the first prefix P with a subject S such that S overlaps P.S; ``len(prefixes)`` if there is
+    none.
 
     S is shorter than P.S, so it ends in ``>``. The two overlap if S overlaps P.> and each token of S that follows the
     place of P overlaps the token of S that P.S has there.
@@ -167,12 +169,12 @@ def _first_delivery_cycle(prefixes: Sequence[str], subjects: Sequence[str]) -> i
 
 
 def _repeats(tokens: Sequence[bytes], length: int) -> bool:
-    """Whether each token overlaps the one ``length`` places before it."""
+    """Return whether each token overlaps the one ``length`` places before it."""
     return all(one == other or b"*" in (one, other) for one, other in zip(tokens[length:], tokens, strict=False))
 
 
 def check_cycles(config: StreamConfig, neighbours: Neighbours) -> None:
-    """Follow mirrors and sources from stream to stream: none may form a cycle of overlapping subjects."""
+    """Refuse a cycle of mirrors and sources with overlapping subjects. Raises: ApiError 10052."""
     to_visit, visited, known = deque([config]), set(), {config.name}
     while to_visit:
         here = to_visit.popleft()
@@ -232,7 +234,7 @@ def _check_transforms(source: StreamSource, *, invalid_filter: int, invalid_dest
 
 
 def _transformed(source: StreamSource) -> list[bytes]:
-    """The subjects that the transforms of a mirror or source begin with. Raises: ApiError 10052."""
+    """Return the subjects that the transforms of a mirror or source begin with. Raises: ApiError 10052."""
     subjects = [transform.src.encode() for transform in source.subject_transforms]
     check_shapes(subjects, "subject transforms")
     return subjects

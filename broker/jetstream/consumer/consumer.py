@@ -2,19 +2,18 @@
 
 Owns the consumer's configuration and lifecycle, and the order in which its parts are called:
 
-    pull request ──> PullAdmission, Waiting ─┐                                ┌──> Deliveries to an inbox or deliver_subject
-    listeners ─────> PushSide ───────────────┼─> DeliveryLoop ── Cursor ──────┤
-    commit landed ─> wake ───────────────────┘        └─── AckState ──────────┴──> pop_delta: a record in the stream's
-    ack ───────────> AckHandler ─────────────────────────────^                     next block
+    pull request ──> PullAdmission, Waiting ─┐                            ┌──> Deliveries to an inbox or deliver_subject
+    listeners ─────> PushSide ───────────────┼─> DeliveryLoop ── Cursor ──┤
+    commit stored ─> wake ───────────────────┘        └─── AckState ──────┴──> pop_delta: a record in the stream's
+    ack ───────────> AckHandler ─────────────────────────────^                 next block
 
-    Prefetcher: what has to be read from the store first    InactivityTimer: whether it is in use
+    Prefetcher: reads from the store and counts    InactivityTimer: whether the consumer is in use
     DeadlineTimer: its one timer
 
 All of it runs on the event loop in plain calls over whole runs of messages. Nothing awaits in the middle; a read from
-the store is a ``Loading``, after which the delivery runs again. Very large acks take several turns (acks.large). A
-stream with very many consumers queues its notifications; methods marked ``in_order`` deliver those of this consumer
-first, so it sees all events in order. Time comes from the clock, timers from ``loop`` (call_soon, call_later), so a test
-can control both.
+the store is a ``Loading``, after which the delivery runs again. Very large acks take several turns (acks.large).
+Methods marked ``in_order`` first deliver the queued notifications of the stream (notified). Time comes from the clock,
+timers from ``loop`` (call_soon, call_later), so a test can control both.
 
 It does not validate configurations (consumer_rules), decide where a new consumer starts (start), store anything itself
 (the stream calls ``pop_delta`` when it seals a block), or remove messages on acks: the stream is notified of acks, and
@@ -28,8 +27,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from broker.base.clock import Clock
@@ -49,6 +48,7 @@ from broker.jetstream.consumer.delivery.push import PushSide
 from broker.jetstream.consumer.double_acks import DoubleAcks
 from broker.jetstream.consumer.inactivity import InactivityTimer
 from broker.jetstream.consumer.info import consumer_info
+from broker.jetstream.consumer.notified import Notified, in_order
 from broker.jetstream.consumer.prefetch import Prefetcher
 from broker.jetstream.consumer.start import check_reset
 from broker.jetstream.consumer.timer import DeadlineTimer, Scheduler
@@ -65,41 +65,28 @@ if TYPE_CHECKING:
 __all__ = ["Consumer"]
 
 _UNSTORED_MAX = 65_536
-"""Messages pending and not stored as such that are not kept back for a second: the loop takes 5 ms to write down so many, and
-another 5 to apply them."""
+"""The pending, unstored messages that are stored at once instead of within a second: writing and applying take 10
+ms."""
 
 _COUNT_LAG = 16_384
-"""Uncounted messages at which an idle consumer counts them, while their chunks are still cached; up to twice as many, by its name,
-so that a thousand of them do not count at once."""
+"""The uncounted messages that an idle consumer counts, while their chunks are cached.
+
+Its name adds up to as many again, so that a thousand consumers do not count at once.
+"""
 
 
-Ts = TypeVarTuple("Ts")
-T = TypeVar("T")
-
-
-def in_order(method: Callable[[Consumer, *Ts], T]) -> Callable[[Consumer, *Ts], T]:
-    """Deliver the queued notifications before each call of ``method``, so that events and actions stay in order."""
-    @wraps(method)
-    def call(self: Consumer, *args: *Ts) -> T:
-        if self.notifications:
-            self.deliver_notifications()
-        return method(self, *args)
-    return call
-
-
-class Consumer:
-    """One consumer. ``await open()`` makes it live; ``stop`` or ``delete`` end it.
+class Consumer(Notified):
+    """A consumer. ``await open()`` makes it live; ``stop`` or ``delete`` end it.
 
     Args: ``receiver`` takes its messages; None: they go to the config's ``deliver_subject``, or to pull requests.
 
-    Attributes:
-        notifications: queued calls of its stream, which ``deliver_notifications`` makes.
-        on_inactive: called after it was unused for ``inactive_threshold``; the owner deletes it.
+    Attributes: ``on_inactive`` is called after the consumer was unused for ``inactive_threshold``, to delete it.
     """
 
     def __init__(self, stream: StreamView, config: ConsumerConfig, state: ConsumerState, bus: Bus, clock: Clock,
                  rng: random.Random, *, restored: bool = False, long_reply_subjects: bool = False,
                  loop: Scheduler | None = None, receiver: Receiver | None = None) -> None:
+        super().__init__()
         self.stream = stream
         self.config = config
         self.name = state.name
@@ -109,10 +96,10 @@ class Consumer:
         self._clock = clock
         self._rng = rng
         self._loop: Scheduler = loop if loop is not None else asyncio.get_running_loop()
-        self.reply_subjects = ReplySubjects(stream.domain, stream.account, stream.name, self.name, long=long_reply_subjects)
+        self.reply_subjects = ReplySubjects(stream.domain, stream.account, stream.name, self.name,
+                                            long=long_reply_subjects)
         mono_ns = clock.monotonic_ns()
         self.events = ConsumerEvents(bus, clock, rng, stream.domain, stream.account, stream.name, self.name)
-        self.notifications: list[Callable[[Consumer], None]] = []
         self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), mono_ns)
         self._resume = int(state.extra.get(RESUME, 0))
@@ -120,22 +107,23 @@ class Consumer:
         self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead,
                               self.deliver_notifications)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
-                              self._resume_at)
+                                      self._resume_at)
         self._double_acks = DoubleAcks(stream, self._changed, stored=config.stored)
         self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, self.reply_subjects.ack,
                                       self._double_acks.acked)
         self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, self.reply_subjects.ack[:-1],
                                    self._request, self._double_acks.acked, self._double_acks.acked_from)
-        self._large_acks = LargeAcks(self._acks, self._answers, self._loop, self._take_acks, self._changed,
+        self._large_acks = LargeAcks(self._acks, self._answers, self._loop, self._apply_acks, self._changed,
                                      lambda: stream.log.barrier(stream), self._acked_many)
         if restored:
-            # A crash loses up to a second of deliveries, all of messages that the restart found.
+            # A crash loses up to a second of deliveries, all of them of messages that are stored.
             self._answers.forgotten_seq = stream.last_seq
         self._push: PushSide | None = None
         self._admission: PullAdmission | None = None
         if config.push or receiver is not None:
-            self._push = self._delivery.push = PushSide(bus, rng, self.reply_subjects, config, mono_ns, stream.config.max_msg_size,
-                                                    self._interest, self._flowed, receiver)
+            self._push = self._delivery.push = PushSide(bus, rng, self.reply_subjects, config, mono_ns,
+                                                        stream.config.max_msg_size, self._interest, self._flowed,
+                                                        receiver)
         else:
             self._admission = PullAdmission(bus, self._acks, self._cursor, config.max_waiting)
             self._delivery.waiting = self._admission.waiting
@@ -157,7 +145,10 @@ class Consumer:
     # ---- life
 
     async def open(self, listed: Sequence[int] | None = None) -> None:
-        """Find the consumer's position, count what is pending, and start to serve. ``listed``: as ``Start`` has it."""
+        """Find the consumer's position, count pending messages, and start to serve.
+
+        Args: ``listed``: see ``Start.listed``.
+        """
         cursor = self._cursor
         if self._resume >= cursor.next_seq:
             if listed is None:
@@ -182,7 +173,7 @@ class Consumer:
         self._withheld = True
 
     def begin(self) -> None:
-        """Deliver from now on; what is sent in this turn of the loop leaves first, in a write of its own."""
+        """Deliver from now on. Messages published in this turn of the loop are sent first, in a write of their own."""
         self._withheld = False
         self._loop.call_soon(self._kick)
 
@@ -218,7 +209,7 @@ class Consumer:
         push = self._push
         if push is not None and push.update(old, config, mono_ns, self.stream.config.max_msg_size):
             self._acks.expire_all()
-            # Existing subscribers there are found after the update has been answered.
+            # Subscribers of the new subject are found after the update has been answered.
             self._loop.call_soon(push.watch)
         if config.filters != old.filters:
             self._cursor.refilter(filters_of(config.filters))
@@ -232,13 +223,13 @@ class Consumer:
     @property
     @in_order
     def waits_above_seq(self) -> int:
-        """Nothing at or below it is unacked or yet to be delivered."""
+        """The sequence at or below which no message is unacked or yet to be delivered."""
         return min([self._acks.floor_sseq, *(seq - 1 for seq in self._acks.redelivered)])
 
     async def reset(self, seq: int) -> int:
         """Restart at ``seq``, or just above the ack floor for 0; returns the sequence delivered next.
 
-        Raises: ApiError 10204 where the deliver policy does not allow it.
+        Raises: ApiError 10204 if the deliver policy does not allow it.
         """
         if seq:
             await check_reset(self.stream, self.config, seq)
@@ -247,7 +238,7 @@ class Consumer:
         return seq
 
     def rewind(self, seq: int = 0) -> int:
-        """Like ``reset``, without checking whether it is allowed, and without waiting for the pending count."""
+        """Do as ``reset``, without checking whether it is allowed, and without waiting for the pending count."""
         self.deliver_notifications()
         self._large_acks.finish()
         seq = seq or self._acks.floor_sseq + 1
@@ -268,12 +259,12 @@ class Consumer:
     @property
     @in_order
     def acks(self) -> AckState:
-        """What it has delivered and what became of it, to read."""
+        """The state of its deliveries and acks, for reading only."""
         return self._acks
 
     @property
     def filters(self) -> list[str]:
-        """The subjects that it receives; empty: all."""
+        """The subjects that the consumer receives; empty: all."""
         return self.config.filters
 
     @property
@@ -281,7 +272,7 @@ class Consumer:
         until = self.config.pause_until
         return until is not None and self._clock.now_ns() < until
 
-    # ---- what it shows
+    # ---- state for clients
 
     async def counted(self) -> None:
         """Wait until ``num_pending`` is exact, for an ``info`` call with no await in between."""
@@ -292,7 +283,7 @@ class Consumer:
 
     @in_order
     def info(self) -> dict[str, Any]:
-        """ConsumerInfo as JSON members, without ``type``."""
+        """Return ConsumerInfo as JSON members, without ``type``."""
         self._cursor.count()
         if not self._closed:
             self._sweep(self._clock.monotonic_ns(), at_end=False)
@@ -303,44 +294,38 @@ class Consumer:
 
     @in_order
     def backlog(self) -> tuple[int, int]:
-        """How many messages are yet to be delivered for the first time, and how many are delivered and unanswered."""
+        """Return the numbers of messages that are yet to be delivered for the first time, and that are delivered and
+        unacked."""
         self._cursor.count()
         return max(0, self._cursor.pending), len(self._acks.pending)
 
     # ---- called by the stream
 
-    def deliver_notifications(self) -> None:
-        """Make the calls of ``notifications``, in order."""
-        if self.notifications:
-            notifications, self.notifications = self.notifications, []
-            for notify in notifications:
-                notify(self)
-
     def waits_for(self, seqs: Sequence[int]) -> Sequence[int]:
-        """Those of ``seqs``, ascending, that are not delivered yet, or not acked; ignores filters."""
-        if self.notifications:  # not in_order, whose call costs more: it is asked about each ack of the other consumers
+        """Return the ``seqs`` (ascending) that are not delivered yet, or not acked; ignores filters."""
+        if self.notifications:  # not in_order, which costs more: this is called for each ack of the other consumers
             self.deliver_notifications()
         return self._acks.waits_for(seqs, self._cursor.next_seq)
 
     def waits_from(self, seq: int) -> bool:
-        """Whether all from ``seq`` on are still to be delivered; ignores filters."""
+        """Return whether all messages from ``seq`` on are yet to be delivered; ignores filters."""
         if self.notifications:
             self.deliver_notifications()
         return seq >= self._cursor.next_seq and not self._acks.ahead
 
     def wake(self) -> None:
-        """``persisted_seq`` advanced."""
+        """Deliver or count new messages, after ``persisted_seq`` has advanced."""
         if self._closed:
             return
         if self._delivery.waiting or (self._push is not None and self._push.active):
             self._kick()
         elif self.stream.persisted_seq - self._cursor.counted > self._count_lag:
-            # Count them now, before they are evicted from the cache.
+            # Count them now, before their chunks are evicted from the cache.
             self._prefetcher.load(self._cursor.count())
 
     def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *,
                 purged: bool = False) -> None:
-        """``msgs`` messages within first..last left the stream, all of ``subject`` when it is given.
+        """Subtract messages that left the stream: ``msgs`` within first..last, all of ``subject`` if it is given.
 
         They are no longer pending; unless it was a purge, each is reported as TERMINATED.
         """
@@ -352,26 +337,26 @@ class Consumer:
             self._prefetcher.count()
 
     def purged(self, next_seq: int) -> None:
-        """Everything below ``next_seq`` that matches this consumer was purged: it continues there.
+        """Continue at ``next_seq`` after a purge of everything below it that matches this consumer.
 
         Source: nats-server consumer.go purge.
         """
         self._cursor.pass_over(next_seq)
         self._acks.purge(next_seq)
-        # What could not be read may have been purged.
+        # A message that could not be read may have been purged.
         self._resume_at_ns = 0
-        self._prefetcher.forgive()
+        self._prefetcher.reset_backoff()
         self._changed()
         self._prefetcher.count()
         self._kick()
 
     def notification_failed(self) -> None:
-        """Recount what is pending, since a change that the stream reported was not applied."""
+        """Recount pending messages, because a change that the stream reported was not applied."""
         self._cursor.forget_count()
         self._prefetcher.count()
 
     def pop_delta(self) -> ConsumerDelta | None:
-        """The record of what changed since the last call; None: nothing changed, or state is not stored."""
+        """Return the record of changes since the last call; None: nothing changed, or the state is not stored."""
         self._dirty = False
         delta = self._acks.pop_delta(self.name)
         self._large_acks.sealed()
@@ -381,7 +366,7 @@ class Consumer:
 
     @in_order
     def on_next(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Pull requests: CONSUMER.MSG.NEXT.<stream>.<consumer>."""
+        """Handle pull requests: CONSUMER.MSG.NEXT.<stream>.<consumer>."""
         if self._closed:
             return
         mono_ns = self._clock.monotonic_ns()
@@ -391,15 +376,15 @@ class Consumer:
 
     @in_order
     def on_ack(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Acks and all other answers to deliveries: by the subjects of ``reply_subjects``."""
+        """Handle acks and all other answers to deliveries, by the subjects of ``reply_subjects``."""
         if self._closed:
             return
-        if not self._large_acks.put_off(ops, start, end, now_ns):
-            self._take_acks(ops, start, end, now_ns)
+        if not self._large_acks.defer(ops, start, end, now_ns):
+            self._apply_acks(ops, start, end, now_ns)
 
-    def _take_acks(self, ops: Sequence[Msg], start: int, end: int, now_ns: int) -> None:
+    def _apply_acks(self, ops: Sequence[Msg], start: int, end: int, now_ns: int) -> None:
         mono_ns = self._clock.monotonic_ns()
-        replies = self._answers.take(ops, start, end, now_ns, mono_ns)
+        replies = self._answers.apply_answers(ops, start, end, now_ns, mono_ns)
         self._after_acks(mono_ns, partial(self._publish_answers, replies) if replies else None)
 
     def ack(self, seqs: Sequence[int], stored: Callable[[], object] | None = None) -> None:
@@ -420,7 +405,7 @@ class Consumer:
             self._bus.publish(reply, b"", 0, b"")
 
     def _after_acks(self, mono_ns: int, answer: Callable[[], object] | None) -> None:
-        """Store what acks changed, and go on with what has waited for them."""
+        """Store the changes by acks, and resume work that has waited for them."""
         self._inactivity.used_ns = mono_ns
         acks = self._acks
         acks.advance_floor()
@@ -435,17 +420,17 @@ class Consumer:
             self._kick()
 
     def _acked_many(self) -> None:
-        """Very many acks are all applied: go on with what has waited."""
+        """Resume work that has waited, after a very large ack is applied."""
         self._rearm(self._clock.monotonic_ns())
         self._kick()
 
     def _request(self, reply: bytes, body: bytes, mono_ns: int) -> None:
-        """One pull request, from MSG.NEXT or after a +NXT."""
+        """Handle one pull request, from MSG.NEXT or after a +NXT."""
         admission = self._admission
         if admission is None:
             send_statuses(self._bus, [(reply, status.PUSH_BASED)])
             return
-        entry = admission.judge(reply, body, self.config, mono_ns)
+        entry = admission.admit(reply, body, self.config, mono_ns)
         if entry is not None:
             self._timer.set(min(entry.expires_ns, entry.heartbeat_at_ns))
             self._kick()
@@ -480,11 +465,12 @@ class Consumer:
             self._sweep(mono_ns, at_end=True)
             return
         if not self.stream.log.lease_held():
-            return  # past the lease: the commit that ends this wakes us
+            return  # the lease is over: the commit that renews it wakes this consumer
         acks = self._acks
         step = self._delivery.run(self._clock.now_ns(), mono_ns)
         if acks.ahead:
-            # Not up to the cursor: a restart begins after what was delivered, and must skip these again.
+            # Forget only up to the last delivery, not up to the cursor: a restart begins after it, and must skip the
+            # others again.
             acks.forget_ahead(acks.delivered_sseq + 1)
         if self._admission is not None:
             self._timer.set(self._admission.waiting.order.due_ns)
@@ -515,14 +501,14 @@ class Consumer:
 
     @in_order
     def _flowed(self, acked: Sequence[tuple[int, int]]) -> None:
-        """A flow control request was answered: there is room, and the answer may ack messages."""
+        """Apply the acks in answers to flow control requests, and deliver into the new room."""
         if acked:
-            self._answers.take_flow(acked, self._clock.now_ns())
+            self._answers.apply_flow_answers(acked, self._clock.now_ns())
             self._changed()
         self._kick()
 
     def _interest(self, interested: bool) -> None:
-        """The interest in deliver_subject changed."""
+        """Start or stop deliveries after the interest in deliver_subject changed."""
         mono_ns = self._clock.monotonic_ns()
         if interested:
             self._inactivity.end()
@@ -541,7 +527,7 @@ class Consumer:
         self._inactivity.begin(0 if listened else self.config.inactive_threshold, mono_ns, pull=push is None)
 
     def _rearm(self, mono_ns: int) -> None:
-        """Set the timer to the earliest of all that is due."""
+        """Set the timer to the earliest due time."""
         if self._closed:
             return
         timer, delivery = self._timer, self._delivery
@@ -559,7 +545,7 @@ class Consumer:
 
     @in_order
     def _tick(self) -> None:
-        """The timer fired: handle everything that is due."""
+        """Handle everything that is due, when the timer has fired."""
         if self._closed or self._large_acks.under_way:
             return
         mono_ns = self._clock.monotonic_ns()
@@ -572,8 +558,8 @@ class Consumer:
         if delivery.waiting is not None:
             due = delivery.waiting.next_due_ns
             if due is not None and due <= mono_ns:
-                # One-shots that max_ack_pending holds back are kept at first, but not when something is due, even
-                # another request's heartbeat: nats-server's loopAndGatherMsgs, on which clients rely.
+                # One-shot requests that max_ack_pending holds back are kept at first, but not when something is due,
+                # even another request's heartbeat: nats-server's loopAndGatherMsgs does so, and clients rely on it.
                 self._sweep(mono_ns, at_end=self._blocked and not self._scheduled, heartbeats=True)
                 if delivery.waiting.order.expire(mono_ns):
                     self._kick()
@@ -588,7 +574,7 @@ class Consumer:
         if self._resume_at_ns and self._resume_at_ns <= mono_ns:
             self._resume_at_ns = 0
             self._kick()
-        if self._inactivity.over(mono_ns, self._admission) and self.on_inactive is not None:
+        if self._inactivity.expired(mono_ns, self._admission) and self.on_inactive is not None:
             self.on_inactive(self)
         else:
             self._rearm(mono_ns)
@@ -608,7 +594,8 @@ class Consumer:
         self._was_paused = self.paused
 
     def _changed(self) -> None:
-        """The state has something new to store; before it is open, ``open`` sees to that."""
+        """Announce changes to store, or forget them if the state is not stored. ``open`` announces changes made before
+        it."""
         if not self.config.stored:
             self._acks.forget_changes()
         elif not self._dirty and not self._closed:

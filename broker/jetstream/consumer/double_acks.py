@@ -1,11 +1,11 @@
-"""When acks are answered: once they are stored, and the stream has removed the messages that they were for.
+"""The answers to acks, sent once the acks are stored and the stream has removed the messages that they were for.
 
     acked ──> the stream removes them at once ──> answered once acks and removal are persisted, in one block
-         └──> it has to load something first ───> answered once they are removed, and that is persisted
+         └──> it has to load a block first ─────> answered once they are removed, and that is persisted
 
-The acks themselves are stored with the next block in either case: everything that waits for a commit may rest on them, and
-acks that kept coming would hold each other back. In the second case the stream stores with them where to look for what
-they leave behind, should it come to a crash.
+The acks themselves are stored with the next block in either case: any reply that waits for a commit may depend on them,
+and acks that kept coming would hold each other back. In the second case the stream stores with them the sequence from
+which to search for such messages after a crash.
 
 Owns: the replies that wait for removals. Does not own: the removals (stream), the state of the acks (acks).
 """
@@ -23,7 +23,7 @@ __all__ = ["DoubleAcks"]
 
 
 class DoubleAcks:
-    """The acks of one consumer on their way to an answer.
+    """The acks of one consumer that wait for an answer.
 
     Args: ``changed`` is called when the consumer may have something new to store.
     Attributes: ``stored``: whether the consumer's state is stored at all.
@@ -36,18 +36,19 @@ class DoubleAcks:
         self._stream = stream
         self._changed = changed
         self._removal: asyncio.Future[None] | None = None
-        """The newest removal that could not be made at once; those before it are made before it."""
+        """The newest removal that could not be made at once; earlier removals are made before it."""
         self._answers: dict[asyncio.Future[None], list[Callable[[], object]]] = {}
         self._closed = False
 
     def acked(self, seqs: Sequence[int]) -> None:
-        """The consumer no longer waits for ``seqs``."""
+        """Notify the stream that the consumer no longer waits for ``seqs``."""
         removal = self._stream.acked(seqs)
         if removal is not None:
             self._removal = removal
 
     def acked_from(self, seq: int) -> None:
-        """The consumer no longer waits for messages from ``seq`` on: very many, which are not named one by one."""
+        """Notify the stream that the consumer no longer waits for messages from ``seq`` on: very many, not named one by
+        one."""
         removal = self._stream.acked_from(seq)
         if removal is not None:
             self._removal = removal
@@ -65,7 +66,7 @@ class DoubleAcks:
             removal.add_done_callback(self._removed)
 
     def close(self) -> None:
-        """The consumer is gone: answer nothing more."""
+        """Answer nothing more: the consumer is gone."""
         self._closed = True
 
     def _removed(self, removal: asyncio.Future[None]) -> None:

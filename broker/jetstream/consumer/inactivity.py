@@ -17,8 +17,10 @@ __all__ = ["InactivityTimer"]
 
 
 class InactivityTimer:
-    """Attributes: ``used_ns`` when the consumer was last used; ``at_ns`` when it may have been idle for too long, 0:
-    not running. Both monotonic.
+    """The timer of one consumer's inactivity.
+
+    Attributes: ``used_ns``: when the consumer was last used; ``at_ns``: when it may have been idle for too long, 0: the
+        timer is not running. Both are monotonic.
     """
 
     def __init__(self, rng: random.Random, acks: AckState) -> None:
@@ -33,25 +35,25 @@ class InactivityTimer:
         self.used_ns = mono_ns
         self.at_ns = 0
         if threshold_ns > 0:
-            # So that consumers created together are not deleted together.
+            # Add a random time, so that consumers created together are not deleted together.
             self._threshold_ns = threshold_ns + (100_000_000 + self._rng.randrange(900_000_000) if pull else 0)
             self.at_ns = mono_ns + self._threshold_ns
 
     def end(self) -> None:
-        """There are subscribers: it is not idle until ``begin``."""
+        """Stop until ``begin``: there are subscribers."""
         self.at_ns = 0
 
-    def over(self, mono_ns: int, admission: PullAdmission | None) -> bool:
-        """Whether ``at_ns`` has passed and it has been idle for too long; if not, ``at_ns`` is when to check again.
+    def expired(self, mono_ns: int, admission: PullAdmission | None) -> bool:
+        """Return whether the consumer has been idle for too long; if not, ``at_ns`` is when to check again.
 
         ``admission`` queues its pull requests; None for a push consumer without subscribers.
         """
         if not self.at_ns or self.at_ns > mono_ns:
             return False
-        self.at_ns = self._again_ns(mono_ns, admission)
+        self.at_ns = self._next_check_ns(mono_ns, admission)
         return not self.at_ns
 
-    def _again_ns(self, mono_ns: int, admission: PullAdmission | None) -> int:
+    def _next_check_ns(self, mono_ns: int, admission: PullAdmission | None) -> int:
         if admission is None:
             return 0
         threshold_ns = self._threshold_ns

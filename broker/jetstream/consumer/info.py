@@ -16,7 +16,7 @@ __all__ = ["consumer_info"]
 
 def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfig, acks: AckState, cursor: Cursor,
                   waiting: Waiting | None, *, push_bound: bool, now_ns: int) -> dict[str, Any]:
-    """ConsumerInfo as JSON members, without ``type``. Source: nats-server consumer.go infoWithSnap."""
+    """Return ConsumerInfo as JSON members, without ``type``. Source: nats-server consumer.go infoWithSnap."""
     delivered: dict[str, Any] = {"consumer_seq": acks.delivered_cseq, "stream_seq": acks.delivered_sseq}
     if acks.last_active_ns:
         delivered["last_active"] = format_time(acks.last_active_ns)
@@ -43,7 +43,7 @@ def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfi
         info["pause_remaining"] = min(config.pause_until - now_ns, INT64_MAX)
     info["ts"] = format_time(now_ns)
     if config.priority_groups:
-        # nats-server shows only one, however many there are.
+        # nats-server shows only one group, even if there are several.
         group = {"group": config.priority_groups[0], "pinned_ts": ZERO_TIME}
         if waiting is not None and waiting.order.pin:
             group.update(pinned_client_id=waiting.order.pin, pinned_ts=format_time(waiting.order.pinned_at_ns))

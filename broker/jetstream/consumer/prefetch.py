@@ -1,7 +1,7 @@
 """A consumer's reads from the store: the messages to deliver next, and the count of pending ones.
 
 At most one read and one count run at a time. A read that fails in spite of the store's own retries is retried with
-exponential backoff, as a damaged block stays damaged.
+exponential backoff, because a damaged block stays damaged.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ _RECOUNT_NS = 200_000_000
 class Prefetcher:
     """The reads of one consumer; ``open`` allows counts, ``close`` forbids them.
 
-    Attributes: ``loading``: a read is running, so delivery has to wait.
+    Attributes: ``loading``: true while a read is running, so that delivery has to wait.
     """
 
-    def __init__(self, names: str, cursor: Cursor, clock: Clock, loop: Scheduler, came: Callable[[], None],
+    def __init__(self, names: str, cursor: Cursor, clock: Clock, loop: Scheduler, on_done: Callable[[], None],
                  try_at: Callable[[int], None]) -> None:
-        """``came`` runs after each read or count; on failure, ``try_at`` first, with the retry's monotonic time."""
+        """Args: ``on_done`` runs after each read or count; after a failure, ``try_at`` runs first, with the retry's
+            monotonic time.
+        """
         self.loading = False
         self._names = names
         self._cursor = cursor
         self._clock = clock
         self._loop = loop
-        self._came = came
+        self._on_done = on_done
         self._try_at = try_at
         self._closed = True
         self._counting = False
@@ -56,18 +58,19 @@ class Prefetcher:
             self._count_timer.cancel()
             self._count_timer = None
 
-    def forgive(self) -> None:
-        """Reset the backoff: what could not be read may have been purged."""
+    def reset_backoff(self) -> None:
+        """Reset the backoff: a message that could not be read may have been purged."""
         self._backoff.reset()
 
     def load(self, loading: Loading | None) -> None:
-        """Load what the cursor needs, if anything, unless a read is running."""
+        """Load the chunk that the cursor needs, if any, unless a read is running."""
         if loading is not None and not self.loading:
             self.loading = True
             self._loop.create_task(self._load(loading))
 
     def count(self) -> None:
-        """Count pending messages, unless a count is running; if the figure is only inexact, after an interval."""
+        """Count pending messages, unless a count is running. If the number is known but not exact, count after an
+        interval."""
         cursor = self._cursor
         if self._counting or self._closed or cursor.exact:
             return
@@ -77,7 +80,7 @@ class Prefetcher:
             self._count_timer = self._loop.call_later(_RECOUNT_NS / 1e9, self._start_count)
 
     async def counted(self) -> None:
-        """Wait until the figure is exact, for a caller that reads it with no await in between."""
+        """Wait until the number is exact, for a caller that reads it with no await in between."""
         while not self._closed:
             await self._cursor.recount()
             loading = self._cursor.count()
@@ -94,7 +97,7 @@ class Prefetcher:
             self._backoff.reset()
         finally:
             self.loading = False
-            self._came()
+            self._on_done()
 
     def _start_count(self) -> None:
         self._count_timer = None
@@ -110,7 +113,7 @@ class Prefetcher:
             self._failed("counting", error)
         finally:
             self._counting = False
-            self._came()
+            self._on_done()
 
     def _failed(self, what: str, error: Exception) -> None:
         delay = self._backoff.next()

@@ -1,4 +1,4 @@
-"""Where a consumer starts, by its deliver policy, and where it may restart.
+"""The position where a consumer starts, by its deliver policy, and where it may restart.
 
 Source: nats-server consumer.go: selectStartingSeqNo, resetStartingSeq.
 """
@@ -21,14 +21,14 @@ __all__ = ["Start", "check_reset", "starting_state"]
 
 
 class Start(NamedTuple):
-    """Where a new consumer starts: for the record of its creation, and the messages listed for it to deliver first."""
+    """The start of a new consumer: the record for its creation, and the listed messages that it delivers first."""
 
     record: ConsumerDelta
     listed: Sequence[int] | None = None
 
 
 async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) -> Start:
-    """Where a new consumer of ``config`` starts."""
+    """Return the start of a new consumer of ``config``."""
     first, last = max(stream.first_seq, 1), stream.last_seq
     extra: dict[str, Any] = {}
     listed: list[int] | None = None
@@ -59,7 +59,7 @@ def _filters(config: ConsumerConfig) -> Filters:
 async def check_reset(stream: StreamView, config: ConsumerConfig, seq: int) -> None:
     """Check that a consumer of ``config`` may restart at ``seq``.
 
-    Raises: ApiError 10204 where the deliver policy does not allow it.
+    Raises: ApiError 10204 if the deliver policy does not allow it.
     """
     if config.deliver_policy == "by_start_sequence":
         if seq < config.opt_start_seq:

@@ -1,4 +1,4 @@
-"""What a consumer needs from its stream."""
+"""The interface through which a consumer uses its stream."""
 
 from __future__ import annotations
 
@@ -43,20 +43,24 @@ class StreamView(BlockOwner, Readable, Protocol):
     def last_seq(self) -> int: ...
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
-        """The last sequence that matches, in a list, or an empty one."""
+        """Return the last sequence that matches, in a list, or an empty one."""
 
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
-        """The last sequence at or below ``up_to_seq`` of each matching subject, ascending."""
+        """Return the last sequence at or below ``up_to_seq`` of each matching subject, ascending."""
 
     async def seq_at(self, time_ns: int) -> int:
-        """The first sequence at or after a time; last_seq + 1 when there is none."""
+        """Return the first sequence at or after a time; last_seq + 1 if there is none."""
 
     def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
-        """The calling consumer no longer waits for ``seqs``, so they may be removed. Returns a future if that has to
-        wait for the store: until it is done, and all returned before it, the acks must not be answered."""
+        """Remove ``seqs``, for which the calling consumer no longer waits, unless others wait for them.
+
+        Returns: a future if that has to wait for the store. Until it is done, and all returned before it, the acks must
+            not be answered.
+        """
 
     def acked_from(self, seq: int) -> asyncio.Future[None] | None:
-        """``acked`` of all messages from ``seq`` on: very many, some of which the consumer may still wait for."""
+        """Do as ``acked`` for all messages from ``seq`` on: very many, some of which the consumer may not have
+        acked."""
 
     def dirty(self, consumer: Changed) -> None:
-        """``consumer`` has a delta, to be taken when the next segment closes, within a second."""
+        """Record the delta of ``consumer`` when the next segment closes, within a second."""

@@ -1,19 +1,20 @@
 """JetStream's advisories and metrics, as JSON on ``$JS.EVENT.…``.
 
-    ADVISORY.API                                                                           an API answer, and its client
-    ADVISORY.API.LIMIT_REACHED                                                             requests dropped, to the system account
-    ADVISORY.STREAM.CREATED   UPDATED   DELETED                     .<stream>
-    ADVISORY.STREAM.BATCH_ABANDONED                                 .<stream>              an atomic batch was dropped
-    ADVISORY.STREAM.SNAPSHOT_CREATE   SNAPSHOT_COMPLETE             .<stream>              a stream is, or was, backed up
-    ADVISORY.STREAM.RESTORE_CREATE   RESTORE_COMPLETE               .<stream>              or restored
-    ADVISORY.STREAM.DAMAGED                                         .<stream>              stored messages cannot be read (ours)
-    ADVISORY.CONSUMER.CREATED   DELETED                             .<stream>.<consumer>
-    ADVISORY.CONSUMER.PAUSE                                         .<stream>.<consumer>   paused or resumed
-    ADVISORY.CONSUMER.PINNED   UNPINNED                             .<stream>.<consumer>   a priority group's client
-    ADVISORY.CONSUMER.MSG_NAKED   MSG_TERMINATED   MAX_DELIVERIES   .<stream>.<consumer>   what happened to a message
-    METRIC.CONSUMER.ACK                                             .<stream>.<consumer>   a sampled ack
+    ADVISORY.API                                            an API answer, and its client
+    ADVISORY.API.LIMIT_REACHED                              requests dropped, to the system account
+    ADVISORY.STREAM.CREATED   UPDATED   DELETED
+    ADVISORY.STREAM.BATCH_ABANDONED                         an atomic batch was dropped
+    ADVISORY.STREAM.SNAPSHOT_CREATE   SNAPSHOT_COMPLETE     a stream is, or was, backed up
+    ADVISORY.STREAM.RESTORE_CREATE   RESTORE_COMPLETE       or restored
+    ADVISORY.STREAM.DAMAGED                                 stored messages cannot be read (jetblock's own)
+    ADVISORY.CONSUMER.CREATED   DELETED
+    ADVISORY.CONSUMER.PAUSE                                 paused or resumed
+    ADVISORY.CONSUMER.PINNED   UNPINNED                     the client of a priority group
+    ADVISORY.CONSUMER.MSG_NAKED   MSG_TERMINATED   MAX_DELIVERIES
+    METRIC.CONSUMER.ACK                                     a sampled ack
 
-No event is built without subscribers. One that reports a change of state is sent through the log's queue, like the
+The subjects of STREAM events end with ``.<stream>``, those of CONSUMER events with ``.<stream>.<consumer>``.
+No event is built without subscribers. An event that reports a change of state is sent through the log's queue, like the
 answer to the request that made it, so an advisory never names a stream that a crash would lose.
 
 Source: nats-server jetstream_events.go, jetstream_api.go sendJetStreamAPIAuditAdvisory; jsm.go schemas
@@ -75,7 +76,7 @@ class SystemEvents(_Events):
         self._server_name = server_name
 
     def limit_reached(self, dropped: int) -> None:
-        """So many API requests were dropped, since too many waited already."""
+        """Report that ``dropped`` API requests were dropped, because too many waited already."""
         self._send(_API + b".LIMIT_REACHED", "advisory.v1.api_limit_reached", server=self._server_name, dropped=dropped)
 
 
@@ -87,48 +88,49 @@ class AccountEvents(_Events):
         self._server_name = server_name
 
     def stream(self, action: Action, name: str, log: _Log) -> None:
-        """A stream was created, updated or deleted; reported after ``log`` has stored it."""
+        """Report that a stream was created, updated or deleted, after ``log`` has stored it."""
         subject = _STREAM + _VERBS[action] + name.encode()
         if self._bus.interest(subject):
             log.wait(self._stream, subject, action, name)
 
     def consumer(self, action: Action, stream: str, name: str, log: _Log) -> None:
-        """A consumer was created or deleted; reported after ``log`` has stored it."""
+        """Report that a consumer was created or deleted, after ``log`` has stored it."""
         subject = _CONSUMER + _VERBS[action] + f"{stream}.{name}".encode()
         if self._bus.interest(subject):
             log.wait(self._consumer, subject, action, stream, name)
 
     def snapshot(self, stream: str, state: dict[str, Any], client: dict[str, Any]) -> None:
-        """A client began to back a stream up."""
-        self._send(_STREAM + b"SNAPSHOT_CREATE." + stream.encode(), "advisory.v1.snapshot_create", stream=stream, state=state,
-                   client=client)
+        """Report that a client began to back a stream up."""
+        self._send(_STREAM + b"SNAPSHOT_CREATE." + stream.encode(), "advisory.v1.snapshot_create", stream=stream,
+                   state=state, client=client)
 
     def snapshot_over(self, stream: str, start_ns: int, client: dict[str, Any], error: str) -> None:
-        """The backup is over; ``error`` is not empty if it failed."""
+        """Report that the backup is over; ``error`` is not empty if it failed."""
         why = {"error": error} if error else {}
         self._send(_STREAM + b"SNAPSHOT_COMPLETE." + stream.encode(), "advisory.v1.snapshot_complete", stream=stream,
                    start=format_time(start_ns), end=format_time(self._clock.now_ns()), client=client, **why)
 
     def restore(self, stream: str, client: dict[str, Any]) -> None:
-        """A client began to restore a stream."""
-        self._send(_STREAM + b"RESTORE_CREATE." + stream.encode(), "advisory.v1.restore_create", stream=stream, client=client)
+        """Report that a client began to restore a stream."""
+        self._send(_STREAM + b"RESTORE_CREATE." + stream.encode(), "advisory.v1.restore_create", stream=stream,
+                   client=client)
 
     def restore_over(self, stream: str, start_ns: int, size: int, client: dict[str, Any]) -> None:
-        """The restore is over, after ``size`` bytes."""
+        """Report that the restore is over, after ``size`` bytes."""
         self._send(_STREAM + b"RESTORE_COMPLETE." + stream.encode(), "advisory.v1.restore_complete", stream=stream,
                    start=format_time(start_ns), end=format_time(self._clock.now_ns()), bytes=size, client=client)
 
     def damaged(self, stream: str, object_: str, why: str, first_seq: int, last_seq: int) -> None:
-        """A stored object is damaged, in which the stream has messages. nats-server has no such event."""
-        self._send(_STREAM + b"DAMAGED." + stream.encode(), "advisory.v1.stream_damaged", stream=stream, object=object_, error=why,
-                   first_seq=first_seq, last_seq=last_seq)
+        """Report that a stored object with messages of the stream is damaged. nats-server has no such event."""
+        self._send(_STREAM + b"DAMAGED." + stream.encode(), "advisory.v1.stream_damaged", stream=stream, object=object_,
+                   error=why, first_seq=first_seq, last_seq=last_seq)
 
     def audited(self) -> bool:
-        """Whether anybody subscribes to the audit of API requests."""
+        """Return whether anybody subscribes to the audit of API requests."""
         return self._bus.interest(_API)
 
     def audit(self, source: Source | None, subject: str, request: bytes, answer: bytes) -> None:
-        """The API answered; the request is reported without its headers, and omitted when empty."""
+        """Report an answer of the API. The request is reported without its headers, and omitted if it is empty."""
         fields: dict[str, Any] = {"server": self._server_name, "client": None if source is None else source.identity(),
                                   "subject": subject}
         if request:
@@ -151,7 +153,7 @@ class StreamEvents(_Events):
         self._abandoned = _STREAM + b"BATCH_ABANDONED." + stream.encode()
 
     def batch_abandoned(self, batch_id: bytes, reason: str) -> None:
-        """An atomic batch was dropped: "timeout", "large", "incomplete" or "unsupported"."""
+        """Report that an atomic batch was dropped: "timeout", "large", "incomplete" or "unsupported"."""
         self._send(self._abandoned, "advisory.v1.stream_batch_abandoned", stream=self._stream,
                    batch=batch_id.decode("utf-8", "replace"), reason=reason)
 
@@ -174,42 +176,42 @@ class ConsumerEvents(_Events):
         self._ack = b"$JS.EVENT.METRIC.CONSUMER.ACK." + tail
 
     @property
-    def naks_heard(self) -> bool:
-        """Whether anybody listens to ``nak``."""
+    def naks_observed(self) -> bool:
+        """True if anybody subscribes to the events of ``nak``."""
         return self._bus.interest(self._nak)
 
     def nak(self, stream_seq: int, consumer_seq: int, deliveries: int) -> None:
-        """A message was answered with -NAK."""
+        """Report that a message was answered with -NAK."""
         self._send(self._nak, "advisory.v1.nak", **self._names, consumer_seq=consumer_seq, stream_seq=stream_seq,
                    deliveries=deliveries)
 
     def terminated(self, stream_seq: int, consumer_seq: int, deliveries: int, reason: str) -> None:
-        """A message was answered with +TERM, or left the stream while it was pending."""
+        """Report that a message was answered with +TERM, or left the stream while it was pending."""
         why = {"reason": reason} if reason else {}
         self._send(self._terminated, "advisory.v1.terminated", **self._names, consumer_seq=consumer_seq,
                    stream_seq=stream_seq, deliveries=deliveries, **why)
 
     def max_deliver(self, stream_seq: int, deliveries: int) -> None:
-        """A message reached max_deliver without an ack."""
+        """Report that a message reached max_deliver without an ack."""
         self._send(self._max_deliver, "advisory.v1.max_deliver", **self._names, stream_seq=stream_seq,
                    deliveries=deliveries)
 
     def pause(self, paused: bool, pause_until_ns: int | None) -> None:
-        """The consumer was paused or resumed."""
+        """Report that the consumer was paused or resumed."""
         until = ZERO_TIME if pause_until_ns is None else format_time(pause_until_ns)
         self._send(self._pause, "advisory.v1.consumer_pause", **self._names, paused=paused, pause_until=until)
 
     def pinned(self, group: str, pin: str) -> None:
-        """A priority group serves the client with this pin from now on."""
+        """Report that a priority group serves the client with this pin from now on."""
         self._send(self._pinned, "advisory.v1.consumer_group_pinned", account=self._account, **self._names, group=group,
                    pinned_id=pin)
 
     def unpinned(self, group: str, reason: str) -> None:
-        """A priority group no longer has a pinned client; ``reason`` is "timeout" or "admin"."""
+        """Report that a priority group no longer has a pinned client; ``reason`` is "timeout" or "admin"."""
         self._send(self._unpinned, "advisory.v1.consumer_group_unpinned", account=self._account, **self._names,
                    group=group, reason=reason)
 
     def sampled_ack(self, stream_seq: int, consumer_seq: int, delay_ns: int, deliveries: int) -> None:
-        """A message was acked, and the ack was sampled."""
+        """Report a sampled ack of a message."""
         self._send(self._ack, "metric.v1.consumer_ack", **self._names, consumer_seq=consumer_seq,
                    stream_seq=stream_seq, ack_time=delay_ns, deliveries=deliveries)

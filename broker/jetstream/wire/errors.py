@@ -1,7 +1,7 @@
 """JetStream's errors as exceptions: raise one with its err_code, and the API replies with nats-server's code and text.
 
 The table is generated (error_table.py names its source). Errors of the protocol and of the object store have types of
-their own, since they are handled differently.
+their own, because they are handled differently.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["ApiError", "invalid_config", "invalid_json"]
 
 
 class ApiError(Exception):
-    """One of nats-server's JetStream errors.
+    """An error of nats-server's JetStream.
 
     Args: ``err_code`` is one of ``ApiErrors``; ``words`` fill the ``{word}`` placeholders of its description, as in
         ``ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE, seq=7)``.
@@ -30,7 +30,7 @@ class ApiError(Exception):
         super().__init__(text)
 
     def to_json(self) -> dict[str, object]:
-        """The ``error`` member of a response or PubAck."""
+        """Return the ``error`` member of a response or PubAck."""
         return {"code": self.code, "err_code": self.err_code, "description": self.description}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -38,7 +38,7 @@ class ApiError(Exception):
 
     @staticmethod
     def of(err_code: int, description: str) -> ApiError:
-        """One whose description is known already."""
+        """Return an error whose description is known already."""
         error = ApiError(err_code)
         error.description = description
         error.args = (description,)
@@ -46,10 +46,10 @@ class ApiError(Exception):
 
 
 def invalid_json(reason: object) -> ApiError:
-    """10025 with the decoder's complaint."""
+    """Return 10025 with the decoder's complaint."""
     return ApiError(ApiErrors.INVALID_JSON, err=reason)
 
 
 def invalid_config(reason: str) -> ApiError:
-    """10052: an invalid stream (or consumer) configuration."""
+    """Return 10052: an invalid stream (or consumer) configuration."""
     return ApiError(ApiErrors.STREAM_INVALID_CONFIG, err=reason)

@@ -1,8 +1,8 @@
 """Requests and configurations between JSON and slots dataclasses, read as strictly as nats-server's Go decoder does.
 
 Owns: field kinds with their bounds, unknown fields.
-Does not own: the JSON text, names in other cases, repeated members (broker.base.gojson), the text of instants (broker.base.gotime),
-the meaning of values (jetstream.config and the request handlers).
+Does not own: the JSON text, names in other cases, repeated members (broker.base.gojson), the text of instants
+(broker.base.gotime), the meaning of values (jetstream.config and the request handlers).
 
 A dataclass declares each wire field once, by the functions below (``text``, ``int64``, …), under its wire name:
 
@@ -10,7 +10,7 @@ A dataclass declares each wire field once, by the functions below (``text``, ``i
         cluster: str = text()
         tags: list[str] = texts()
 
-``read`` makes one from decoded JSON and ``write`` turns it back, leaving out what Go's ``omitempty`` leaves out.
+``read`` makes one from decoded JSON, and ``write`` turns it back, omitting the fields that Go's ``omitempty`` omits.
 Like Go, ``read`` reports the first error. Durations are integer nanoseconds; instants are Unix UTC nanoseconds here and
 RFC3339 on the wire.
 
@@ -33,15 +33,15 @@ from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_json
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, UINT64_MAX
 
-__all__ = ["boolean", "choice", "dump", "duration", "durations", "int32", "int64", "integer", "load", "load_as", "load_one", "read",
-           "record", "records", "string_map", "text", "texts", "time", "uint64", "write"]
+__all__ = ["boolean", "choice", "dump", "duration", "durations", "int32", "int64", "integer", "load", "load_as",
+           "load_one", "read", "record", "records", "string_map", "text", "texts", "time", "uint64", "write"]
 
 T = TypeVar("T")
 
 # --- text to values ---------------------------------------------------------------------------------------------------
 
 def load(data: bytes) -> object:
-    """Decode JSON as Go's Decoder does: empty or blank gives None, as it leaves its target untouched at end of input.
+    """Decode JSON as Go's Decoder does: empty or blank gives None, because Go leaves its target untouched then.
 
     Raises: ApiError 10025 in the wording of Go's decoder.
     """
@@ -82,14 +82,14 @@ def load_one(data: bytes) -> object:
 
 
 def dump(value: object) -> bytes:
-    """JSON as Go writes it."""
+    """Return JSON as Go writes it."""
     return marshal(value)
 
 
 # --- field kinds ------------------------------------------------------------------------------------------------------
 
 class _Where:
-    """A position in the request, named as in Go's messages; put into words for an error only."""
+    """A position in the request, named as in Go's messages; only an error turns it into text."""
 
     __slots__ = ("_name", "_outer", "kind")
 
@@ -108,10 +108,9 @@ class _Where:
     def element(self, index: int) -> _Where:
         return _Where(index, "", self)
 
-
     @property
     def steps(self) -> list[str | int]:
-        """Names and indexes that lead to it from the whole request."""
+        """The names and indexes that lead to this position from the whole request."""
         return [] if self._outer is None else [*self._outer.steps, self._name]
 
 
@@ -119,7 +118,7 @@ Reader = Callable[[Any, _Where], Any]
 
 
 class _UnknownChoice(ApiError):
-    """A value that is none of a closed set; ``complaint`` quotes its JSON text."""
+    """The error for a value that is not in a closed set; ``complaint`` quotes its JSON text."""
 
     def __init__(self, complaint: str, raw: str, where: _Where, value: object) -> None:
         quoted = json.dumps(raw, ensure_ascii=False)
@@ -129,7 +128,7 @@ class _UnknownChoice(ApiError):
         self._value = value
 
     def quoting(self, data: bytes) -> ApiError:
-        """The same error with the text that the client wrote in the request ``data``."""
+        """Return the same error with the text that the client wrote in the request ``data``."""
         raw = text_of(data.decode("utf-8", "replace"), self._where.steps, self._value)
         return self if raw is None else _UnknownChoice(self._complaint, raw, self._where, self._value)
 
@@ -223,17 +222,17 @@ def _declare(field: _Field, default: Any = None, factory: Callable[[], Any] | No
 
 
 def text(default: str = "", *, always: bool = False) -> Any:
-    """A string. ``always``: written even when empty."""
+    """Declare a string. ``always``: written even when empty."""
     return _declare(_Field(_read_text, always=always), default)
 
 
 def texts() -> Any:
-    """A list of strings."""
+    """Declare a list of strings."""
     return _declare(_Field(_read_texts), factory=list)
 
 
 def string_map() -> Any:
-    """Metadata: a map of strings, written in order of key as Go does."""
+    """Declare metadata: a map of strings, written in order of key as Go does."""
     return _declare(_Field(_read_map, lambda value: dict(sorted(value.items()))), factory=dict)
 
 
@@ -258,7 +257,7 @@ def uint64(*, always: bool = False) -> Any:
 
 
 def duration(*, always: bool = False) -> Any:
-    """Nanoseconds."""
+    """Declare a duration in nanoseconds."""
     return _declare(_Field(_read_duration, always=always), 0)
 
 
@@ -267,17 +266,17 @@ def durations() -> Any:
 
 
 def time() -> Any:
-    """An instant in Unix UTC nanoseconds, or None."""
+    """Declare an instant in Unix UTC nanoseconds, or None."""
     return _declare(_Field(_read_time, format_time), None)
 
 
 def choice(default: str, *values: str, also: Mapping[str, str] | None = None,
            complaint: str = "can not unmarshal {quoted}", always: bool = True, any_case: bool = False,
            decoded: bool = False) -> Any:
-    """One of a closed set of strings.
+    """Declare a string of a closed set.
 
     Args: ``also`` maps further accepted spellings to a value; ``complaint`` is the message for anything else, with
-        ``{quoted}`` the JSON text quoted again and ``{raw}`` the JSON text. Not ``always``: the default is left out.
+        ``{quoted}`` the JSON text quoted again and ``{raw}`` the JSON text. Not ``always``: the default is omitted.
         ``decoded``: nats-server decodes the value as a string first, and refuses other types in the decoder's words.
     """
     known = {value: value for value in values} | dict(also or {})
@@ -297,20 +296,21 @@ def choice(default: str, *values: str, also: Mapping[str, str] | None = None,
 
 
 def record(of: type[Any], go_type: str, *, always: bool = False) -> Any:
-    """A nested object: None when absent, or an empty one when ``always`` (Go's struct that is not a pointer)."""
+    """Declare a nested object: None if absent, or an empty one if ``always`` (Go's struct that is not a pointer)."""
     field = _Field(_record_reader(of, go_type), write, always=always)
     return _declare(field, factory=of) if always else _declare(field, None)
 
 
 def records(of: type[Any], go_type: str) -> Any:
-    """A list of nested objects; null in it stays None."""
+    """Declare a list of nested objects; null in it stays None."""
     one = _record_reader(of, go_type.removeprefix("*"))
     read_all = _list_reader(lambda value, where: None if value is None else one(value, where), f"[]{go_type}")
     return _declare(_Field(lambda value, where: _Records(read_all(value, where)), _write_all), factory=list)
 
 
 class _Records(list[Any]):
-    """A list of nested objects as read, and its JSON once it was written: a configuration does not change any more then."""
+    """A list of nested objects as read, and its JSON once it was written: a configuration does not change after
+    that."""
 
     __slots__ = ("written",)
 
@@ -333,8 +333,11 @@ def _record_reader(of: type[Any], go_type: str) -> Reader:
 # --- dataclasses ------------------------------------------------------------------------------------------------------
 
 class _Shape:
-    """The wire fields of one dataclass, in order, their case-folded names, those that null empties, and what gives an
-    object's values of them."""
+    """The wire fields of one dataclass.
+
+    Attributes: ``fields``: in order; ``folded``: their names by case-folded name; ``emptied``: the names of fields that
+        null empties; ``values(object)``: an object's values of the fields.
+    """
 
     __slots__ = ("emptied", "fields", "folded", "values")
 
@@ -395,7 +398,7 @@ def _read_record(of: type[Any], value: Any, where: _Where, go_type: str, *, root
             continue
         if isinstance(given, (dict, list)):
             if name in values and isinstance(raw.get(name), list if isinstance(given, list) else dict):
-                # Read once all of them are known: n members of one name must not cost n² steps.
+                # Read it once all of them are known: n members of one name must not cost n² steps.
                 again[name] = key
                 raw[name] = _combined(raw.get(name), given)
                 continue
@@ -414,7 +417,7 @@ def _combined(old: Any, new: Any) -> Any:
 
 
 def write(value: Any) -> dict[str, Any]:
-    """The JSON object of a wire dataclass: Go's field order, Go's omissions."""
+    """Return the JSON object of a wire dataclass: Go's field order, Go's omissions."""
     result: dict[str, Any] = {}
     shape = _shape(type(value))
     for (name, field), given in zip(shape.fields.items(), shape.values(value), strict=True):

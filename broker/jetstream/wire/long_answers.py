@@ -1,4 +1,7 @@
-"""JSON of answers that may be very long, such as the counts of a hundred thousand subjects: a slice in each turn of the loop."""
+"""The JSON of answers that may be very long, written a slice in each turn of the loop.
+
+For example, an answer may have the counts of a hundred thousand subjects.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,18 @@ from broker.jetstream.wire.fields import dump
 __all__ = ["dump_in_turns", "is_long"]
 
 _AT_ONCE: Final = 8192
-"""Members of a mapping, or elements of a list: some 2 ms."""
+"""The members of a mapping, or elements of a list, in one slice: some 2 ms."""
 
 
 def is_long(value: object) -> bool:
-    """Whether it is, or a member of it is, a mapping or list that takes more than one slice."""
+    """Return whether the value, or a member of it, is a mapping or list that takes more than one slice."""
     if isinstance(value, dict):
         return len(value) > _AT_ONCE or any(map(is_long, value.values()))
     return isinstance(value, list) and len(value) > _AT_ONCE
 
 
 async def dump_in_turns(value: object) -> bytes:
-    """As ``dump``, with a turn of the loop after each slice. ``value`` must not change meanwhile."""
+    """Do as ``dump``, with a turn of the loop after each slice. ``value`` must not change meanwhile."""
     pieces = []
     for piece in _pieces(value):
         pieces.append(piece)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from broker.jetstream.consumer.cursor.cursor import Cursor
-from broker.jetstream.consumer.cursor.taken import Taken
+from broker.jetstream.consumer.cursor.message_columns import MessageColumns
 from broker.jetstream.filters import Filters
 from broker.storage.format.frame import Chunk
 from tests.jetstream.consumer.fakes import FakeLoading, FakeStream
@@ -59,10 +59,10 @@ async def test_what_is_delivered_during_a_count_and_leaves_is_not_subtracted_twi
     counting = asyncio.ensure_future(cursor.recount())
     await asyncio.sleep(0)
     assert not cursor.known
-    taken = cursor.take(5, 1 << 20)
-    assert isinstance(taken, Taken)
-    cursor.passed(taken, 5)
-    stream.dead = set(taken.seqs)
+    msgs = cursor.next_messages(5, 1 << 20)
+    assert isinstance(msgs, MessageColumns)
+    cursor.advance(msgs, 5)
+    stream.dead = set(msgs.seqs)
     await counting
     assert (cursor.pending, cursor.exact) == (5, True)
 
@@ -75,9 +75,9 @@ async def test_a_list_of_last_messages_survives_a_purge_of_some() -> None:
     await cursor.recount()
     assert cursor.pending == 3
     cursor.pass_over(7)
-    assert (cursor.pending, cursor.skip.up_to(10, 4)) == (1, [9])
+    assert (cursor.pending, cursor.listed.up_to(10, 4)) == (1, [9])
     cursor.pass_over(11)
-    assert (cursor.pending, cursor.next_seq, len(cursor.skip)) == (0, 11, 0)
+    assert (cursor.pending, cursor.next_seq, len(cursor.listed)) == (0, 11, 0)
 
 
 async def test_what_leaves_around_a_list_of_last_messages() -> None:
@@ -88,9 +88,9 @@ async def test_what_leaves_around_a_list_of_last_messages() -> None:
     cursor = Cursor(stream, Filters([b"*"]), 1, set())  # type: ignore[arg-type]
     cursor.list_first((1, 7, 8, 9), 9)
     await cursor.recount()
-    taken = cursor.take(1, 1 << 20)
-    assert isinstance(taken, Taken)
-    cursor.passed(taken, 1)
+    msgs = cursor.next_messages(1, 1 << 20)
+    assert isinstance(msgs, MessageColumns)
+    cursor.advance(msgs, 1)
     for seq in (2, 3, 4, 5):
         cursor.removed(seq, seq, 1, b"b")
     assert (cursor.pending, cursor.exact) == (3, True)
@@ -107,9 +107,9 @@ async def test_what_leaves_around_a_list_of_last_messages() -> None:
     assert cursor.count() is None
     assert (cursor.pending, cursor.exact) == (4, True)
     got = []
-    while isinstance(taken := cursor.take(10, 1 << 20), Taken):
-        got += taken.seqs
-        cursor.passed(taken, len(taken))
+    while isinstance(msgs := cursor.next_messages(10, 1 << 20), MessageColumns):
+        got += msgs.seqs
+        cursor.advance(msgs, len(msgs))
     assert (got, cursor.pending) == ([7, 8, 13], 0)
 
 
@@ -149,11 +149,11 @@ def test_a_list_is_taken_as_far_as_one_chunk_goes() -> None:
     stream.dead = {8, 16}
     stream.first_seq = 2
     runs = []
-    while isinstance(taken := cursor.take(2, 1 << 20), Taken):
-        used = 1 if not runs else len(taken)
-        assert list(taken.bodies) == [b"m%d" % seq for seq in taken.seqs]
-        runs.append(list(taken.seqs[:used]))
-        cursor.passed(taken, used)
+    while isinstance(msgs := cursor.next_messages(2, 1 << 20), MessageColumns):
+        used = 1 if not runs else len(msgs)
+        assert list(msgs.bodies) == [b"m%d" % seq for seq in msgs.seqs]
+        runs.append(list(msgs.seqs[:used]))
+        cursor.advance(msgs, used)
     assert runs == [[2], [4], [6], [9], [11, 12], [19]]
     assert (cursor.pending, cursor.next_seq) == (0, 21)
 
@@ -170,27 +170,27 @@ def test_the_values_of_a_key_are_taken_together() -> None:
     cursor = Cursor(stream, Filters([b"k"]), 1, ahead)  # type: ignore[arg-type]
     cursor.pending, cursor.known = 9, True
 
-    def taken(count: int, size: int = 1 << 20) -> list[int]:
-        found = cursor.take(count, size)
-        assert isinstance(found, Taken)
+    def msgs(count: int, size: int = 1 << 20) -> list[int]:
+        found = cursor.next_messages(count, size)
+        assert isinstance(found, MessageColumns)
         assert list(found.bodies) == [b"%08d" % ((seq - 1) // 4) for seq in found.seqs]
         assert set(found.subjects) == {b"k"}
         return list(found.seqs)
 
-    assert taken(1000) == [seq for seq in values if seq not in ahead]
-    assert taken(4) == [values[0], values[1], values[3]]
-    assert taken(1000, 9) == values[:2]
-    found = cursor.take(1000, 1 << 20)
-    assert isinstance(found, Taken)
-    cursor.passed(found, 3)
+    assert msgs(1000) == [seq for seq in values if seq not in ahead]
+    assert msgs(4) == [values[0], values[1], values[3]]
+    assert msgs(1000, 9) == values[:2]
+    found = cursor.next_messages(1000, 1 << 20)
+    assert isinstance(found, MessageColumns)
+    cursor.advance(found, 3)
     assert (cursor.next_seq, cursor.pending) == (values[3] + 1, 6)
     stream.dead = {values[5]}
     stream.not_loaded = True
-    loading = cursor.take(1000, 1 << 20)
+    loading = cursor.next_messages(1000, 1 << 20)
     assert isinstance(loading, FakeLoading)
-    assert taken(1000) == [values[4]]  # and the next chunk is being loaded
+    assert msgs(1000) == [values[4]]  # and the next chunk is being loaded
     stream.not_loaded = False
-    assert taken(1000) == [values[4], *values[6:]]
+    assert msgs(1000) == [values[4], *values[6:]]
 
 
 def test_only_acked_values_are_left() -> None:
@@ -199,7 +199,7 @@ def test_only_acked_values_are_left() -> None:
     stream.indexed = True
     stream.add("k", "a", "k", "b")
     cursor = Cursor(stream, Filters([b"k"]), 1, {1, 3})  # type: ignore[arg-type]
-    assert cursor.take(10, 1 << 20) is None
+    assert cursor.next_messages(10, 1 << 20) is None
     assert cursor.next_seq == 5
 
 
@@ -231,10 +231,10 @@ def test_what_is_loaded_for_a_key_is_held_until_it_is_taken() -> None:
     cursor.pending, cursor.known = 4, True
     seqs: list[int] = []
     for _ in range(8):
-        found = cursor.take(10, 1 << 20)
-        if isinstance(found, Taken):
+        found = cursor.next_messages(10, 1 << 20)
+        if isinstance(found, MessageColumns):
             seqs += found.seqs
-            cursor.passed(found, len(found))
+            cursor.advance(found, len(found))
         del found
     assert seqs == [1, 3, 5, 7]
 
@@ -250,22 +250,22 @@ def all_messages(chunk_messages: int, count: int) -> tuple[FakeStream, Cursor]:
 def test_small_chunks_are_taken_together() -> None:
     """What is in memory makes one delivery, up to the number and about the bytes asked for; all columns go with it."""
     stream, cursor = all_messages(3, 20)
-    taken = cursor.take(8, 1 << 20)
-    assert isinstance(taken, Taken)
-    assert taken.seqs == range(1, 9)
-    assert list(taken.bodies) == [b"m%d" % seq for seq in range(1, 9)]
-    assert list(taken.subjects) == [stream.messages[seq][0] for seq in range(1, 9)]
-    assert list(taken.times) == [stream.messages[seq][3] for seq in range(1, 9)]
-    assert (taken.hlens, taken.end) == (None, 9)
-    cursor.passed(taken, 8)
+    msgs = cursor.next_messages(8, 1 << 20)
+    assert isinstance(msgs, MessageColumns)
+    assert msgs.seqs == range(1, 9)
+    assert list(msgs.bodies) == [b"m%d" % seq for seq in range(1, 9)]
+    assert list(msgs.subjects) == [stream.messages[seq][0] for seq in range(1, 9)]
+    assert list(msgs.times) == [stream.messages[seq][3] for seq in range(1, 9)]
+    assert (msgs.hlens, msgs.end) == (None, 9)
+    cursor.advance(msgs, 8)
     assert (cursor.next_seq, cursor.pending) == (9, 12)
-    few = cursor.take(100, 5)
-    assert isinstance(few, Taken)
+    few = cursor.next_messages(100, 5)
+    assert isinstance(few, MessageColumns)
     assert 1 <= len(few) < 6
-    rest = cursor.take(100, 1 << 20)
-    assert isinstance(rest, Taken)
+    rest = cursor.next_messages(100, 1 << 20)
+    assert isinstance(rest, MessageColumns)
     assert rest.seqs == range(9, 21)
-    cursor.passed(rest, 2)
+    cursor.advance(rest, 2)
     assert cursor.next_seq == 11
 
 
@@ -276,11 +276,11 @@ def test_chunks_with_gaps_and_headers_are_taken_together() -> None:
     stream.add("t", "u")
     stream.dead |= {2, 5}
     cursor.ahead.add(8)
-    taken = cursor.take(100, 1 << 20)
-    assert isinstance(taken, Taken)
-    assert list(taken.seqs) == [1, 3, 4, 6, 7, 9]
-    assert taken.hlens == [0, 0, 0, 0, len(b"NATS/1.0\r\nA: 1\r\n\r\n"), 0]
-    assert taken.end == 10
+    msgs = cursor.next_messages(100, 1 << 20)
+    assert isinstance(msgs, MessageColumns)
+    assert list(msgs.seqs) == [1, 3, 4, 6, 7, 9]
+    assert msgs.hlens == [0, 0, 0, 0, len(b"NATS/1.0\r\nA: 1\r\n\r\n"), 0]
+    assert msgs.end == 10
 
 
 def test_what_is_not_in_memory_is_not_waited_for() -> None:
@@ -288,9 +288,9 @@ def test_what_is_not_in_memory_is_not_waited_for() -> None:
     stream, cursor = all_messages(3, 9)
     loaded: list[int] = []
     stream.chunk_of = lambda seq: loaded.append(seq)  # type: ignore[assignment, func-returns-value]
-    taken = cursor.take(100, 1 << 20)
-    assert isinstance(taken, Taken)
-    assert (taken.seqs, loaded) == (range(1, 4), [4])
+    msgs = cursor.next_messages(100, 1 << 20)
+    assert isinstance(msgs, MessageColumns)
+    assert (msgs.seqs, loaded) == (range(1, 4), [4])
 
 
 def test_nothing_is_taken_that_is_not_stored() -> None:
@@ -298,6 +298,6 @@ def test_nothing_is_taken_that_is_not_stored() -> None:
     stream, cursor = all_messages(3, 9)
     later, _ = all_messages(3, 9)
     stream.persisted_seq, stream.chunk_of = 6, later.chunk_of  # type: ignore[method-assign]
-    taken = cursor.take(100, 1 << 20)
-    assert isinstance(taken, Taken)
-    assert taken.seqs == range(1, 7)
+    msgs = cursor.next_messages(100, 1 << 20)
+    assert isinstance(msgs, MessageColumns)
+    assert msgs.seqs == range(1, 7)

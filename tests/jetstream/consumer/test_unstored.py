@@ -21,13 +21,13 @@ async def test_very_many_pending_messages_are_written_down_in_parts(monkeypatch:
     pending."""
     monkeypatch.setattr(consumer_module, "_UNSTORED_MAX", 1000)
     listed: list[int] = []
-    take = AckDelta.take
+    move_into = AckDelta.move_into
 
     def counted(self: AckDelta, delta: Any, *state: Any) -> None:
-        take(self, delta, *state)
+        move_into(self, delta, *state)
         listed.append(len(delta.pending.stream_seqs) if delta.pending is not None else 0)
 
-    monkeypatch.setattr(AckDelta, "take", counted)
+    monkeypatch.setattr(AckDelta, "move_into", counted)
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
         for _ in range(MESSAGES - 1):

@@ -18,14 +18,17 @@ from broker.storage.format.records.consumer_state import ConsumerDelta, PendingC
 __all__ = ["AckDelta"]
 
 _FRESH_MAX = 64
-"""Runs kept for the next record before those acked meanwhile are dropped."""
+"""The number of runs for the next record above which those acked meanwhile are dropped."""
 
 
 class AckDelta:
-    """Filled by the ack state, taken when the stream's block is sealed.
+    """The changes since the last record: collected by the ack state, moved out when the stream's block is sealed.
 
-    Attributes: ``fresh`` runs that are not stored yet, of ``fresh_msgs`` messages at most; ``dropped`` sequences that may be
-        stored and no longer should be; ``recounted`` those whose count of redeliveries changed; ``ahead`` those newly acked ahead.
+    Attributes:
+        ``fresh``: runs that are not stored yet, of ``fresh_msgs`` messages at most.
+        ``dropped``: sequences that may be stored and no longer should be.
+        ``recounted``: sequences whose count of redeliveries changed.
+        ``ahead``: sequences newly acked ahead.
     """
 
     __slots__ = ("ahead", "dropped", "fresh", "fresh_msgs", "recounted")
@@ -43,27 +46,27 @@ class AckDelta:
         self.forget_fresh()
 
     def add(self, run: PendingRun) -> None:
-        """A run was delivered, or delivered again."""
+        """Add a run that was delivered, or delivered again."""
         self.fresh.append(run)
         self.fresh_msgs += len(run.seqs)
 
     def forget_fresh(self) -> None:
-        """None of the runs is pending any more."""
+        """Forget all runs: none of them is pending any more."""
         self.fresh, self.fresh_msgs = [], 0
 
     def prune(self, floor_seq: int) -> None:
-        """Drop runs at or below the floor, when there are many."""
+        """Drop runs at or below the floor, if there are many runs."""
         fresh = self.fresh
         if len(fresh) > _FRESH_MAX and fresh[0].seqs[-1] <= floor_seq:
             self.fresh = [run for run in fresh if run.seqs[-1] > floor_seq]
             self.fresh_msgs = sum([len(run.seqs) for run in self.fresh])
 
     def rewritten(self, replaced: Iterable[tuple[PendingRun, PendingRun]]) -> None:
-        """Runs were replaced: the replacements of fresh ones are fresh."""
+        """Replace fresh runs by their replacements."""
         fresh = set(self.fresh)
         self.fresh = [new for old, new in replaced if old in fresh]
 
-    def take(self, delta: ConsumerDelta, pending: Mapping[int, PendingRun], floor_seq: int, ahead: Collection[int],
+    def move_into(self, delta: ConsumerDelta, pending: Mapping[int, PendingRun], floor_seq: int, ahead: Collection[int],
              redelivered: Mapping[int, int]) -> None:
         """Move all changes into ``delta``, by the current state; they then count as stored."""
         seqs: list[int] = []
@@ -78,9 +81,9 @@ class AckDelta:
                 seqs += run.seqs
                 cseqs += run.cseqs
             else:
-                still = [holder is run for holder in holders]
-                seqs += compress(run.seqs, still)
-                cseqs += compress(run.cseqs, still)
+                current = [holder is run for holder in holders]
+                seqs += compress(run.seqs, current)
+                cseqs += compress(run.cseqs, current)
             times += [run.at_ns] * (len(seqs) - len(times))
         for seq in self.ahead:
             if seq in ahead:

@@ -1,14 +1,14 @@
 """Handles clients' answers to deliveries: acks and all other kinds.
 
-Owns what each kind of answer does to the ack state, and which answers get a reply. Parsing is protocol.py's, the state
-AckState's, and when the reply is sent (after the state is stored) the consumer's. Also owns what ends pending acks
+Owns what each kind of answer does to the ack state, and which answers get a reply. Also owns what ends pending acks
 without an answer: messages that left the stream, and messages that reached max_deliver.
+Does not own: parsing (protocol), the state (AckState), when a reply is sent (the consumer: after the state is stored).
 
-A run of plain acks, the common case on a busy consumer, is parsed by one split each and applied in one call; one of plain
-negative acks likewise.
+A run of plain acks, the common case on a busy consumer, is parsed by one split each and applied in one call. So is a
+run of plain negative acks.
 
-Source: nats-server consumer.go: processAck, processAckMsg, processNak, processTerm. Not from there: an ack for
-a delivery that may have been lost in a crash is accepted, since plain acks and deliveries are stored asynchronously.
+Source: nats-server consumer.go: processAck, processAckMsg, processNak, processTerm. Unlike nats-server, an ack for
+a delivery that may have been lost in a crash is accepted, because plain acks and deliveries are stored asynchronously.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAK = b"-NAK"
 _ACKS = (AckKind.ACK, AckKind.NEXT, AckKind.TERM)
 
 _FORGOTTEN_AT_ONCE = 8192
-"""Sequences that an ack beyond what was delivered passes, that are named one by one: about 1 ms."""
+"""The largest number of sequences that an ack ahead of the deliveries names one by one: about 1 ms."""
 
 
 class _Stream(Protocol):
@@ -46,24 +46,25 @@ class _Stream(Protocol):
 
 
 def _sample_percent(text: str) -> int:
-    """``sample_freq`` ("50" or "50%") as a number; 0 when there is none."""
+    """Return ``sample_freq`` ("50" or "50%") as a number; 0 if there is none."""
     text = text.removesuffix("%")
     return int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else 0
 
 
 class AckHandler:
-    """Handles the answers to one consumer's deliveries.
+    """The handler of answers to one consumer's deliveries.
 
     Attributes:
-        policy: explicit or all. sample_percent: share of acks for which a metric is sent.
+        policy: explicit or all.
+        sample_percent: share of acks for which a metric is sent.
         forgotten_seq: deliveries up to here may have been sent and lost in a crash; 0: none.
     """
 
     def __init__(self, stream: _Stream, acks: AckState, cursor: Cursor, events: ConsumerEvents, rng: random.Random,
                  prefix: bytes, request: Callable[[bytes, bytes, int], None],
                  done: Callable[[Sequence[int]], None], done_from: Callable[[int], None]) -> None:
-        """Args: ``done(seqs)`` is called with what is no longer pending; ``done_from(seq)`` instead if that may be very much,
-            with its first sequence."""
+        """Args: ``done(seqs)`` is called with messages that are no longer pending; if there may be very many,
+            ``done_from(seq)`` is called instead, with the first of them."""
         self._stream = stream
         self._acks = acks
         self._cursor = cursor
@@ -78,7 +79,7 @@ class AckHandler:
         self.forgotten_seq = 0
 
     def configure(self, config: ConsumerConfig, now_ns: int, mono_ns: int) -> None:
-        """Apply a configuration, also to what is already pending."""
+        """Apply a configuration, also to messages that are already pending."""
         acked, by_flow = config.ack_policy != "none", config.ack_policy == "flow_control"
         waits = config.backoff or [config.ack_wait or (_FOR_EVER_NS if by_flow else _ACK_WAIT_NS)]
         if not acked:
@@ -89,8 +90,11 @@ class AckHandler:
         self.policy = "all" if by_flow else config.ack_policy
         self.sample_percent = _sample_percent(config.sample_freq)
 
-    def take(self, ops: Sequence[Msg], start: int, end: int, now_ns: int, mono_ns: int) -> list[bytes]:
-        """Handle ops[start:end]; returns replies to send after storing the state. The caller runs ``advance_floor``."""
+    def apply_answers(self, ops: Sequence[Msg], start: int, end: int, now_ns: int, mono_ns: int) -> list[bytes]:
+        """Apply the answers ops[start:end]. The caller runs ``advance_floor``.
+
+        Returns: the reply subjects to answer after the state is stored.
+        """
         run = ops[start:end]
         prefix = self._prefix
         every = self.policy == "all"
@@ -137,21 +141,23 @@ class AckHandler:
         return replies
 
     def ack_first(self, run: Sequence[Msg], most: int, now_ns: int) -> bool:
-        """Ack the first ``most`` of the messages that an answer of ``run`` acks, by the policy all; False: it acks no more, so
-        that ``take`` is to do it."""
+        """Ack the first ``most`` of the messages that an answer of ``run`` acks, by the policy all.
+
+        Returns: False if the answer acks no more than that, so that ``apply_answers`` must apply it.
+        """
         if self.policy != "all":
             return False
         acks, next_seq, ahead_max = self._acks, self._cursor.next_seq, self._ahead_max
-        # An ack beyond what was delivered has a consumer sequence of before the crash: it acks all that is pending.
+        # An ack ahead of the deliveries has a consumer sequence from before the crash: it acks all pending messages.
         found = [(seq, cseq if seq < next_seq else SEQ_MAX) for subject, _, hlen, body in run
                  if parse_answer(body[hlen:] if hlen else body)[0] in _ACKS
                  for _, seq, cseq in (parse_subject(subject),) if seq < next_seq or seq <= ahead_max]
         seq, cseq = max(found, default=(0, 0))
-        # No more are pending up to there than were delivered for the first time since the floor.
+        # At most as many are pending up to there as were delivered for the first time since the floor.
         if seq <= acks.floor_sseq or cseq <= acks.floor_cseq + most:
             return False
         first = acks.first(most + 1)
-        # A client may name a consumer sequence as it likes: the floor must not pass it before the ack itself is taken.
+        # A client may name any consumer sequence: the floor must not pass it before the ack itself is applied.
         if len(first) <= most or first[-1] > seq or acks.pending[first[-1]].cseq_of(first[-1]) > cseq:
             return False
         first.pop()
@@ -161,21 +167,23 @@ class AckHandler:
         return True
 
     def consumer_seqs(self, seqs: Sequence[int]) -> Sequence[int]:
-        """The consumer sequences that ``ack`` needs with the policy all, of a caller that does not know them; 0 for a message
-        that is not pending. Nothing with any other policy."""
+        """Return the consumer sequences that ``ack`` needs with the policy all, for a caller that does not know them.
+
+        A message that is not pending has 0. With any other policy, return nothing.
+        """
         if self.policy != "all":
             return ()
         pending = self._acks.pending
         return [0 if (run := pending.get(seq)) is None else run.cseq_of(seq) for seq in seqs]
 
-    def take_flow(self, acked: Sequence[tuple[int, int]], now_ns: int) -> None:
-        """Apply answers to flow control requests: each acks all up to (stream sequence, consumer sequence)."""
+    def apply_flow_answers(self, acked: Sequence[tuple[int, int]], now_ns: int) -> None:
+        """Apply answers to flow control requests: each acks everything up to (stream sequence, consumer sequence)."""
         for seq, cseq in acked:
             self._ack(seq, cseq, 1, now_ns, sample=False)
         self._acks.advance_floor()
 
     def removed(self, first_seq: int, last_seq: int, now_ns: int, *, purged: bool) -> bool:
-        """Messages within first..last left the stream: they are no longer pending.
+        """Forget pending messages within first..last, which left the stream.
 
         Unless it was a purge, each is reported as TERMINATED. Returns whether the state changed.
         """
@@ -200,15 +208,20 @@ class AckHandler:
         return True
 
     def expire(self, mono_ns: int) -> bool:
-        """Ack waits ended: redeliver, or give up after ``max_deliver`` deliveries. Returns whether any was given up."""
+        """Queue messages whose ack wait ended for redelivery, or give up after ``max_deliver`` deliveries.
+
+        Returns: whether any was given up.
+        """
         exhausted = self._acks.expire(mono_ns)
         for seq in exhausted:
             self._events.max_deliver(seq, self._acks.exhaust(seq))
         return bool(exhausted)
 
     def _alike(self, run: Sequence[Msg], payloads: Sequence[bytes]) -> list[list[bytes]] | None:
-        """This consumer's names and the numbers after them in each subject, if all of ``run`` have the same one of ``payloads``
-        and nothing else; else None."""
+        """Split the subjects of a run of answers that are all alike: the consumer's names, and the numbers after them.
+
+        Returns None unless all answers have the same payload, one of ``payloads``, and no headers or reply subjects.
+        """
         subjects, replies, hlens, bodies = zip(*run, strict=True)
         if bodies[0] not in payloads or bodies.count(bodies[0]) < len(bodies) or any(hlens) or any(replies):
             return None
@@ -216,8 +229,10 @@ class AckHandler:
         return answers if [tokens[0] for tokens in answers].count(self._prefix) == len(answers) else None
 
     def ack(self, seqs: Sequence[int], cseqs: Sequence[int], now_ns: int) -> None:
-        """Ack messages by their stream sequences, at least one; ``cseqs``: their consumer sequences, for ack all only. The
-        caller runs ``advance_floor``."""
+        """Ack messages by their stream sequences, at least one. The caller runs ``advance_floor``.
+
+        Args: ``cseqs``: their consumer sequences, with the policy all only.
+        """
         next_seq = self._cursor.next_seq
         if self.policy == "all":
             pairs = list(zip(seqs, cseqs, strict=True))
@@ -240,14 +255,14 @@ class AckHandler:
         acks = self._acks
         floor_cseq, delivered_cseq, pending = acks.floor_cseq, acks.delivered_cseq, acks.pending
         seqs, cseqs = _numbers([tokens[2] for tokens in naks]), _numbers([tokens[3] for tokens in naks])
-        taken = [floor_cseq < cseq <= delivered_cseq and seq in pending for seq, cseq in zip(seqs, cseqs, strict=True)]
-        if self._events.naks_heard:
-            for seq, cseq, tokens in compress(zip(seqs, cseqs, naks, strict=True), taken):
+        valid = [floor_cseq < cseq <= delivered_cseq and seq in pending for seq, cseq in zip(seqs, cseqs, strict=True)]
+        if self._events.naks_observed:
+            for seq, cseq, tokens in compress(zip(seqs, cseqs, naks, strict=True), valid):
                 self._events.nak(seq, cseq, decimal(tokens[1], INT64_MAX))
-        acks.nak(compress(seqs, taken))
+        acks.nak(compress(seqs, valid))
 
     def _answer(self, subject: bytes, reply: bytes, payload: bytes, now_ns: int, mono_ns: int) -> bool:
-        """Handle one answer of any kind; returns whether its reply, if it has one, is due."""
+        """Handle one answer of any kind; returns whether to send its reply, if it has a reply subject."""
         deliveries, seq, cseq = parse_subject(subject)
         kind, argument = parse_answer(payload)
         match kind:
@@ -273,7 +288,8 @@ class AckHandler:
     def _ack(self, seq: int, cseq: int, deliveries: int, now_ns: int, *, sample: bool) -> bool:
         """Ack one message (with ack all: everything up to it); returns whether to reply."""
         if seq <= 0:
-            # An ack of sequence 0 gets a reply, like one of any sequence not pending; other kinds of answer do not.
+            # An ack of sequence 0 gets a reply, like one of any sequence that is not pending; other kinds of answer do
+            # not.
             if seq or self.policy != "explicit":
                 return False
             self._acks.ack((), now_ns)
@@ -296,16 +312,17 @@ class AckHandler:
 
     @property
     def _ahead_max(self) -> int:
-        """The last message of which the delivery may have been lost in a crash."""
+        """The last message whose delivery may have been lost in a crash."""
         return min(self.forgotten_seq, self._stream.persisted_seq)
 
     def _ack_ahead(self, seq: int, cseq: int, now_ns: int) -> bool:
-        """An ack beyond what was delivered: applied when that delivery may have been lost in a crash."""
+        """Apply an ack ahead of the deliveries, if that delivery may have been lost in a crash. Returns whether it
+        was."""
         if seq > self._ahead_max:
             return False
         acks, cursor = self._acks, self._cursor
         if self.policy == "all":
-            # Everything before it had been delivered too, and is acked with it.
+            # Everything before it had been delivered, too, and is acked with it.
             first = max(acks.delivered_sseq, acks.floor_sseq) + 1
             low = acks.ack_all_ahead(seq, cseq, now_ns)
             if seq - first < _FORGOTTEN_AT_ONCE:
@@ -332,7 +349,7 @@ class AckHandler:
 
 
 def _numbers(tokens: list[bytes]) -> list[int]:
-    """Tokens as sequences; 0, which no message has, for an invalid one."""
+    """Return tokens as sequences; 0, which no message has, for an invalid one."""
     if b"".join(tokens).isdigit() and b"" not in tokens and max(map(len, tokens)) < 19:
         return list(map(int, tokens))
     return [max(decimal(token, SEQ_MAX), 0) for token in tokens]

@@ -1,10 +1,10 @@
 """Applies an ack of very many messages, as ``ack_policy: all`` allows, in several turns of the loop.
 
-    an ack of 200 000 ──> the first 8192 ──> the next 8192 … ──> the ack itself, then the answers that came behind it
-                                └── so many that their record would be large: once that is sealed
+    an ack of 200 000 ──> the first 8192 ──> the next 8192 … ──> the ack itself, then the answers that came after it
+                                └── after so many that their record would be large: wait until it is sealed
 
-Each slice is an ack of fewer messages, so what can be seen in between is a state that a client may have asked for. Meanwhile the
-consumer delivers nothing, and who asks for its numbers waits.
+Each slice is an ack of fewer messages, so a state seen in between is one that a client may have asked for. Meanwhile
+the consumer delivers nothing, and requests for its numbers wait.
 
 Owns: the answers that wait. Does not own: what an answer does (handler), when the state is stored (the log).
 """
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["LargeAcks"]
 
 _AT_ONCE: Final = 8192
-"""Messages acked in one turn of the loop: about 2 ms."""
+"""The number of messages acked in one turn of the loop: about 2 ms."""
 
 _UNSTORED_MAX: Final = 65_536
-"""Acks in one record: to write down and to apply so many takes 5 ms each."""
+"""The largest number of acks in one record: writing them down takes 5 ms, and applying them another 5."""
 
 _SEAL_SECONDS: Final = 1.0
-"""How long that is waited for: a store that does not answer holds up no deliveries."""
+"""The longest wait for a record to be sealed: a store that does not answer must not hold up deliveries."""
 
 _RUNS_MAX: Final = 1000
-"""Runs of answers that wait; if there are more, all are applied at once."""
+"""The largest number of waiting runs of answers; if there are more, all are applied at once."""
 
 
 class Scheduler(Protocol):
@@ -46,34 +46,35 @@ class Scheduler(Protocol):
 
 
 class LargeAcks:
-    """Those of one consumer.
+    """The very large acks of one consumer.
 
-    Args: ``take`` applies a run of answers; ``changed`` is called after each slice; ``seal`` has the state written down soon,
-        after which ``sealed`` is to be called; ``ended`` is called when nothing waits any more.
+    Args: ``apply`` applies a run of answers; ``changed`` is called after each slice; ``seal`` asks for a record of the
+        state soon, after which ``sealed`` is to be called; ``ended`` is called when no answer waits any more.
     """
 
-    def __init__(self, acks: AckState, answers: AckHandler, loop: Scheduler, take: Callable[[Sequence[Msg], int, int, int], None],
-                 changed: Callable[[], None], seal: Callable[[], None], ended: Callable[[], None]) -> None:
+    def __init__(self, acks: AckState, answers: AckHandler, loop: Scheduler,
+                 apply: Callable[[Sequence[Msg], int, int, int], None], changed: Callable[[], None],
+                 seal: Callable[[], None], ended: Callable[[], None]) -> None:
         self._acks = acks
         self._answers = answers
         self._loop = loop
-        self._take = take
+        self._apply = apply
         self._changed = changed
         self._seal = seal
         self._ended = ended
         self._runs: deque[tuple[Sequence[Msg], int]] = deque()
         self._sealing: Any = None
-        """A timer, while the state is to be written down before it goes on."""
+        """The timer that ends the wait for a record; None: no record is awaited."""
         self._unsealed_max = _UNSTORED_MAX
         self._waiting: list[asyncio.Future[None]] = []
 
     @property
     def under_way(self) -> bool:
-        """Whether there is one."""
+        """True while answers wait."""
         return bool(self._runs)
 
-    def put_off(self, ops: Sequence[Msg], start: int, end: int, now_ns: int) -> bool:
-        """Whether ops[start:end] wait, since they ack very many, or come behind such a run."""
+    def defer(self, ops: Sequence[Msg], start: int, end: int, now_ns: int) -> bool:
+        """Defer ops[start:end] if they ack very many messages, or if other answers wait. Returns whether they wait."""
         if not self._runs and len(self._acks.pending) <= _AT_ONCE:
             return False
         run = ops[start:end]
@@ -81,43 +82,43 @@ class LargeAcks:
             if not self._answers.ack_first(run, _AT_ONCE, now_ns):
                 return False
             self._changed()
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._apply_next)
         self._runs.append((run, now_ns))
         if len(self._runs) > _RUNS_MAX:
             self.finish()
         return True
 
     def sealed(self) -> None:
-        """The state so far has been written down."""
+        """Continue after the state has been written down."""
         if self._sealing is not None:
             self._sealing.cancel()
             self._sealing = None
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._apply_next)
 
     def _not_sealed(self) -> None:
         self._unsealed_max = sys.maxsize
         self.sealed()
 
     def finish(self) -> None:
-        """Apply all that waits, now."""
+        """Apply all waiting answers now."""
         while self._runs:
             run, now_ns = self._runs.popleft()
-            self._take(run, 0, len(run), now_ns)
+            self._apply(run, 0, len(run), now_ns)
         self._end()
 
     async def finished(self) -> None:
-        """Return once nothing waits."""
+        """Return once no answer waits."""
         if self._runs:
             done = asyncio.get_running_loop().create_future()
             self._waiting.append(done)
             await done
 
     def drop(self) -> None:
-        """The consumer is gone."""
+        """Drop all waiting answers: the consumer is gone."""
         self._runs.clear()
         self._end()
 
-    def _go_on(self) -> None:
+    def _apply_next(self) -> None:
         if not self._runs or self._sealing is not None:
             return
         if self._acks.unstored_acks >= self._unsealed_max:
@@ -129,9 +130,9 @@ class LargeAcks:
             self._changed()
         else:
             self._runs.popleft()
-            self._take(run, 0, len(run), now_ns)
+            self._apply(run, 0, len(run), now_ns)
         if self._runs:
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._apply_next)
         else:
             self._end()
             self._ended()

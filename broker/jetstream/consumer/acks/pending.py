@@ -1,16 +1,16 @@
 """Messages of one consumer that are delivered but not acked: which is the lowest, and whose ack wait ends next.
 
 Messages delivered together share one ``PendingRun``: at hundreds of thousands of messages a second, an object for each
-costs too much. So ``pending`` maps a sequence to the run that last carried it, and a run has its sequences in
+costs too much. So ``pending`` maps a sequence to the run that last delivered it, and a run has its sequences in
 ascending order.
 
-    pending   seq -> the run that last carried it          an ack removes the entry and touches nothing else
+    pending   seq -> the run that last delivered it        an ack removes the entry and touches nothing else
     order     first deliveries, in order                   its front has the lowest pending sequence: no search
     lanes     one for each wait, in order of time          its front is the next to expire
     late      a heap: waits set by a NAK's delay
 
-A sequence in order, lane or heap whose ``pending`` entry is not that run is *stale*, and skipped. What happens to a
-message and what is stored about it is decided in state.py.
+A sequence in order, lane or heap whose ``pending`` entry is not that run is *stale*, and skipped. state.py decides what
+happens to a message, and what is stored about it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from itertools import islice
 __all__ = ["PendingAcks", "PendingRun"]
 
 _STALE_MAX = 8192
-"""Sequences kept beyond four times the pending ones before runs are rewritten: bounds memory while one unacked message
-holds the floor back."""
+"""The number of sequences, beyond four times the pending ones, at which runs are rewritten.
+
+It bounds memory while one unacked message holds the floor back.
+"""
 
 _DELAY_MAX_NS = 86_400_000_000_000
-"""The longest NAK delay that a restart accepts: it is stored as a delivery in the future, and a wall clock that went
-back looks the same."""
+"""The longest NAK delay that a restart accepts.
+
+A delay is stored as a delivery in the future, and a wall clock that was set back looks the same.
+"""
 
 _NO_LANE = -1
 """The wait of expired messages, which are queued for their next delivery."""
@@ -38,8 +42,9 @@ _NO_LANE = -1
 class PendingRun:
     """Messages delivered at one instant with one ack wait.
 
-    ``seqs`` ascend; ``cseqs[i]`` is the consumer sequence of the *first* delivery of ``seqs[i]``, which is what floors
-    count in. ``known``: the store may hold an entry for these, so their removal must be recorded.
+    ``seqs`` ascend; ``cseqs[i]`` is the consumer sequence of the *first* delivery of ``seqs[i]``, which floors count
+    in.
+    ``known``: the store may hold an entry for these, so their removal must be recorded.
     """
 
     __slots__ = ("at_ns", "cseqs", "due_ns", "known", "seqs")
@@ -66,7 +71,7 @@ class PendingAcks:
         self._late: list[tuple[int, int, PendingRun]] = []
         self._late_n = 0
         self._kept = 0
-        """Sequences in lanes and heap, stale ones included."""
+        """The number of sequences in lanes and heap, stale ones included."""
 
     def delivered(self, run: PendingRun, wait_ns: int) -> None:
         """Add a first delivery, of sequences above all earlier ones."""
@@ -79,15 +84,15 @@ class PendingAcks:
     def replace(self, run: PendingRun, wait_ns: int | None) -> None:
         """Restart the wait of pending sequences; ``wait_ns`` None: it fits no lane."""
         self.pending.update(dict.fromkeys(run.seqs, run))
-        self._stand(run, wait_ns)
+        self._enqueue(run, wait_ns)
         self._kept += len(run.seqs)
 
     def restore(self, run: PendingRun) -> None:
-        """Add what a restart found pending; it is in no lane until the next ``rewrite``."""
+        """Add messages that a restart found pending; they are in no lane until the next ``rewrite``."""
         self.pending.update(dict.fromkeys(run.seqs, run))
 
     def clear(self) -> None:
-        """Nothing is pending: drop all stale entries."""
+        """Drop all stale entries, when nothing is pending."""
         self._order.clear()
         self._order_at = 0
         self._lanes.clear()
@@ -95,12 +100,12 @@ class PendingAcks:
         self._kept = 0
 
     @property
-    def crowded(self) -> bool:
-        """Whether enough is stale for a ``rewrite`` to pay off."""
+    def mostly_stale(self) -> bool:
+        """True if enough sequences are stale for a ``rewrite`` to pay off."""
         return self._kept > 4 * len(self.pending) + _STALE_MAX
 
     def lowest(self) -> int:
-        """The lowest pending sequence; drops what precedes it in the order of delivery."""
+        """Return the lowest pending sequence, after dropping those that precede it in the order of delivery."""
         order, pending, i = self._order, self.pending, self._order_at
         while order:
             seqs = order[0]
@@ -118,14 +123,14 @@ class PendingAcks:
         return self._order[0][0]
 
     def cseqs_of(self, seqs: Iterable[int]) -> list[int]:
-        """The consumer sequences of the first deliveries of pending ``seqs``."""
+        """Return the consumer sequences of the first deliveries of pending ``seqs``."""
         runs = map(self.pending.__getitem__, seqs)
-        # Most first deliveries are of neighbours, where the place needs no search.
+        # Most first deliveries have consecutive sequences, where the index needs no search.
         return [run.cseqs[seq - run.seqs.start if type(run.seqs) is range else bisect_left(run.seqs, seq)]
                 for seq, run in zip(seqs, runs, strict=True)]
 
     def first(self, most: int) -> list[int]:
-        """The first ``most`` pending sequences, ascending."""
+        """Return the first ``most`` pending sequences, ascending."""
         found: list[int] = []
         i = self._order_at
         for seqs in self._order:
@@ -136,7 +141,10 @@ class PendingAcks:
         return found
 
     def upto(self, seq: int) -> list[int]:
-        """Pending sequences up to ``seq``, ascending, found by delivery order rather than by scanning ``pending``."""
+        """Return the pending sequences up to ``seq``, ascending.
+
+        They are found by delivery order rather than by scanning ``pending``.
+        """
         found: list[int] = []
         pending, i = self.pending, self._order_at
         for seqs in self._order:
@@ -156,7 +164,7 @@ class PendingAcks:
 
     @property
     def next_due_ns(self) -> int | None:
-        """Monotonic time of the next wait to end; may be earlier than needed, never later."""
+        """The monotonic time at which the next wait ends; may be earlier than that, never later."""
         due_ns = self._late[0][0] if self._late else None
         for lane in self._lanes.values():
             if lane and (due_ns is None or lane[0].due_ns < due_ns):
@@ -165,34 +173,34 @@ class PendingAcks:
 
     @property
     def last_due_ns(self) -> int | None:
-        """Monotonic time of the last wait to end of what is pending; None when nothing is."""
+        """The monotonic time at which the last wait of a pending message ends; None if nothing is pending."""
         dues = [lane[-1].due_ns for lane in self._lanes.values() if lane]
         dues += [due for due, _, _ in self._late]
         return max(dues, default=None) if self.pending else None
 
     def expired(self, mono_ns: int) -> list[int]:
-        """Remove from the lanes the pending sequences whose wait is over; returns them, ascending."""
+        """Remove the pending sequences whose wait is over from the lanes; returns them, ascending."""
         found: list[int] = []
         for lane in self._lanes.values():
             while lane and lane[0].due_ns <= mono_ns:
-                found += self._still_pending(lane.popleft())
+                found += self._pending_of(lane.popleft())
         while self._late and self._late[0][0] <= mono_ns:
-            found += self._still_pending(heapq.heappop(self._late)[2])
+            found += self._pending_of(heapq.heappop(self._late)[2])
         found.sort()
         return found
 
     def rewrite(self, wait_of: Callable[[int], int] | None = None, at_ns: int = 0,
                 mono_ns: int = 0) -> list[tuple[PendingRun, PendingRun]]:
-        """Rebuild order and lanes from what is still pending; with ``wait_of``, by the current waits as of ``at_ns``.
+        """Rebuild order and lanes from the pending messages; with ``wait_of``, by the current waits as of ``at_ns``.
 
-        Returns: each run that had something pending, with its replacement; a run may be split.
+        Returns: each run that had a pending message, with its replacement; a run may be split.
         """
         groups: dict[PendingRun, list[int]] = {}
         ordered = sorted(self.pending)
         for seq in ordered:
             groups.setdefault(self.pending[seq], []).append(seq)
-        stood: dict[PendingRun, int | None] = {run: wait for wait, lane in self._lanes.items() for run in lane}
-        stood.update((run, None) for _, _, run in self._late)
+        lane_of: dict[PendingRun, int | None] = {run: wait for wait, lane in self._lanes.items() for run in lane}
+        lane_of.update((run, None) for _, _, run in self._late)
         self._order = deque([ordered] if ordered else [])
         self._order_at = 0
         self._lanes, self._late = {}, []
@@ -202,7 +210,7 @@ class PendingAcks:
         for old, seqs in groups.items():
             parts: dict[int | None, list[int]] = {}
             if wait_of is None:
-                parts[stood.get(old, _NO_LANE)] = seqs
+                parts[lane_of.get(old, _NO_LANE)] = seqs
             else:
                 for seq in seqs:
                     parts.setdefault(wait_of(seq), []).append(seq)
@@ -211,7 +219,7 @@ class PendingAcks:
                 if wait_of is not None and wait is not None:
                     due_ns = mono_ns + wait + min(old.at_ns - at_ns, _DELAY_MAX_NS)
                     if old.at_ns > at_ns:
-                        lane = None  # a NAK's delay: later than what is delivered from now on, so out of order
+                        lane = None  # a NAK's delay: later than deliveries from now on, so out of order
                 new = PendingRun(part, self.cseqs_of(part), old.at_ns, due_ns, old.known)
                 self.pending.update(dict.fromkeys(part, new))
                 replaced.append((old, new))
@@ -219,7 +227,7 @@ class PendingAcks:
                     moved.append((new, lane))
         moved.sort(key=lambda item: item[0].due_ns)
         for run, lane in moved:
-            self._stand(run, lane)
+            self._enqueue(run, lane)
         return replaced
 
     # ---- parts
@@ -230,7 +238,7 @@ class PendingAcks:
             lane = self._lanes[wait_ns] = deque()
         return lane
 
-    def _stand(self, run: PendingRun, wait_ns: int | None) -> None:
+    def _enqueue(self, run: PendingRun, wait_ns: int | None) -> None:
         """Put a run into the lane of its wait, or into the heap."""
         if wait_ns is None:
             self._late_n += 1
@@ -238,8 +246,8 @@ class PendingAcks:
         else:
             self._lane(wait_ns).append(run)
 
-    def _still_pending(self, run: PendingRun) -> list[int]:
-        """The sequences still pending of a run that has left its lane."""
+    def _pending_of(self, run: PendingRun) -> list[int]:
+        """Return the pending sequences of a run that has left its lane."""
         self._kept -= len(run.seqs)
         pending = self.pending
         return [seq for seq in run.seqs if pending.get(seq) is run]

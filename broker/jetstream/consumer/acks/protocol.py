@@ -1,9 +1,10 @@
-"""Parsing a client's answer to a delivery: the ack subject and the payload.
+"""Parses a client's answer to a delivery: the ack subject and the payload.
 
-    $JS.ACK.<stream>.<consumer>.<delivered>.<stream_seq>.<consumer_seq>.<time_ns>.<pending>                     9 tokens
-    $JS.ACK.<domain or _>.<account hash>.<stream>.<consumer>.<delivered>.….<pending>[.more]                  11 or more
+    $JS.ACK.<stream>.<consumer>.<delivered>.<stream_seq>.<consumer_seq>.<time_ns>.<pending>                  9 tokens
+    $JS.ACK.<domain or _>.<account hash>.<stream>.<consumer>.<delivered>.….<pending>[.more]               11 or more
 
-Input may be any bytes; what is not an ack gives a ``stream_seq`` of -1 or the kind ``UNKNOWN``, never an exception.
+Input may be any bytes. A subject that is not an ack's gives a ``stream_seq`` of -1, an unknown payload the kind
+``UNKNOWN``; neither raises.
 
 Source: nats-server consumer.go: ackReplyInfo, processAck, processNak.
 """
@@ -21,7 +22,7 @@ __all__ = ["AckInfo", "AckKind", "parse_answer", "parse_delay", "parse_subject"]
 
 
 class AckKind(Enum):
-    """What a payload asks for."""
+    """The kinds of answer."""
 
     ACK = "+ACK"
     NAK = "-NAK"
@@ -32,7 +33,7 @@ class AckKind(Enum):
 
 
 class AckInfo(NamedTuple):
-    """The numbers of an ack subject; -1 for each that is not a number, all -1 for any other subject."""
+    """The numbers of an ack subject; -1 for each token that is not a number, all -1 for any other subject."""
 
     delivered: int
     stream_seq: int
@@ -43,7 +44,7 @@ _NONE = AckInfo(-1, -1, -1)
 
 
 def parse_subject(subject: bytes) -> AckInfo:
-    """The numbers of either form. Ten tokens are neither form."""
+    """Return the numbers of an ack subject, in either form. Ten tokens are neither form."""
     tokens = subject.split(b".")
     count = len(tokens)
     if count != 9 and count < 11:
@@ -53,7 +54,7 @@ def parse_subject(subject: bytes) -> AckInfo:
 
 
 def parse_answer(payload: bytes) -> tuple[AckKind, bytes]:
-    """The kind of answer and its argument: a NAK's delay, a TERM's reason, a NEXT's pull request.
+    """Return the kind of answer and its argument: a NAK's delay, a TERM's reason, a NEXT's pull request.
 
     NAK, NEXT and TERM are recognised by prefix, the others only in full.
     """
@@ -72,9 +73,9 @@ def parse_answer(payload: bytes) -> tuple[AckKind, bytes]:
 
 
 def parse_delay(argument: bytes) -> int | None:
-    """The delay in nanoseconds that follows ``-NAK``; None when it is missing or invalid: deliver at once.
+    """Return the delay in nanoseconds that follows ``-NAK``; None if it is missing or invalid: deliver at once.
 
-    Either ``{"delay": nanoseconds}`` or a duration as Go writes it (``1.5s``, ``2m30s``).
+    It is either ``{"delay": nanoseconds}`` or a duration as Go writes it (``1.5s``, ``2m30s``).
     """
     argument = argument.strip()
     if not argument:

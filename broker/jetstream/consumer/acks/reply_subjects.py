@@ -1,9 +1,11 @@
 """The reply subjects of a consumer's deliveries and flow control requests, in both of nats-server's formats.
 
-    short    $JS.ACK.<stream>.<consumer>.…                                $JS.FC.<stream>.<consumer>.…
-    long     $JS.ACK.<domain or _>.<account hash>.<stream>.<consumer>.…   $JS.FC.<domain or _>.<account hash>.<stream>.<consumer>.…
+    short    $JS.ACK.<stream>.<consumer>.…
+             $JS.FC.<stream>.<consumer>.…
+    long     $JS.ACK.<domain or _>.<account hash>.<stream>.<consumer>.…
+             $JS.FC.<domain or _>.<account hash>.<stream>.<consumer>.…
 
-Both are always answered; the feature flag ``js_ack_fc_v2`` chooses which one deliveries carry.
+Answers to both are always accepted; the feature flag ``js_ack_fc_v2`` chooses which one deliveries carry.
 
 Source: ADR-15; nats-server, server/consumer.go, addConsumerWithAssignment.
 """
@@ -16,10 +18,10 @@ __all__ = ["ReplySubjects"]
 
 
 class ReplySubjects:
-    """One consumer's.
+    """The reply subjects of one consumer.
 
-    Attributes: ``acks``, ``flows``: what the subjects of each format begin with, up to the last dot; ``ack``, ``flow``: of
-        the format to send.
+    Attributes: ``acks``, ``flows``: the prefixes of the subjects in each format, up to the last dot; ``ack``, ``flow``:
+        the prefixes of the format to send.
     """
 
     __slots__ = ("ack", "acks", "flow", "flows")

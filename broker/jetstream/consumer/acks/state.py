@@ -1,8 +1,8 @@
-"""What one consumer has delivered and what happened to it: ack pending, floors, redelivery.
+"""The state of one consumer's deliveries: ack pending, floors, redelivery.
 
 Owns the numbers of ConsumerInfo that acks move (``delivered``, ``ack_floor``, ack pending, redelivered), the queue of
 messages to redeliver, and the net change of all that since it was last stored. It does not read messages, send
-anything or read a clock: every call takes the time and says what to do.
+anything or read a clock: every call gets the time and returns what to do.
 
     first delivery           +ACK, +TERM, removed                 ack_floor <= delivered <= stream last_seq
     ──────────────> pending ──────────────────────> gone          pending:  ack_floor < seq <= delivered
@@ -10,7 +10,8 @@ anything or read a clock: every call takes the time and says what to do.
                      │   v
                      └─ queue ── max_deliver reached ──> gone     redelivered[seq]: deliveries after the first
 
-When messages became pending, and whose wait ends next, is in pending.py; what is not stored yet, in delta.py.
+The times of deliveries and the order of their waits are in pending.py; the changes that are not stored yet, in
+delta.py.
 
 Source: nats-server consumer.go: trackPending, processAckMsgLocked, moveAckFloor, checkPending, processNak.
 """
@@ -31,7 +32,7 @@ __all__ = ["AckState", "StoredState"]
 
 
 class StoredState(Protocol):
-    """What a restart restores of a consumer (storage.state.consumer.ConsumerState)."""
+    """The stored state of a consumer that a restart restores (storage.state.consumer.ConsumerState)."""
 
     delivered_cseq: int
     delivered_sseq: int
@@ -44,7 +45,7 @@ class StoredState(Protocol):
 
 
 class AckState:
-    """One consumer's messages that are delivered, unacked and to be redelivered.
+    """The messages of one consumer that are delivered, unacked and to be redelivered.
 
     ``waits_ns`` is the ack wait after delivery 1, 2, …, the last one repeating: ``backoff``, or ``[ack_wait]``; empty
     when deliveries need no ack. ``at_ns`` is wall time (stored, so that waits continue after a restart), ``mono_ns``
@@ -63,21 +64,21 @@ class AckState:
         self._pending_acks = PendingAcks()
         self.pending = self._pending_acks.pending
         self.redelivered: dict[int, int] = {}
-        self.queue: dict[int, None] = {}  # to redeliver; a dict for its order and cheap removal
-        # Acked beyond `delivered`: deliveries lost in a crash. Stored as pending with consumer sequence 0.
+        self.queue: dict[int, None] = {}  # messages to redeliver; a dict for its order and cheap removal
+        # Messages acked beyond `delivered`: deliveries lost in a crash. Stored as pending with consumer sequence 0.
         self.ahead: set[int] = set()
-        self._ahead_order: list[int] = []  # a heap of these, including some removed meanwhile
-        self._unsent: set[int] = set()  # queued because there was no receiver: that delivery does not count
+        self._ahead_order: list[int] = []  # a heap of `ahead`, including sequences removed meanwhile
+        self._unsent: set[int] = set()  # messages queued because there was no receiver: that delivery does not count
         self._low = 0
-        self._unsettled = False
+        self._floor_outdated = False
         self.changed = False
-        """Whether ``pop_delta`` has something to return."""
+        """True if ``pop_delta`` has something to return."""
         self._delta = AckDelta()
 
     # ---- deliveries
 
     def deliver_unacked(self, last_seq: int, count: int, at_ns: int) -> None:
-        """``count`` messages up to ``last_seq`` were sent and need no ack (ack none): they count as acked."""
+        """Count ``count`` messages up to ``last_seq``, which were sent and need no ack (ack none), as acked."""
         self.delivered_cseq += count
         self.delivered_sseq = last_seq
         self.floor_cseq = self.delivered_cseq
@@ -86,7 +87,8 @@ class AckState:
         self.changed = True
 
     def deliver(self, seqs: Sequence[int], at_ns: int, mono_ns: int) -> None:
-        """First delivery of ``seqs`` (ascending, all beyond ``delivered``) under the next consumer sequences."""
+        """Record the first delivery of ``seqs`` (ascending, all beyond ``delivered``) under the next consumer
+        sequences."""
         first = self.delivered_cseq + 1
         wait = self.waits_ns[0]
         run = PendingRun(seqs, range(first, first + len(seqs)), at_ns, mono_ns + wait, False)
@@ -98,14 +100,16 @@ class AckState:
         self.changed = True
 
     def next_again(self, seqs: Iterable[int]) -> list[int]:
-        """The delivery counts (2, 3, …) that queued ``seqs`` would have now; 1 for what was never actually sent."""
+        """Return the delivery counts (2, 3, …) that queued ``seqs`` would have now; 1 for messages that were never
+        sent."""
         unsent, counts = self._unsent, self.redelivered.get
         if not unsent:
             return [count + 2 for count in map(counts, seqs, repeat(0))]
         return [counts(seq, 0) + (1 if seq in unsent else 2) for seq in seqs]
 
     def deliver_again(self, seqs: Sequence[int], at_ns: int, mono_ns: int) -> None:
-        """The queued ``seqs`` were redelivered; each takes a consumer sequence, and keeps its first for floors."""
+        """Record a redelivery of queued ``seqs``. Each takes a consumer sequence, and keeps its first one for
+        floors."""
         redelivered, unsent, waits = self.redelivered, self._unsent, self.waits_ns
         again = [seq for seq in seqs if seq not in unsent] if unsent else seqs
         unsent.difference_update(seqs)
@@ -126,7 +130,7 @@ class AckState:
         self.changed = True
 
     def not_sent(self, seqs: Iterable[int]) -> None:
-        """``seqs`` of the last delivery had no receiver: queue them, and do not count that delivery.
+        """Queue ``seqs`` of the last delivery, which had no receiver, and do not count that delivery.
 
         Source: nats-server consumer.go didNotDeliver.
         """
@@ -137,22 +141,23 @@ class AckState:
             self.queue[seq] = None
 
     def within(self, first_seq: int, last_seq: int) -> list[int]:
-        """The pending sequences from ``first_seq`` to ``last_seq``, ascending."""
+        """Return the pending sequences from ``first_seq`` to ``last_seq``, ascending."""
         return _within(self.pending, first_seq, last_seq)
 
     def first(self, most: int) -> list[int]:
-        """The first ``most`` pending sequences, ascending."""
+        """Return the first ``most`` pending sequences, ascending."""
         return self._pending_acks.first(most)
 
     def exhausted(self, first_seq: int, last_seq: int) -> list[int]:
-        """Sequences from ``first_seq`` to ``last_seq`` that reached max_deliver and are not pending, ascending."""
+        """Return the sequences from ``first_seq`` to ``last_seq`` that reached max_deliver and are not pending,
+        ascending."""
         pending = self.pending
         return [seq for seq in _within(self.redelivered, first_seq, last_seq) if seq not in pending]
 
     def waits_for(self, seqs: Sequence[int], next_seq: int) -> Sequence[int]:
-        """Those of ``seqs``, ascending, that are not delivered yet (``next_seq`` comes next), or not acked.
+        """Return the ``seqs`` (ascending) that are not delivered yet (``next_seq`` comes next), or not acked.
 
-        Includes what reached max_deliver without an ack.  Source: nats-server consumer.go needAck.
+        Includes messages that reached max_deliver without an ack. Source: nats-server consumer.go needAck.
         """
         floor, redelivered = self.floor_sseq, self.redelivered
         if seqs[-1] <= floor and not redelivered:
@@ -179,11 +184,11 @@ class AckState:
         self.last_ack_ns = at_ns  # also for a repeated ack
         self.changed = True
         if found:
-            self._unsettled = True
+            self._floor_outdated = True
         return found
 
     def ack_all(self, seq: int, cseq: int, at_ns: int) -> list[int]:
-        """Ack everything up to ``seq``; returns what was pending of it, ascending.
+        """Ack everything up to ``seq``; returns the sequences of it that were pending, ascending.
 
         The floor becomes (``cseq``, ``seq``) as the client named them. Nothing happens at or below the floor.
         """
@@ -198,13 +203,16 @@ class AckState:
         return low
 
     def ack_all_ahead(self, seq: int, cseq: int, at_ns: int) -> list[int]:
-        """With ack all, an ack for a delivery lost in a crash: everything up to it had been delivered."""
+        """Ack everything up to ``seq``, whose delivery was lost in a crash, with the policy all.
+
+        Returns: the sequences of it that were pending.
+        """
         low = self.ack_all(seq, max(cseq, self.delivered_cseq, self.floor_cseq + 1), at_ns)
         self.delivered_cseq, self.delivered_sseq = self.floor_cseq, seq
         return low
 
     def ack_ahead(self, seq: int, at_ns: int) -> bool:
-        """An ack for a delivery lost in a crash: keep it, so that the cursor skips ``seq``."""
+        """Keep an ack for a delivery lost in a crash, so that the cursor skips ``seq``. Returns whether it is new."""
         if seq in self.ahead:
             return False
         self.ahead.add(seq)
@@ -228,7 +236,7 @@ class AckState:
         self.changed = True
 
     def progress(self, seq: int, at_ns: int, mono_ns: int) -> None:
-        """Work in progress: restart the ack wait of pending ``seq``; its delivery count stays."""
+        """Restart the ack wait of pending ``seq`` (work in progress); its delivery count stays."""
         if seq not in self.pending:
             return
         wait = self._wait_of(seq)
@@ -236,9 +244,10 @@ class AckState:
         self.changed = True
 
     def drop(self, seqs: Iterable[int], *, keep_count: bool = False) -> list[int]:
-        """``seqs`` are no longer to be delivered (removed from the stream, max_deliver); returns those pending.
+        """Forget ``seqs``, which are not to be delivered any more (removed from the stream, max_deliver).
 
         ``keep_count`` keeps the redelivery count, which records permanently that max_deliver was reached.
+        Returns: the sequences that were pending.
         """
         gone = []
         for seq in seqs:
@@ -251,7 +260,7 @@ class AckState:
             self._unsent.discard(seq)
             if not keep_count:
                 self._uncount((seq,))
-                self._unsettled = True
+                self._floor_outdated = True
             self.changed = True
         return gone
 
@@ -264,10 +273,10 @@ class AckState:
         return count
 
     def advance_floor(self) -> None:
-        """Move the ack floor past what is acked: to just below the lowest pending message, or to ``delivered``."""
-        if not self._unsettled:
+        """Move the ack floor past acked messages: to just below the lowest pending message, or to ``delivered``."""
+        if not self._floor_outdated:
             return
-        self._unsettled = False
+        self._floor_outdated = False
         if not self.pending:
             self.floor_cseq, self.floor_sseq = self.delivered_cseq, self.delivered_sseq
             self._low = 0
@@ -276,7 +285,7 @@ class AckState:
             return
         low = self._pending_acks.lowest()
         if low == self._low:
-            if self._pending_acks.crowded:
+            if self._pending_acks.mostly_stale:
                 self._rewrite()
             return
         self._low = low
@@ -289,19 +298,19 @@ class AckState:
 
     @property
     def next_due_ns(self) -> int | None:
-        """Monotonic time of the next ack wait to end; may be earlier than needed, never later."""
+        """The monotonic time at which the next ack wait ends; may be earlier than that, never later."""
         return self._pending_acks.next_due_ns
 
     @property
     def last_due_ns(self) -> int | None:
-        """Monotonic time of the last ack wait to end of what is pending; None when nothing is."""
+        """The monotonic time at which the last ack wait of a pending message ends; None if nothing is pending."""
         return self._pending_acks.last_due_ns
 
     def expire(self, mono_ns: int) -> list[int]:
-        """Queue what has waited long enough, in order of sequence.
+        """Queue messages whose ack wait is over, in order of sequence.
 
-        Returns what is not queued because ``max_deliver`` is 1. With more than one delivery, nats-server finds a
-        message exhausted only when its turn in the queue comes; until then it counts as pending.
+        Returns the messages that are not queued because ``max_deliver`` is 1. With more than one delivery, nats-server
+        finds a message exhausted only when its turn in the queue comes; until then it counts as pending.
         """
         queue = self.queue
         expired = [seq for seq in self._pending_acks.expired(mono_ns) if seq not in queue]
@@ -313,12 +322,12 @@ class AckState:
         return []
 
     def expire_all(self) -> None:
-        """Queue everything pending (a push consumer has moved to another deliver_subject)."""
+        """Queue all pending messages (a push consumer has moved to another deliver_subject)."""
         for seq in sorted(self.pending):
             self.queue.setdefault(seq)
 
     def set_waits(self, waits_ns: Sequence[int], now_at_ns: int, mono_ns: int) -> None:
-        """ack_wait or backoff changed: the new waits apply to pending messages, from when they were delivered."""
+        """Apply a new ack_wait or backoff to pending messages, counted from their delivery."""
         self.waits_ns = list(waits_ns)
         if waits_ns:
             self._rewait(now_at_ns, mono_ns)
@@ -334,23 +343,23 @@ class AckState:
         self._ahead_order.clear()
         self.delivered_cseq, self.delivered_sseq = 0, next_seq - 1
         self.last_active_ns = self.last_ack_ns = 0
-        self.changed = self._unsettled = True
+        self.changed = self._floor_outdated = True
         self.advance_floor()
 
     def purge(self, next_seq: int) -> None:
-        """All messages below ``next_seq`` that match this consumer were purged."""
+        """Forget all messages below ``next_seq`` that match this consumer: they were purged."""
         gone = [s for s in self.pending if s < next_seq]
         self.drop(gone)
         self._uncount([s for s in self.redelivered if s < next_seq])
         if self.delivered_sseq < next_seq - 1:
             self.delivered_sseq = next_seq - 1
-        self.changed = self._unsettled = True
+        self.changed = self._floor_outdated = True
         self.advance_floor()
         if self.floor_sseq < next_seq - 1:
             self.floor_sseq = next_seq - 1
 
     def forget_ahead(self, below: int, start: int = 0) -> None:
-        """Forget acks ahead in [``start``, ``below``): these sequences are delivered by now, or gone."""
+        """Forget acks ahead in [``start``, ``below``): these sequences are delivered by now, or removed."""
         passed: list[int] = []
         if start:
             passed = _within(self.ahead, start, below - 1)
@@ -367,9 +376,9 @@ class AckState:
     def restore(self, state: StoredState, at_ns: int, mono_ns: int) -> None:
         """Restore the stored state; ack waits continue from when the messages were delivered.
 
-        The stored times are those of the last owner's clock. If the consumer's last activity lies in the future, that clock was
-        ahead of ours by at least as much, and all times are set back by it: nothing was delivered later than now. A NAK's
-        delay, which is stored as a delivery in the future, keeps its length.
+        The stored times are those of the last owner's clock. If the consumer's last activity lies in the future, that
+        clock was ahead of this one by at least as much, and all times are set back by it: nothing was delivered later
+        than now. A NAK's delay, which is stored as a delivery in the future, keeps its length.
         """
         ahead_ns = max(0, state.last_active_ns - at_ns, state.last_ack_ns - at_ns)
         self.delivered_cseq, self.delivered_sseq = state.delivered_cseq, state.delivered_sseq
@@ -388,7 +397,7 @@ class AckState:
             run = PendingRun(seqs, [state.pending[s][0] for s in seqs], max(0, then - ahead_ns), 0, True)
             self._pending_acks.restore(run)
             if ahead_ns:
-                # Stored again: for the next owner, the last activity no longer shows that these times are wrong.
+                # Store it again: for the next owner, the last activity no longer shows that these times are wrong.
                 self._delta.add(run)
                 self.changed = True
         if self.pending and self.waits_ns:
@@ -397,33 +406,33 @@ class AckState:
 
     @property
     def unstored(self) -> int:
-        """About how many messages ``pop_delta`` would list as pending."""
+        """The approximate number of messages that ``pop_delta`` would list as pending."""
         return self._delta.fresh_msgs
 
     @property
     def unstored_acks(self) -> int:
-        """How many messages ``pop_delta`` would list as no longer pending."""
+        """The number of messages that ``pop_delta`` would list as no longer pending."""
         return len(self._delta.dropped)
 
     def pop_delta(self, name: str) -> ConsumerDelta | None:
-        """Net change since the last call, for the consumer ``name``; None when nothing changed."""
+        """Return the net change since the last call, for the consumer ``name``; None if nothing changed."""
         if not self.changed:
             return None
         self.changed = False
         delta = ConsumerDelta(name, [self.delivered_cseq, self.delivered_sseq, self.last_active_ns],
                               [self.floor_cseq, self.floor_sseq], self.last_ack_ns)
-        self._delta.take(delta, self.pending, self.floor_sseq, self.ahead, self.redelivered)
+        self._delta.move_into(delta, self.pending, self.floor_sseq, self.ahead, self.redelivered)
         return delta
 
     def forget_changes(self) -> None:
-        """Nothing of this state is stored, so no changes are to be remembered for ``pop_delta``."""
+        """Forget the changes since ``pop_delta``: this state is not stored."""
         self.changed = False
         self._delta.clear()
 
     # ---- parts
 
     def _wait_of(self, seq: int) -> int:
-        """The ack wait after the latest delivery of ``seq``."""
+        """Return the ack wait after the latest delivery of ``seq``."""
         waits, again = self.waits_ns, self.redelivered.get(seq, 0)
         return waits[again if again < len(waits) else -1]
 
@@ -446,17 +455,17 @@ class AckState:
             self._unsent.difference_update(seqs)
 
     def _prune(self) -> None:
-        """Drop what is entirely below the floor."""
+        """Drop runs that are entirely below the floor."""
         self._pending_acks.prune(self.floor_sseq)
         self._delta.prune(self.floor_sseq)
-        if self._pending_acks.crowded:
+        if self._pending_acks.mostly_stale:
             self._rewrite()
 
     def _rewrite(self) -> None:
         self._delta.rewritten(self._pending_acks.rewrite())
 
     def _rewait(self, at_ns: int, mono_ns: int) -> None:
-        """Apply the current waits to pending messages, from when they were delivered."""
+        """Apply the current waits to pending messages, counted from their delivery."""
         self._delta.rewritten(self._pending_acks.rewrite(self._wait_of, at_ns, mono_ns))
 
 
@@ -466,7 +475,7 @@ def _drop(queue: dict[int, None], seqs: Iterable[int]) -> None:
 
 
 def _within(seqs: Collection[int], first_seq: int, last_seq: int) -> list[int]:
-    """Those of ``seqs``, a set or a dictionary, from ``first_seq`` to ``last_seq``, ascending.
+    """Return the elements of ``seqs``, a set or a dictionary, from ``first_seq`` to ``last_seq``, ascending.
 
     Called for each message that leaves a stream, so the cost depends on the range, not on the size of ``seqs``.
     """

@@ -1,4 +1,4 @@
-"""The sequences that a consumer of the last message of each subject begins with."""
+"""The list of sequences with which a consumer of the last message of each subject begins."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 __all__ = ["Listed"]
 
 _FREED_AT_ONCE = 16_384
-"""Delivered ones leave memory so many at a time."""
+"""The number of delivered sequences that are freed at a time."""
 
 
 class Listed:
-    """Ascending sequences that are delivered first, from the next one to the last. There may be a million."""
+    """Ascending sequences that are delivered before all others. There may be a million."""
 
     __slots__ = ("_at", "_seqs")
 
@@ -25,20 +25,20 @@ class Listed:
 
     @property
     def first(self) -> int:
-        """The next one; there must be one."""
+        """The next sequence; there must be one."""
         return self._seqs[self._at]
 
     def below(self, seq: int) -> int:
-        """How many are below ``seq``."""
+        """Return how many sequences are below ``seq``."""
         return bisect_left(self._seqs, seq, self._at) - self._at
 
     def up_to(self, last_seq: int, most: int) -> list[int]:
-        """The next ``most``, as far as they are not above ``last_seq``."""
+        """Return the next ``most`` sequences that are not above ``last_seq``."""
         at = self._at
         return self._seqs[at:bisect_right(self._seqs, last_seq, at, min(at + most, len(self._seqs)))]
 
     def drop(self, n: int) -> int:
-        """Take out the next ``n``, at least one; returns the last of them."""
+        """Remove the next ``n`` sequences, at least one; returns the last of them."""
         self._at += n
         last = self._seqs[self._at - 1]
         if self._at >= _FREED_AT_ONCE or self._at == len(self._seqs):
@@ -47,6 +47,6 @@ class Listed:
         return last
 
     def drop_below(self, seq: int) -> None:
-        """Take out those below ``seq``."""
+        """Remove the sequences below ``seq``."""
         if n := self.below(seq):
             self.drop(n)

@@ -1,7 +1,7 @@
 """Checks pull requests as they arrive, and queues those that may wait.
 
-Owns the order of the checks, which shows in the first that fails, and the sweep that ends requests. The queue itself,
-how it shares out messages and its status texts are in pull.py; what the requests get is up to the delivery loop.
+Owns the order of the checks, which a client sees in the first that fails, and the sweep that ends requests.
+Does not own: the queue, how it shares out messages and its status texts (pull), what the requests get (loop).
 
 Source: nats-server consumer.go: processNextMsgRequest, processWaiting.
 """
@@ -27,7 +27,7 @@ from broker.jetstream.wire.advisories import ConsumerEvents
 __all__ = ["PullAdmission", "pulls", "send_statuses"]
 
 _SWEEP_NS = 1_000_000_000
-"""A full queue is swept at most this often."""
+"""The shortest interval between two sweeps of a full queue."""
 
 
 def send_statuses(bus: Bus, statuses: Iterable[tuple[bytes, bytes]]) -> None:
@@ -37,7 +37,7 @@ def send_statuses(bus: Bus, statuses: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def pulls(bus: Bus, ops: Sequence[Msg], start: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-    """The pull requests among ``ops`` as (inbox, body); those that need a newer server are refused."""
+    """Yield the pull requests among ``ops`` as (inbox, body); those that need a newer server are refused."""
     for _, reply, hlen, body in ops[start:end]:
         if hlen and reply and level_refused(body[:hlen]):
             send_statuses(bus, [(reply, status.line("412 Required Api Level"))])
@@ -62,11 +62,11 @@ class PullAdmission:
         self.waiting.order.timeout_ns = config.priority_timeout
 
     def dismiss(self, text: bytes, *, pending: bool) -> None:
-        """End every waiting request with ``text``; ``pending``: also report what it still wanted."""
+        """End every waiting request with ``text``; ``pending``: also report what is left of it."""
         send_statuses(self._bus, self.waiting.drain(text, pending=pending))
 
-    def judge(self, reply: bytes, body: bytes, config: ConsumerConfig, mono_ns: int) -> WaitingRequest | None:
-        """The request as queued, or None when it was refused or dropped."""
+    def admit(self, reply: bytes, body: bytes, config: ConsumerConfig, mono_ns: int) -> WaitingRequest | None:
+        """Check a request and queue it; None: it was refused or dropped."""
         waiting = self.waiting
         try:
             request = parse_request(body)
@@ -85,7 +85,7 @@ class PullAdmission:
                 self._refuse(reply, refusal)
                 return None
         if waiting.full:
-            # A client with heartbeats would only ask again at once; it notices their absence instead.
+            # A client with heartbeats would ask again at once; it notices their absence instead.
             if not request.idle_heartbeat:
                 self._refuse(reply, "409 Exceeded MaxWaiting")
             return None
@@ -103,7 +103,7 @@ class PullAdmission:
                                                     persisted_seq=self._cursor.stream.persisted_seq, heartbeat=beat))
 
     def _pinned_elsewhere(self, request: PullRequest) -> str:
-        """Why a request that names a pin ends at once, or ""; the right pin renews its client's hold on it."""
+        """Return why a request that names a pin ends at once, or ""; the right pin renews its client's hold on it."""
         order = self.waiting.order
         if not isinstance(order, PinnedClient) or not order.pin or not request.id:
             return ""
@@ -113,18 +113,19 @@ class PullAdmission:
         return ""
 
     def _one_shot(self, request: PullRequest, mono_ns: int, until_seq: int) -> str:
-        """Why a no_wait request ends at once, or "": no message is there, or requests ahead want them all.
+        """Return why a no_wait request ends at once, or "": no message is there, or earlier requests want them all.
 
-        ``until_seq``: a message that was published before the request, and comes once it is persisted; 0: none.
+        ``until_seq``: a message that was published before the request, and is deliverable once it is persisted; 0:
+            none.
         """
         if not self._cursor.known or self._cursor.count() is not None:
-            return ""  # not known yet: the delivery loop will find out
+            return ""  # not known yet: the delivery loop counts, and then ends the request
         pending = max(0, self._cursor.pending) + len(self._acks.queue)
         if not pending:
             return "" if request.expires or until_seq else "404 No Messages"
         if until_seq or pending >= self.waiting.wanted:
             return ""
-        if mono_ns != self._swept_ns:  # the others of its run find the same
+        if mono_ns != self._swept_ns:  # once for a run of requests
             self.sweep(mono_ns, at_end=False)
         return "408 Requests Pending" if pending < self.waiting.wanted else ""
 
@@ -133,7 +134,7 @@ class PullAdmission:
 
 
 def _refusal(request: PullRequest, config: ConsumerConfig) -> str:
-    """The status of a request that this consumer's configuration does not allow, or ""."""
+    """Return the status of a request that this consumer's configuration does not allow, or ""."""
     if 0 < config.max_batch < request.batch:
         return f"409 Exceeded MaxRequestBatch of {config.max_batch}"
     if 0 < config.max_expires < request.expires:

@@ -1,6 +1,7 @@
 """Limits on the pace of delivery: the flow control window, the rate limit, and replay at the original pace.
 
-Pure bookkeeping over sizes and times: each says how many of the given messages may go now, and when to ask again.
+Each is pure bookkeeping over sizes and times: it returns how many of the given messages may be sent now, and when to
+ask again.
 
 Source: nats-server consumer.go: needFlowControl, processFlowControl, setRateLimit, loopAndGatherMsgs.
 """
@@ -37,10 +38,11 @@ class FlowWindow:
         return self.unanswered > self.window
 
     def send(self, sizes: Sequence[int]) -> tuple[int, bool]:
-        """How many of the next messages may go now (counted as sent), and whether a request follows them."""
+        """Return how many of the next messages may be sent now (counted as sent), and whether a request follows
+        them."""
         total = sum(sizes)
         if self.unanswered + total <= (self.window if self.outstanding else self.window // 2):
-            # Then no step of those below says anything: ``_asked`` is not negative.
+            # Then no step of the loop below ends it early: ``_asked`` is not negative.
             self.unanswered += total
             return len(sizes), False
         for i, size in enumerate(sizes):
@@ -55,17 +57,17 @@ class FlowWindow:
                 return i + 1, False
         return len(sizes), False
 
-    def take_back(self, size: int) -> None:
-        """``size`` bytes counted as sent did not go out."""
+    def return_unsent(self, size: int) -> None:
+        """Subtract ``size`` bytes that were counted as sent, but were not sent."""
         self.unanswered = max(0, self.unanswered - size)
 
     def asked(self, subject: bytes) -> None:
-        """A request with reply subject ``subject`` was sent."""
+        """Record that a request with the reply subject ``subject`` was sent."""
         self.outstanding = subject
         self._asked = self.unanswered
 
     def answered(self, subject: bytes) -> bool:
-        """An answer arrived; False when it is not to the outstanding request."""
+        """Apply an answer; False: it does not answer the outstanding request."""
         if subject != self.outstanding or not subject:
             return False
         self.window = min(self.window * 2, _WINDOW_MAX)
@@ -84,12 +86,12 @@ class RateLimit:
         self._at_ns = mono_ns
 
     def send(self, sizes: Sequence[int], mono_ns: int) -> tuple[int, int]:
-        """How many of the next messages may go now, and when to ask again if that is not all."""
+        """Return how many of the next messages may be sent now, and when to ask again if that is not all."""
         rate = self._bytes_per_second
         self._tokens = min(self._burst, self._tokens + (mono_ns - self._at_ns) * rate / 1e9)
         self._at_ns = mono_ns
         for i, size in enumerate(sizes):
-            # A message above the burst goes once the bucket is full.
+            # A message above the burst is sent once the bucket is full.
             need = min(size, self._burst)
             if self._tokens < need:
                 return i, mono_ns + int((need - self._tokens) / rate * 1e9) + 1
@@ -98,7 +100,7 @@ class RateLimit:
 
 
 class Replay:
-    """``replay_policy: original``: keeps the original gaps between messages stored up to ``last_seq``."""
+    """The pace of ``replay_policy: original``: the original gaps between messages stored up to ``last_seq``."""
 
     def __init__(self, last_seq: int) -> None:
         self.last_seq = last_seq
@@ -106,7 +108,7 @@ class Replay:
         self._sent_mono_ns = 0
 
     def send(self, seqs: Sequence[int], times_ns: Sequence[int], mono_ns: int) -> tuple[int, int]:
-        """How many of the next messages may go now, and when to ask again if that is not all."""
+        """Return how many of the next messages may be sent now, and when to ask again if that is not all."""
         for i, time_ns in enumerate(times_ns):
             gap = time_ns - self._time_ns
             if self._time_ns and gap > _GAP_NS and seqs[i] <= self.last_seq:

@@ -1,6 +1,6 @@
-"""Single messages of a stream for one consumer, in any order, as columns: what is delivered again.
+"""Single messages of a stream for one consumer, in any order, as columns: redelivered messages.
 
-Neighbours share the look-up of their chunk, which costs more than all the rest.
+Neighbours share the search for their chunk, which costs more than the rest of the work.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from broker.jetstream.consumer.cursor.cursor import Block, Cursor, Loading
-from broker.jetstream.consumer.cursor.taken import Taken
+from broker.jetstream.consumer.cursor.message_columns import MessageColumns
 from broker.storage.format.frame import Chunk
 
 __all__ = ["Gathering"]
 
 
 class Gathering:
-    """Single messages, in the order in which they were asked for. To be used before anything else can change the stream."""
+    """Single messages, in the order in which they were added. Valid until anything else may change the stream."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -29,7 +29,8 @@ class Gathering:
         return len(self._seqs)
 
     def add(self, seq: int) -> Loading | bool:
-        """Add the message ``seq``; False when it is gone."""
+        """Add the message ``seq``. Returns: False if it has left the stream; a Loading if its chunk must be read
+        first."""
         at = bisect_right(self._starts, seq) - 1
         if at >= 0:
             chunk, block = self._chunks[at]
@@ -48,11 +49,12 @@ class Gathering:
         self._seqs.append(seq)
         return True
 
-    def taken(self) -> Taken:
-        """All that were added, at least one."""
+    def columns(self) -> MessageColumns:
+        """Return all added messages, at least one."""
         rows = self._rows
         hlens = None
         if any(chunk.hlens is not None for chunk, _ in self._chunks):
             hlens = [0 if chunk.hlens is None else chunk.hlens[i] for chunk, i in rows]
-        return Taken(self._seqs, [chunk.subjects[i] for chunk, i in rows], hlens, [chunk.bodies[i] for chunk, i in rows],
-                     [chunk.times[i] for chunk, i in rows], self._seqs[-1] + 1)
+        return MessageColumns(self._seqs, [chunk.subjects[i] for chunk, i in rows], hlens,
+                              [chunk.bodies[i] for chunk, i in rows], [chunk.times[i] for chunk, i in rows],
+                              self._seqs[-1] + 1)

@@ -2,7 +2,8 @@
 
 Owns the order of steps in one delivery: redeliveries before new messages, the limits that hold it back
 (max_ack_pending, requests, flow control, rate, a slow connection), one ``Deliveries`` batch per receiver, and only then
-the record of what was actually sent. It never waits: ``run`` does a bounded amount and says what to do next.
+the record of the messages that were actually sent. It never waits: ``run`` does a bounded amount of work and returns
+what to do next.
 
 Source: nats-server consumer.go: loopAndGatherMsgs, getNextMsg, deliverMsg, didNotDeliver.
 """
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from broker.jetstream.bus import Bus, Deliveries
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor.cursor import Cursor, Loading
-from broker.jetstream.consumer.cursor.taken import Taken
+from broker.jetstream.consumer.cursor.message_columns import MessageColumns
 from broker.jetstream.consumer.delivery.flow_control import Replay
 from broker.jetstream.consumer.delivery.gathering import Gathering
 from broker.jetstream.consumer.delivery.priority import Supply, Turn
@@ -31,27 +32,27 @@ __all__ = ["DeliveryLoop", "Step", "Verdict"]
 
 _RUN_MESSAGES = 1000
 _RUN_BYTES = 512 * 1024
-"""The most that one run delivers before others get their turn on the loop."""
+"""The most that one run delivers before other tasks get their turn on the loop."""
 _UNSENT_BYTES = 8 << 20
-"""Unsent bytes on the receiver's connection above which delivery pauses, well below max_pending (64 MiB)."""
+"""The unsent bytes on the receiver's connection above which delivery pauses, well below max_pending (64 MiB)."""
 _SLOW_NS = 2_000_000
-_UNHEARD_NS = 50_000_000
+_NO_RECEIVER_NS = 50_000_000
 _ONES = (1,) * _RUN_MESSAGES
 
 
 class Verdict(Enum):
-    """Why a run ended."""
+    """The reason why a run ended."""
 
     MORE = auto()
-    """It used its share; run again when others have had theirs."""
+    """It has delivered the most that one run may; run again in a later turn of the loop."""
     END = auto()
-    """Nothing to deliver, or no receiver."""
+    """There is nothing to deliver, or no receiver."""
     BLOCKED = auto()
-    """max_ack_pending is reached: an ack has to come first. This does not end one-shot pulls."""
+    """max_ack_pending is reached, so an ack has to come first. This does not end one-shot pulls."""
     LOADING = auto()
     """``Step.loading`` must complete first."""
     LATER = auto()
-    """Not before ``Step.at_ns`` (monotonic)."""
+    """Delivery continues at ``Step.at_ns`` (monotonic), not before."""
 
 
 class Step(NamedTuple):
@@ -80,15 +81,15 @@ class DeliveryLoop:
         self.waiting: Waiting | None = None
         self.push: PushSide | None = None
         self.acked = True
-        """Deliveries are to be acked; False: they count as acked when sent."""
+        """True if deliveries are to be acked; False: they count as acked when sent."""
         self.ack_pending_max = 0
         self.headers_only = False
         self.replay: Replay | None = None
         self.sent_mono_ns = 0
-        """When something was last delivered."""
+        """The monotonic time of the last delivery."""
 
     def run(self, now_ns: int, mono_ns: int) -> Step:
-        """Deliver what can be delivered, within the share of one run."""
+        """Deliver as many messages as can be delivered, within the limits of one run."""
         left = _RUN_MESSAGES
         bytes_left = _RUN_BYTES
         acks = self._acks
@@ -124,21 +125,22 @@ class DeliveryLoop:
         return Step(Verdict.MORE)
 
     def _has_receiver(self) -> bool:
-        """Whether there is a receiver that takes messages."""
+        """Return whether there is a receiver that takes messages."""
         if self.waiting is not None:
             return bool(self.waiting)
         push = self.push
         return push is not None and push.active and (push.flow is None or not push.flow.closed)
 
     def _pending_bytes(self, turn: Turn | None) -> int:
-        """The unsent bytes of the receiver of the next message."""
+        """Return the unsent bytes of the receiver of the next message."""
         if turn is not None:
             return self._bus.pending_bytes(turn.requests[0].reply)
         assert self.push is not None
         return self.push.receiver.pending_bytes()
 
     def _supply(self) -> Supply:
-        """The counts for requests with limits of their own; the next message counts as pending, redelivered or new."""
+        """Return the counts for requests with limits of their own; the next message counts as pending, redelivered or
+        new."""
         acks, again = self._acks, bool(self._acks.queue)
         return Supply(self._cursor.pending + again, len(acks.pending), not again, self.acked)
 
@@ -146,38 +148,38 @@ class DeliveryLoop:
              mono_ns: int) -> Step | tuple[int, int]:
         """Deliver messages for the first time; returns how many, and about how many bytes."""
         cursor = self._cursor
-        taken = cursor.take(wanted, bytes_max)
-        if taken is None:
+        msgs = cursor.next_messages(wanted, bytes_max)
+        if msgs is None:
             if self.replay is not None and cursor.next_seq > self.replay.last_seq:
                 self.replay = None
             return _END
-        if not isinstance(taken, Taken):
-            return Step(Verdict.LOADING, taken)
+        if not isinstance(msgs, MessageColumns):
+            return Step(Verdict.LOADING, msgs)
         if self.replay is not None:
-            n, due = self.replay.send(taken.seqs, taken.times, mono_ns)
+            n, due = self.replay.send(msgs.seqs, msgs.times, mono_ns)
             if not n:
                 return Step(Verdict.LATER, None, due)
-            taken = taken.cut(n)
-        sent = self._send(turn, taken, None, mono_ns)
+            msgs = msgs.cut(n)
+        sent = self._send(turn, msgs, None, mono_ns)
         if isinstance(sent, Step):
             return sent
         n, lost = sent
         if n:
-            seqs = taken.seqs[:n]
+            seqs = msgs.seqs[:n]
             if self.acked:
                 self._acks.deliver(seqs, now_ns, mono_ns)
                 if lost:
                     self._acks.not_sent(lost)
             else:
                 self._acks.deliver_unacked(seqs[-1], n, now_ns)
-            cursor.passed(taken, n)
+            cursor.advance(msgs, n)
             if not self.acked:
                 self._done(seqs)
             self.sent_mono_ns = mono_ns
-        return n, sum(map(len, taken.bodies[:n]))
+        return n, sum(map(len, msgs.bodies[:n]))
 
     def _again(self, turn: Turn | None, wanted: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
-        """Deliver from the redelivery queue, dropping what has left the stream or reached max_deliver."""
+        """Deliver from the redelivery queue, dropping messages that have left the stream or reached max_deliver."""
         acks, cursor = self._acks, self._cursor
         found = Gathering(cursor)
         counts: list[int] = []
@@ -202,38 +204,38 @@ class DeliveryLoop:
         if not found:
             acks.advance_floor()
             return 0, 0
-        taken = found.taken()
-        sent = self._send(turn, taken, counts, mono_ns)
+        msgs = found.columns()
+        sent = self._send(turn, msgs, counts, mono_ns)
         if isinstance(sent, Step):
             return sent
         n, lost = sent
         if n:
             gone = set(lost)
-            # Only what was actually sent counts as a delivery; the rest keeps its place in the queue.
-            acks.deliver_again([s for s in taken.seqs[:n] if s not in gone], now_ns, mono_ns)
+            # Only messages that were actually sent count as delivered; the others keep their places in the queue.
+            acks.deliver_again([s for s in msgs.seqs[:n] if s not in gone], now_ns, mono_ns)
             acks.delivered_cseq += len(gone)
             self.sent_mono_ns = mono_ns
         acks.advance_floor()
-        return n, sum(map(len, taken.bodies[:n]))
+        return n, sum(map(len, msgs.bodies[:n]))
 
     # ---- sending
 
-    def _send(self, turn: Turn | None, taken: Taken, counts: Sequence[int] | None,
+    def _send(self, turn: Turn | None, msgs: MessageColumns, counts: Sequence[int] | None,
               mono_ns: int) -> Step | tuple[int, list[int]]:
-        """Send the first of ``taken``; ``counts``: delivery count of each, None when this is the first delivery.
+        """Send the first of ``msgs``; ``counts``: delivery count of each, None if this is the first delivery.
 
         Returns how many were used, and which sequences of those had no receiver.
         """
         if self.headers_only:
-            taken = _headers_only(taken)
+            msgs = _headers_only(msgs)
         if self.push is not None:
-            return self._push(taken, counts, self.push, mono_ns)
+            return self._push(msgs, counts, self.push, mono_ns)
         assert self.waiting is not None
         assert turn is not None
-        return self._pull(turn, taken, counts, self.waiting, mono_ns)
+        return self._pull(turn, msgs, counts, self.waiting, mono_ns)
 
     def _numbers(self, n: int, counts: Sequence[int] | None) -> tuple[Sequence[int], range, Sequence[int]]:
-        """Delivery counts, consumer sequences and pending counts of the next ``n`` deliveries."""
+        """Return delivery counts, consumer sequences and pending counts of the next ``n`` deliveries."""
         first = self._acks.delivered_cseq + 1
         pending = self._cursor.pending
         if counts is None:
@@ -241,12 +243,12 @@ class DeliveryLoop:
             return ones, range(first, first + n), range(pending - 1, pending - 1 - n, -1)
         return counts[:n], range(first, first + n), [pending] * n
 
-    def _sizes(self, taken: Taken, counts: Sequence[int] | None) -> list[int]:
-        """Size of each message as limits count it: subject, ack subject, headers and payload."""
-        n = len(taken)
+    def _sizes(self, msgs: MessageColumns, counts: Sequence[int] | None) -> list[int]:
+        """Return the size of each message as limits count it: subject, ack subject, headers and payload."""
+        n = len(msgs)
         same = len(self._prefix) + 4  # and the dots between the numbers
-        sizes = list(map(add, map(len, taken.subjects), map(len, taken.bodies)))
-        for column in (*self._numbers(n, counts), taken.seqs, taken.times):
+        sizes = list(map(add, map(len, msgs.subjects), map(len, msgs.bodies)))
+        for column in (*self._numbers(n, counts), msgs.seqs, msgs.times):
             low, high = min(column), max(column)
             if low >= 0 and len(b"%d" % low) == len(b"%d" % high):
                 same += len(b"%d" % low)
@@ -254,25 +256,25 @@ class DeliveryLoop:
                 sizes = [size + len(b"%d" % number) for size, number in zip(sizes, column, strict=True)]
         return [size + same for size in sizes]
 
-    def _pull(self, turn: Turn, taken: Taken, counts: Sequence[int] | None, waiting: Waiting,
+    def _pull(self, turn: Turn, msgs: MessageColumns, counts: Sequence[int] | None, waiting: Waiting,
               mono_ns: int) -> tuple[int, list[int]]:
         bus = self._bus
-        ready, ended = waiting.ready(turn, len(taken), mono_ns, bus.interest)
+        ready, ended = waiting.ready(turn, len(msgs), mono_ns, bus.interest)
         self._publish(ended)
         if not ready:
             return 0, []
-        shares, ended = waiting.share(turn, len(taken), lambda: self._sizes(taken, counts), mono_ns)
+        shares, ended = waiting.share(turn, len(msgs), lambda: self._sizes(msgs, counts), mono_ns)
         self._publish(ended)
         if shares and (more := waiting.order.headers()):
-            taken = _with_headers(taken.cut(max(share.stop for share in shares)), more)
+            msgs = _with_headers(msgs.cut(max(share.stop for share in shares)), more)
         used = 0
         lost: list[int] = []
-        delivered, cseqs, pendings = self._numbers(len(taken), counts)
+        delivered, cseqs, pendings = self._numbers(len(msgs), counts)
         for to, start, stop, step, after in shares:
             cut = slice(start, stop, step)
-            hlens = taken.hlens
-            batch = Deliveries(self._prefix, taken.subjects[cut], None if hlens is None else hlens[cut],
-                               taken.bodies[cut], delivered[cut], taken.seqs[cut], cseqs[cut], taken.times[cut],
+            hlens = msgs.hlens
+            batch = Deliveries(self._prefix, msgs.subjects[cut], None if hlens is None else hlens[cut],
+                               msgs.bodies[cut], delivered[cut], msgs.seqs[cut], cseqs[cut], msgs.times[cut],
                                pendings[cut])
             n = bus.deliver(to.reply, batch)
             if stop > used:
@@ -280,42 +282,42 @@ class DeliveryLoop:
             if n < len(batch):
                 waiting.drop(to)
                 if len(shares) == 1:
-                    return start + n, lost  # nothing was sent after these: as if they had not been taken
-                lost += taken.seqs[cut][n:]
+                    return start + n, lost  # nothing was sent after these, so the rest stays in the stream
+                lost += msgs.seqs[cut][n:]
             elif after is not None:
                 bus.publish(to.reply, b"", len(after), after)
         return used, lost
 
-    def _push(self, taken: Taken, counts: Sequence[int] | None, to: PushSide,
+    def _push(self, msgs: MessageColumns, counts: Sequence[int] | None, to: PushSide,
               mono_ns: int) -> Step | tuple[int, list[int]]:
         flow, rate = to.flow, to.rate
         ask = False
         sizes: list[int] = []
         if rate is not None or flow is not None:
-            sizes = self._sizes(taken, counts)
+            sizes = self._sizes(msgs, counts)
         if rate is not None:
             n, due = rate.send(sizes, mono_ns)
             if not n:
                 return Step(Verdict.LATER, None, due)
-            taken, sizes = taken.cut(n), sizes[:n]
+            msgs, sizes = msgs.cut(n), sizes[:n]
         if flow is not None:
             n, ask = flow.send(sizes)
-            taken = taken.cut(n)
-            # Where flow control answers are the acks, one is needed to get past a full max_ack_pending.
+            msgs = msgs.cut(n)
+            # If flow control answers are the acks, one is needed to get past a full max_ack_pending.
             full = to.flow_acks and len(self._acks.pending) + (n if counts is None else 0) >= self.ack_pending_max > 0
             ask = ask or (full and not flow.outstanding)
-        delivered, cseqs, pendings = self._numbers(len(taken), counts)
-        batch = Deliveries(self._prefix, taken.subjects, taken.hlens, taken.bodies, delivered, taken.seqs, cseqs,
-                           taken.times, pendings)
+        delivered, cseqs, pendings = self._numbers(len(msgs), counts)
+        batch = Deliveries(self._prefix, msgs.subjects, msgs.hlens, msgs.bodies, delivered, msgs.seqs, cseqs,
+                           msgs.times, pendings)
         n = to.receiver.deliver(batch)
         if flow is not None:
             if n < len(batch):
-                flow.take_back(sum(sizes[n:len(batch)]))
+                flow.return_unsent(sum(sizes[n:len(batch)]))
             elif ask:
                 to.ask()
         if not n:
-            # The watch reports when somebody subscribes again; until then check now and then.
-            return Step(Verdict.LATER, None, mono_ns + _UNHEARD_NS)
+            # The watch reports new subscribers; until then try again from time to time.
+            return Step(Verdict.LATER, None, mono_ns + _NO_RECEIVER_NS)
         return n, []
 
     def _publish(self, statuses: list[tuple[bytes, bytes]]) -> None:
@@ -323,24 +325,24 @@ class DeliveryLoop:
             self._bus.publish(reply, b"", len(text), text)
 
 
-def _with_headers(taken: Taken, lines: bytes) -> Taken:
-    """``taken`` with header lines added after those of each message (genHeader)."""
+def _with_headers(msgs: MessageColumns, lines: bytes) -> MessageColumns:
+    """Return ``msgs`` with header lines added after those of each message (nats-server's genHeader)."""
     bodies, hlens = [], []
-    for i, body in enumerate(taken.bodies):
-        hlen = 0 if taken.hlens is None else taken.hlens[i]
+    for i, body in enumerate(msgs.bodies):
+        hlen = 0 if msgs.hlens is None else msgs.hlens[i]
         block = (body[:hlen - 2] if hlen else headers.VERSION + b"\r\n") + lines + b"\r\n"
         bodies.append(block + body[hlen:])
         hlens.append(len(block))
-    return Taken(taken.seqs, taken.subjects, hlens, bodies, taken.times, taken.end)
+    return MessageColumns(msgs.seqs, msgs.subjects, hlens, bodies, msgs.times, msgs.end)
 
 
-def _headers_only(taken: Taken) -> Taken:
-    """``taken`` without payloads; a header gives the payload's length (convertToHeadersOnly)."""
-    if taken.hlens is None or not any(taken.hlens):
-        bodies = [b"NATS/1.0\r\nNats-Msg-Size: %d\r\n\r\n" % length for length in map(len, taken.bodies)]
+def _headers_only(msgs: MessageColumns) -> MessageColumns:
+    """Return ``msgs`` without payloads; a header gives the payload's length (nats-server's convertToHeadersOnly)."""
+    if msgs.hlens is None or not any(msgs.hlens):
+        bodies = [b"NATS/1.0\r\nNats-Msg-Size: %d\r\n\r\n" % length for length in map(len, msgs.bodies)]
     else:
         bodies = []
-        for hlen, body in zip(taken.hlens, taken.bodies, strict=True):
+        for hlen, body in zip(msgs.hlens, msgs.bodies, strict=True):
             kept = body[:hlen - 2] if hlen else headers.VERSION + b"\r\n"
             bodies.append(b"%bNats-Msg-Size: %d\r\n\r\n" % (kept, len(body) - hlen))
-    return Taken(taken.seqs, taken.subjects, list(map(len, bodies)), bodies, taken.times, taken.end)
+    return MessageColumns(msgs.seqs, msgs.subjects, list(map(len, bodies)), bodies, msgs.times, msgs.end)

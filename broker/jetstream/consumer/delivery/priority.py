@@ -1,12 +1,12 @@
-"""Which of the waiting pull requests may have the next messages: the priority policies.
+"""The priority policies: which of the waiting pull requests may have the next messages.
 
-    none            all of them take turns                                       Order
-    prioritized     those of the lowest ``priority`` take turns                  Prioritized
-    overflow        those whose min_pending or min_ack_pending is reached        Overflow
-    pinned_client   those that carry the pin; the first one without it gets it   PinnedClient
-                    when no client has it
+    none            all of them take turns                                           Order
+    prioritized     those of the lowest ``priority`` take turns                      Prioritized
+    overflow        those whose min_pending or min_ack_pending is reached            Overflow
+    pinned_client   those that carry the pin; if no client has it, the first         PinnedClient
+                    one without a pin gets it
 
-An order returns a ``Turn`` before messages are read, without changing state; ``settle`` is called with the requests
+An order returns a ``Turn`` before messages are read, without changing state; ``requeue`` is called with the requests
 served. Requests are checked on arrival in admission.py.
 
 Source: nats-server consumer.go: nextWaiting, popAndRequeue, assignNewPinId, setPinnedTimer; ADR-42.
@@ -34,10 +34,10 @@ _PRIORITY = attrgetter("priority")
 
 
 class Supply(NamedTuple):
-    """What overflow compares: messages to deliver, the next one included, and acks pending.
+    """The counts that overflow compares: messages to deliver, the next one included, and acks pending.
 
-    ``first`` and ``acked`` say how a delivery changes them: a message's first delivery lowers ``pending`` by one and,
-    if it is to be acked, raises ``ack_pending`` by one.
+    ``first`` and ``acked`` determine how a delivery changes them: a message's first delivery lowers ``pending`` by one
+    and, if it is to be acked, raises ``ack_pending`` by one.
     """
 
     pending: int
@@ -54,15 +54,17 @@ class Turn(NamedTuple):
 
     @property
     def wanted(self) -> int:
-        """Messages that can be shared out among them."""
+        """The number of messages that can be shared out among the requests."""
         return min(self.messages, sum(r.batch_left for r in self.requests))
 
 
 class Order:
-    """First come, first served, in turns.
+    """The order without priorities: requests take turns, in the order of their arrival.
 
-    Attributes: ``pin`` of the one client that is served, empty: none; ``pinned_at_ns`` since when (Unix UTC);
-        ``due_ns`` when it expires unless a request renews it (monotonic), ``timeout_ns`` after the last one.
+    Attributes: ``pin``: the pin of the one client that is served, empty: none; ``pinned_at_ns``: since when (Unix UTC);
+        ``due_ns``: when it expires unless a request renews it (monotonic); ``timeout_ns``: the time after the last
+            request
+        at which it expires.
     """
 
     policy = "none"
@@ -78,18 +80,18 @@ class Order:
         requests.append(request)
 
     def turn(self, requests: deque[WaitingRequest], supply: Supply) -> Turn | None:
-        """The requests that take turns now; None: none may have the next message."""
+        """Return the requests that take turns now; None: none may have the next message."""
         return Turn(requests, _ANY) if requests else None
 
     def refusal(self, request: WaitingRequest) -> bytes | None:
-        """Why a request whose turn has come ends without a message."""
+        """Return why a request whose turn has come ends without a message; None: it does not."""
         return None
 
-    def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
-        """Bring the queue up to date after sharing out; ``last`` got the last message, None: no request got any."""
+    def requeue(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
+        """Update the queue after sharing out; ``last`` got the last message, None: no request got any."""
 
     def headers(self) -> bytes:
-        """Extra headers of every message to the requests served."""
+        """Return the extra headers of every message to the requests served."""
         return b""
 
     def expire(self, mono_ns: int) -> bool:
@@ -101,7 +103,7 @@ class Order:
 
 
 class Prioritized(Order):
-    """The queue is sorted by priority; requests of equal priority take turns."""
+    """A queue sorted by priority; requests of equal priority take turns."""
 
     policy = "prioritized"
 
@@ -114,7 +116,7 @@ class Prioritized(Order):
         first = requests[0].priority
         return Turn(deque(takewhile(lambda request: request.priority == first, requests)), _ANY)
 
-    def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
+    def requeue(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
         first = requests[0].priority
         while requests and requests[0].priority == first:
             requests.popleft()
@@ -122,9 +124,9 @@ class Prioritized(Order):
 
 
 class _Selective(Order):
-    """Any request in the queue may be passed over; it keeps its place in the rotation."""
+    """A queue in which any request may be passed over; it keeps its place in the rotation."""
 
-    def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
+    def requeue(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
         if last is not None:
             requests.rotate(-requests.index(last) - 1)
         for r in [r for r in requests if not r.batch_left]:
@@ -132,7 +134,7 @@ class _Selective(Order):
 
 
 class Overflow(_Selective):
-    """A request with limits is served once one of them is reached; one without any always is."""
+    """A request with limits is served once one of them is reached; one without limits always is."""
 
     policy = "overflow"
 
@@ -154,7 +156,7 @@ class Overflow(_Selective):
 
 
 class PinnedClient(_Selective):
-    """One client at a time: its requests carry the pin, the others wait."""
+    """An order that serves one client at a time: its requests carry the pin, the others wait."""
 
     policy = "pinned_client"
 
@@ -166,7 +168,10 @@ class PinnedClient(_Selective):
         self._rng = rng
 
     def turn(self, requests: deque[WaitingRequest], supply: Supply) -> Turn | None:
-        """A request with another pin has its turn too, alone, so that ``refusal`` ends it when it is reached."""
+        """Return the requests with the pin.
+
+        A request with another pin has its turn too, alone, so that ``refusal`` ends it when it is reached.
+        """
         may: deque[WaitingRequest] = deque()
         for r in requests:
             if self.refusal(r) is not None:
@@ -174,8 +179,8 @@ class PinnedClient(_Selective):
             if r.pin == self.pin:
                 may.append(r)
                 if not self.pin:
-                    # It gets the pin, after which others have no turn. One that names no group gets no pin, and
-                    # only this message.
+                    # It gets the pin, after which others have no turn. A request that names no group gets only this
+                    # message and no pin.
                     return Turn(may, _ANY if r.request.group else 1)
         return Turn(may, _ANY) if may else None
 
@@ -184,20 +189,20 @@ class PinnedClient(_Selective):
             return request.pending_status(status.WRONG_PIN)
         return None
 
-    def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
+    def requeue(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
         if last is not None and not self.pin and last.request.group:
             self.pin = last.pin = unique_id(self._rng)
             self._group = last.request.group
             self.pinned_at_ns = self._clock.now_ns()
             self.touch()
             self._events.pinned(self._group, self.pin)
-        super().settle(requests, turn, last)
+        super().requeue(requests, turn, last)
 
     def headers(self) -> bytes:
         return b"Nats-Pin-Id: %b\r\n" % self.pin.encode()
 
     def touch(self) -> None:
-        """The pinned client sent a request: renew the pin for another ``timeout_ns``."""
+        """Renew the pin for another ``timeout_ns``: the pinned client sent a request."""
         self.due_ns = self._clock.monotonic_ns() + self.timeout_ns
 
     def expire(self, mono_ns: int) -> bool:
@@ -212,7 +217,7 @@ class PinnedClient(_Selective):
 
 
 def order_of(policy: str, events: ConsumerEvents, clock: Clock, rng: random.Random) -> Order:
-    """The order for a priority policy."""
+    """Return the order for a priority policy."""
     match policy:
         case "prioritized":
             return Prioritized()

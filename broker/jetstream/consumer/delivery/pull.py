@@ -1,12 +1,12 @@
 """The waiting pull requests of one consumer, and how messages are shared out among them.
 
 Owns the queue and the exact status texts that end requests. It sends nothing: methods return the status messages to
-send, and ``share`` says which request gets which messages.
+send, and ``share`` returns which request gets which messages.
 
-A request ends when its batch or its bytes are used up, at ``expires``, when its inbox has no subscriber any more, or as
-a one-shot (``no_wait``) at the end of the stream. One message goes to the request at the head, which then moves to the
-tail: a single waiting request gets the whole run, several take turns message by message. The order (priority.py)
-decides which of them take part.
+A request ends when its batch or its bytes are used up, at ``expires``, when its inbox has no subscriber any more, or,
+if it is a one-shot (``no_wait``), at the end of the stream. One message goes to the request at the head, which then
+moves to the tail: a single waiting request gets the whole run, several take turns message by message. The order
+(priority.py) decides which of them take part.
 
 Source: nats-server consumer.go: nextWaiting, processWaiting, waitQueue.
 """
@@ -43,7 +43,7 @@ class Waiting:
         self.order = order
         self.requests: deque[WaitingRequest] = deque()
         self._wanted: int | None = 0
-        """What ``wanted`` returns; None: it has to be counted."""
+        """The value of ``wanted``; None: it has to be counted."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -54,14 +54,14 @@ class Waiting:
 
     @property
     def wanted(self) -> int:
-        """Messages that all requests together still ask for."""
+        """The number of messages that all requests together ask for."""
         if self._wanted is None:
             self._wanted = sum(r.batch_left for r in self.requests)
         return self._wanted
 
     @property
     def next_due_ns(self) -> int | None:
-        """Monotonic time of the next expiry or heartbeat, of a request or of the order."""
+        """The monotonic time of the next expiry or heartbeat, of a request or of the order."""
         due = min((min(r.expires_ns, r.heartbeat_at_ns) for r in self.requests), default=NEVER_NS)
         if self.order.due_ns is not None:
             due = min(due, self.order.due_ns)
@@ -80,16 +80,17 @@ class Waiting:
             order.place(self.requests, request)
 
     def turn(self, supply: Supply) -> Turn | None:
-        """The requests that take turns with the next messages; None: none may have the next one."""
+        """Return the requests that take turns with the next messages; None: none may have the next one."""
         return self.order.turn(self.requests, supply)
 
     def sweep(self, mono_ns: int, interested: Callable[[bytes], bool], *, at_end: bool,
               persisted_seq: int, heartbeat: bytes | None = None) -> list[tuple[bytes, bytes]]:
         """Remove requests that have ended, and send heartbeats to the others.
 
-        Args: at_end: no message up to ``persisted_seq`` is left to deliver, which ends one-shots without ``expires`` or
-            that had something, unless a message may come that was published before they arrived.
-            heartbeat: the status to send where one is due; None leaves them for later.
+        Args: at_end: no message up to ``persisted_seq`` is left to deliver. This ends one-shots without ``expires`` or
+            that got
+                a message, unless a message published before their arrival may be delivered later.
+            heartbeat: the status to send if one is due; None leaves them for later.
         Returns: (inbox, status) to send, in order. Requests whose inbox has no subscriber are dropped silently.
         """
         out: list[tuple[bytes, bytes]] = []
@@ -138,7 +139,7 @@ class Waiting:
             self._wanted = None
 
     def drain(self, text: bytes, *, pending: bool = False) -> list[tuple[bytes, bytes]]:
-        """End every request with the same status; ``pending`` adds what was left of each."""
+        """End every request with the same status; ``pending`` adds what is left of each."""
         out = [(r.reply, r.pending_status(text) if pending else text + b"\r\n\r\n") for r in self.requests]
         self.requests.clear()
         self._wanted = 0
@@ -148,9 +149,9 @@ class Waiting:
               mono_ns: int) -> tuple[list[Share], list[tuple[bytes, bytes]]]:
         """Share out the next ``count`` messages among the requests that take turns.
 
-        Args: sizes gives the size of each message as max_bytes counts it; called only where a request has max_bytes.
+        Args: sizes returns the size of each message as max_bytes counts it; called only if a request has max_bytes.
         Returns: the shares, which together cover the first messages without a gap, and statuses for requests that
-            ended without another message. Fewer than ``count`` may be covered: ask for the next turn with the rest.
+            ended without another message. If fewer than ``count`` are covered, ask for the next turn with the rest.
         """
         requests = turn.requests
         self._wanted = None
@@ -162,14 +163,14 @@ class Waiting:
         elif count < len(requests):
             for i in range(count):
                 shares.append(self._serve(requests[0], i, i + 1, 1, 1, mono_ns))
-                _move_on(requests)
+                _rotate(requests)
         else:
             several = len(requests)
             rounds = min(count // several, min(r.batch_left for r in requests))
             for i in range(several):
                 shares.append(self._serve(requests[0], i, rounds * several, several, rounds, mono_ns))
-                _move_on(requests)
-        self.order.settle(self.requests, turn, shares[-1].to if shares else None)
+                _rotate(requests)
+        self.order.requeue(self.requests, turn, shares[-1].to if shares else None)
         return shares, ended
 
     def _serve(self, r: WaitingRequest, start: int, stop: int, step: int, n: int, mono_ns: int) -> Share:
@@ -181,13 +182,13 @@ class Waiting:
 
     def _share_by_size(self, requests: deque[WaitingRequest], count: int, sizes: Sequence[int], shares: list[Share],
                        mono_ns: int) -> list[tuple[bytes, bytes]]:
-        """Share out one message at a time, since any may not fit; runs to one request are joined."""
+        """Share out one message at a time, because any may not fit; runs to one request are joined."""
         out: list[tuple[bytes, bytes]] = []
         i = 0
         while i < count and requests:
             r = requests[0]
             if r.bytes_left and sizes[i] > r.bytes_left:
-                # What was shared out before goes first; otherwise the client would see the end before its messages.
+                # Messages shared out before are sent first; otherwise the client would see the end before its messages.
                 if shares:
                     break
                 out.append((r.reply, r.pending_status(status.MESSAGE_SIZE)))
@@ -201,7 +202,7 @@ class Waiting:
             share = self._serve(r, i, i + 1, 1, 1, mono_ns)
             if not r.batch_left and r.bytes_left:
                 share = share._replace(after=r.pending_status(status.BATCH_COMPLETED))
-            _move_on(requests)
+            _rotate(requests)
             if shares and shares[-1].to is r and shares[-1].after is None:
                 share = share._replace(start=shares.pop().start)
             shares.append(share)
@@ -209,8 +210,8 @@ class Waiting:
         return out
 
 
-def _move_on(requests: deque[WaitingRequest]) -> None:
-    """The request at the head was served: move it to the tail, or remove it when it wants no more."""
+def _rotate(requests: deque[WaitingRequest]) -> None:
+    """Move the request at the head, which was served, to the tail, or remove it if it wants no more."""
     served = requests.popleft()
     if served.batch_left:
         requests.append(served)

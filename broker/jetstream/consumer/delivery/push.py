@@ -1,7 +1,7 @@
 """The subscriber side of a push consumer: whether anybody subscribes, how much they take, and heartbeats.
 
 Owns the interest in ``deliver_subject``, the flow control window with its outstanding request, the rate limit and the
-idle heartbeat. What is delivered, and when, is up to the delivery loop, which consults this module.
+idle heartbeat. Does not own: what is delivered, and when (loop, which consults this module).
 
 Source: nats-server consumer.go: updateDeliveryInterest, sendFlowControl, processFlowControl, loopAndGatherMsgs.
 """
@@ -26,20 +26,22 @@ __all__ = ["PushSide"]
 
 
 class PushSide:
-    """One consumer's subscribers.
+    """The subscribers of one consumer.
 
-    Attributes: ``active``: there are subscribers; ``flow`` and ``rate`` are None where not configured; ``flow_acks``:
-        answers to flow control requests are the acks.
+    Attributes: ``active``: true if there are subscribers; ``flow`` and ``rate`` are None if not configured;
+        ``flow_acks``: true if answers to flow control requests are the acks.
     """
 
     def __init__(self, bus: Bus, rng: random.Random, subjects: ReplySubjects, config: ConsumerConfig, mono_ns: int,
                  msg_bytes_max: int, interested: Callable[[bool], None],
-                 go_on: Callable[[Sequence[tuple[int, int]]], None], receiver: Receiver | None = None) -> None:
-        """``receiver`` takes the messages, None: the subscribers of ``deliver_subject``. ``msg_bytes_max`` is the
-        stream's message size limit, -1: none.
-
-        ``interested`` is called with whether anybody subscribes, ``go_on`` when the window has opened, with what the
-        answers ack where they do: (stream sequence, consumer sequence).
+                 on_answers: Callable[[Sequence[tuple[int, int]]], None], receiver: Receiver | None = None) -> None:
+        """Args:
+            ``receiver`` takes the messages; None: the subscribers of ``deliver_subject``.
+            ``msg_bytes_max`` is the stream's message size limit, -1: none.
+            ``interested`` is called with whether anybody subscribes.
+            ``on_answers`` is called when answers have opened the window, with the acks in them, if answers are acks:
+            (stream
+                sequence, consumer sequence).
         """
         self.receiver = receiver or _subscribers(bus, config)
         self.active = False
@@ -51,7 +53,7 @@ class PushSide:
         self._rng = rng
         self._subjects = subjects
         self._interested = interested
-        self._go_on = go_on
+        self._on_answers = on_answers
         self._beat_ns = config.idle_heartbeat
         self._beat_at_ns = mono_ns + config.idle_heartbeat
         self._open = False
@@ -63,7 +65,7 @@ class PushSide:
         self._limit(config.rate_limit_bps, msg_bytes_max, mono_ns)
 
     def update(self, old: ConsumerConfig, config: ConsumerConfig, mono_ns: int, msg_bytes_max: int) -> bool:
-        """Apply a changed configuration; True when messages now go elsewhere: ``watch`` after answering."""
+        """Apply a changed configuration. True: messages now go to another subject; call ``watch`` after answering."""
         self._beat_ns = config.idle_heartbeat
         if config.rate_limit_bps != old.rate_limit_bps:
             self._limit(config.rate_limit_bps, msg_bytes_max, mono_ns)
@@ -80,7 +82,7 @@ class PushSide:
         self.watch()
 
     def watch(self) -> None:
-        """If open, watch the interest in the subject; existing interest is reported at once."""
+        """Watch the interest in the subject, if open; existing interest is reported at once."""
         self._unwatch()
         if not self._open:
             return
@@ -96,14 +98,15 @@ class PushSide:
 
     @property
     def next_beat_ns(self) -> int | None:
-        """When the next heartbeat may be due; None while none is."""
+        """The time at which the next heartbeat may be due; None while none is."""
         return self._beat_at_ns if self._beat_ns and self.active else None
 
     def ask(self) -> None:
         """Send a flow control request."""
         assert self.flow is not None
         if not self._answers:
-            # Not before: most consumers with flow control, as those of a key's history, never have so much unread.
+            # Subscribe only now: most consumers with flow control, such as those of a key's history, never have so much
+            # unread.
             self._answers = [self._bus.subscribe(prefix + b"*", self._on_flow) for prefix in self._subjects.flows]
         self.flow.asked(self._flow_request)
         self.receiver.control(self._flow_request, status.FLOW_CONTROL)
@@ -111,7 +114,7 @@ class PushSide:
     def beat(self, mono_ns: int, sent_mono_ns: int, consumer_seq: int, stream_seq: int, *, unacked: bool) -> None:
         """Send the heartbeat if it is due: nothing was sent for its interval. The sequences are the last ones sent.
 
-        ``unacked``: acks are pending, so where flow control carries them, ask for them now.
+        ``unacked``: acks are pending, so if flow control carries them, ask for them now.
         """
         if self._beat_ns <= 0 or not self.active:
             return
@@ -131,7 +134,7 @@ class PushSide:
         self._interested(interested)
 
     def _on_flow(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Answers to flow control requests: ``reply_subjects`` and an id."""
+        """Handle answers to flow control requests: messages to a subject of ``reply_subjects`` with an id."""
         assert self.flow is not None
         acks: list[tuple[int, int]] = []
         for subject, _, hlen, body in ops[start:end]:
@@ -143,13 +146,13 @@ class PushSide:
                 cseq = decimal(headers.get(body[:hlen], b"Nats-Last-Consumer") or b"", SEQ_MAX)
                 if seq > 0:
                     acks.append((seq, max(cseq, 0)))
-            self._go_on(acks)
+            self._on_answers(acks)
 
     def _renew(self) -> None:
         self._flow_request = self._subjects.flow + unique_id(self._rng, 4).encode()
 
     def _limit(self, bits_per_second: int, msg_bytes_max: int, mono_ns: int) -> None:
-        # The burst of a rate limit: the largest message.
+        # The burst of a rate limit is the largest message.
         burst = msg_bytes_max if msg_bytes_max > 0 else MAX_PAYLOAD
         self.rate = RateLimit(bits_per_second, burst, mono_ns) if bits_per_second else None
 

@@ -1,7 +1,8 @@
 """The receiver of the messages of a consumer without pull requests.
 
-Owns: the seam, and JetStream's side of it, which is ``deliver_subject``. Does not own: what is delivered when (loop), flow
-control and heartbeats (push). Another protocol passes a ``Receiver`` of its own to the consumer.
+Owns: the interface, and JetStream's implementation, which publishes to ``deliver_subject``. Does not own: which
+messages are delivered when (loop), flow control and heartbeats (push). Another protocol passes a ``Receiver`` of its
+own to the consumer.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ class Receiver(Protocol):
     """The receiver of one consumer's messages. No call waits."""
 
     def watch(self, changed: Callable[[bool], None]) -> InterestWatch:
-        """Call ``changed`` when messages begin or cease to be wanted; ``interested`` of what is returned says if they are."""
+        """Call ``changed`` when messages begin or cease to be wanted; the watch's ``interested`` is the current
+        state."""
 
     def pending_bytes(self) -> int:
-        """Bytes that were delivered and not sent yet: delivery pauses while they are very many."""
+        """Return the bytes that were delivered and not sent yet: delivery pauses while there are very many."""
 
     def deliver(self, batch: Deliveries) -> int:
-        """Take messages, whose columns say their sequences, times, and how often each was delivered. Returns: how many were
-        taken, from the front; the others are delivered again later."""
+        """Accept messages; their columns have their sequences, times, and how often each was delivered.
+
+        Returns: how many were accepted, from the front; the others are delivered again later.
+        """
 
     def control(self, reply: bytes, text: bytes) -> None:
-        """Take a heartbeat or a request of flow control, as a header block; ``reply``: where a request is answered."""
+        """Accept a heartbeat or a request of flow control, as a header block; ``reply``: where a request is
+        answered."""
 
 
 class SubjectReceiver:

@@ -19,7 +19,7 @@ __all__ = ["NEVER_NS", "BadRequest", "PullRequest", "WaitingRequest", "parse_req
 NEVER_NS = 1 << 63
 _REMEMBERED_MAX = 256
 _BODY_BYTES_MAX = 16 * 1024
-"""A pull request has a dozen short members. It is read at once, with many others."""
+"""The largest pull request: it has a dozen short members, and is decoded in the same turn as many others."""
 
 _LAST_PRIORITY = 1 << 31
 
@@ -49,12 +49,12 @@ class PullRequest:
 
     @property
     def grouped(self) -> bool:
-        """Whether the rules of priority groups apply: JSON can name a group, a plain number cannot."""
+        """True if the rules of priority groups apply: JSON can name a group, a plain number cannot."""
         return True
 
 
 class _Plain(PullRequest):
-    """A body that is only a number of messages. It cannot name a group, so no group is required of it."""
+    """A body that is only a number of messages. It cannot name a group, so it need not."""
 
     __slots__ = ()
 
@@ -100,7 +100,7 @@ def _parse(body: bytes) -> PullRequest:
 
 
 class WaitingRequest:
-    """One request as it waits: what is left of it."""
+    """A waiting request: what is left of it."""
 
     __slots__ = ("batch_left", "bytes_left", "delivered", "expires_ns", "heartbeat_at_ns", "heartbeat_ns", "no_wait",
                  "pin", "priority", "reply", "request", "until_seq")
@@ -109,7 +109,7 @@ class WaitingRequest:
         self.reply = reply
         self.request = request
         self.until_seq = until_seq
-        """A one-shot does not end before this is persisted."""
+        """The sequence that must be persisted before a one-shot request ends."""
         # A batch of 0 or less is served once: the count is checked after a message has been sent.
         self.batch_left = max(request.batch, 1)
         self.bytes_left = max(request.max_bytes, 0)
@@ -122,5 +122,5 @@ class WaitingRequest:
         self.heartbeat_at_ns = mono_ns + self.heartbeat_ns if self.heartbeat_ns else NEVER_NS
 
     def pending_status(self, text: bytes) -> bytes:
-        # nats-server counts down from the batch as it was asked for, also from 0 or less.
+        # nats-server counts down from the requested batch, also from 0 or less.
         return status.with_pending(text, self.batch_left - 1 + min(self.request.batch, 1), self.bytes_left)

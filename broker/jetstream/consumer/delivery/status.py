@@ -35,17 +35,17 @@ FLOW_CONTROL = _V + b"100 FlowControl Request\r\n\r\n"
 
 
 def line(text: str) -> bytes:
-    """A complete status message with ``text`` ("409 Exceeded MaxWaiting"); line breaks in it become spaces."""
+    """Return a complete status message with ``text`` ("409 Exceeded MaxWaiting"); line breaks in it become spaces."""
     return _V + text.replace("\r", " ").replace("\n", " ").encode("utf-8", "replace") + b"\r\n\r\n"
 
 
 def with_pending(text: bytes, messages: int, size: int) -> bytes:
-    """A complete status message that reports what was left of a request."""
+    """Return a complete status message that reports what is left of a request."""
     return b"%b\r\nNats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d\r\n\r\n" % (text, messages, size)
 
 
 def idle_heartbeat(consumer_seq: int, stream_seq: int, stalled: bytes = b"") -> bytes:
-    """The last sequences sent; ``stalled``: the flow control reply that delivery waits for."""
+    """Return a heartbeat with the last sequences sent; ``stalled``: the flow control reply that delivery waits for."""
     extra = b"Nats-Consumer-Stalled: %b\r\n" % stalled if stalled else b""
     return (b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n%b\r\n"
             % (consumer_seq, stream_seq, extra))

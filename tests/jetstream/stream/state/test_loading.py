@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tests.jetstream.stream.world as worlds
-from broker.jetstream.consumer.cursor.cursor import Cursor, Taken  # type: ignore[attr-defined]
+from broker.jetstream.consumer.cursor.cursor import Cursor, MessageColumns  # type: ignore[attr-defined]
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state import subject_state
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck, decide
@@ -525,8 +525,8 @@ async def test_a_filtered_consumer_passes_blocks_without_a_match() -> None:
     await cursor.recount()
     assert cursor.pending == 1
     for _ in range(3 * len(stream.live.blocks)):
-        loading = cursor.count() or cursor.take(10, 1000)
-        if isinstance(loading, Taken):
+        loading = cursor.count() or cursor.next_messages(10, 1000)
+        if isinstance(loading, MessageColumns):
             break
         assert loading is not None
         await loading.ready
@@ -535,7 +535,7 @@ async def test_a_filtered_consumer_passes_blocks_without_a_match() -> None:
     else:
         raise AssertionError("it loads the same again and again")
     assert list(loading.seqs) == [last]
-    cursor.passed(loading, 1)
+    cursor.advance(loading, 1)
     await world.close()
 
 

@@ -1,4 +1,4 @@
-"""Messages on their way to one consumer, as columns."""
+"""Messages to deliver to one consumer, as columns."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from itertools import chain, pairwise
 
 from broker.storage.format.frame import Chunk
 
-__all__ = ["Taken"]
+__all__ = ["MessageColumns"]
 
 
-class Taken:
-    """Consecutive messages for one consumer, as columns. ``end`` is the sequence to continue at when all are used."""
+class MessageColumns:
+    """Consecutive messages for one consumer, as columns. ``end`` is the sequence after them, where the cursor
+    continues."""
 
     __slots__ = ("bodies", "end", "hlens", "seqs", "subjects", "times")
 
@@ -28,24 +29,24 @@ class Taken:
     def __len__(self) -> int:
         return len(self.bodies)
 
-    def cut(self, n: int) -> Taken:
-        """The first ``n`` of them."""
+    def cut(self, n: int) -> MessageColumns:
+        """Return the first ``n`` messages."""
         if n == len(self.bodies):
             return self
-        return Taken(self.seqs[:n], self.subjects[:n], None if self.hlens is None else self.hlens[:n],
+        return MessageColumns(self.seqs[:n], self.subjects[:n], None if self.hlens is None else self.hlens[:n],
                      self.bodies[:n], self.times[:n], self.seqs[n - 1] + 1)
 
     @classmethod
-    def picked(cls, chunk: Chunk, picks: Sequence[int], end: int) -> Taken:
-        """The messages at these places of a chunk."""
+    def picked(cls, chunk: Chunk, picks: Sequence[int], end: int) -> MessageColumns:
+        """Return the messages at these indexes of a chunk."""
         subjects, bodies, hlens, times, first = chunk.subjects, chunk.bodies, chunk.hlens, chunk.times, chunk.first_seq
         seqs = [first + k for k in picks] if chunk.seqs is None else [chunk.seqs[k] for k in picks]
         return cls(seqs, [subjects[k] for k in picks], None if hlens is None else [hlens[k] for k in picks],
                    [bodies[k] for k in picks], [times[k] for k in picks], end)
 
     @classmethod
-    def of(cls, chunk: Chunk, seqs: Sequence[int]) -> Taken:
-        """Messages of one chunk, all of them in it."""
+    def of(cls, chunk: Chunk, seqs: Sequence[int]) -> MessageColumns:
+        """Return the messages ``seqs`` of one chunk, all of which it has."""
         if (there := chunk.seqs) is not None:
             return cls.picked(chunk, [bisect_left(there, seq) for seq in seqs], seqs[-1] + 1)
         first = chunk.first_seq
@@ -55,15 +56,15 @@ class Taken:
         return cls.run(chunk, start, stop, first + stop)
 
     @classmethod
-    def run(cls, chunk: Chunk, start: int, stop: int, end: int) -> Taken:
-        """The messages of a chunk from place ``start`` to ``stop`` (half-open)."""
+    def run(cls, chunk: Chunk, start: int, stop: int, end: int) -> MessageColumns:
+        """Return the messages of a chunk from index ``start`` to ``stop`` (half-open)."""
         seqs, hlens, first = chunk.seqs, chunk.hlens, chunk.first_seq
         return cls(range(first + start, first + stop) if seqs is None else seqs[start:stop], chunk.subjects[start:stop],
                    None if hlens is None else hlens[start:stop], chunk.bodies[start:stop], chunk.times[start:stop], end)
 
     @classmethod
-    def joined(cls, parts: Sequence[Taken], end: int) -> Taken:
-        """All of ``parts``, at least one, in this order."""
+    def joined(cls, parts: Sequence[MessageColumns], end: int) -> MessageColumns:
+        """Return the messages of all ``parts``, at least one, in this order."""
         if len(parts) == 1:
             one = parts[0]
             return cls(one.seqs, one.subjects, one.hlens, one.bodies, one.times, end)
@@ -76,7 +77,8 @@ class Taken:
 
 
 def _joined_seqs(parts: Sequence[Sequence[int]]) -> Sequence[int]:
-    """One range where the parts are ranges that run on."""
-    if all(type(part) is range for part in parts) and all(before[-1] + 1 == after[0] for before, after in pairwise(parts)):
+    """Return all sequences: one range if the parts are ranges that continue each other, otherwise a list."""
+    if (all(type(part) is range for part in parts)
+            and all(before[-1] + 1 == after[0] for before, after in pairwise(parts))):
         return range(parts[0][0], parts[-1][-1] + 1)
     return list(chain.from_iterable(parts))
