@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
-from broker.storage.format.log_end import SAID_BYTES, proves
+from broker.storage.format.log_end import PROOF_BYTES, proves
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths
@@ -108,7 +108,7 @@ async def proof_of(store: ObjectStore, paths: ShardPaths, missing: Position, ret
     async def proof(later: Position) -> str | None:
         key = paths.log(later)
         try:
-            data = await retry.call(lambda: store.get(key, 0, SAID_BYTES), f"get {key}")
+            data = await retry.call(lambda: store.get(key, 0, PROOF_BYTES), f"get {key}")
         except NotFound:
             return None
         return key if proves(data, later, missing) else None

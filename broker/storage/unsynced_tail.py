@@ -27,7 +27,7 @@ from typing import NamedTuple
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.header import HEADER_BYTES, NUMBER_MAX, ObjectHeader, ObjectKind, Position
 from broker.storage.format.index import check_frame, decode_index
-from broker.storage.format.log_end import SAID_BYTES, proves
+from broker.storage.format.log_end import PROOF_BYTES, proves
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX, decode_head
 from broker.storage.objectstore.base import NotFound, StoreRefused, Transient
 from broker.storage.objectstore.file import FileStore
@@ -199,7 +199,7 @@ def _was_stored(store: FileStore, paths: ShardPaths, missing: Position, later: l
     if later[-1] >= paths.log(Position(missing.epoch, missing.number + PUTS_IN_FLIGHT_MAX)):
         return True
     return any(key is not None and key.position is not None
-               and proves(store.get_sync(text, 0, SAID_BYTES), key.position, missing)
+               and proves(store.get_sync(text, 0, PROOF_BYTES), key.position, missing)
                for text, key in zip(later, map(parse, later), strict=True))
 
 

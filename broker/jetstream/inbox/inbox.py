@@ -28,7 +28,7 @@ from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import STREAMS, ShardPaths, StreamPaths, parse
 from broker.storage.staging.answers import Answer
-from broker.storage.staging.check import Aside, NotAdoptable, Staged, read_staged
+from broker.storage.staging.check import InThread, NotAdoptable, Staged, read_staged
 
 if TYPE_CHECKING:
     from broker.base.clock import Clock
@@ -59,7 +59,7 @@ class InboxSettings:
     """
 
     def __init__(self, *, poll_ns: int | None = 60_000_000_000, staged_grace_ns: int = 86_400_000_000_000,
-                 max_payload: Callable[[str], int] | None = None, in_thread: Aside = asyncio.to_thread) -> None:
+                 max_payload: Callable[[str], int] | None = None, in_thread: InThread = asyncio.to_thread) -> None:
         self.in_thread = in_thread
         self.poll_ns = poll_ns
         self.staged_grace_ns = staged_grace_ns
@@ -336,7 +336,7 @@ class Inbox:
     async def _read(self, stream: Stream, request: Request) -> Staged:
         """Read and check the runs of a request. Raises: NotAdoptable; StoreError."""
         staged = await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max,
-                                   aside=self.settings.in_thread)
+                                   in_thread=self.settings.in_thread)
         limit = self.settings.max_payload
         if limit is not None and staged.body_bytes_max > (most := limit(request.account)):
             raise NotAdoptable(f"it has a message of {staged.body_bytes_max} bytes, and max_payload is {most}: "

@@ -1,4 +1,4 @@
-"""Whether the parts of a block agree: the figures of its core, and those that follow from its index."""
+"""Checks that the core of a block agrees with its index."""
 
 from __future__ import annotations
 

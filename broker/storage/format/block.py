@@ -1,11 +1,12 @@
-"""A block's core: all that replay needs of one stream's part of an object, and where a block is stored.
+"""A block's core, which has all that a replay needs of one stream's part of an object; and references to blocks.
 
-    core      fixed part | sections, as the flags say compressed together or not
+    core      fixed part | sections, compressed together if that saves something
 
     fixed part
          0     4  magic "JBLK"
          4     2  version, 4; of earlier releases 1
-         6     1  flags: 2 the subject summary is there, 4 a subject filter is there, 8 staged: sequences count from 1;
+         6     1  flags: 2 a subject summary is present, 4 a subject filter is present,
+              8 staged: sequences count from 1;
               version 1: 1 the sections are compressed
          7     1  compression that was tried with the frames
          8     4  0
@@ -14,7 +15,7 @@
         24     4  epoch  \\  of the object
         28     8  number  > (so that a core moved to
         36     8  id     /  another object is noticed)
-        44    16  first_seq, last_seq           0 where the block holds no message
+        44    16  first_seq, last_seq           0 if the block has no message
         60    16  user bytes, raw bytes         (what the stream counts; headers + payloads)
         76    16  first_time_ns, last_time_ns   of the first and of the last message
         92    32  outcome: first_seq, last_seq, msgs, bytes of the stream after this block
@@ -26,9 +27,9 @@
                removed    four columns' descriptions (9 bytes each), then their cells: first, last - first, msgs, bytes
                records    see ``record``
                summary    msgpack [[subject, count, first_seq, last_seq], …]: at most 16 subjects and 1 KiB of names
-               or filter  where the subjects are more: see ``subject_filter``
+                or filter  for more subjects: see ``subject_filter``
 
-A block with more subjects than a filter takes has neither. The index has the whole table.
+A block with too many subjects for a filter has neither. The index has the whole table.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ from broker.storage.format.codec import (
 )
 from broker.storage.format.columns import COLUMN, Column, Misfit, read_column
 from broker.storage.format.errors import Corrupt, VersionUnknown
-from broker.storage.format.header import FORMAT_VERSION, NUMBER_MAX, UNFLAGGED_VERSION, Position
+from broker.storage.format.header import FORMAT_VERSION, NUMBER_MAX, Position
 from broker.storage.format.record import Record, decode_records, encode_records
 from broker.storage.format.section import (
     SECTIONS,
     SectionKind,
     SectionPosition,
+    check_compressed_flag,
     fixed_layout,
-    header_of_version_1,
-    is_known,
+    fixed_part_header,
     unpack_header,
 )
 from broker.storage.format.subject_filter import check_filter
@@ -71,7 +72,6 @@ SUMMARY_SUBJECTS_MAX: Final = 16
 SUMMARY_BYTES_MAX: Final = 1024
 
 _MAGIC: Final = b"JBLK"
-_COMPRESSED: Final = 1
 _SUMMARY: Final = 2
 _FILTER: Final = 4
 _STAGED: Final = 8
@@ -81,16 +81,16 @@ _LAYOUT_CHECKED: Final = struct.Struct(_LAYOUT.format[:-1])  # what the last che
 CORE_FIXED_BYTES: Final = _LAYOUT.size
 """The fixed part of a core."""
 CORE_BYTES_MIN: Final = _LAYOUT_V1.size
-"""No core is shorter, whatever its version."""
+"""The length of the shortest fixed part of any version."""
 _HEADER_AT: Final = 144
 assert (CORE_BYTES_MIN, CORE_FIXED_BYTES) == (160, 164)
 
 SubjectSummary = tuple[tuple[bytes, int, int, int], ...]
-"""(subject, count, first_seq, last_seq) of each subject in a block, in subject order."""
+"""(subject, count, first_seq, last_seq) for each subject in a block, in subject order."""
 
 
 class Outcome(NamedTuple):
-    """A stream as it stands after a block: a fact, not a rule. An empty stream has ``first_seq == last_seq + 1``."""
+    """The numbers of a stream after a block: facts, not rules. An empty stream has ``first_seq == last_seq + 1``."""
 
     first_seq: int = 0
     last_seq: int = 0
@@ -100,7 +100,7 @@ class Outcome(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Messages of the stream, in this block or an earlier one, that were removed: ``msgs`` of them in first..last."""
+    """Messages of the stream that were removed from this block or an earlier one: ``msgs`` of them in first..last."""
 
     first_seq: int
     last_seq: int
@@ -112,7 +112,8 @@ class BlockCore:
     """The decoded core of one block. Treat it as immutable: caches and replay share it."""
 
     __slots__ = ("bytes", "codec", "count", "first_seq", "first_time_ns", "last_seq", "last_time_ns", "object_id",
-                 "outcome", "position", "raw_bytes", "records", "removed", "staged", "stream_id", "subject_filter", "subjects")
+                 "outcome", "position", "raw_bytes", "records", "removed", "staged", "stream_id", "subject_filter",
+                 "subjects")
 
     def __init__(self, stream_id: int, position: Position, *, count: int = 0, first_seq: int = 0, last_seq: int = 0,
                  bytes: int = 0, raw_bytes: int = 0, first_time_ns: int = 0, last_time_ns: int = 0,
@@ -136,7 +137,7 @@ class BlockCore:
         self.subjects = subjects
         self.subject_filter = subject_filter
         self.staged = staged
-        """Whether it was made by somebody who did not know its place in the stream: its sequences count from 1."""
+        """True if its writer did not know its place in the stream: its sequences count from 1."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BlockCore):
@@ -155,7 +156,7 @@ class BlockCore:
 
 
 class BlockPlace(IntEnum):
-    """Which kind of object a block is in, and so which kind of key it has."""
+    """The kind of object that contains a block, and so the kind of its key."""
 
     LOG = 1
     """shards/<shard>/log/<epoch>-<number>"""
@@ -164,17 +165,17 @@ class BlockPlace(IntEnum):
     STREAM_RUN = 3
     """streams/<account>/<name>/<incarnation>/runs/<epoch>-<position>-<id>"""
     STAGED = 4
-    """The same key, of a run that no owner wrote: the reference alone says which sequences and times its messages have."""
+    """The key of a run, which no owner wrote. Only the reference has the sequences and times of its messages."""
 
     @property
     def of_stream(self) -> bool:
-        """Whether the object is below its stream's prefix."""
+        """True if the object is below its stream's prefix."""
         return self >= BlockPlace.STREAM_RUN
 
 
 PackedRef = tuple[Any, ...]
-"""A BlockRef's values in its order: place, epoch, number, object_id, stream_id, … subjects or filter, all plain, so that
-neither the garbage collector nor msgpack need more than a look."""
+"""A BlockRef's values in its order: place, epoch, number, object_id, stream_id, … subjects or filter. All are plain
+values, which the garbage collector ignores and msgpack packs fast."""
 
 STREAM_ID: Final = 4
 CORE_BYTES: Final = 6
@@ -186,15 +187,16 @@ COUNT: Final = 13
 BYTES: Final = 14
 FIRST_TIME_NS: Final = 15
 LAST_TIME_NS: Final = 16
-"""Their places in a PackedRef."""
+"""Indexes into a PackedRef."""
 
 
 class BlockRef:
-    """Where one block with messages is stored, and what must be known about it without reading it. Immutable.
+    """The place of one stored block with messages, and the facts about it that are needed without reading it.
+    Immutable.
 
-    ``place``, ``position`` and ``object_id`` are the parts of the object's key (``paths`` builds it; the stream's names
-    are the caller's); offsets are into the object. ``bytes`` is the user size. ``subjects`` is None where the block has
-    more of them than fit: then ``subject_filter`` may exclude some, and its index lists them.
+    ``place``, ``position`` and ``object_id`` are the parts of the object's key. ``paths`` builds the key; the caller
+    supplies the stream's names. Offsets are into the object. ``bytes`` is the user size. ``subjects`` is None if there
+    are too many: then ``subject_filter`` may exclude some, and the index lists them.
     """
 
     __slots__ = ("bytes", "core_bytes", "core_offset", "count", "first_seq", "first_time_ns", "frames_bytes",
@@ -225,7 +227,7 @@ class BlockRef:
         self.subject_filter = subject_filter
 
     def pack(self) -> PackedRef:
-        """For msgpack, or to be kept; ``unpack`` and ``of`` take it back."""
+        """Return the reference as a tuple, for msgpack or to be kept; ``unpack`` and ``of`` are the inverse."""
         return (int(self.place), self.position.epoch, self.position.number, self.object_id, self.stream_id,
                 self.core_offset, self.core_bytes, self.index_offset, self.index_bytes, self.frames_offset,
                 self.frames_bytes, self.first_seq, self.last_seq, self.count, self.bytes, self.first_time_ns,
@@ -233,14 +235,14 @@ class BlockRef:
 
     @classmethod
     def of(cls, packed: PackedRef) -> BlockRef:
-        """Undo ``pack``, for what never left this process."""
+        """Return the reference that ``pack`` packed in this process."""
         place, epoch, number, *rest, subjects = packed
         known = (None, subjects) if type(subjects) is bytes else (subjects, None)
         return cls(BlockPlace(place), Position(epoch, number), *rest, *known)
 
     @classmethod
     def unpack(cls, packed: Any) -> BlockRef:
-        """Raises: Corrupt when ``packed`` is not what ``pack`` gives."""
+        """Return the reference that ``pack`` packed. Raises: Corrupt for any other value."""
         try:
             place, epoch, number, *numbers, subjects = packed
             subject_filter = None
@@ -249,14 +251,14 @@ class BlockRef:
             elif subjects is not None:
                 subjects = unpack_summary(subjects)
             if len(numbers) != 14 or not all(type(n) is int for n in (epoch, number, *numbers)):
-                raise ValueError("a number is missing or is none")
+                raise ValueError("a number is missing or has another type")
             values: list[Any] = [BlockPlace(place), Position(epoch, number), *numbers, subjects, subject_filter]
             return cls(*values)
         except (TypeError, ValueError) as error:
             raise Corrupt("block reference", "fields", 0, str(error)) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Half the bytes of a pickled object with slots, and whatever the class, a plain reference comes out.
+        # Half the bytes of a pickled object with slots; the result is a BlockRef even for a subclass.
         return BlockRef.unpack, (self.pack(),)
 
     def __eq__(self, other: object) -> bool:
@@ -266,7 +268,7 @@ class BlockRef:
 
     @property
     def gapless(self) -> bool:
-        """Whether every sequence from the first to the last has its message in the block."""
+        """True if the block has a message for every sequence from the first to the last."""
         return self.last_seq - self.first_seq + 1 == self.count
 
     def __hash__(self) -> int:
@@ -278,7 +280,7 @@ class BlockRef:
 
 
 def encode_core(core: BlockCore) -> bytes:
-    """The bytes of one core."""
+    """Return the bytes of one core."""
     records = encode_records(core.records) if core.records else b""
     summary = core.subject_filter or b"" if core.subjects is None else pack_value(core.subjects)
     sections = b"".join((_encode_removed(core.removed), records, summary))
@@ -294,12 +296,12 @@ def encode_core(core: BlockCore) -> bytes:
 
 
 def core_prefix(codec: Compression) -> bytes:
-    """The first 12 bytes of every core with a summary."""
+    """Return the first 12 bytes of every core with a summary."""
     return struct.pack("<4sHBBB3s", _MAGIC, FORMAT_VERSION, _SUMMARY, codec, 0, b"")
 
 
 def core_size(data: bytes, at: int = 0) -> int:
-    """The bytes of the core that begins ``at``, if there is one. ``data`` has at least ``CORE_BYTES_MIN`` of it."""
+    """Return the length of the core that begins ``at``. ``data`` has at least ``CORE_BYTES_MIN`` bytes of it."""
     return fixed_layout(data, _LAYOUT_V1, _LAYOUT, at).size + unpack_header(data, at + _HEADER_AT)[1]
 
 
@@ -311,10 +313,10 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
                 offset: int = 0, everything: bool = False) -> BlockCore:
     """Decode one core, whole.
 
-    Args: position, object_id and stream_id are what the key and the directory say, and must be repeated in the core;
-        name and offset are the object and the core's place in it, for errors; everything also keeps unknown records.
+    Args: position, object_id and stream_id come from the key and the directory, and must be repeated in the core. name
+        and offset are the object and the core's place in it, for errors. everything keeps unknown records too.
     Raises: Corrupt; VersionUnknown for a newer block; RecordUnknown for a record that must be understood. The last two
-        concern this block's stream alone.
+        concern only this block's stream.
     """
     name = name or f"block {position}"
     layout = fixed_layout(data, _LAYOUT_V1, _LAYOUT)
@@ -322,13 +324,11 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
         raise Corrupt(name, "block core", offset + len(data), "cut short")
     (magic, version, flags, codec, cipher, spare, count, core_stream_id, epoch, number, core_object_id, first_seq,
      last_seq, size, raw_bytes, first_time_ns, last_time_ns, out_first, out_last, out_msgs, out_bytes, out_time,
-     removed_rows, records_bytes, summary_bytes, *lengths, crc) = fields = layout.unpack_from(data)
+     removed_rows, records_bytes, summary_bytes, *_, crc) = fields = layout.unpack_from(data)
     if magic != _MAGIC or crc32(data[:layout.size - 4]) != crc:
         raise Corrupt(name, "block core", offset, "the checksum of its fixed part does not match")
-    old = version == UNFLAGGED_VERSION
-    header = header_of_version_1(*lengths) if old else fields[-5:-1]
-    if not (old or version == FORMAT_VERSION) or cipher or codec > max(Compression) or not is_known(header[-1]) or (
-            flags & ~(_SUMMARY | _FILTER | _STAGED | (_COMPRESSED if old else 0))):
+    header, readable = fixed_part_header(version, flags, fields, _SUMMARY | _FILTER | _STAGED)
+    if not readable or cipher or codec > max(Compression):
         raise VersionUnknown(name, "block core", offset + 4,
                              f"version {version}, codec {codec}, cipher {cipher}, flags {flags}, form {header[-1]}: "
                              "not this reader's")
@@ -340,8 +340,7 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
         raise Corrupt(name, "block core", offset, "a field is out of its range")
     at = offset + layout.size
     try:
-        if old and bool(header[-1]) != bool(flags & _COMPRESSED):
-            raise Undecodable("the flag and the lengths disagree")
+        check_compressed_flag(version, flags, header)
         sections = SECTIONS.open(header, data[layout.size:], _position(position, object_id, stream_id))
         removed, end = _decode_removed(sections, removed_rows)
         if end + records_bytes + summary_bytes != len(sections):
@@ -368,7 +367,7 @@ def _encode_removed(removed: Sequence[Removed]) -> bytes:
     if not removed:
         return b""
     firsts, lasts, msgs, sizes = zip(*removed, strict=True)
-    # A row takes at least a byte (high is never low), so that few bytes cannot promise many rows.
+    # Every row takes at least a byte (high is never low), so few bytes cannot stand for many rows.
     columns = (Column.of(firsts, high=max(firsts) + 1, base=min(firsts)),
                Column.of([last - first for first, last in zip(firsts, lasts, strict=True)]),
                Column.of(msgs), Column.of(sizes))
@@ -376,7 +375,7 @@ def _encode_removed(removed: Sequence[Removed]) -> bytes:
 
 
 def _decode_removed(data: bytes, rows: int) -> tuple[list[Removed], int]:
-    """The removed ranges at the beginning of ``data``, and where they end. Raises: Misfit."""
+    """Return the removed ranges at the beginning of ``data``, and where they end. Raises: Misfit."""
     if not rows:
         return [], 0
     at = 4 * COLUMN.size
@@ -397,10 +396,10 @@ def _decode_removed(data: bytes, rows: int) -> tuple[list[Removed], int]:
 
 
 def unpack_summary(rows: Any) -> SubjectSummary:
-    """A subject summary as tuples, from the lists that msgpack gives. Raises: TypeError or ValueError when it is none."""
+    """Return a subject summary as tuples, from lists as msgpack decodes it. Raises: TypeError or ValueError."""
     summary = []
     for subject, count, first_seq, last_seq in rows:
         if not isinstance(subject, bytes) or not (type(count) is type(first_seq) is type(last_seq) is int):
-            raise TypeError("a subject summary holds something else")
+            raise TypeError("a subject summary has other fields")
         summary.append((subject, count, first_seq, last_seq))
     return tuple(summary)

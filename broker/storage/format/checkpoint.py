@@ -15,9 +15,9 @@ __all__ = ["Root"]
 class Root(NamedTuple):
     """A checkpoint.
 
-    position: the last one it includes, and its key's. replay_from: where replay begins, the lowest position of its
-    pages; replay_from <= position. pages: where all pages that must be read first are. extra: what else ``storage.log``
-    keeps there (releases of which not everything is deleted, …), as msgpack gives it back.
+    Attributes: position is the last one that it includes, and its key's. replay_from is where replay begins, the lowest
+        position of its pages; replay_from <= position. pages are the places of all pages that must be read first. extra
+        has other values of the shard (such as releases with objects that are not deleted), as msgpack decodes them.
     """
 
     position: Position
@@ -26,7 +26,7 @@ class Root(NamedTuple):
     extra: dict[str, Any]
 
     def encode(self, nonce: bytes) -> bytes:
-        """The whole object."""
+        """Return the whole object."""
         if self.replay_from > self.position:
             raise ValueError(f"a checkpoint at {self.position} cannot be replayed from {self.replay_from}")
         body = {"replay_from": list(self.replay_from), "pages": [ref.pack() for ref in self.pages],
@@ -35,12 +35,12 @@ class Root(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes, position: Position) -> Root:
-        """Raises: Corrupt; VersionUnknown."""
+        """Decode the root at ``position``. Raises: Corrupt; VersionUnknown."""
         header, body = decode_document(data, ObjectKind.ROOT, position)
         replay_from = field(body, "replay_from", list, header.name)
         if len(replay_from) != 2 or not all(type(n) is int and n >= 0 for n in replay_from):
             raise Corrupt(header.name, "replay_from", 72, "not a position")
         pages = tuple(PageRef.unpack(packed) for packed in field(body, "pages", list, header.name))
         if Position(*replay_from) > position:
-            raise Corrupt(header.name, "replay_from", 72, "it is beyond the root")
+            raise Corrupt(header.name, "replay_from", 72, "it is after the root")
         return cls(position, Position(*replay_from), pages, field(body, "extra", dict, header.name))

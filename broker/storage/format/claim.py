@@ -1,6 +1,7 @@
-"""``epochs/<epoch>`` and ``log/<epoch>-<number>``: taking an epoch, and ending one.
+"""``epochs/<epoch>`` and ``log/<epoch>-<number>``: the objects that take an epoch and end one.
 
-A claim and a seal hold the same facts about their writer; a seal's header has the epoch that it ends, its body the sealer's.
+A claim and a seal have the same facts about their writer. A seal's header has the epoch that it ends; its body has the
+sealer's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ __all__ = ["Claim", "Seal"]
 
 
 class Claim(NamedTuple):
-    """owner: the configured server name, or one generated for the run. run_id: one for each process run. at_ns: UTC."""
+    """The object that takes an epoch.
+
+    Attributes: owner is the configured server name, or one generated for the run. run_id differs for each process run.
+        at_ns is UTC.
+    """
 
     epoch: int
     owner: str
@@ -23,23 +28,23 @@ class Claim(NamedTuple):
     at_ns: int
 
     def encode(self) -> bytes:
-        """The whole object; its header's nonce is ``run_id``."""
+        """Return the whole object; its header's nonce is ``run_id``."""
         body = {"owner": self.owner, "at_ns": self.at_ns}
         return encode_document(ObjectKind.CLAIM, Position(self.epoch, 0), self.run_id, body)
 
     @classmethod
     def decode(cls, data: bytes, epoch: int) -> Claim:
-        """Raises: Corrupt; VersionUnknown."""
+        """Decode the claim of ``epoch``. Raises: Corrupt; VersionUnknown."""
         header, body = decode_document(data, ObjectKind.CLAIM, Position(epoch, 0))
         return cls(epoch, field(body, "owner", str, header.name), header.nonce,
                    field(body, "at_ns", int, header.name))
 
 
 class Seal(NamedTuple):
-    """The end of ``position.epoch``: its log has no entry at ``position`` or beyond.
+    """The end of ``position.epoch``: its log has no entry at ``position`` or later.
 
-    sealer and sealer_epoch: its writer, and the writer's epoch (the same one where an owner ends its own at a clean stop).
-    landed: the number up to which all entries of the sealed epoch had landed by then; None: it does not say.
+    Attributes: sealer and sealer_epoch are its writer and the writer's epoch; an owner that stops ends its own epoch.
+        landed is the number up to which all entries of the sealed epoch were stored by then; None: the seal has none.
     """
 
     position: Position
@@ -50,7 +55,7 @@ class Seal(NamedTuple):
     landed: int | None = None
 
     def encode(self) -> bytes:
-        """The whole object."""
+        """Return the whole object."""
         body: dict[str, Any] = {"sealer": self.sealer, "epoch": self.sealer_epoch, "at_ns": self.at_ns}
         if self.landed is not None:
             body["landed"] = self.landed
@@ -58,7 +63,7 @@ class Seal(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes, position: Position) -> Seal:
-        """Raises: Corrupt; VersionUnknown."""
+        """Decode the seal at ``position``. Raises: Corrupt; VersionUnknown."""
         header, body = decode_document(data, ObjectKind.SEAL, position)
         landed = field(body, "landed", int, header.name) if "landed" in body else None
         if landed is not None and not 0 <= landed < position.number:

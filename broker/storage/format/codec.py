@@ -1,8 +1,8 @@
-"""Compression, checksums and msgpack, with the bounds that keep hostile bytes from costing memory. ``section`` uses them
-for stored bytes.
+"""Compression, checksums and msgpack, with bounds on the memory that hostile bytes can claim. ``section`` uses them for
+stored bytes.
 
-Compressors and packers are kept, one for each thread: making a compressor costs as much as compressing 10 KiB, making a
-packer as much as packing a record.
+Compressors and packers are reused, one for each thread: making a compressor costs as much as compressing 10 KiB, and
+making a packer as much as packing a record.
 """
 
 from __future__ import annotations
@@ -17,43 +17,45 @@ import msgpack
 import zstandard
 
 __all__ = ["SECTION_BYTES_MAX", "Compression", "Stored", "Undecodable", "Unpackable", "checksum", "compress",
-           "compress_all", "decompress", "join_rows", "pack_value", "says_size", "unpack_tuples", "unpack_value"]
+           "compress_all", "decompress", "has_content_size", "join_rows", "pack_value", "unpack_tuples", "unpack_value"]
 
 SECTION_BYTES_MAX: Final = 1 << 28
-"""No section is larger before compression: indexes, records, pages and frames stay far below, and a decoder allocates
-no more because a length field asks for it."""
+"""The most bytes of a section before compression. Indexes, records, pages and frames stay far below, and a decoder
+allocates no more, whatever a length field has."""
 
 _LEVEL: Final = 1
-"""On 128 KiB frames of text or JSON level 3 is half as fast and no smaller."""
+"""The level for frames: on 128 KiB of text or JSON, level 3 is half as fast and saves no more."""
 
 _DENSE_LEVEL: Final = 3
-"""For columns: the times of messages that came one by one take 4.2 bytes each instead of 6.0; higher levels save no more."""
+"""The level for columns: times of messages that came one by one take 4.2 bytes each instead of 6.0; higher levels save
+no more."""
 
 _SMALL: Final = 128
-"""Below this, zstd's own header outweighs what it saves."""
+"""The fewest bytes that are compressed: for fewer, zstd's own header costs more than it saves."""
 
 _SAMPLED: Final = 64 * 1024
 _SAMPLES: Final = 4
 _SAMPLE_BYTES: Final = 1024
-"""Of a frame at least as large as the first, so many pieces of such a size are tried: where they do not shrink, nor would the
-rest, and finding out took most of the time of storing it. What repeats over kilobytes alone is stored as it is."""
+"""Samples of a frame with at least ``_SAMPLED`` bytes: so many pieces of such a size are compressed first. If these do
+not shrink, the frame is stored uncompressed. Trying to compress the whole frame took most of the time of storing it.
+Data that repeats only over kilobytes is stored uncompressed, too."""
 
 _GIL_RELEASE: Final = 5 * 1024
-"""zlib.crc32 releases the GIL above 5 KiB."""
+"""zlib.crc32 releases the GIL for more bytes than this."""
 
 
 Stored = TypeVar("Stored", bytes, memoryview)
 
 
 class Compression(IntEnum):
-    """How bytes are compressed. Those that do not shrink are stored as they are."""
+    """The compression of stored bytes. Bytes that do not shrink are stored uncompressed."""
 
     NONE = 0
     ZSTD = 1
 
 
 class Undecodable(ValueError):
-    """Compressed bytes that do not give what was promised."""
+    """Compressed bytes that cannot be decompressed to the expected length."""
 
 
 class Unpackable(ValueError):
@@ -72,7 +74,10 @@ _per_thread = _PerThread()
 
 
 def compress(raw: bytes, *, dense: bool = False) -> bytes | None:
-    """``raw`` by zstd; None if that saves less than a sixteenth. ``dense``: for columns that are stored for long."""
+    """Return ``raw`` compressed by zstd; None if that saves less than a sixteenth.
+
+    Args: ``dense`` takes longer and saves more; it is for columns that are stored for long.
+    """
     if len(raw) < _SMALL:
         return None
     packed: bytes = (_per_thread.dense if dense else _per_thread.compressor).compress(raw)
@@ -88,10 +93,10 @@ def _may_shrink(raw: bytes) -> bool:
 
 
 def compress_all(frames: Sequence[bytes]) -> list[bytes | None]:
-    """``compress`` for each of ``frames``, releasing the GIL once for all of them; large ones only if samples shrink.
+    """Call ``compress`` for each of ``frames``, releasing the GIL once for all; large frames only if samples shrink.
 
-    A loop thread that is always busy gives the GIL back only after a switch interval, so each release costs the encoder
-    one such wait: 3 MiB took 14 ms beside a busy thread, 40 ms with a release for each frame and each of its checksums.
+    A busy loop thread gives the GIL back only after a switch interval, so each release costs the encoder one such wait:
+    3 MiB took 14 ms beside a busy thread, and 40 ms with a release for each frame and each of its checksums.
     """
     large = [i for i, frame in enumerate(frames) if len(frame) >= _SMALL and _may_shrink(frame)]
     out: list[bytes | None] = [None] * len(frames)
@@ -107,8 +112,8 @@ def compress_all(frames: Sequence[bytes]) -> list[bytes | None]:
     return out
 
 
-def says_size(stored: Stored, raw_bytes: int) -> bool:
-    """Whether compressed bytes say that so many come out, without which ``decompress`` does not begin."""
+def has_content_size(stored: Stored, raw_bytes: int) -> bool:
+    """Return whether compressed bytes name this content size; ``decompress`` refuses any other."""
     try:
         return int(zstandard.frame_content_size(stored)) == raw_bytes
     except zstandard.ZstdError:
@@ -116,11 +121,11 @@ def says_size(stored: Stored, raw_bytes: int) -> bool:
 
 
 def decompress(stored: bytes | memoryview, raw_bytes: int) -> bytes:
-    """Undo ``compress``. Raises: Undecodable unless exactly ``raw_bytes`` come out."""
+    """Return the bytes that were compressed. Raises: Undecodable unless these are exactly ``raw_bytes``."""
     try:
-        # The content size is compared first: the decompressor allocates what the frame says.
+        # Compare the content size first: the decompressor allocates as much as the frame names.
         if raw_bytes > SECTION_BYTES_MAX or zstandard.frame_content_size(stored) != raw_bytes:
-            raise Undecodable(f"the compressed size does not say {raw_bytes} bytes")
+            raise Undecodable(f"the compressed content size is not {raw_bytes} bytes")
         raw: bytes = _per_thread.decompressor.decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Undecodable(f"zstd: {error}") from None
@@ -130,7 +135,7 @@ def decompress(stored: bytes | memoryview, raw_bytes: int) -> bytes:
 
 
 def checksum(data: bytes, crc: int = 0) -> int:
-    """zlib.crc32 in pieces that keep the GIL: 1 µs each, where getting the GIL back may cost a switch interval."""
+    """Return zlib.crc32, computed in pieces of 1 µs that keep the GIL: regaining it may cost a switch interval."""
     if len(data) <= _GIL_RELEASE:
         return crc32(data, crc)
     view = memoryview(data)
@@ -140,15 +145,15 @@ def checksum(data: bytes, crc: int = 0) -> int:
 
 
 def pack_value(value: object) -> bytes:
-    """``value`` in msgpack. Any text is accepted, lone surrogates too: API JSON may hold them."""
+    """Return ``value`` in msgpack. Any text is accepted, including lone surrogates, which API JSON may have."""
     packed: bytes = _per_thread.packer.pack(value)
     return packed
 
 
 def join_rows(head: object, rows: Sequence[object], before: bytes = b"") -> bytes:
-    """[``head``, ``rows``] in msgpack. ``before`` has an earlier such value: its rows, as they are there, come first.
+    """Return [``head``, ``rows``] in msgpack. ``before`` is an earlier such value, whose rows come first, unchanged.
 
-    Raises: Unpackable when ``before`` is something else.
+    Raises: Unpackable if ``before`` is anything else.
     """
     packer = _per_thread.packer
     count, at = 0, 0
@@ -161,17 +166,17 @@ def join_rows(head: object, rows: Sequence[object], before: bytes = b"") -> byte
             count, at = unpacker.read_array_header(), unpacker.tell()
         except (ValueError, msgpack.UnpackException) as error:
             raise Unpackable(f"not a list of rows: {error!r}") from None
-    return b"".join((packer.pack_array_header(2), packer.pack(head), packer.pack_array_header(count + len(rows)), before[at:],
-                     *map(packer.pack, rows)))
+    return b"".join((packer.pack_array_header(2), packer.pack(head), packer.pack_array_header(count + len(rows)),
+                     before[at:], *map(packer.pack, rows)))
 
 
 def unpack_value(data: bytes) -> Any:
-    """The one msgpack value in ``data``: maps, lists, str, bytes, numbers. Raises: Unpackable."""
+    """Return the only msgpack value in ``data``: maps, lists, str, bytes, numbers. Raises: Unpackable."""
     return _unpack(data, use_list=True)
 
 
 def unpack_tuples(data: bytes) -> Any:
-    """As ``unpack_value``, with tuples for lists: smaller, and those of plain values cost the garbage collector nothing."""
+    """Return the value with tuples instead of lists: they are smaller, and the garbage collector ignores plain ones."""
     return _unpack(data, use_list=False)
 
 

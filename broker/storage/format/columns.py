@@ -1,9 +1,9 @@
-"""Columns of unsigned integers at the least width that holds them: 0, 1, 2, 4 or 8 bytes a cell, little-endian.
+"""Columns of unsigned integers at their least width: 0, 1, 2, 4 or 8 bytes a cell, little-endian.
 
     value[i] = base + cell[i];   width 0: no cells at all, every value is the base
 
-A column's description (base and width) is in its section's fixed part, its cells in the section's body.
-A reader of single messages gets the values in ``array``s; a reader of whole columns brings its own ``Values``. One
+The fixed part of a column's section has its description (base and width), and the section's body has its cells. A
+reader of single messages gets the values in ``array``s; a reader of whole columns supplies its own ``Values``. One
 decoder, with one set of checks, serves both.
 """
 
@@ -25,11 +25,12 @@ assert all(array(code).itemsize == width for width, code in _TYPECODES.items())
 _SWAPPED: Final = sys.byteorder == "big"
 
 COLUMN: Final = struct.Struct("<QB")
-"""How a section describes one of its columns: base, width."""
+"""The description of a column: base, width."""
 
 
 def compact(values: Sequence[int], high: int) -> array[int]:
-    """``values``, none above ``high``, in an array of the least width; ``values`` itself where it already is that."""
+    """Return ``values``, none above ``high``, in an array of the least width; ``values`` itself if it is one
+    already."""
     code = "B" if high < 1 << 8 else "H" if high < 1 << 16 else "I" if high < 1 << 32 else "Q"
     return values if isinstance(values, array) and values.typecode == code else array(code, values)
 
@@ -39,7 +40,7 @@ NAMES_DIFFER: Final = "the subjects' names do not add up"
 
 
 class Misfit(ValueError):
-    """A column that its section does not hold, or whose values are out of bounds."""
+    """A column that exceeds its section, or has values out of bounds."""
 
 
 class Column(NamedTuple):
@@ -53,8 +54,8 @@ class Column(NamedTuple):
     def of(cls, values: Sequence[int], low: int | None = None, high: int | None = None, base: int = 0) -> Column:
         """Compact ``values``, all at or above ``base`` and below 2^64.
 
-        Args: low and high are their bounds where the caller has them. A base other than 0 costs a subtraction for each
-            value, so it is for columns that would need 8 bytes a cell otherwise.
+        Args: low and high are the bounds of the values, if known. A base other than 0 costs a subtraction for each
+            value, so it is for columns that would otherwise need 8 bytes a cell.
         """
         if not values:
             return cls(base, 0, b"")
@@ -81,7 +82,7 @@ def read_column(data: bytes, at: int, base: int, width: int, count: int) -> tupl
     """Read the cells of one column that begin at ``at``.
 
     Returns: the values (None: every one is ``base``), and where the column ends.
-    Raises: Misfit when the width is not one, the cells are not all there, or a value is 2^64 or more.
+    Raises: Misfit if the width is invalid, cells are missing, or a value is 2^64 or more.
     """
     if width == 0:
         return None, at
@@ -94,7 +95,7 @@ def read_column(data: bytes, at: int, base: int, width: int, count: int) -> tupl
 
 
 def read_cells(data: bytes, at: int, width: int, count: int) -> tuple[array[int], int]:
-    """As ``read_column``, of a column that has cells, without the base."""
+    """Read the cells of a column that has some, without adding the base; otherwise like ``read_column``."""
     code = _TYPECODES.get(width)
     if code is None:
         raise Misfit(f"a column is {width} bytes wide")
@@ -109,44 +110,44 @@ def read_cells(data: bytes, at: int, width: int, count: int) -> tuple[array[int]
 
 
 class Values(Protocol):
-    """What a decoder makes of columns. A column of it has a length and can be indexed; only what made it knows more."""
+    """The interface by which a decoder makes columns. A column has a length and can be indexed."""
 
     def read(self, data: bytes, at: int, base: int, width: int, count: int) -> tuple[Any, int]:
-        """As ``read_column``."""
+        """Read a column, as ``read_column`` does."""
 
     def filled(self, value: int, count: int) -> Any:
-        """A column of ``count`` times ``value``."""
+        """Return a column of ``count`` times ``value``."""
 
     def times(self, values: Any) -> Any:
-        """A column whose values are below 2^63, as signed integers."""
+        """Return a column of values below 2^63 as signed integers."""
 
     def names(self, data: bytes, at: int, lens: Any) -> Any:
-        """The rest of ``data`` from ``at`` on, cut into names of these lengths.
+        """Cut the rest of ``data`` from ``at`` on into names of these lengths.
 
-        Raises: Misfit unless they are exactly the rest, and each comes after the one before in order of bytes.
+        Raises: Misfit unless they fill it exactly, and are in ascending order of their bytes.
         """
 
 
 class CheckedValues(Values, Protocol):
-    """The few things that a decoder must find out about columns that it cannot rely on."""
+    """The checks of a decoder on columns that it cannot rely on."""
 
     def highest(self, values: Any) -> int:
-        """The highest value of a column that is not empty."""
+        """Return the highest value of a column that is not empty."""
 
     def total(self, values: Any) -> int:
-        """The sum of a column, however high it is."""
+        """Return the sum of a column, however high."""
 
     def rising(self, values: Any) -> bool:
-        """Whether each value is above the one before."""
+        """Return whether each value is above the previous one."""
 
     def in_order(self, times: Any) -> bool:
-        """Whether no time is below the one before."""
+        """Return whether no time is below the previous one."""
 
     def clipped(self, times: Any, low: int, high: int) -> Any:
-        """``times`` with ``low`` for what is below it, and ``high`` for what is above."""
+        """Return ``times``, with lower ones raised to ``low`` and higher ones reduced to ``high``."""
 
     def within(self, lows: Any, highs: Any) -> bool:
-        """Whether no value of ``lows`` is above its neighbour of ``highs``."""
+        """Return whether no value of ``lows`` is above the value of ``highs`` at the same index."""
 
 
 class Arrays:

@@ -48,12 +48,12 @@ _BODY_AT: Final = _CRC_AT + 4
 
 def encode_document(kind: ObjectKind, position: Position, nonce: bytes, body: dict[str, Any],
                     object_id: int = 0) -> bytes:
-    """The whole object; the same arguments always give the same bytes."""
+    """Return the whole object; the same arguments always give the same bytes."""
     packed = pack_value(body)
     section, stored = SECTIONS.seal((packed, len(packed), 0), _position(kind, position, object_id))
-    said = pack_header(section)
+    section_header = pack_header(section)
     header = ObjectHeader(kind, position, nonce, _BODY_AT + len(stored), object_id).pack()
-    return b"".join((header, said, crc32(said).to_bytes(4, "little"), stored))
+    return b"".join((header, section_header, crc32(section_header).to_bytes(4, "little"), stored))
 
 
 def _position(kind: ObjectKind, position: Position, object_id: int) -> SectionPosition:
@@ -61,19 +61,19 @@ def _position(kind: ObjectKind, position: Position, object_id: int) -> SectionPo
 
 
 def body_offset(version: int) -> int:
-    """The offset of the map in a small object of this version."""
+    """Return the offset of the map in a small object of this version."""
     return _BODY_AT_V1 if version == UNFLAGGED_VERSION else _BODY_AT
 
 
 def document_size(data: bytes, version: int) -> int:
-    """The bytes that a small object of this version says it has, for repair."""
+    """Return the length of a small object of this version by its own length field, for repair."""
     at = HEADER_BYTES if version == UNFLAGGED_VERSION else HEADER_BYTES + 4
     return body_offset(version) + int.from_bytes(data[at:at + 4], "little")
 
 
 def decode_document(data: bytes, kind: ObjectKind, position: Position | None = None,
                     object_id: int = 0) -> tuple[ObjectHeader, dict[str, Any]]:
-    """Decode a whole object of ``kind``, read from the key with ``position`` (None: the key has none).
+    """Decode a whole object of ``kind``, whose key has ``position`` (None: the key has none).
 
     Raises: Corrupt; VersionUnknown.
     """
@@ -108,11 +108,11 @@ def decode_document(data: bytes, kind: ObjectKind, position: Position | None = N
 
 
 def field(body: Any, key: str, kind: type | tuple[type, ...], name: str) -> Any:
-    """``body[key]``, which must be there and of ``kind``.
+    """Return ``body[key]``, which must exist and be of ``kind``.
 
-    Raises: Corrupt, naming the object ``name`` and the key; the offset is that of the map in version 1, always.
+    Raises: Corrupt, with the object ``name`` and the key; the offset is always that of the map in version 1.
     """
     value = body.get(key) if isinstance(body, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise Corrupt(name, key, _BODY_AT_V1, "missing, or not what it should be")
+        raise Corrupt(name, key, _BODY_AT_V1, "missing, or of another type")
     return value

@@ -1,8 +1,8 @@
-"""Why a shard's objects could not be read, sorted by what the reader does next.
+"""The errors of reading a shard's objects, sorted by what the reader does next.
 
-    Corrupt          these bytes are not what was written: retrying cannot help, another copy or an operator can
+    Corrupt          the bytes differ from those written: retrying cannot help, another copy or an operator can
     VersionUnknown   a newer broker wrote them: upgrade this reader
-    RecordUnknown    one record of one stream must be understood and is not: that stream is offline, the others are not
+    RecordUnknown    a record that must be understood is unknown: its stream is offline, others are not
     CutOff           objects were swept while they were being read: start again from the newest root
 """
 
@@ -12,7 +12,7 @@ __all__ = ["Corrupt", "CutOff", "FormatError", "RecordUnknown", "VersionUnknown"
 
 
 class CutOff(Exception):
-    """The log moved on while it was read, and something the reader relied on is gone: the object ``key``, "" for no single one."""
+    """An object that the reader relied on was deleted while it read the log: ``key``, or "" for no single one."""
 
     def __init__(self, why: str, key: str = "") -> None:
         super().__init__(why)
@@ -22,8 +22,8 @@ class CutOff(Exception):
 class FormatError(Exception):
     """Bytes of the store that this reader cannot use.
 
-    ``name`` is the object (the last part of its key), ``section`` the part of it, ``offset`` where in the object that
-    part, or the fault within it, begins.
+    ``name`` is the object (the last part of its key), ``section`` the part of it. ``offset`` is where in the object
+    that part, or the fault within it, begins.
     """
 
     def __init__(self, name: str, section: str, offset: int, why: str) -> None:
@@ -38,11 +38,11 @@ class FormatError(Exception):
 
 
 class Corrupt(FormatError):
-    """A checksum, a bound or an identity failed."""
+    """A checksum, a bound or an identity does not match."""
 
 
 class VersionUnknown(FormatError):
-    """Intact, but of a version, codec or cipher that is newer than this reader."""
+    """Intact bytes of a version, codec or cipher that is newer than this reader."""
 
 
 class RecordUnknown(VersionUnknown):

@@ -1,10 +1,10 @@
-"""Frames: the bodies of consecutive messages of a block, about 128 KiB of them, compressed together.
+"""Frames: the bodies of successive messages of a block, about 128 KiB of them, compressed together.
 
     raw frame   body | body | …             body = header bytes + payload, exactly as published
-    stored      a section: zstd of it, or the raw bytes where zstd saves nothing
+    stored      a section: its zstd form, or the raw bytes if zstd saves nothing
 
-Lengths, subjects, times and the CRC of each stored frame are in the block's index, so bodies are side by side
-and a columnar reader takes a frame as one buffer with offsets.
+The block's index has lengths, subjects, times and the CRC of each stored frame. So bodies are side by side, and a
+columnar reader uses a frame as one buffer with offsets.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from broker.storage.format.section import SectionHeader
 __all__ = ["FRAME_BYTES", "FRAME_MESSAGES_MAX", "Chunk", "Frame"]
 
 FRAME_BYTES: Final = 128 * 1024
-"""A frame is closed before it grows past this; a larger message has one of its own."""
+"""A frame is closed before it exceeds this; a larger message has a frame of its own."""
 
 FRAME_MESSAGES_MAX: Final = 4096
-"""Bounds what one small get must decode, and the loop's time per chunk."""
+"""Bounds the decoding for one small get, and the loop's time for a chunk."""
 
 _BYTES_OF_ROW: Final = 33 + 8 + 8 + 8
-"""A body's bytes object beside its bytes, its place in two lists, and its time."""
+"""Memory of a message apart from the bytes of its body: the bytes object, its place in two lists, and its time."""
 
 
 class Frame(NamedTuple):
-    """One row of a block's frame table."""
+    """A row of a block's frame table."""
 
     start: int
-    """Ordinal of its first message in the block."""
+    """The ordinal of its first message in the block."""
     messages: int
     offset: int
-    """In bytes, from the beginning of the block's frames."""
+    """The offset in bytes from the beginning of the block's frames."""
     raw_bytes: int
     stored_bytes: int
     crc: int = 0
@@ -47,14 +47,15 @@ class Frame(NamedTuple):
 
 
 class Chunk:
-    """The messages of one frame as columns, all of one length. Shared by all readers: never changed.
+    """The messages of one frame as columns, all of one length. All readers share it, so it is never changed.
 
-    start: ordinal of the first message in its block. first_seq, last_seq: the sequences of the first and the last.
-    seqs: None where they run on without a gap. hlens: None where no message has headers. times: UTC ns.
-    size: about what it costs to keep, in bytes.
+    Attributes: start is the ordinal of the first message in its block. first_seq and last_seq are the sequences of the
+        first and the last message. seqs is None if they have no gap. hlens is None if no message has headers. times are
+        UTC ns. size is about its memory in bytes.
     """
 
-    __slots__ = ("__weakref__", "bodies", "first_seq", "hlens", "last_seq", "seqs", "size", "start", "subjects", "times")
+    __slots__ = ("__weakref__", "bodies", "first_seq", "hlens", "last_seq", "seqs", "size", "start", "subjects",
+                 "times")
 
     def __init__(self, start: int, first_seq: int, seqs: Sequence[int] | None, subjects: Sequence[bytes],
                  hlens: Sequence[int] | None, bodies: Sequence[bytes], times: Sequence[int], body_bytes: int) -> None:
@@ -62,8 +63,8 @@ class Chunk:
         self.first_seq = first_seq
         self.last_seq = first_seq + len(bodies) - 1 if seqs is None else seqs[-1]
         self.seqs = seqs
-        # Tuples of bytes and ints are untracked by the garbage collector; lists in a cache full of messages would cost it
-        # some 20 ms at each full collection.
+        # The garbage collector ignores tuples of bytes and ints. Lists in a cache full of messages would cost it some
+        # 20 ms at each full collection.
         self.subjects = tuple(subjects)
         self.hlens = tuple(hlens) if type(hlens) is list else hlens
         self.bodies = tuple(bodies)
@@ -74,7 +75,7 @@ class Chunk:
         return len(self.bodies)
 
     def seq(self, i: int) -> int:
-        """Sequence of message ``i`` of this chunk."""
+        """Return the sequence of message ``i`` of this chunk."""
         return self.first_seq + i if self.seqs is None else self.seqs[i]
 
     def __repr__(self) -> str:

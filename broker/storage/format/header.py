@@ -1,10 +1,10 @@
-"""The 64 bytes that every object begins with: what it is, its writer, and the key it was written under.
+"""The 64 bytes that every object begins with: its kind, its writer, and the key that it was written under.
 
     offset  size
          0     8  magic "JETBLOCK"
          8     1  kind (ObjectKind)
          9     1  flags, 0
-        10     2  format version, 4. Earlier releases wrote 1, and 2 for segments that say what had landed before them
+        10     2  format version, 4. Earlier releases wrote 1, and 2 for segments with ``landed`` (see ``segment``)
         12     4  epoch  \\ as in the key; 0 where the key has none
         16     8  number /
         24    16  nonce of the writer, drawn once for each process run
@@ -13,8 +13,8 @@
         56     4  0
         60     4  crc32 of bytes 0 to 60
 
-A refused or unanswered put is settled by reading this: ``nonce`` says whether the object is ours, ``kind`` whether
-it is a seal. Magic, version and CRC keep their places in all future versions.
+After a refused or unanswered put, this header decides: ``nonce`` shows whether the object is ours, ``kind`` whether it
+is a seal. Magic, version and CRC keep their places in all future versions.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["EPOCH_MAX", "FORMAT_VERSION", "HEADER_BYTES", "NONCE_BYTES", "NUMBER
            "UNFLAGGED_VERSION", "ObjectHeader", "ObjectKind", "Position", "key_position", "object_name", "position_key"]
 
 FORMAT_VERSION: Final = 4
-"""The version of objects, and of cores, indexes and pages, whose sections have headers (``section``). No release wrote
-version 3, nor version 2 but in segments."""
+"""The version of objects, cores, indexes and pages whose sections have headers (``section``). No release wrote version
+3, and version 2 only in segments."""
 
 UNFLAGGED_VERSION: Final = 1
-"""The version of those that earlier releases wrote, in which equal lengths of a section mean uncompressed."""
+"""The version that earlier releases wrote: equal lengths of a section mean that it is not compressed."""
 
 _SEGMENT_VERSION: Final = 2
-"""In earlier releases, the version of a segment that says what had landed before it."""
+"""In earlier releases, the version of a segment with ``landed``."""
 HEADER_BYTES: Final = 64
 NONCE_BYTES: Final = 16
 EPOCH_MAX: Final = (1 << 32) - 1
@@ -53,7 +53,7 @@ assert _LAYOUT.size == HEADER_BYTES
 
 
 class Position(NamedTuple):
-    """A place in a shard's log; positions compare as the log runs."""
+    """A place in a shard's log. Positions compare in log order."""
 
     epoch: int
     number: int
@@ -63,17 +63,17 @@ class Position(NamedTuple):
 
 
 def position_key(position: Position) -> int:
-    """A position as one int in the same order: the key in large tables."""
+    """Return a position as one int in the same order: the key in large tables."""
     return position[0] << NUMBER_BITS | position[1]
 
 
 def key_position(key: int) -> Position:
-    """Undo ``position_key``."""
+    """Return the position with this ``position_key``."""
     return Position(key >> NUMBER_BITS, key & NUMBER_MAX)
 
 
 class ObjectKind(IntEnum):
-    """What an object is; kept for ever, never renumbered."""
+    """The kind of an object. Numbers are permanent and never reused."""
 
     FORMAT = 1
     CLAIM = 2
@@ -86,7 +86,7 @@ class ObjectKind(IntEnum):
 
 
 def object_name(kind: ObjectKind, position: Position, object_id: int = 0) -> str:
-    """What errors call an object: its kind and the last part of its key."""
+    """Return the name of an object in errors: its kind and the last part of its key."""
     tail = f"-{object_id:016x}" if object_id else ""
     return f"{kind.name.lower()} {position}{tail}"
 
@@ -106,7 +106,7 @@ class ObjectHeader(NamedTuple):
         return object_name(self.kind, self.position, self.object_id)
 
     def pack(self) -> bytes:
-        """The 64 bytes. Raises: ValueError for numbers that no key can carry."""
+        """Return the 64 bytes. Raises: ValueError for numbers that do not fit into a key."""
         epoch, number = self.position
         if not (0 <= epoch <= EPOCH_MAX and 0 <= number <= NUMBER_MAX) or len(self.nonce) != NONCE_BYTES:
             raise ValueError(f"no key has this position, or no process this nonce: {self!r}")
@@ -116,10 +116,10 @@ class ObjectHeader(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes, name: str = "object") -> ObjectHeader:
-        """Decode the first 64 bytes of ``data``; what the object ought to be is for the caller to compare.
+        """Decode the first 64 bytes of ``data``; the caller compares kind and position with its expectation.
 
-        Args: name is what an error calls the object.
-        Raises: Corrupt for anything but a whole, intact header; VersionUnknown for an intact one of a newer broker.
+        Args: name is the object's, for errors.
+        Raises: Corrupt unless it is a whole, intact header; VersionUnknown for an intact one of a newer broker.
         """
         if len(data) < HEADER_BYTES:
             raise Corrupt(name, "header", len(data), f"cut short: {len(data)} of {HEADER_BYTES} bytes")
@@ -142,7 +142,7 @@ class ObjectHeader(NamedTuple):
         """Check that this header belongs to the key it was read from.
 
         Args: position None means that the key has none.
-        Raises: Corrupt when the object was moved, or is of another kind.
+        Raises: Corrupt if the object was moved, or is of another kind.
         """
         wanted = position or Position(0, 0)
         if (self.kind, self.position, self.object_id) != (kind, wanted, object_id):

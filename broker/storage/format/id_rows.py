@@ -1,12 +1,13 @@
-"""Message ids in few bytes, with sequences and times: what the body of a DEDUPE page is made of.
+"""Message ids with sequences and times, in few bytes: the body of a DEDUPE page.
 
     chunk        [count, seqs, times, id lengths, ids]                        a column: [base, width, cells]
     page body    [first_seq, last_seq, count, [chunk, …]]                     each chunk as the bytes of its msgpack
 
-Sequences rise. ``seqs`` of width 0 run on from its base; of the other columns every value is then the base. Ids are side by side.
+Sequences ascend. A column without cells (width 0) has ascending sequences from its base on in ``seqs``, and the base
+for each row in other columns. Ids are side by side.
 
-An id has its message's sequence, whatever became of that message. A chunk is as a block recorded it: it is made once, kept packed,
-and joined with its neighbours as it is; small ones are made into one when a page is written.
+An id has its message's sequence, even after the message is removed. A chunk is made once, as a block recorded it, and
+stays packed; chunks are joined without unpacking. Only small ones are merged into one when a page is written.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from broker.storage.format.columns import Column, Misfit, read_column
 __all__ = ["IdRows", "joined", "pack_body", "pack_ids", "unpack_body", "unpack_chunks"]
 
 _IDS_MAX: Final = 1 << 24
-"""A reader allocates no more because a chunk says so; writers stay far below."""
+"""The most ids of a chunk that a reader accepts; writers stay far below."""
 _SMALL: Final = 128
-"""Chunks of fewer ids are made into one with their neighbours, of up to ``_JOINED`` ids."""
+"""Successive chunks with fewer ids are merged into one, of up to ``_JOINED`` ids."""
 _JOINED: Final = 1024
 
 
 class IdRows(NamedTuple):
-    """Ids of messages, with their sequences, which rise, and times, which do not fall."""
+    """Ids of messages, with their sequences and times, both in ascending order; times may repeat."""
 
     seqs: Sequence[int]
     times: Sequence[int]
@@ -37,8 +38,10 @@ class IdRows(NamedTuple):
 
 
 def pack_ids(first_seq: int, ordinals: Sequence[int], time_ns: int | Sequence[int], ids: Sequence[bytes]) -> bytes:
-    """A chunk of at least one id: message ``first_seq + ordinals[i]`` has ``ids[i]``; ordinals rise. ``time_ns`` is that of all,
-    or one for each."""
+    """Return a chunk of at least one id: message ``first_seq + ordinals[i]`` has ``ids[i]``; ordinals ascend.
+
+    Args: ``time_ns`` is the time of all messages, or one time for each.
+    """
     count = len(ids)
     begin = ordinals[0]
     if ordinals[-1] - begin == count - 1:
@@ -51,7 +54,7 @@ def pack_ids(first_seq: int, ordinals: Sequence[int], time_ns: int | Sequence[in
 
 
 def _unpack_ids(chunk: bytes) -> IdRows:
-    """Raises: ValueError or TypeError when ``chunk`` is not what ``pack_ids`` gives."""
+    """Return the ids of a chunk. Raises: ValueError or TypeError if ``pack_ids`` did not make it."""
     count, seqs, times, lengths, text = unpack_value(chunk)
     if not (type(count) is int and 0 < count <= _IDS_MAX and type(text) is bytes):
         raise Misfit("the counts of a chunk of ids are out of bounds")
@@ -59,9 +62,9 @@ def _unpack_ids(chunk: bytes) -> IdRows:
     time_ns, time_cells = _column(times, count)
     length, length_cells = _column(lengths, count)
     if seq_cells is not None and any(map(ge, seq_cells, seq_cells[1:])):
-        raise Misfit("the sequences of a chunk of ids do not rise")
+        raise Misfit("the sequences of a chunk of ids do not ascend")
     if time_cells is not None and any(map(gt, time_cells, time_cells[1:])):
-        raise Misfit("the times of a chunk of ids fall")
+        raise Misfit("the times of a chunk of ids descend")
     if length_cells is None and length * count != len(text):
         raise Misfit("the ids of a chunk do not add up")
     ends = list(range(0, len(text) + 1, length) if length_cells is None and length else
@@ -76,7 +79,7 @@ def _unpack_ids(chunk: bytes) -> IdRows:
 def _column(column: Any, count: int) -> tuple[int, Sequence[int] | None]:
     base, width, cells = column
     if type(base) is not int or base < 0 or type(cells) is not bytes:
-        raise Misfit("a column of a chunk of ids is none")
+        raise Misfit("a column of a chunk of ids has other types")
     values, end = read_column(cells, 0, base, width, count)
     if end != len(cells):
         raise Misfit("a column of a chunk of ids has other cells")
@@ -84,7 +87,7 @@ def _column(column: Any, count: int) -> tuple[int, Sequence[int] | None]:
 
 
 def joined(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same ids in order, with small neighbours in one chunk. Raises: ValueError or TypeError for a chunk that is none."""
+    """Iterate over chunks with the same ids in order, small ones merged. Raises: ValueError or TypeError."""
     small: list[bytes] = []
     count = 0
     for chunk in chunks:
@@ -102,7 +105,8 @@ def joined(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _count(chunk: bytes) -> int:
-    """How many ids a chunk has, at least ``_SMALL`` for one of many: the second byte of its msgpack is a small number itself."""
+    """Return how many ids a chunk has, at most ``_SMALL``: the second byte of its msgpack, if that is a small
+    number."""
     return chunk[1] if chunk[1] < _SMALL else _SMALL
 
 
@@ -122,7 +126,7 @@ def _as_one(chunks: Sequence[bytes]) -> bytes:
 
 
 def pack_body(first_seq: int, last_seq: int, count: int, chunks: Sequence[bytes]) -> bytes:
-    """The body of a page. Chunks that are none are left as they are: who reads the page finds them."""
+    """Return the body of a page. Damaged chunks are stored unchanged: a reader of the page detects them."""
     try:
         packed = list(joined(chunks))
     except (ValueError, TypeError, IndexError):
@@ -131,18 +135,18 @@ def pack_body(first_seq: int, last_seq: int, count: int, chunks: Sequence[bytes]
 
 
 def unpack_body(body: Any, first_seq: int, last_seq: int, count: int) -> tuple[list[bytes], list[IdRows]]:
-    """The chunks of a page, packed and unpacked, if it has ``count`` ids of the messages first_seq..last_seq and no others.
+    """Return the chunks of a page, packed and unpacked.
 
-    Raises: ValueError or TypeError when ``body`` is something else.
+    Raises: ValueError or TypeError unless it has exactly ``count`` ids of the messages first_seq..last_seq.
     """
-    *said, chunks = body
-    if said != [first_seq, last_seq, count]:
-        raise Misfit("it is not what the directory says")
+    *numbers, chunks = body
+    if numbers != [first_seq, last_seq, count]:
+        raise Misfit("it does not match the directory")
     return chunks, unpack_chunks(chunks, first_seq, last_seq, count)
 
 
 def unpack_chunks(chunks: Iterable[bytes], first_seq: int, last_seq: int, count: int) -> list[IdRows]:
-    """Chunks one after the other, which have ``count`` ids of the messages first_seq..last_seq. Raises: as ``unpack_body``."""
+    """Unpack successive chunks with ``count`` ids of the messages first_seq..last_seq. Raises: as ``unpack_body``."""
     found: list[IdRows] = []
     at, time_ns = first_seq - 1, 0
     for chunk in chunks:

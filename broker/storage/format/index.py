@@ -1,4 +1,4 @@
-"""A block's message index: each message's place, subject and time. One small get, then cached.
+"""A block's message index: each message's place, subject and time. It is read by one small get, then cached.
 
     fixed part
          0     4  magic "JIDX"
@@ -16,13 +16,13 @@
         76     4  crc32 of bytes 0 to 76; version 1: 72, of bytes 0 to 72
     body
         frame table      a row of 20 bytes each: first ordinal, header of the frame (``section``);
-                         version 1: 16 bytes, first ordinal, stored bytes, raw bytes, crc32 of the stored bytes
+                         version 1: 16 bytes: first ordinal, stored bytes, raw bytes, crc32 of the stored bytes
         descriptions     of nine columns, 9 bytes each (``columns``)
-        message columns  seq (width 0: they run on from first_seq), time in ns, subject id, header bytes, body bytes
-        subject columns  name bytes, count, first ordinal, last ordinal
+        message columns  seq (width 0: ascending by one from first_seq), time in ns, subject id, header bytes, body
+        bytes subject columns  name bytes, count, first ordinal, last ordinal
         names            of the subjects, in order of their bytes, each once, side by side
 
-The subject id column is the postings: the ordinals at which an id occurs are its subject's.
+The subject id column also serves as postings: the ordinals with an id are those of its subject.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ from broker.storage.format.section import (
     SECTIONS,
     SectionKind,
     SectionPosition,
+    check_compressed_flag,
     fixed_layout,
+    fixed_part_header,
     header_of_version_1,
     is_known,
 )
@@ -73,7 +75,6 @@ __all__ = [
 T = TypeVar("T")
 
 _MAGIC: Final = b"JIDX"
-_COMPRESSED: Final = 1
 _STAGED: Final = 2
 _LAYOUT_V1: Final = struct.Struct("<4sHBBQIQQQIIII III I".replace(" ", ""))
 _LAYOUT: Final = struct.Struct("<4sHBBQIQQQIIII IIII I".replace(" ", ""))
@@ -81,23 +82,24 @@ _LAYOUT_CHECKED: Final = struct.Struct(_LAYOUT.format[:-1])  # what the last che
 INDEX_FIXED_BYTES: Final = _LAYOUT.size
 """The fixed part of an index."""
 INDEX_BYTES_MIN: Final = _LAYOUT_V1.size
-"""No index is shorter, whatever its version."""
+"""The length of the shortest fixed part of any version."""
 assert (INDEX_BYTES_MIN, INDEX_FIXED_BYTES) == (76, 80)
 _FRAME_V1: Final = struct.Struct("<IIII")
 _FRAME: Final = struct.Struct("<IIIII")
 _COLUMNS: Final = 9
 _DESCRIPTIONS: Final = struct.Struct("<" + _COLUMNS * COLUMN.format.lstrip("<"))
 _FRAME_MESSAGES_BOUND: Final = 1 << 16
-"""The most that a reader accepts; writers stay below FRAME_MESSAGES_MAX."""
+"""The most messages of a frame that a reader accepts; writers stay below FRAME_MESSAGES_MAX."""
 
 _SEARCH_WORTH: Final = 8
-"""Where one message in so many has a subject, ``index`` finds them sooner than a loop over all."""
+"""The search for a subject: if at most one message in so many has it, ``index`` finds these messages faster than a loop
+over all."""
 
 _SEQS_DIFFER: Final = "its sequences do not run from the block's first to its last"
 
 LENGTHS_DIFFER: Final = "its messages' lengths do not add up to its own"
 HEADERS_TOO_LONG: Final = "a message's headers are longer than its body"
-"""What every decoder of frames must find out beyond ``frame_body``."""
+"""Errors that every decoder of frames must detect after ``frame_body``."""
 
 
 class Head:
@@ -106,12 +108,12 @@ class Head:
     Columns, one value a message: ``seqs`` (None: first_seq + ordinal), ``times`` (None: all ``time_ns``),
     ``subject_ids`` (None: all 0), ``hlens`` (None: all ``hlen``), ``body_lens`` (None: all ``body_len``).
     Columns, one value a subject: ``subjects`` (sorted), ``subject_counts``, ``subject_firsts``, ``subject_lasts``
-    (ordinals). ``frames`` is the frame table, ``frames_offset`` where in the object the frames begin.
+    (ordinals). ``frames`` is the frame table, ``frames_offset`` the place of the frames in the object.
     """
 
-    __slots__ = ("__weakref__", "body_len", "body_lens", "count", "first_seq", "frames", "frames_offset", "hlen", "hlens",
-                 "last_seq", "object_id", "position", "seqs", "starts", "stream_id", "subject_counts", "subject_firsts",
-                 "subject_ids", "subject_lasts", "subjects", "time_ns", "times")
+    __slots__ = ("__weakref__", "body_len", "body_lens", "count", "first_seq", "frames", "frames_offset", "hlen",
+                 "hlens", "last_seq", "object_id", "position", "seqs", "starts", "stream_id", "subject_counts",
+                 "subject_firsts", "subject_ids", "subject_lasts", "subjects", "time_ns", "times")
 
     def __init__(self, stream_id: int, position: Position, object_id: int, count: int, first_seq: int, *,
                  seqs: Sequence[int] | None, time_ns: int, times: array[int] | Shifted | None,
@@ -140,14 +142,14 @@ class Head:
         self.place_frames(frames, frames_offset)
 
     def place_frames(self, frames: Sequence[Frame], frames_offset: int = 0) -> None:
-        """Set the frame table: the writer knows it only after the columns, and its lengths only once compressed."""
+        """Set the frame table. A writer knows it only after the columns, and its lengths only after compression."""
         self.frames = frames
         self.frames_offset = frames_offset
         self.starts: Sequence[int] = [frame.start for frame in frames]
 
     @property
     def size(self) -> int:
-        """About what it costs to keep, in bytes."""
+        """The memory of the index, about, in bytes."""
         cells = 0
         for column in (self.seqs, self.times, self.subject_ids, self.hlens, self.body_lens):
             if column is not None:
@@ -157,46 +159,47 @@ class Head:
         return 512 + 8 * cells + text_bytes + 65 * len(names) + 200 * len(self.frames)
 
     def frame_of(self, ordinal: int) -> int:
-        """Number of the frame that holds message ``ordinal``, 0 <= ordinal < count."""
+        """Return the number of the frame with message ``ordinal``, 0 <= ordinal < count."""
         return bisect_right(self.starts, ordinal) - 1
 
     def ordinal_of(self, seq: int) -> int:
-        """Ordinal of the first message at or after ``seq``; ``count`` when there is none."""
+        """Return the ordinal of the first message at or after ``seq``; ``count`` if there is none."""
         if self.seqs is not None:
             return bisect_left(self.seqs, seq)
         return min(max(seq - self.first_seq, 0), self.count)
 
     def seq_of(self, ordinal: int) -> int:
-        """Sequence of message ``ordinal``."""
+        """Return the sequence of message ``ordinal``."""
         return self.first_seq + ordinal if self.seqs is None else self.seqs[ordinal]
 
     def ordinal_at(self, time_ns: int) -> int:
-        """Ordinal of the first message at or after ``time_ns``, times being in order; ``count`` when there is none."""
+        """Return the ordinal of the first message at or after ``time_ns``, if times ascend; ``count`` if there is
+        none."""
         if self.times is not None:
             return bisect_left(self.times, time_ns)
         return 0 if self.time_ns >= time_ns else self.count
 
     def time_of(self, ordinal: int) -> int:
-        """Time of message ``ordinal``, UTC ns."""
+        """Return the time of message ``ordinal``, UTC ns."""
         return self.time_ns if self.times is None else self.times[ordinal]
 
     def subject_of(self, ordinal: int) -> bytes:
-        """Subject of message ``ordinal``."""
+        """Return the subject of message ``ordinal``."""
         return self.subjects[0 if self.subject_ids is None else self.subject_ids[ordinal]]
 
     def size_of(self, ordinal: int) -> int:
-        """What message ``ordinal`` counts for in its stream's ``bytes``."""
+        """Return the size of message ``ordinal`` as its stream's ``bytes`` counts it."""
         hlen = self.hlen if self.hlens is None else self.hlens[ordinal]
         body_len = self.body_len if self.body_lens is None else self.body_lens[ordinal]
         return ROW_BYTES + len(self.subject_of(ordinal)) + body_len + (HEADERS_BYTES if hlen else 0)
 
     def subject_id(self, subject: bytes) -> int | None:
-        """Place of ``subject`` in the subject columns; None when no message of the block has it."""
+        """Return the index of ``subject`` in the subject columns; None if no message of the block has it."""
         i = bisect_left(self.subjects, subject)
         return i if i < len(self.subjects) and self.subjects[i] == subject else None
 
     def postings(self, subject_id: int) -> list[int]:
-        """Ordinals of all messages with this subject, in order."""
+        """Return the ordinals of all messages with this subject, in order."""
         if self.subject_ids is None:
             return list(range(self.count))
         first, last = self.subject_firsts[subject_id], self.subject_lasts[subject_id]
@@ -216,16 +219,21 @@ class Head:
 
 
 def _untracked(column: Sequence[T]) -> Sequence[T]:
-    """A column that the garbage collector looks at once only. The lists of new blocks with thousands of subjects each,
-    together a million values, once held it up for 15 ms."""
+    """Return a column as a tuple, which the garbage collector scans only once.
+
+    The lists of new blocks with thousands of subjects each, together a million values, once delayed it by 15 ms.
+    """
     return tuple(column) if type(column) is list else column
 
 
 def encode_index(head: Head, *, staged: bool = False) -> bytes:
-    """The bytes of one index. ``head`` has at least one message, and its frames their stored lengths and CRCs; ``staged``: of a
-    block whose sequences count from 1."""
+    """Return the bytes of one index.
+
+    Args: ``head`` has at least one message, and its frames have their stored lengths and CRCs. ``staged``: the block's
+        sequences count from 1.
+    """
     times, count, subjects = head.times, head.count, head.subjects
-    # Base and width of each column, and the cells of those that have some: in most small blocks hardly any.
+    # Base and width of each column, and the cells of columns that have some: most small blocks have hardly any.
     described: list[int] = []
     cells: list[bytes] = []
 
@@ -266,7 +274,7 @@ def encode_index(head: Head, *, staged: bool = False) -> bytes:
         *[_FRAME.pack(start, raw_bytes, stored_bytes, crc, form)
           for start, _, _, raw_bytes, stored_bytes, crc, form in head.frames],
         _DESCRIPTIONS.pack(*described), *cells, names))
-    compressed = SECTIONS.compress(body, dense=head.object_id != 0 and not staged)  # compaction's: nobody waits for it
+    compressed = SECTIONS.compress(body, dense=head.object_id != 0 and not staged)  # dense if compaction made it
     header, stored = SECTIONS.seal(compressed, _position(head))
     epoch, number = head.position
     fixed = _LAYOUT_CHECKED.pack(
@@ -276,7 +284,7 @@ def encode_index(head: Head, *, staged: bool = False) -> bytes:
 
 
 INDEX_PREFIX: Final = struct.pack("<4sHBB", _MAGIC, FORMAT_VERSION, 0, 0)
-"""The first 8 bytes of every index but those of staged blocks."""
+"""The first 8 bytes of every index except those of staged blocks."""
 
 
 def _position(block: BlockRef | Head) -> SectionPosition:
@@ -284,12 +292,12 @@ def _position(block: BlockRef | Head) -> SectionPosition:
 
 
 def find_frames(data: bytes, at: int, stream_id: int, position: Position, object_id: int) -> tuple[int, int]:
-    """The end of the index that begins ``at``, and the bytes of all of its frames, for repair.
+    """Return the end of the index that begins ``at``, and the bytes of all of its frames, for repair.
 
-    Raises: Undecodable where there is no index.
+    Raises: Undecodable if there is no index.
     """
     layout = fixed_layout(data, _LAYOUT_V1, _LAYOUT, at)
-    old = layout is _LAYOUT_V1
+    old = layout is _LAYOUT_V1  # by the checksum, for an unknown version
     if len(data) < at + layout.size:
         raise Undecodable("cut short")
     fields = layout.unpack_from(data, at)
@@ -307,17 +315,18 @@ def find_frames(data: bytes, at: int, stream_id: int, position: Position, object
 def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: CheckedValues = ARRAYS) -> Head:
     """Decode the index that ``ref`` points to.
 
-    Args: data is the object from ``ref.index_offset``, ``ref.index_bytes`` long; name is the object's, for errors;
-        values makes the columns. With others than ``ARRAYS`` the head's columns are theirs, and its look-ups must
-        not be used.
-    Raises: Corrupt when the bytes are damaged, or those of another block; VersionUnknown.
+    Args: data is the object from ``ref.index_offset``, ``ref.index_bytes`` long. name is the object's, for errors.
+        values makes the columns; with other ``values`` than ``ARRAYS``, the methods of the head must not be used.
+    Raises: Corrupt for damaged bytes or those of another block; VersionUnknown.
     """
     return _decode(data, ref, name, values, values)
 
 
 def decode_known_index(data: bytes, ref: BlockRef, name: str | None = None) -> Head:
-    """As ``decode_index``, of an index that this process has written or decoded before. Beyond its checksums, little is checked,
-    except of a staged block, whose times depend on the reference."""
+    """Decode an index that this process has written or decoded before.
+
+    Only its checksums are checked, except for a staged block, whose times depend on the reference.
+    """
     if ref.place is BlockPlace.STAGED:
         return decode_index(data, ref, name)
     return _decode(data, ref, name, KNOWN, None)
@@ -329,13 +338,11 @@ def _decode(data: bytes, ref: BlockRef, name: str | None, values: Values, checks
     if len(data) < layout.size:
         raise Corrupt(name, "index", offset + len(data), "cut short")
     (magic, version, flags, spare, stream_id, epoch, number, object_id, first_seq, count, frames, subjects, names_bytes,
-     *lengths, crc) = fields = layout.unpack_from(data)
+     *_, crc) = fields = layout.unpack_from(data)
     if magic != _MAGIC or crc32(data[:layout.size - 4]) != crc:
         raise Corrupt(name, "index", offset, "the checksum of its fixed part does not match")
-    old = version == UNFLAGGED_VERSION
-    header = header_of_version_1(*lengths) if old else fields[-5:-1]
-    if not (old or version == FORMAT_VERSION) or flags & ~(_STAGED | (_COMPRESSED if old else 0)) or spare or (
-            not is_known(header[-1])):
+    header, readable = fixed_part_header(version, flags, fields, _STAGED)
+    if not readable or spare:
         raise VersionUnknown(name, "index", offset + 4,
                              f"version {version}, flags {flags}, form {header[-1]}: not this reader's")
     staged = ref.place is BlockPlace.STAGED
@@ -343,10 +350,12 @@ def _decode(data: bytes, ref: BlockRef, name: str | None, values: Values, checks
             ref.stream_id, *ref.position, ref.object_id, 1 if staged else ref.first_seq, ref.count, staged):
         raise Corrupt(name, "index", offset + 8, "it belongs to another block")
     try:
-        if (old and bool(header[-1]) != bool(flags & _COMPRESSED)) or header[0] > SECTION_BYTES_MAX:
+        check_compressed_flag(version, flags, header)
+        if header[0] > SECTION_BYTES_MAX:
             raise Undecodable("its lengths are out of bounds")
         body = SECTIONS.open(header, data[layout.size:], _position(ref))
-        return _decode_body(body, ref, frames, subjects, names_bytes, values, checks, _FRAME_V1 if old else _FRAME)
+        return _decode_body(body, ref, frames, subjects, names_bytes, values, checks,
+                            _FRAME_V1 if version == UNFLAGGED_VERSION else _FRAME)
     except (Misfit, Undecodable) as error:
         raise Corrupt(name, "index", offset + layout.size, str(error)) from None
     except _FormUnknown as error:
@@ -354,16 +363,16 @@ def _decode(data: bytes, ref: BlockRef, name: str | None, values: Values, checks
 
 
 class _FormUnknown(Exception):
-    """A frame has a form that this reader does not know."""
+    """A frame has a form that this release cannot open."""
 
 
 def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_bytes: int, values: Values,
                  checks: CheckedValues | None, row: struct.Struct) -> Head:
-    """Raises: Misfit for whatever does not add up; without ``checks``, for what would show without looking at each value."""
+    """Decode the body of an index. Raises: Misfit; without ``checks``, values are not checked one by one."""
     count = ref.count
     frames_end = frames * row.size
     at = frames_end + _COLUMNS * COLUMN.size
-    # No name is empty; so all counts but the messages' are bounded by bytes that are present, and theirs by frames.
+    # No name is empty. So bytes that are present bound all counts but the messages', and the frames bound theirs.
     if not (1 <= frames <= count and 1 <= subjects <= min(count, names_bytes)) or at + names_bytes > len(body):
         raise Misfit("its counts are out of bounds")
     rows = list(row.iter_unpack(body[:frames_end]))
@@ -405,26 +414,32 @@ def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_b
 
 
 def _as_adopted(ref: BlockRef, time_ns: int, stamps: Any, values: CheckedValues) -> tuple[int, Any]:
-    """The times of a staged block within those that the stream gave its first and last message. Raises: Misfit."""
+    """Return the times of a staged block, clipped to those that the stream gave its first and last message.
+
+    Raises: Misfit.
+    """
     low, high = ref.first_time_ns, ref.last_time_ns
     if stamps is None:
         return min(max(time_ns, low), high), None
     if not values.in_order(stamps):
-        raise Misfit("the times of a staged block fall")
+        raise Misfit("the times of a staged block descend")
     if int(stamps[0]) == low and int(stamps[-1]) == high:
         return time_ns, stamps
     return (low, None) if low == high else (time_ns, values.clipped(stamps, low, high))
 
 
 def _frame_table(rows: list[tuple[int, ...]], count: int, frames_bytes: int) -> list[Frame]:
-    """Args: rows have the first ordinal and the section header of each frame.
-    Raises: Misfit unless the frames cover all messages and all of their bytes, one after another."""
+    """Make the frame table.
+
+    Args: rows have the first ordinal and the section header of each frame.
+    Raises: Misfit unless the frames cover all messages and all their bytes, one after another.
+    """
     table: list[Frame] = []
     offset = 0
     for i, (start, raw_bytes, stored_bytes, crc, form) in enumerate(rows):
         end = rows[i + 1][0] if i + 1 < len(rows) else count
         if not is_known(form):
-            raise _FormUnknown(f"frame {i} is of form {form}: not this reader's")
+            raise _FormUnknown(f"frame {i} has form {form}: not this reader's")
         if not 1 <= end - start <= _FRAME_MESSAGES_BOUND or raw_bytes > SECTION_BYTES_MAX or stored_bytes > raw_bytes:
             raise Misfit("the frame table is out of bounds")
         table.append(Frame(start, end - start, offset, raw_bytes, stored_bytes, crc, form))
@@ -439,10 +454,10 @@ def _frame_position(head: Head, frame_no: int) -> SectionPosition:
 
 
 def frame_body(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> bytes | Stored:
-    """The messages' bodies of one frame, side by side: ``frame.raw_bytes`` long, but not checked against their lengths.
+    """Return the messages' bodies of one frame, side by side, without checking their lengths.
 
-    Args: stored is the object's bytes from ``ref.frames_offset + frame.offset``, ``frame.stored_bytes`` long; of a frame
-        that is not compressed they are what is returned, so a memoryview saves a copy.
+    Args: stored is the object's bytes from ``ref.frames_offset + frame.offset``, ``frame.stored_bytes`` long. For a
+        frame that is not compressed, they are also the result, so a memoryview saves a copy.
     Raises: Corrupt.
     """
     try:
@@ -452,8 +467,7 @@ def frame_body(head: Head, frame_no: int, stored: Stored, name: str | None = Non
 
 
 def check_frame(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> None:
-    """Check a frame without decompressing it: its checksum, and that it says how long it was. Args and errors: as of
-    ``frame_body``."""
+    """Check a frame's checksum and content size, without decompressing it. Args and errors: as for ``frame_body``."""
     try:
         SECTIONS.check(head.frames[frame_no].header, stored, _frame_position(head, frame_no))
     except Undecodable as error:
@@ -461,7 +475,7 @@ def check_frame(head: Head, frame_no: int, stored: Stored, name: str | None = No
 
 
 def corrupt_frame(head: Head, frame_no: int, name: str | None, why: str) -> Corrupt:
-    """The error for a damaged frame, to be raised; name is the object's."""
+    """Return the error for a damaged frame; name is the object's."""
     return Corrupt(name or f"block {head.position}", f"frame {frame_no}",
                    head.frames_offset + head.frames[frame_no].offset, why)
 
@@ -469,7 +483,7 @@ def corrupt_frame(head: Head, frame_no: int, name: str | None, why: str) -> Corr
 def decode_frame(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> Chunk:
     """Decode one frame into its messages.
 
-    Args: as of ``frame_body``.
+    Args: as for ``frame_body``.
     Returns: a Chunk whose bodies are copies.
     Raises: Corrupt.
     """
@@ -477,7 +491,7 @@ def decode_frame(head: Head, frame_no: int, stored: Stored, name: str | None = N
 
 
 def cut_frame(head: Head, frame_no: int, raw: bytes | memoryview, name: str | None = None) -> Chunk:
-    """As ``decode_frame``, of what ``frame_body`` returned."""
+    """Cut the result of ``frame_body`` into messages: the second half of ``decode_frame``."""
     frame = head.frames[frame_no]
     start, count, end = frame.start, frame.messages, frame.start + frame.messages
     lens = head.body_lens[start:end] if head.body_lens is not None else None
@@ -510,7 +524,7 @@ def cut_frame(head: Head, frame_no: int, raw: bytes | memoryview, name: str | No
 
 
 def _bodies(raw: bytes | memoryview, lens: Sequence[int] | None, body_len: int, count: int) -> list[bytes] | None:
-    """``raw`` cut at each message; None when the lengths (None: all are ``body_len``) do not add up to it."""
+    """Return ``raw`` cut at each message; None if the lengths (None: all are ``body_len``) do not add up to it."""
     if lens is None:
         return list(_equal_bodies(body_len, count).unpack(raw)) if body_len * count == len(raw) else None
     ends = list(accumulate(lens))
@@ -523,5 +537,6 @@ def _bodies(raw: bytes | memoryview, lens: Sequence[int] | None, body_len: int, 
 
 @lru_cache(maxsize=16)
 def _equal_bodies(body_len: int, count: int) -> struct.Struct:
-    """Cuts bodies of one length some four times as fast as slices do; most frames of such a block hold as many."""
+    """Return a struct that cuts bodies of one length some four times as fast as slices. Most such frames have the same
+    count."""
     return struct.Struct(f"{body_len}s" * count)

@@ -1,7 +1,8 @@
-"""Columns of an index that this process has written, or has checked before: cut only where they are looked at.
+"""Columns of an index that this process has written or checked before: values are cut on demand.
 
-A read of a few messages of a block of thousands needs two or three names and times of it. Making all of them, and checking
-them against each other, costs ten times as much as all the rest of that read. The index's checksum is compared each time.
+A read of a few messages of a block of thousands needs two or three of its names and times. Making all of them, and
+comparing them with each other, costs ten times as much as the rest of that read. The index's checksum is compared each
+time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["KNOWN", "Known", "Names", "Shifted"]
 
 
 class Names(Sequence[bytes]):
-    """Names in order of their bytes, side by side in ``data``; ``ends`` has where each begins and where the last one ends."""
+    """Names in order of their bytes, side by side in ``data``; ``ends`` are where each begins and the last one ends."""
 
     __slots__ = ("_all", "_data", "_ends")
 
@@ -47,7 +48,7 @@ class Names(Sequence[bytes]):
         return iter(self._listed())
 
     def pick(self, places: Sequence[int]) -> tuple[list[bytes], int]:
-        """The names at ``places``, each made once; and what the new ones take in memory, in bytes."""
+        """Return the names at ``places``, each made once, and the memory of the new ones in bytes."""
         if self._all is not None or len(places) >= len(self) // 2:
             return list(map(self._listed().__getitem__, places)), 0
         data, ends = self._data, self._ends
@@ -56,7 +57,7 @@ class Names(Sequence[bytes]):
 
     @property
     def text_bytes(self) -> int:
-        """Of all names together."""
+        """The length of all names together."""
         return self._ends[-1] - self._ends[0]
 
     def _listed(self) -> list[bytes]:
@@ -67,7 +68,7 @@ class Names(Sequence[bytes]):
 
 
 class Shifted(Sequence[int]):
-    """``base`` plus each of ``cells``."""
+    """The sums of ``base`` and each of ``cells``."""
 
     __slots__ = ("_base", "_cells")
 
@@ -92,7 +93,7 @@ class Shifted(Sequence[int]):
 
 
 class Known:
-    """``Values`` for such an index."""
+    """The ``Values`` for such an index."""
 
     def read(self, data: bytes, at: int, base: int, width: int, count: int) -> tuple[Sequence[int] | None, int]:
         if not base or not width:

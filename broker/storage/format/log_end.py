@@ -1,15 +1,15 @@
-"""What an entry of the log proves about those before it: that tells the log's end from an entry that the store has lost.
+"""Proofs, by later entries of the log, that an entry was stored: they tell the log's end from an entry that was lost.
 
-    … 40 41 42 __ __ 45 46        45 says "42 had landed": a crash left 45, and the log ends before 43
-    … 40 41 42 __ __ 45 46        46 says "44 had landed": the store has lost 43 and 44
+    … 40 41 42 __ __ 45 46        ``landed`` of 45 and 46 is 42: a crash left 45 and 46, and the log ends before 43
+    … 40 41 42 __ __ 45 46        ``landed`` of 46 is 44: the store has lost 43 and 44
 
-    a segment    the number that it has in it; one without it: that of W before, since number n + W is not begun before n
-                 landed; and an owner begins nothing before its opening landed
-    a seal       the number that it has in it: its owner's last one, or that before the first that its taker found missing
+    a segment    ``landed``, the number in it. Without one: the number W before its own, since an owner begins number
+                 n + W only after n is stored, and begins nothing before its opening is stored
+    a seal       ``landed``: its owner's last number, or the number before the first one that its writer found missing
 
-What is said was true when it was written, whoever wrote it: an owner that was deposed meanwhile learns of no entry at or beyond
-the seal that it has landed. Only a later checkpoint makes entries go, and a power cut those that were not synced: a reader
-considers both before it calls an entry lost.
+``landed`` was true when the entry was written, whoever wrote it: a deposed owner never learns that an entry at or after
+the seal is stored. Entries are missing also if a later checkpoint has released them, or if a power cut took entries
+that were not synced: a reader considers both before it reports a loss.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.format.segment import HEAD_BYTES_MIN, PUTS_IN_FLIGHT_MAX, decode_landed
 
-__all__ = ["SAID_BYTES", "is_being_copied", "landed_before", "proves"]
+__all__ = ["PROOF_BYTES", "is_being_copied", "landed_before", "proves"]
 
-SAID_BYTES: Final = 1024
-"""What is read of an entry that may prove something: the beginning of a segment, or nearly every seal."""
+PROOF_BYTES: Final = 1024
+"""The bytes that are read of an entry to find ``landed``: the beginning of a segment, or nearly every seal."""
 
-assert SAID_BYTES >= HEAD_BYTES_MIN
+assert PROOF_BYTES >= HEAD_BYTES_MIN
 
 
 def proves(data: bytes | None, later: Position, missing: Position) -> bool:
-    """Whether the entry at ``later`` says that the one at ``missing`` had landed. Args: data is as for ``landed_before``; None:
-    there is no entry."""
+    """Return whether the entry at ``later`` proves that the entry at ``missing`` was stored.
+
+    Args: data is as for ``landed_before``; None: there is no entry.
+    """
     if data is None or later <= missing or later.epoch != missing.epoch:
         return False
     landed = landed_before(data, later)
@@ -39,29 +41,30 @@ def proves(data: bytes | None, later: Position, missing: Position) -> bool:
 
 
 def landed_before(data: bytes, position: Position) -> int | None:
-    """The highest number that had landed, with all before it, when the entry at ``position`` was put; None: it proves none.
+    """Return the number up to which all entries were stored when the entry at ``position`` was put; None: unknown.
 
-    Args: data is its beginning, ``SAID_BYTES`` or all of it.
+    Args: data is the entry's beginning, ``PROOF_BYTES`` or all of it.
     """
     try:
         kind = ObjectHeader.unpack(data).kind
         if kind == ObjectKind.SEAL:
             return Seal.decode(data, position).landed
-        said = decode_landed(data, position) if kind == ObjectKind.SEGMENT else None
+        landed = decode_landed(data, position) if kind == ObjectKind.SEGMENT else None
     except FormatError:
-        # Damaged itself: that it is a segment still shows that its put had begun.
+        # It is damaged. But that it is a segment proves that its put had begun.
         if data[8:9] != bytes((ObjectKind.SEGMENT,)):
             return None
-        said = None
+        landed = None
     if not position.number:
         return None
-    return max(0, position.number - PUTS_IN_FLIGHT_MAX, -1 if said is None else said)
+    return max(0, position.number - PUTS_IN_FLIGHT_MAX, -1 if landed is None else landed)
 
 
 def is_being_copied(mark: bytes | None, epoch: int) -> bool:
-    """Whether a copy was being brought up to date with entries of ``epoch``: then one may be missing that later ones prove.
+    """Return whether a copy was being updated with entries of ``epoch``: then an entry may be missing before later
+    ones.
 
-    Args: mark is the beginning of the object ``paths.COPYING``: the newest claim of the source while that goes on.
+    Args: mark is the beginning of the object ``paths.COPYING``: during an update, the newest claim of the source.
     """
     try:
         header = None if mark is None else ObjectHeader.unpack(mark)

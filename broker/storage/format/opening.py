@@ -1,4 +1,4 @@
-"""The segment that opens an epoch: number 0 of its log, which holds an ``Opening`` record and nothing else."""
+"""The segment that opens an epoch: number 0 of its log, which has only an ``Opening`` record."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["decode_opening", "encode_opening"]
 
 
 def encode_opening(opening: Opening, position: Position, nonce: bytes) -> bytes:
-    """The whole object at ``position``."""
+    """Return the whole object at ``position``."""
     core = encode_core(BlockCore(0, position, outcome=Outcome(), records=[Record.pack(opening, 0)]))
     front, _ = encode_segment_front(ObjectKind.SEGMENT, position, 0, nonce, [(0, 0, 0, 0, len(core), 0, 0, 0)])
     return front + core
 
 
 def decode_opening(head: SegmentHead, key: str) -> Opening:
-    """What the segment ``key`` with this head says. Raises: Corrupt, also where it opens nothing."""
+    """Return the opening in the segment ``key`` with this head. Raises: Corrupt, also if there is none."""
     for i, row in enumerate(head.rows):
         if row.stream_id == 0:
             for record in head.core(i).records:

@@ -1,4 +1,4 @@
-"""Checkpoint pages: opaque msgpack values, each with the position it includes, several to an object.
+"""Checkpoint pages: msgpack values, each with the position that it includes, several in an object.
 
     object    header | fixed part | directory | page | page | …
 
@@ -12,15 +12,15 @@
          8     4  bytes of the page
         12     1  kind
         13     3  0
-        16     8  key (whose page it is: a stream's incarnation, or 0)
+        16     8  key (the owner of the page: a stream's incarnation, or 0)
     page
          0     4  magic "JPAG"
          4     1  version, 4; of earlier releases 1
          5     1  kind
-         6     1  flags: 1 the body is compressed (version 1 only), 2 block references in it may have a subject filter,
-                   4 streams in it may have expiries, 8 pages of block tables have summaries in it,
-                   16 block references in it may be of staged blocks, 32 streams in it may have pages of subjects,
-                   64 streams in it may have message ids, 128 streams in it may be offline
+         6     1  flags: 1 the body is compressed (version 1 only), 2 its block references may have a subject filter,
+                   4 its streams may have expiries, 8 its pages of block tables have summaries,
+                   16 its block references may be of staged blocks, 32 its streams may have pages of subjects,
+                   64 its streams may have message ids, 128 its streams may be offline
          7     1  0
          8    12  epoch, number: the last position that this page includes
         20    12  epoch, number of the object it was written in
@@ -29,7 +29,7 @@
         56     4  crc32 of bytes 0 to 56; version 1: 52, of bytes 0 to 52
         60        body; version 1: 56
 
-A page is read alone, by its PageRef; a round that leaves it unchanged names it again in the next root.
+A page is read alone, by its PageRef. If a round leaves it unchanged, the next root names it again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ from broker.storage.format.header import (
     FORMAT_VERSION,
     HEADER_BYTES,
     NUMBER_MAX,
-    UNFLAGGED_VERSION,
     ObjectHeader,
     ObjectKind,
     Position,
@@ -67,7 +66,9 @@ from broker.storage.format.section import (
     Compressed,
     SectionKind,
     SectionPosition,
+    check_compressed_flag,
     fixed_layout,
+    fixed_part_header,
     header_of_version_1,
     is_known,
     pack_header,
@@ -78,7 +79,6 @@ __all__ = ["Page", "PageBody", "PageKind", "PageRef", "decode_page", "decode_pag
 
 PAGES_MAX: Final = 1 << 20
 _MAGIC: Final = b"JPAG"
-_COMPRESSED: Final = 1
 _FILTERS: Final = 2
 _EXPIRIES: Final = 4
 _SUMMARIES: Final = 8
@@ -96,7 +96,7 @@ assert (_ROW.size, _PAGE_V1.size, _PAGE.size) == (24, 56, 60)
 
 
 class PageKind(IntEnum):
-    """What a page holds; kept for ever, never renumbered. ``storage.applied`` knows the contents."""
+    """The contents of a page, which ``storage.state`` interprets. Numbers are permanent and never reused."""
 
     SHARD = 1
     """state that belongs to no stream, such as releases of which not everything is deleted"""
@@ -107,13 +107,13 @@ class PageKind(IntEnum):
     CONSUMERS = 4
     """consumers of one stream"""
     DEDUPE = 5
-    """the message ids of neighbouring messages of one stream"""
+    """the message ids of successive messages of one stream"""
     SUBJECTS = 6
-    """the subjects of neighbouring messages of one stream"""
+    """the subjects of successive messages of one stream"""
     EXPIRY = 7
-    """when messages of one stream expire"""
+    """the expiry times of messages of one stream"""
     SCHEDULE = 8
-    """when scheduled messages of one stream are due"""
+    """the due times of scheduled messages of one stream"""
 
 
 class PageBody:
@@ -130,14 +130,14 @@ class PageBody:
 
     @classmethod
     def later(cls, make: Callable[[], bytes]) -> PageBody:
-        """``make`` gives the msgpack, at the first ``pack`` and in whatever thread that is."""
+        """Return a body whose msgpack ``make`` returns, at the first ``pack`` and in any thread."""
         body = cls((b"", 0, 0))
         body._make = make
         return body
 
     @classmethod
     def unpack(cls, inline: Any, stream_id: int) -> PageBody:
-        """Undo ``inline``. Earlier releases wrote a list of the bytes before compression and the stored bytes.
+        """Return the body that ``inline`` sealed. Earlier releases wrote a list of the raw length and the stored bytes.
 
         Raises: Undecodable or VersionUnknown; TypeError or ValueError for other values.
         """
@@ -150,18 +150,18 @@ class PageBody:
         return cls(SECTIONS.unseal(header, inline[SECTION_HEADER_BYTES:], _inline_position(stream_id)))
 
     def inline(self, stream_id: int) -> bytes:
-        """The body sealed for a directory page, as a part of the block table of the stream."""
+        """Return the body sealed for a directory page, as a part of the stream's block table."""
         header, stored = SECTIONS.seal(self.pack(), _inline_position(stream_id))
         return pack_header(header) + stored
 
     def pack(self) -> Compressed:
-        """The body, packed."""
+        """Return the body, compressed if that saves something."""
         if self._make is not None:
             self._packed, self._make = SECTIONS.compress(self._make()), None
         return self._packed
 
     def raw(self) -> bytes:
-        """The msgpack. Raises: Undecodable."""
+        """Return the msgpack. Raises: Undecodable."""
         return SECTIONS.decompress(self.pack())
 
 
@@ -174,11 +174,19 @@ def _position(object_position: Position, key: int, kind: int) -> SectionPosition
 
 
 class Page(NamedTuple):
-    """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is. ``body`` is a value, or
-    a PageBody. ``filters`` is whether block references in it may have subject filters, ``expiries`` whether streams in it
-    may have expiries, ``summaries`` whether pages of block tables have summaries in it, ``staged`` whether block references
-    in it may be of staged blocks, ``subjects`` whether streams in it may have pages of subjects, ``ids`` whether they may have
-    message ids, ``offline`` whether some may be offline: these show older readers that the page is newer."""
+    """A page. A replay skips everything at or before ``position`` for it.
+
+    ``key`` is the owner of the page. ``body`` is a value, or a PageBody. The other attributes show older readers that
+    the page is newer. They are True if the page may have:
+
+        filters      block references with subject filters
+        expiries     streams with expiries
+        summaries    pages of block tables with summaries
+        staged       references to staged blocks
+        subjects     streams with pages of subjects
+        ids          streams with message ids
+        offline      streams that are offline
+    """
 
     kind: int
     position: Position
@@ -194,7 +202,7 @@ class Page(NamedTuple):
 
 
 class PageRef(NamedTuple):
-    """Where a page is stored: ``position`` is that of its object's key."""
+    """The place of a stored page: ``position`` is that of its object's key."""
 
     position: Position
     offset: int
@@ -203,12 +211,12 @@ class PageRef(NamedTuple):
     key: int
 
     def pack(self) -> list[int]:
-        """A compact list for msgpack."""
+        """Return a compact list for msgpack."""
         return [*self.position, self.offset, self.size, int(self.kind), self.key]
 
     @classmethod
     def unpack(cls, packed: Any) -> PageRef:
-        """Raises: Corrupt when ``packed`` is not what ``pack`` gives."""
+        """Return the reference that ``pack`` packed. Raises: Corrupt for any other value."""
         if not isinstance(packed, (list, tuple)) or len(packed) != 6 or not all(
                 type(n) is int and n >= 0 for n in packed):
             raise Corrupt("page reference", "fields", 0, "not six numbers")
@@ -219,10 +227,10 @@ class PageRef(NamedTuple):
 
 
 def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page]) -> tuple[list[bytes], list[PageRef]]:
-    """One ``pages/`` object.
+    """Encode one ``pages/`` object.
 
     Args: position is that of the object's key, nonce the writer's.
-    Returns: the object's bytes as buffers, and where each page is, in order.
+    Returns: the object's bytes as buffers, and the place of each page, in order.
     """
     encoded = [(page, _encode_page(page, position)) for page in pages]
     at = _ROWS_AT + len(encoded) * _ROW.size
@@ -254,29 +262,27 @@ def _encode_page(page: Page, object_position: Position) -> bytes:
 def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] | None = unpack_value) -> Page:
     """Decode the page that ``ref`` points to.
 
-    Args: data is the object from ``ref.offset``, ``ref.size`` long; unpack makes a value of the body's msgpack, and
-        raises Unpackable; None: the body stays a PageBody.
+    Args: data is the object from ``ref.offset``, ``ref.size`` long. unpack makes a value of the body's msgpack, and
+        raises Unpackable; None: the body is a PageBody.
     Raises: Corrupt for damaged bytes or those of another page; VersionUnknown.
     """
     name, offset = object_name(ObjectKind.PAGES, ref.position), ref.offset
     layout = fixed_layout(data, _PAGE_V1, _PAGE)
     if len(data) < layout.size:
         raise Corrupt(name, "page", offset + len(data), "cut short")
-    (magic, version, kind, flags, spare, epoch, number, object_epoch, object_number, key, *lengths,
+    (magic, version, kind, flags, spare, epoch, number, object_epoch, object_number, key, *_,
      crc) = fields = layout.unpack_from(data)
     if magic != _MAGIC or crc32(data[:layout.size - 4]) != crc:
         raise Corrupt(name, "page", offset, "the checksum of its fixed part does not match")
-    old = version == UNFLAGGED_VERSION
-    header = header_of_version_1(*lengths) if old else fields[-5:-1]
-    if not (old or version == FORMAT_VERSION) or flags & ~(_FLAGS | (_COMPRESSED if old else 0)) or spare or (
-            not is_known(header[-1])):
+    header, readable = fixed_part_header(version, flags, fields, _FLAGS)
+    if not readable or spare:
         raise VersionUnknown(name, "page", offset + 4,
                              f"version {version}, flags {flags}, form {header[-1]}: not this reader's")
     if (object_epoch, object_number, kind, key) != (*ref.position, ref.kind, ref.key) or number > NUMBER_MAX:
-        raise Corrupt(name, "page", offset + 5, "it is another page than the one named")
+        raise Corrupt(name, "page", offset + 5, "it is another page than the reference names")
     try:
-        if len(data) != ref.size or (old and bool(header[-1]) != bool(flags & _COMPRESSED)) or (
-                header[0] > SECTION_BYTES_MAX):
+        check_compressed_flag(version, flags, header)
+        if len(data) != ref.size or header[0] > SECTION_BYTES_MAX:
             raise Undecodable("its lengths are out of bounds")
         stored, at = data[layout.size:], _position(ref.position, key, kind)
         body = (PageBody(SECTIONS.unseal(header, stored, at)) if unpack is None
@@ -289,10 +295,10 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] | None
 
 
 def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:
-    """Where the pages of one object are: for ``inspect`` and repair; roots name their pages themselves.
+    """Return references to the pages of one object, for ``inspect`` and repair; roots name their pages themselves.
 
-    Args: prefix is the object from byte 0; complete says that the object has no more bytes than these.
-    Returns: a reference to each page; or how many bytes are needed from 0, when ``prefix`` is shorter.
+    Args: prefix is the object from byte 0; complete: the object has no more bytes than these.
+    Returns: a reference to each page; or the number of bytes that are needed from 0, if ``prefix`` is shorter.
     Raises: Corrupt; VersionUnknown.
     """
     name = object_name(ObjectKind.PAGES, position)

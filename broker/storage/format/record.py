@@ -1,12 +1,12 @@
-"""Records: what streams and consumers did, written beside the messages that they concern.
+"""Records: the changes of streams and consumers, stored beside the messages that they concern.
 
-A record is data only: outcomes, in msgpack, replayed without policy or clock by ``storage.state``. This module knows how
-records are framed; ``records`` has their bodies.
+A record is data only: outcomes in msgpack, which ``storage.state`` replays without policy or clock. This module has the
+framing of records; ``records`` has their bodies.
 
     record   1 B kind | 1 B version and must-understand bit (0x80) | 4 B body length | 8 B after_seq | body, msgpack
 
-``after_seq`` is the sequence of the last message of this block that came before the record; 0: none did.
-A reader skips what it does not know, unless the bit is set: then the stream whose block it is in is offline for that reader.
+``after_seq`` is the sequence of the last message of this block before the record; 0: there is none. A reader skips an
+unknown record, unless the bit is set: then the block's stream is offline for that reader.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LAYOUT: Final = struct.Struct("<BBIQ")
 
 
 class Record:
-    """One record. The body is decoded when it is first asked for: replay skips most ids and old consumer state.
+    """A record. The body is decoded on demand: a replay skips most ids and old consumer state.
 
-    ``body`` is what msgpack gives back (lists for tuples), also on the side that wrote it: so a live broker applies
+    ``body`` is what msgpack decodes (lists for tuples), also on the side that wrote it. So a live broker applies
     exactly what a recovery would, and shares no value with the code that added the record.
     """
 
@@ -46,18 +46,19 @@ class Record:
 
     @classmethod
     def of(cls, kind: int, after_seq: int, body: object, must_understand: bool = True) -> Record:
-        """A record of this writer's version of ``kind``, with ``body`` packed now: later changes to it do not count."""
+        """Return a record of this writer's version of ``kind``, with ``body`` packed now: later changes to it do not
+        count."""
         known = BODIES.get(kind)
         return cls(kind, after_seq, pack_value(body), 1 if known is None else known.VERSION, must_understand)
 
     @classmethod
     def pack(cls, body: RecordBody, after_seq: int) -> Record:
-        """As ``of``; the kind determines version and bit."""
+        """Return a record of ``body``, whose class determines kind, version and must-understand bit."""
         return cls(body.KIND, after_seq, pack_value(body.encode()), body.VERSION, body.MUST_UNDERSTAND)
 
     @property
     def body(self) -> object:
-        """The body as plain values. Raises: Corrupt when a writer packed what is not msgpack."""
+        """The body as plain values. Raises: Corrupt if the packed bytes are not msgpack."""
         if self._body is _UNREAD:
             try:
                 self._body = unpack_value(self.packed)
@@ -67,12 +68,12 @@ class Record:
 
     @property
     def known(self) -> bool:
-        """Whether this reader understands the record's kind and version."""
+        """True if this reader understands the record's kind and version."""
         body = BODIES.get(self.kind)
         return body is not None and 1 <= self.version <= body.VERSION
 
     def decode(self) -> RecordBody:
-        """The body of a record that is known. Raises: Corrupt."""
+        """Return the body of a known record. Raises: Corrupt."""
         return BODIES[self.kind].decode(self.body)
 
     @property
@@ -97,7 +98,7 @@ _UNREAD: Final = object()
 
 
 def encode_records(records: Iterable[Record]) -> bytes:
-    """The records section of a block, in order."""
+    """Return the records section of a block, in order."""
     parts: list[bytes] = []
     for record in records:
         bits = record.version | (MUST_UNDERSTAND if record.must_understand else 0)
@@ -109,10 +110,10 @@ def encode_records(records: Iterable[Record]) -> bytes:
 def decode_records(data: bytes, *, stream_id: int, name: str, offset: int, everything: bool = False) -> list[Record]:
     """Decode a records section.
 
-    Args: name and offset are the object and the section's place in it, for errors; everything keeps the records that
-        this reader does not know, which ``inspect`` wants.
+    Args: name and offset are the object and the section's place in it, for errors; everything keeps records that this
+        reader does not know, for ``inspect``.
     Returns: the records that this reader knows, in order.
-    Raises: Corrupt when the framing does not add up; RecordUnknown for one that must be understood and is not.
+    Raises: Corrupt if the framing is inconsistent; RecordUnknown for an unknown record that must be understood.
     """
     records: list[Record] = []
     at, end = 0, len(data)

@@ -1,4 +1,4 @@
-"""A request to a shard's owner, in its inbox: let these runs join the end of a stream."""
+"""A request in the inbox of a shard's owner: append these runs to a stream."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["BLOCKS_MAX", "BLOCK_MESSAGES_MAX", "MESSAGES_MAX", "RUNS_MAX", "Requ
 
 RUNS_MAX = 256
 BLOCKS_MAX = 1024
-"""Of one request: they become one record, which is applied in one turn of the loop."""
+"""Blocks of one request: they become one record, which is applied in one turn of the loop."""
 MESSAGES_MAX = 1 << 25
 BLOCK_MESSAGES_MAX = 1 << 17
-"""Of one block: some steps take a block at a time."""
+"""Messages of one block: some steps handle a whole block at once."""
 
 _VERSION = 1
 
 
 class StagedRun(NamedTuple):
-    """A run that is to join: the number and the id in its key, the size of the object, and how much it holds."""
+    """A run to append: the number and the id in its key, the size of the object, its numbers of blocks and messages."""
 
     number: int
     run_id: int
@@ -37,8 +37,11 @@ class StagedRun(NamedTuple):
 
 
 class Request(NamedTuple):
-    """``runs`` join the stream of this incarnation in their order, all or none of them. ``request_id`` is that of the key: the
-    stream takes a request with the same id once. ``nonce`` is the object's: another attempt at the same request has another one."""
+    """A request to append ``runs``, in their order, to the stream of this incarnation: all of them or none.
+
+    ``request_id`` is that of the key; a stream grants a request with the same id once. ``nonce`` is the object's: each
+    attempt at the same request has another one.
+    """
 
     request_id: int
     account: str
@@ -48,14 +51,14 @@ class Request(NamedTuple):
     nonce: bytes = b""
 
     def encode(self) -> bytes:
-        """The whole object."""
+        """Return the whole object."""
         return encode_document(ObjectKind.INBOX, Position(0, 0), self.nonce, {
             "version": _VERSION, "account": self.account, "stream": self.stream, "incarnation": self.stream_id,
             "runs": [list(run) for run in self.runs]}, self.request_id)
 
     @classmethod
     def decode(cls, data: bytes, request_id: int) -> Request:
-        """Raises: Corrupt; VersionUnknown."""
+        """Decode the request with this id. Raises: Corrupt; VersionUnknown."""
         header, body = decode_document(data, ObjectKind.INBOX, None, request_id)
         name = object_name(ObjectKind.INBOX, Position(0, 0), request_id)
         version = field(body, "version", int, name)
@@ -73,4 +76,5 @@ class Request(NamedTuple):
 
 
 def _is_run(row: Any) -> bool:
-    return type(row) is list and [*map(type, row)] == [int] * 5 and min(row) >= 0 and row[0] <= NUMBER_MAX and row[1] < 1 << 64
+    return (type(row) is list and [*map(type, row)] == [int] * 5 and min(row) >= 0 and row[0] <= NUMBER_MAX
+            and row[1] < 1 << 64)

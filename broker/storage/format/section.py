@@ -1,11 +1,11 @@
-"""Sections: the parts of stored objects that carry users' data, and the value that seals and opens them.
+"""Sections: the parts of stored objects with users' data, and the codec that seals and opens them.
 
     raw bytes  ── compress ──>  Compressed  ── seal ──>  section header + stored bytes
     raw bytes  <── decompress ──  Compressed  <── unseal ──  section header + stored bytes
 
 A section is the body of a core, of an index, of a page or of a document, a frame, or a part of a block table inline in
-a page. Its header says how the stored bytes were made. It stands in front of them; the header of a frame stands in the
-index:
+a page. Its header has the way in which the stored bytes were made. The header precedes them; the header of a frame is
+in the index:
 
     section header, 16 bytes
          0     4  bytes before compression
@@ -15,11 +15,11 @@ index:
         13     1  cipher, 0: none                 > the form
         14     2  number of the key, 0: none     /
 
-The position of a section (``SectionPosition``) says which part of which object it is. A reader knows it from the key of
-the object and from the place in the object, so it is not stored. A cipher must authenticate it: then a section that was
-moved cannot be opened. docs/adr/0016-section-codec.md has the reasons, and what an encrypted section will look like.
+The position of a section (``SectionPosition``) is its place in an object. A reader knows it from the key of the object
+and from the place in the object, so it is not stored. A cipher must authenticate it: then a section that was moved
+cannot be opened. docs/adr/0016-section-codec.md has the reasons, and the form of an encrypted section.
 
-Objects that earlier releases wrote have no section headers: ``header_of_version_1`` makes one of their lengths.
+Objects of earlier releases have no section headers: ``header_of_version_1`` makes one from their lengths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 from broker.storage.format.codec import (
@@ -39,19 +39,21 @@ from broker.storage.format.codec import (
     compress,
     compress_all,
     decompress,
-    says_size,
+    has_content_size,
 )
 from broker.storage.format.header import FORMAT_VERSION, UNFLAGGED_VERSION, Position
 
 __all__ = ["NO_POSITION", "SECTIONS", "SECTION_HEADER_BYTES", "UNCOMPRESSED", "Compressed", "SectionCodec",
-           "SectionHeader", "SectionKind", "SectionPosition", "fixed_layout", "header_of_version_1", "is_known",
-           "pack_header", "unpack_header"]
+           "SectionHeader", "SectionKind", "SectionPosition", "check_compressed_flag", "fixed_layout",
+           "fixed_part_header", "header_of_version_1", "is_known", "pack_header", "unpack_header"]
 
 _VERSION: Final = bytes((FORMAT_VERSION,))
 _VERSION_1: Final = bytes((UNFLAGGED_VERSION,))
 _LAYOUT: Final = struct.Struct("<IIII")
 SECTION_HEADER_BYTES: Final = _LAYOUT.size
 _ZSTD: Final = int(Compression.ZSTD)
+_COMPRESSED: Final = 1
+"""The flag of a compressed section, in version 1 only."""
 
 _SIZE_BYTES: Final = 18
 """The most bytes of a zstd frame that are needed to know its content size."""
@@ -60,7 +62,7 @@ NO_POSITION: Final = Position(0, 0)
 
 
 class SectionKind(IntEnum):
-    """The part of an object that a section is. Kept for ever, never renumbered."""
+    """The part of an object that a section is. Numbers are permanent and never reused."""
 
     CORE = 1
     """removed ranges, records, and subject summary or filter of a block"""
@@ -71,7 +73,7 @@ class SectionKind(IntEnum):
     PAGE = 4
     """the body of a checkpoint page; ``number`` is the page's kind"""
     TABLE = 5
-    """a part of a block table inline in a directory page; it moves from page to page, so its position is its stream"""
+    """a part of a block table inline in a directory page; it moves between pages, so its position is its stream"""
     DOCUMENT = 6
     """the map of a small object; ``number`` is the object's kind"""
 
@@ -92,12 +94,12 @@ compression."""
 
 
 def pack_header(header: SectionHeader) -> bytes:
-    """The bytes of ``header``."""
+    """Return the bytes of ``header``."""
     return _LAYOUT.pack(*header)
 
 
 def unpack_header(data: bytes, at: int = 0) -> SectionHeader:
-    """Undo ``pack_header``. Raises: Undecodable when ``data`` is too short."""
+    """Return the header that ``pack_header`` packed. Raises: Undecodable if ``data`` is too short."""
     if len(data) < at + SECTION_HEADER_BYTES:
         raise Undecodable("a section is cut short")
     header: SectionHeader = _LAYOUT.unpack_from(data, at)
@@ -105,12 +107,13 @@ def unpack_header(data: bytes, at: int = 0) -> SectionHeader:
 
 
 def header_of_version_1(raw_bytes: int, stored_bytes: int, crc: int) -> SectionHeader:
-    """The header of a section that an earlier release wrote: equal lengths mean uncompressed."""
+    """Return the header of a section that an earlier release wrote: equal lengths mean uncompressed."""
     return raw_bytes, stored_bytes, crc, _ZSTD if raw_bytes != stored_bytes else 0
 
 
 def is_known(form: int) -> bool:
-    """Whether this release can open sections of ``form``: a newer one may use another compression, or a cipher."""
+    """Return whether this release can open sections of ``form``: a newer one may use another compression, or a
+    cipher."""
     return form <= _ZSTD
 
 
@@ -126,6 +129,24 @@ def fixed_layout(data: bytes, old: struct.Struct, new: struct.Struct, at: int = 
     if version == _VERSION_1 or crc32(data[at:end]) == int.from_bytes(data[end:end + 4], "little"):
         return old
     return new
+
+
+def fixed_part_header(version: int, flags: int, fields: Any, flags_known: int) -> tuple[SectionHeader, bool]:
+    """Return the section header in a core's, index's or page's fixed part, and whether this release can read that part.
+
+    Args: ``fields`` are those of the fixed part, with its checksum last; ``flags_known`` are the flags of version 4
+        that this release knows.
+    """
+    if version == UNFLAGGED_VERSION:
+        return header_of_version_1(*fields[-4:-1]), not flags & ~(flags_known | _COMPRESSED)
+    header: SectionHeader = fields[-5:-1]
+    return header, version == FORMAT_VERSION and not flags & ~flags_known and is_known(header[-1])
+
+
+def check_compressed_flag(version: int, flags: int, header: SectionHeader) -> None:
+    """Check that the flag of version 1 agrees with the lengths of the section. Raises: Undecodable."""
+    if version == UNFLAGGED_VERSION and bool(header[-1]) != bool(flags & _COMPRESSED):
+        raise Undecodable("the flag and the lengths disagree")
 
 
 class SectionCodec:
@@ -145,27 +166,27 @@ class SectionCodec:
         return (raw, len(raw), 0) if packed is None else (packed, len(raw), _ZSTD)
 
     def compress_frames(self, frames: Sequence[bytes]) -> list[Compressed]:
-        """``compress`` for all of ``frames``, which are large, at once."""
+        """Compress all of ``frames``, which are large, at once."""
         if self.compression is Compression.NONE:
             return [(raw, len(raw), 0) for raw in frames]
         return [(raw, len(raw), 0) if packed is None else (packed, len(raw), _ZSTD)
                 for raw, packed in zip(frames, compress_all(frames), strict=True)]
 
     def decompress(self, section: Compressed) -> bytes:
-        """Undo ``compress``. Raises: Undecodable."""
+        """Return the bytes that were compressed. Raises: Undecodable."""
         data, raw_bytes, compression = section
         return decompress(data, raw_bytes) if compression else data
 
     def seal(self, section: Compressed, at: SectionPosition) -> tuple[SectionHeader, bytes]:
-        """Header and bytes of ``section``, to be stored ``at`` this position."""
+        """Return header and bytes of ``section``, to be stored ``at`` this position."""
         data, raw_bytes, compression = section
         return (raw_bytes, len(data), checksum(data), compression), data
 
     def open(self, header: SectionHeader, stored: Stored, at: SectionPosition) -> bytes | Stored:
-        """The raw bytes of the section that was read from position ``at``.
+        """Return the raw bytes of the section that was read from position ``at``.
 
-        Args: stored is exactly the section. Uncompressed bytes are returned as they are, so a memoryview saves a copy.
-        Raises: Undecodable if they are damaged, or not what the header says.
+        Args: stored is exactly the section. Uncompressed bytes are returned unchanged, so a memoryview saves a copy.
+        Raises: Undecodable if they are damaged, or do not match the header.
         """
         raw_bytes, stored_bytes, crc, form = header
         if len(stored) != stored_bytes or crc32(stored) != crc:
@@ -177,12 +198,12 @@ class SectionCodec:
         return stored
 
     def unseal(self, header: SectionHeader, stored: bytes, at: SectionPosition) -> Compressed:
-        """As ``open``, without decompressing. Raises: Undecodable."""
+        """Return the section as it was before ``seal``, without decompressing it. Raises: Undecodable."""
         self.check(header, stored, at)
         return stored, header[0], header[3]
 
     def check(self, header: SectionHeader, stored: Stored, at: SectionPosition) -> None:
-        """Make sure that ``open`` would give as many bytes as the header says, without decompressing.
+        """Check that ``open`` would return as many bytes as the header has, without decompressing.
 
         Raises: Undecodable.
         """
@@ -190,14 +211,14 @@ class SectionCodec:
         if len(stored) != stored_bytes or crc32(stored) != crc:
             raise Undecodable("its checksum or length does not match")
         if form == _ZSTD:
-            if raw_bytes > SECTION_BYTES_MAX or not says_size(stored[:_SIZE_BYTES], raw_bytes):
-                raise Undecodable("it does not say as zstd's content size how long it was")
+            if raw_bytes > SECTION_BYTES_MAX or not has_content_size(stored[:_SIZE_BYTES], raw_bytes):
+                raise Undecodable("its zstd content size does not match its header")
         elif form or raw_bytes != stored_bytes:
             raise Undecodable(f"of form {form}, {stored_bytes} bytes do not give {raw_bytes}")
 
 
 SECTIONS: Final = SectionCodec()
-"""For readers, and for writers that compress frames."""
+"""The codec of readers, and of writers that compress frames."""
 
 UNCOMPRESSED: Final = SectionCodec(Compression.NONE)
-"""For writers that leave frames as they are."""
+"""The codec of writers that leave frames uncompressed."""

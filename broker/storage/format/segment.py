@@ -1,11 +1,11 @@
-"""An object of blocks: a segment of the log, or a run. Heads first, so that replay reads the beginning and no more.
+"""An object of blocks: a segment of the log, or a run. Heads come first, so a replay reads only the beginning.
 
     object    header | fixed part | directory | cores | indexes | frames           (each kind side by side, no gaps)
 
     fixed part, 40 bytes
         64     4  block count
-        68     4  landed: how far before this entry of the log the newest one is up to which all had landed when the put of
-                  this one began; 0: not known (runs, openings, objects of version 1)
+        68     4  landed: the distance back to the newest entry of the log up to which all entries were stored when the
+                  put of this one began; 0: not known (runs, openings, objects of version 1)
         72    24  bytes of the cores, of the indexes, of the frames, each of all blocks together
         96     4  crc32 of the directory
        100     4  crc32 of bytes 64 to 100
@@ -18,10 +18,10 @@
         40     8  bytes of its frames
         48     8  raw bytes (headers + payloads)
 
-What had landed lets a reader tell the end of the log from an entry that the store has lost (``log_end``).
+By ``landed`` a reader tells the end of the log from an entry that the store has lost (``log_end``).
 
 A block's core, index and frames follow in the order of the directory, so their offsets are sums of the rows before.
-A segment may hold no block at all: a heartbeat. Cores, indexes and frames carry checksums of their own.
+A segment without blocks is a heartbeat. Cores, indexes and frames have checksums of their own.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ _FIXED: Final = struct.Struct("<IIQQQII")
 _ROW: Final = struct.Struct("<QQQIIQQQ")
 assert (_FIXED.size, _ROW.size) == (40, 56)
 HEAD_BYTES_MIN: Final = HEADER_BYTES + _FIXED.size
-"""A segment is never shorter; with fewer bytes the length of its head is unknown."""
+"""The length of the shortest segment; fewer bytes do not show the length of its head."""
 
 ROW_BYTES: Final = _ROW.size
-"""A directory row."""
+"""The length of a directory row."""
 
 HEAD_BYTES: Final = 64 * 1024
-"""What a first get asks for: it holds the head of nearly every segment, or of an object of pages."""
+"""The bytes of a first get: the head of nearly every segment, or of an object of pages, is not longer."""
 
 BLOCKS_MAX: Final = 1 << 20
 PUTS_IN_FLIGHT_MAX: Final = 16
-"""No writer has more puts in flight, so orphans are stored at most this far beyond an epoch's end."""
+"""The most puts that any writer has in flight, so orphans are stored at most this far beyond an epoch's end."""
 
 RowValues = tuple[int, int, int, int, int, int, int, int]
-"""A directory row as it is written."""
+"""The values of a directory row before it is packed."""
 
 
 class DirectoryRow(NamedTuple):
-    """One block of an object, and where its parts are in it."""
+    """A block of an object, with the places of its parts in the object."""
 
     stream_id: int
     first_seq: int
@@ -93,7 +93,7 @@ class DirectoryRow(NamedTuple):
     raw_bytes: int
 
     def ref(self, place: BlockPlace, core: BlockCore) -> BlockRef:
-        """The reference to this block, whose core is ``core``."""
+        """Return the reference to this block, whose core is ``core``."""
         return BlockRef(place, core.position, core.object_id, self.stream_id, self.core_offset, self.core_bytes,
                         self.index_offset, self.index_bytes, self.frames_offset, self.frames_bytes, self.first_seq,
                         self.last_seq, self.messages, core.bytes, core.first_time_ns, core.last_time_ns, core.subjects,
@@ -101,26 +101,27 @@ class DirectoryRow(NamedTuple):
 
 
 class SegmentHead:
-    """The head of a segment or run: header, directory and cores, all there; cores are decoded one by one."""
+    """The head of a segment or run: header, directory and cores, all of them read; cores are decoded on demand."""
 
     __slots__ = ("_data", "header", "landed", "rows", "size")
 
-    def __init__(self, header: ObjectHeader, rows: list[DirectoryRow], data: bytes, size: int, landed: int | None) -> None:
+    def __init__(self, header: ObjectHeader, rows: list[DirectoryRow], data: bytes, size: int, landed: int | None
+                 ) -> None:
         self.header = header
         self.rows = rows
         self.size = size
         """Bytes from the object's beginning to the end of the cores."""
         self.landed = landed
-        """The number of its epoch up to which all entries had landed when its put began; None: it does not say."""
+        """The number of its epoch up to which all entries were stored when its put began; None: not known."""
         self._data = data
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def core(self, i: int, *, everything: bool = False) -> BlockCore:
-        """Decode block ``i``'s core; everything also keeps records that this reader does not know.
+        """Decode block ``i``'s core; ``everything`` keeps records that this reader does not know.
 
-        Raises: Corrupt, VersionUnknown or RecordUnknown; each concerns the stream of ``rows[i]`` alone.
+        Raises: Corrupt, VersionUnknown or RecordUnknown; each concerns only the stream of ``rows[i]``.
         """
         row = self.rows[i]
         core = decode_core(self._data[row.core_offset:row.core_offset + row.core_bytes], self.header.position,
@@ -132,7 +133,7 @@ class SegmentHead:
         return core
 
     def ref(self, i: int, core: BlockCore, place: BlockPlace = BlockPlace.LOG) -> BlockRef | None:
-        """The reference to block ``i``, whose core is ``core``; None where it holds no message."""
+        """Return the reference to block ``i``, whose core is ``core``; None if it has no message."""
         return self.rows[i].ref(place, core) if core.count else None
 
 
@@ -140,9 +141,9 @@ def decode_head(prefix: bytes, position: Position, *, kind: ObjectKind = ObjectK
                 complete: bool = False) -> SegmentHead | int:
     """Decode the head of the object whose key has ``position``, from its first bytes.
 
-    Args: prefix is the object from byte 0, as much of it as was asked for; 64 KiB usually hold the whole head.
-        complete says that the object has no more bytes than these (fewer came than were asked for).
-    Returns: the head; or how many bytes from 0 are needed, when ``prefix`` is shorter.
+    Args: prefix is the beginning of the object; 64 KiB usually include the whole head. complete: the object has no more
+        bytes than these (fewer were returned than requested).
+    Returns: the head; or the number of bytes from 0 that are needed, if ``prefix`` is shorter.
     Raises: Corrupt for damaged, cut or moved bytes, and for an object of another kind; VersionUnknown.
     """
     name = object_name(kind, position, object_id)
@@ -160,7 +161,7 @@ def decode_head(prefix: bytes, position: Position, *, kind: ObjectKind = ObjectK
     if blocks > BLOCKS_MAX or size + indexes + frames != header.size:
         raise Corrupt(name, "fixed part", HEADER_BYTES, "its parts do not add up to the object's size")
     if behind and (header.version == UNFLAGGED_VERSION or behind > min(PUTS_IN_FLIGHT_MAX, position.number)):
-        raise Corrupt(name, "fixed part", HEADER_BYTES + 4, "what had landed before it is out of bounds")
+        raise Corrupt(name, "fixed part", HEADER_BYTES + 4, "landed is out of bounds")
     if len(prefix) < size:
         return _more(name, size, header.size)
     directory = prefix[HEAD_BYTES_MIN:cores_at]
@@ -181,7 +182,7 @@ def decode_head(prefix: bytes, position: Position, *, kind: ObjectKind = ObjectK
 
 
 def decode_landed(prefix: bytes, position: Position) -> int | None:
-    """What the entry of the log at ``position`` says had landed; ``prefix`` has ``HEAD_BYTES_MIN`` bytes of it, or more.
+    """Return ``landed`` of the segment at ``position``, as a number; ``prefix`` has at least ``HEAD_BYTES_MIN`` bytes.
 
     Raises: Corrupt; VersionUnknown.
     """
@@ -190,7 +191,7 @@ def decode_landed(prefix: bytes, position: Position) -> int | None:
 
 
 def fixed_landed(prefix: bytes, position: Position, name: str) -> int | None:
-    """``decode_landed`` of a segment whatever its header is. Raises: Corrupt."""
+    """Return ``landed`` without checking the header. Raises: Corrupt."""
     if len(prefix) < HEAD_BYTES_MIN:
         raise Corrupt(name, "fixed part", len(prefix), "cut short")
     behind: int = _fixed_part(prefix, name)[1]
@@ -198,7 +199,7 @@ def fixed_landed(prefix: bytes, position: Position, name: str) -> int | None:
 
 
 def _fixed_part(prefix: bytes, name: str) -> tuple[int, ...]:
-    """Its fields, but for the checksum. Raises: Corrupt."""
+    """Return the fields of the fixed part, without the checksum. Raises: Corrupt."""
     *fields, crc = _FIXED.unpack_from(prefix, HEADER_BYTES)
     if crc32(prefix[HEADER_BYTES:HEAD_BYTES_MIN - 4]) != crc:
         raise Corrupt(name, "fixed part", HEAD_BYTES_MIN - 4, "the checksum does not match")
@@ -207,17 +208,17 @@ def _fixed_part(prefix: bytes, name: str) -> tuple[int, ...]:
 
 def _more(name: str, needed: int, size: int) -> int:
     if needed > size:
-        raise Corrupt(name, "header", 40, f"the object says it has {size} bytes; its head alone needs {needed}")
+        raise Corrupt(name, "header", 40, f"the object has {size} bytes by its header; its head alone needs {needed}")
     return needed
 
 
 def encode_segment_front(kind: ObjectKind, position: Position, object_id: int, nonce: bytes,
                          rows: Sequence[RowValues], landed: int | None = None
                          ) -> tuple[bytes, Iterable[tuple[int, int, int]]]:
-    """Header, fixed part and directory of an object; cores, indexes and frames follow in the order of ``rows``.
+    """Encode header, fixed part and directory of an object; cores, indexes and frames follow in the order of ``rows``.
 
-    Args: landed is what an entry of the log says of those before it; None: nothing.
-    Returns: the bytes, and where in the object each block's core, index and frames begin.
+    Args: landed is the number up to which all earlier entries of the log were stored; None: not known.
+    Returns: the bytes, and the places of each block's core, index and frames in the object.
     """
     core_bytes, index_bytes, frames_bytes = ([row[at] for row in rows] for at in (4, 5, 6))
     cores, indexes, frames = sum(core_bytes), sum(index_bytes), sum(frames_bytes)

@@ -1,9 +1,9 @@
-"""Core and index of a small block in a few calls of ``struct``: the bytes that ``encode_core`` and ``encode_index`` give,
-but that a short index is not compressed.
+"""Encodes core and index of a small block in a few calls of ``struct``, to the same bytes as ``encode_core`` and
+``encode_index``, except that a short index is not compressed.
 
-When a thousand streams share a segment, the cost of each block dominates. Most are of a few messages under one
-subject, without headers, gaps, removals or records, so most of their fields are 0 or repeat others: here they
-are the padding of a layout. All other blocks take the general encoders (see ``is_small``).
+When a thousand streams share a segment, the cost of each block dominates. Most blocks are of a few messages with one
+subject, without headers, gaps, removals or records. So most of their fields are 0 or repeat others: here these fields
+are the padding of a layout. The general encoders encode all other blocks (see ``is_small``).
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from broker.storage.format.section import Compressed, SectionCodec, SectionHeade
 __all__ = ["COMPRESSED_MIN", "NAME_BYTES_MAX", "SmallEncoder"]
 
 COMPRESSED_MIN: Final = 256
-"""Bytes of an index that are worth the 4 µs of compressing: fewer save a few dozen at most."""
+"""The shortest index that is compressed, which takes 4 µs: for a shorter one that would save a few dozen bytes at
+most."""
 
 NAME_BYTES_MAX: Final = 64
-"""Of a small block's subject: so that nothing tries to compress its core."""
+"""The longest subject of a small block, such that compressing its core cannot help."""
 
 _CORE: Final = struct.Struct("<12s I Q 20s QQQQ qq QQQQ q 8x I IIII".replace(" ", ""))
 """The common prefix; messages, stream, position and id; first_seq, last_seq, bytes, raw bytes, times; outcome; no
-removed ranges and no records; bytes of the summary, which is all there is; the header of the section."""
+removed ranges and no records; bytes of the summary, the only section; the header of the section."""
 
 _INDEX: Final = struct.Struct("<8s Q 20s Q I 8s I IIII".replace(" ", ""))
 """The common prefix; stream, position and id, first_seq; messages, one frame, one subject; bytes of its name;
@@ -59,11 +60,12 @@ class SmallEncoder:
         self._pack = msgpack.Packer(use_bin_type=True).pack
 
     def encode(self, stream_id: int, first_seq: int, subject: bytes, stamps: Sequence[int], lens: Sequence[int],
-               size: int, outcome: Outcome, frame: Compressed) -> tuple[bytes, bytes, tuple[SectionHeader, bytes], SubjectSummary]:
-        """One block, of at least one message.
+               size: int, outcome: Outcome, frame: Compressed
+               ) -> tuple[bytes, bytes, tuple[SectionHeader, bytes], SubjectSummary]:
+        """Encode one block of at least one message.
 
-        Args: stamps are the times of its messages, not falling, or the one that all have; size is what the stream
-            counts for ``lens``; frame has their bodies.
+        Args: stamps are the times of its messages, ascending, or one time for all. size is that of the messages in the
+            stream's bytes. lens are the lengths of their bodies, and frame has the bodies.
         Returns: core, index, frame, and the summary.
         """
         position, object_id, codec = self._position, self._object_id, self._codec
@@ -71,10 +73,10 @@ class SmallEncoder:
         last_seq, first_time_ns, last_time_ns = first_seq + count - 1, stamps[0], stamps[-1]
         summary = ((subject, count, first_seq, last_seq),)
         sections = self._pack(summary)
-        said = len(sections)
-        header, sections = codec.seal((sections, said, 0), (position, object_id, stream_id, _IN_CORE, 0))
+        summary_bytes = len(sections)
+        header, sections = codec.seal((sections, summary_bytes, 0), (position, object_id, stream_id, _IN_CORE, 0))
         fixed = _CORE.pack(self._core, count, stream_id, place, first_seq, last_seq, size, frame[1], first_time_ns,
-                           last_time_ns, *outcome, said, *header)
+                           last_time_ns, *outcome, summary_bytes, *header)
         core = b"%b%b%b" % (fixed, crc32(fixed).to_bytes(4, "little"), sections)
 
         sealed = codec.seal(frame, (position, object_id, stream_id, _IN_FRAME, 0))

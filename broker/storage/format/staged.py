@@ -1,13 +1,14 @@
-"""Staged blocks: made by somebody who did not know which place their messages would get in the stream.
+"""Staged blocks: their writer did not know the places of the messages in the stream.
 
-In such a block sequences count from 1, and times are as its writer gave them. The reference in the stream's block table says
-which sequences and times they have: both follow from its first and last ones alone, so the object is never rewritten.
+In such a block sequences count from 1, and times are those of its writer. The reference in the stream's block table has
+the first and the last sequence and time that the messages get. All others follow from these, so the object is never
+rewritten.
 
     in the object     1 2 3 …        09:00  09:00  09:05
-    low and high                     09:01 (what the stream had last) to 09:04 (when it was adopted)
+    low and high                     09:01 (the stream's last time) to 09:04 (the time of adoption)
     the reference     71 72 73 …     09:01  09:01  09:04
 
-The run's key has epoch 0, which no owner has, and the time when it was made, in milliseconds, for a number.
+The run's key has epoch 0, which no owner has, and as its number the time at which it was made, in milliseconds.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ STAGED_EPOCH: Final = 0
 
 
 def staged_position(made_at_ns: int) -> Position:
-    """The position in the key of a run that was staged at this time."""
+    """Return the position in the key of a run that was staged at this time."""
     return Position(STAGED_EPOCH, min(max(made_at_ns, 0) // 1_000_000, NUMBER_MAX))
 
 
 def placed(ref: BlockRef, first_seq: int, low_ns: int, high_ns: int) -> BlockRef:
-    """``ref`` of a staged block as the stream has it: from ``first_seq`` on, with all times within low to high."""
+    """Return the stream's reference to a staged block: sequences from ``first_seq`` on, times clipped to low..high."""
     shift = first_seq - ref.first_seq
     subjects = ref.subjects
     if subjects is not None:

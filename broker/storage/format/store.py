@@ -1,4 +1,4 @@
-"""``format``: written once for each store: the version of its format, and its id."""
+"""``format``: the object with the version of a store's format and its id, written once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["StoreFormat"]
 
 
 class StoreFormat(NamedTuple):
-    """version: the format of the whole store. store_id: 16 random bytes. made_at_ns: UTC."""
+    """The format of a whole store.
+
+    Attributes: version is the newest version of its objects; store_id are 16 random bytes; made_at_ns is UTC.
+    """
 
     version: int
     store_id: bytes
@@ -20,19 +23,19 @@ class StoreFormat(NamedTuple):
 
     @classmethod
     def make(cls, store_id: bytes, made_at_ns: int) -> StoreFormat:
-        """The format of a new store."""
+        """Return the format of a new store."""
         if len(store_id) != NONCE_BYTES:
             raise ValueError(f"a store's id has {NONCE_BYTES} bytes")
         return cls(FORMAT_VERSION, store_id, made_at_ns)
 
     def encode(self) -> bytes:
-        """The whole object: it has no writer of its own, so that putting it again puts the same bytes."""
+        """Return the whole object. It names no writer, so that each put has the same bytes."""
         body = {"version": self.version, "store_id": self.store_id, "made_at_ns": self.made_at_ns}
         return encode_document(ObjectKind.FORMAT, Position(0, 0), self.store_id, body)
 
     @classmethod
     def decode(cls, data: bytes) -> StoreFormat:
-        """Raises: Corrupt; VersionUnknown when the store belongs to a newer broker."""
+        """Decode the object. Raises: Corrupt; VersionUnknown if the store belongs to a newer broker."""
         header, body = decode_document(data, ObjectKind.FORMAT)
         version = field(body, "version", int, header.name)
         if version > FORMAT_VERSION:

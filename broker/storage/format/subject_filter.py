@@ -1,16 +1,18 @@
-"""The subjects of a block in about a byte each: says for certain that a subject is not there, or that it may be.
+"""A filter of a block's subjects, about a byte each: it shows for certain that a subject is absent, or that it may be
+present.
 
-For blocks whose subjects are too many for a summary. A filter is a set of *entries*: every subject, and every beginning of
-one that ends before a dot. So it answers for a literal subject, and for a pattern by its tokens before the first wildcard.
+It is for blocks with too many subjects for a summary. A filter is a set of *entries*: every subject, and every
+beginning of a subject that ends before a dot. So it can be asked about a literal subject, or about a pattern by its
+tokens before the first wildcard.
 
     entries of orders.eu.17    orders.eu.17, orders.eu, orders
-    value of an entry         crc32(entry) mod places     (not its highest bits: of similar subjects those are alike)
-    filter                    places (4 bytes), then the values in rising order as differences of a byte each;
+    value of an entry         crc32(entry) mod places     (not its highest bits: similar subjects share them)
+    filter                    places (4 bytes), then the values in ascending order as differences of a byte each;
                               a difference above 255 is written as several bytes
     a value is in the set if it is one of the running sums
 
-With 64 places for each entry a filter takes 1.02 bytes an entry, and 1.6 % of the absent subjects seem to be there. A Bloom
-filter of that size errs more often (2.3 %), and setting its bits one by one takes Python two to three times as long.
+With 64 places for each entry a filter takes 1.02 bytes an entry, and wrongly includes 1.6 % of the absent subjects. A
+Bloom filter of that size has more errors (2.3 %), and setting its bits one by one takes two to three times as long.
 """
 
 from __future__ import annotations
@@ -25,25 +27,26 @@ __all__ = ["FILTER_BYTES_BOUND", "FILTER_ENTRIES_MAX", "check_filter", "encode_f
            "may_hold", "pattern_hash", "prefix_hash", "subject_hash"]
 
 FILTER_ENTRIES_MAX: Final = 2048
-"""With more, a block has no filter: block references stay in memory, in the broker and in Spark's planner."""
+"""The most entries of a filter. References with filters stay in memory, in the broker and in Spark's planner."""
 FILTER_BYTES_BOUND: Final = 1 << 16
-"""The most that a reader accepts."""
+"""The longest filter that a reader accepts."""
 
 _PLACES: Final = 64
 _LONG: Final = 512
-"""Bytes of a subject from which on its beginnings are not copied."""
+"""The length of a subject from which on its beginnings are not copied."""
 _AT: Final = 4
 _SET_FROM: Final = 4
-"""From this many hashes on, a set of the values pays off."""
+"""The number of hashes from which on a set of the values is faster."""
 
 
 def subject_hash(subject: bytes) -> int:
-    """The hash of one subject, or of a beginning before a dot."""
+    """Return the hash of one subject, or of a beginning before a dot."""
     return crc32(subject)
 
 
 def pattern_hash(pattern: bytes) -> int | None:
-    """The hash of an entry in every block that holds a subject matching the NATS ``pattern``; None: there is none."""
+    """Return the hash of an entry in every block with a subject that matches the NATS ``pattern``; None: there is
+    none."""
     tokens = pattern.split(b".")
     for i, token in enumerate(tokens):
         if token in (b"*", b">"):
@@ -52,7 +55,7 @@ def pattern_hash(pattern: bytes) -> int | None:
 
 
 def prefix_hash(prefix: bytes) -> int | None:
-    """The same for all subjects that begin with the bytes ``prefix``."""
+    """Return the hash of an entry in every block with a subject that begins with ``prefix``; None: there is none."""
     return _hash_or_none(prefix.rpartition(b".")[0])
 
 
@@ -61,10 +64,10 @@ def _hash_or_none(beginning: bytes) -> int | None:
 
 
 def entry_hashes(subjects: Collection[bytes]) -> set[int]:
-    """The hashes of the subjects, and of every beginning of one that ends before a dot; up to the level that makes them too many.
+    """Return the hashes of all entries for the subjects, or of more than ``FILTER_ENTRIES_MAX``.
 
-    Beginnings are shared by many subjects, so they are cut off level by level. Of a long subject that would copy megabytes: its
-    tokens are hashed one after the other.
+    Many subjects share beginnings, so these are cut off level by level. For a long subject that would copy megabytes,
+    so its tokens are hashed one after the other.
     """
     entries = {subject for subject in subjects if len(subject) <= _LONG}
     level: Collection[bytes] = entries
@@ -95,7 +98,7 @@ def _hashes_of_one(subject: bytes) -> set[int]:
 
 
 def encode_filter(subjects: Collection[bytes]) -> bytes | None:
-    """The filter of these subjects; None if there are none, or too many entries. Costs about 0.3 µs a subject."""
+    """Return the filter of these subjects; None if there are none or too many entries. Costs about 0.3 µs a subject."""
     if not 0 < len(subjects) <= FILTER_ENTRIES_MAX:
         return None
     hashes = entry_hashes(subjects)
@@ -110,20 +113,20 @@ def encode_filter(subjects: Collection[bytes]) -> bytes | None:
 
 
 def check_filter(data: object) -> bytes:
-    """``data`` itself. Raises: ValueError unless it is a filter."""
+    """Return ``data`` itself. Raises: ValueError if it is no filter."""
     if not isinstance(data, bytes) or not _AT < len(data) <= FILTER_BYTES_BOUND or not any(data[:_AT]):
         raise ValueError("not a subject filter")
     return data
 
 
 def holds_all(data: bytes, hashes: Iterable[int]) -> bool:
-    """Whether the filter ``data`` has all entries with these hashes, as far as it can tell."""
+    """Return whether the filter may have all entries with these hashes; True may be wrong, False never is."""
     places = int.from_bytes(data[:_AT], "little")
     return {crc % places for crc in hashes} <= set(accumulate(data[_AT:]))
 
 
 def may_hold(data: bytes, hashes: Collection[int]) -> bool:
-    """Whether the filter ``data`` has an entry with one of these hashes; True may be wrong, False never is."""
+    """Return whether the filter may have an entry with one of these hashes; True may be wrong, False never is."""
     places = int.from_bytes(data[:_AT], "little")
     values = accumulate(data[_AT:])
     if len(hashes) < _SET_FROM:

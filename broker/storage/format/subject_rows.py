@@ -1,12 +1,12 @@
-"""The body of a SUBJECTS page: subject, sequence and size of neighbouring messages of one stream, without times or places.
+"""The body of a SUBJECTS page: subjects, sequences and sizes of successive messages of one stream.
 
     [first_seq, last_seq, messages, seqs, subject ids, sizes, name lengths, names]      a column: [base, width, cells]
 
-It holds for whatever becomes of the messages and of the blocks that they are in: a sequence never gets another subject. Which of
-them still live is known from the block table alone. All messages of the stream within first_seq..last_seq are here, except those
-that were dead already when the page was made.
+A page stays valid even if messages are removed or their blocks are merged: a sequence never gets another subject. Only
+the block table knows which of the messages are live. The page has all messages of the stream within
+first_seq..last_seq, except those that were dead when it was made.
 
-``seqs`` of width 0 run on from its base. Names are the distinct subjects in order of their bytes, side by side.
+``seqs`` without cells (width 0) ascend by one from the base. Names are the distinct subjects in order of their bytes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 __all__ = ["SubjectRows", "SubjectRowsWriter"]
 
 _ROWS_MAX = 1 << 24
-"""A reader allocates no more because a page says so; writers stay far below."""
+"""The most messages that a reader accepts; writers stay far below."""
 _SIZE_MAX = (1 << 32) - 1
 _AT_ONCE = 4096
-"""Messages, or names, that one call of a function in C looks at, about 2 ms: it holds the interpreter, and with it the threads
-that run beside it."""
+"""Messages, or names, that one call of a C function processes in about 2 ms: it holds the interpreter, and so stops the
+other threads."""
 
 Span = tuple[int, int]
-"""From the first sequence to the last, both included."""
+"""The first and the last sequence, both included."""
 
 
 class SubjectRows:
-    """Messages ``first_seq`` to ``last_seq`` of one stream, by ordinal. Immutable. ``seqs`` None: they run on from ``begin``."""
+    """The messages ``first_seq`` to ``last_seq`` of one stream, by ordinal. Immutable.
+
+    ``seqs`` None: sequences ascend by one from ``begin``.
+    """
 
     __slots__ = ("begin", "count", "first_seq", "ids", "last_seq", "names", "seqs", "sizes")
 
@@ -53,37 +56,38 @@ class SubjectRows:
         self.count = len(ids)
 
     def ordinal_of(self, seq: int) -> int:
-        """Ordinal of the first message at or after ``seq``; ``count`` when there is none."""
+        """Return the ordinal of the first message at or after ``seq``; ``count`` if there is none."""
         if self.seqs is not None:
             return bisect_left(self.seqs, seq)
         return min(max(seq - self.begin, 0), self.count)
 
     def seq_of(self, ordinal: int) -> int:
-        """Sequence of message ``ordinal``."""
+        """Return the sequence of message ``ordinal``."""
         return self.begin + ordinal if self.seqs is None else self.seqs[ordinal]
 
     def subject_of(self, ordinal: int) -> bytes:
-        """Subject of message ``ordinal``."""
+        """Return the subject of message ``ordinal``."""
         return self.names[self.ids[ordinal]]
 
     def size_of(self, ordinal: int) -> int:
-        """What message ``ordinal`` counts for in its stream's ``bytes``."""
+        """Return the size of message ``ordinal`` as its stream's ``bytes`` counts it."""
         return self.sizes[ordinal]
 
     def between(self, start: int, end: int) -> tuple[Sequence[bytes], Sequence[int], Sequence[int]]:
-        """Subject, 1 and sequence of each of the messages ``start`` to ``end`` (half open)."""
+        """Return subject, 1 and sequence of each of the messages ``start`` to ``end`` (half open), as columns."""
         seqs = range(self.begin + start, self.begin + end) if self.seqs is None else self.seqs[start:end]
         return list(map(self.names.__getitem__, self.ids[start:end])), [1] * (end - start), seqs
 
     def pack(self) -> list[Any]:
-        """For a page."""
+        """Return the rows as a value for a page."""
         seqs = Column(self.begin, 0, b"") if self.seqs is None else Column.of(self.seqs, base=self.begin)
-        return [self.first_seq, self.last_seq, self.count, list(seqs), list(Column.of(self.ids)), list(Column.of(self.sizes)),
+        return [self.first_seq, self.last_seq, self.count, list(seqs), list(Column.of(self.ids)),
+                list(Column.of(self.sizes)),
                 list(Column.of(list(map(len, self.names)))), len(self.names), b"".join(self.names)]
 
     @classmethod
     def unpack(cls, packed: Any) -> SubjectRows:
-        """Raises: TypeError or ValueError when ``packed`` is not what ``pack`` gives."""
+        """Return the rows that ``pack`` packed. Raises: TypeError or ValueError for any other value."""
         first_seq, last_seq, count, seqs, ids, sizes, lengths, names_count, names_bytes = packed
         if (not 0 <= first_seq <= last_seq or not 0 < count <= min(_ROWS_MAX, last_seq - first_seq + 1)
                 or not 0 < names_count <= count):
@@ -117,7 +121,7 @@ def _filled(column: Any, count: int) -> Sequence[int]:
 
 
 class SubjectRowsWriter:
-    """Collects messages in the order of their sequences, from blocks' heads and earlier pages, as far as they are not dead."""
+    """Collects live messages in the order of their sequences, from blocks' heads and earlier pages."""
 
     def __init__(self, first_seq: int) -> None:
         self.first_seq = first_seq
@@ -132,7 +136,7 @@ class SubjectRowsWriter:
         return len(self._row_ids)
 
     def add_head(self, head: Head, first: int, last: int, dead: Iterable[Span]) -> None:
-        """The messages ``first`` to ``last`` of a block but those in ``dead``, which rises."""
+        """Add the messages ``first`` to ``last`` of a block, except those in ``dead``, which are ascending."""
         names = head.subjects if isinstance(head.subjects, list) else list(head.subjects)
         count = head.count
         lengths = [ROW_BYTES + len(name) for name in names]
@@ -147,12 +151,12 @@ class SubjectRowsWriter:
         self._add(names, seqs, ids, sizes, first, last, dead)
 
     def add_rows(self, rows: SubjectRows, first: int, last: int, dead: Iterable[Span]) -> None:
-        """As ``add_head``, of a page."""
+        """Add messages of a page, as ``add_head`` does for a block."""
         seqs = rows.seqs if rows.seqs is not None else range(rows.begin, rows.begin + rows.count)
         self._add(rows.names, seqs, rows.ids, rows.sizes, first, last, dead)
 
-    def _add(self, names: Sequence[bytes], seqs: Sequence[int], ids: Sequence[int], sizes: Sequence[int], first: int, last: int,
-             dead: Iterable[Span]) -> None:
+    def _add(self, names: Sequence[bytes], seqs: Sequence[int], ids: Sequence[int], sizes: Sequence[int], first: int,
+             last: int, dead: Iterable[Span]) -> None:
         mine = self._ids
         known = len(mine)
         place = [mine.setdefault(name, len(mine)) for name in names]
@@ -169,7 +173,7 @@ class SubjectRowsWriter:
         self.last_seq = last
 
     def rows(self) -> SubjectRows | None:
-        """All of them; None when there are none."""
+        """Return all messages; None if there are none."""
         if not self._row_ids:
             return None
         listed, mine = list(self._ids), self._ids
@@ -187,5 +191,5 @@ class SubjectRowsWriter:
 
 
 def _in_order(names: Sequence[bytes]) -> list[bytes]:
-    """``sorted(names)``, in slices."""
+    """Return ``sorted(names)``, computed in slices."""
     return list(merge(*[sorted(names[at:at + _AT_ONCE]) for at in range(0, len(names), _AT_ONCE)]))

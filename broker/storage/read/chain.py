@@ -20,7 +20,7 @@ from functools import partial
 
 from broker.storage.format.errors import Corrupt, CutOff, VersionUnknown
 from broker.storage.format.header import EPOCH_MAX, HEADER_BYTES, ObjectHeader, ObjectKind, Position
-from broker.storage.format.log_end import SAID_BYTES, is_being_copied, proves
+from broker.storage.format.log_end import PROOF_BYTES, is_being_copied, proves
 from broker.storage.format.opening import decode_opening
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.segment import HEAD_BYTES, PUTS_IN_FLIGHT_MAX, SegmentHead, decode_head
@@ -132,7 +132,7 @@ class Chain:
             ranges: list[tuple[str, int, int | None]] = [(log(position), 0, HEAD_BYTES) for position in positions]
             proof = Position(epoch, number + PUTS_IN_FLIGHT_MAX)
             if end is None and proof not in positions:
-                ranges.append((log(proof), 0, SAID_BYTES))
+                ranges.append((log(proof), 0, PROOF_BYTES))
             found = yield Gets(ranges)
             known = dict(zip([*positions, proof], found, strict=False))
             for position in positions:
@@ -161,7 +161,7 @@ class Chain:
         """
         asked = [one for number in later if (one := Position(position.epoch, number)) not in known]
         if asked:
-            known |= zip(asked, (yield Gets([(self.paths.log(one), 0, SAID_BYTES) for one in asked])), strict=True)
+            known |= zip(asked, (yield Gets([(self.paths.log(one), 0, PROOF_BYTES) for one in asked])), strict=True)
         if not any(proves(data, one, position) for one, data in known.items()):
             return None
         key = self.paths.log(position)

@@ -1,4 +1,4 @@
-"""How an owner answered a request: kept with the stream, so that whoever asked finds it in the store too."""
+"""The owner's answer to a request. It is kept with the stream, so that the writer finds it in the store."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ REFUSED: Final = "refused"
 
 
 class Answer(Value):
-    """``granted``: the messages have first_seq to last_seq, but for ``duplicates`` of them, which were dropped. Where all
-    were, first_seq is above last_seq. ``refused``: ``why``, in nats-server's words where it has some, and the ``nonce`` of the
-    object that was refused, b"" where an earlier release did: another request with that id may be granted."""
+    """An answer to a request.
+
+    Attributes: ``state`` GRANTED: the messages have first_seq to last_seq, except ``duplicates`` of them, which were
+        dropped; if all were dropped, first_seq is above last_seq. ``state`` REFUSED: ``why`` is the reason, in
+        nats-server's words if it has some, and ``nonce`` is that of the refused object, b"" in answers of earlier
+        releases. A request with the same id and another nonce may be granted.
+    """
 
     request_id: int
     state: str
@@ -32,29 +36,31 @@ class Answer(Value):
 
     @property
     def key(self) -> str:
-        """Its key among the stream's extra members."""
+        """The key of the answer among the stream's extra members."""
         return f"{ANSWER}{self.request_id:016x}"
 
     def pack(self) -> list[Any]:
-        """For the record."""
+        """Return the answer as a value for the record."""
         if self.state == REFUSED:
             return [self.state, self.at_ns, self.err_code, self.why, self.nonce]
         return [self.state, self.at_ns, self.first_seq, self.last_seq, self.messages, self.duplicates]
 
     @classmethod
     def all_of(cls, extra: Mapping[str, Any]) -> Iterator[Answer]:
-        """Those among a stream's extra members."""
+        """Iterate over the answers among a stream's extra members."""
         for key, value in extra.items():
             if key.startswith(ANSWER):
                 state, at_ns, *rest = value
                 request_id = int(key.removeprefix(ANSWER), 16)
                 if state == REFUSED:
-                    yield cls(request_id, state, at_ns, err_code=rest[0], why=rest[1], nonce=rest[2] if len(rest) > 2 else b"")
+                    yield cls(request_id, state, at_ns, err_code=rest[0], why=rest[1],
+                              nonce=rest[2] if len(rest) > 2 else b"")
                 else:
                     yield cls(request_id, state, at_ns, *rest[:4])
 
 
 def answer_in(extra: Mapping[str, Any], request_id: int) -> Answer | None:
-    """The answer to one request, from a stream's extra members in any reader's state; None: there is none yet."""
+    """Return the answer to one request, from a stream's extra members in any reader's state; None: there is none
+    yet."""
     value = extra.get(f"{ANSWER}{request_id:016x}")
     return None if value is None else next(Answer.all_of({f"{ANSWER}{request_id:016x}": value}))

@@ -1,8 +1,8 @@
-"""Reads staged runs for the shard's owner: every byte is checked before anything relies on it, and what a stream has to know
-of the messages is gathered.
+"""Reads staged runs for the shard's owner, checks every byte, and collects the facts that a stream needs of the
+messages.
 
-The frames stay where they are, as they are. All are compared with their checksums; those of messages with headers are decoded
-too, since a reader's library has to parse these.
+Frames stay unchanged in their objects. All are compared with their checksums. Those of messages with headers are also
+decoded, since a reader's library has to parse the headers.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from broker.storage.paths import StreamPaths
 from broker.storage.staging.headers import first_flaw
 from broker.storage.staging.subjects import is_stageable
 
-__all__ = ["SUBJECTS_MAX", "Aside", "Ids", "NotAdoptable", "Staged", "StagedBlock", "read_staged"]
+__all__ = ["SUBJECTS_MAX", "Ids", "InThread", "NotAdoptable", "Staged", "StagedBlock", "read_staged"]
 
 SUBJECTS_MAX: Final = 1 << 20
-"""Of one request: they are in memory together."""
+"""The most subjects of one request: they are in memory together."""
 
 ID_BYTES: Final = 140
-"""What a duplicate window counts for an id besides its bytes."""
+"""The bytes that a duplicate window counts for an id besides the id itself."""
 
 _READ_BYTES: Final = 8 << 20
 _LARGE: Final = 16 << 20
 
 
-Aside = Callable[..., Awaitable[Any]]
-"""aside(fn, *args): the result of the call, which may take milliseconds."""
+InThread = Callable[..., Awaitable[Any]]
+"""in_thread(fn, *args) calls a function that may take milliseconds, and returns its result."""
 
 
 class NotAdoptable(Exception):
@@ -52,8 +52,11 @@ class NotAdoptable(Exception):
 
 
 class Ids(NamedTuple):
-    """The messages of a block that have ids, as columns: there may be a million. Their places in the block, ids, times as they
-    were written, what they count for, and their subjects' places in ``names``."""
+    """The messages of a block that have ids, as columns: there may be a million.
+
+    ``ordinals`` are their places in the block, ``times`` those of their writer, ``sizes`` those in the stream's bytes,
+    and ``subjects`` indexes into ``names``.
+    """
 
     ordinals: Sequence[int]
     ids: Sequence[bytes]
@@ -63,11 +66,11 @@ class Ids(NamedTuple):
     names: Sequence[bytes]
 
     def subject(self, at: int) -> bytes:
-        """The subject of the ``at``-th of them."""
+        """Return the subject of message ``at`` of these."""
         return self.names[self.subjects[at]]
 
     def within(self, start: int, count: int) -> list[bytes]:
-        """The id of each of ``count`` messages of the block, b"" for those that have none."""
+        """Return the id of each of ``count`` messages of the block, b"" for a message without id."""
         found, ordinals = [b""] * count, self.ordinals
         for at in range(bisect_left(ordinals, start), bisect_left(ordinals, start + count)):
             found[ordinals[at] - start] = self.ids[at]
@@ -75,8 +78,8 @@ class Ids(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """Frame ``number`` of a block; ``offset`` in the object, ``size`` as stored. ``ids``: those of the block, if that
-    has headers or ids."""
+    """Frame ``number`` of a block: its ``offset`` in the object and its stored ``size``. ``ids`` are those of the
+    block, None if its messages have neither headers nor ids."""
 
     offset: int
     size: int
@@ -86,7 +89,7 @@ class _Frame(NamedTuple):
 
 
 class StagedBlock(NamedTuple):
-    """``ref`` counts sequences from 1."""
+    """A block of a staged run. ``ref`` counts sequences from 1."""
 
     ref: BlockRef
     ids: Ids
@@ -94,7 +97,7 @@ class StagedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class Staged:
-    """What the runs of one request hold. ``*_max``: the largest of all messages, as the limits of a stream count."""
+    """The contents of the runs of one request. ``*_max`` is the largest of all messages, as a stream's limits count."""
 
     blocks: list[StagedBlock] = field(default_factory=list)
     subjects: Counter[bytes] = field(default_factory=Counter)
@@ -103,17 +106,19 @@ class Staged:
     body_bytes_max: int = 0
     header_bytes_max: int = 0
     size_max: int = 0
-    """What the largest message counts for; of small ones, at least that."""
+    """The size of the largest message; for small messages an upper bound."""
     ids_bytes: int = 0
 
 
 
-async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: int, aside: Aside = asyncio.to_thread) -> Staged:
-    """Read and check all runs of ``request``, decoding ``aside``. Raises: NotAdoptable; StoreError."""
+async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: int,
+                      in_thread: InThread = asyncio.to_thread) -> Staged:
+    """Read and check all runs of ``request``. Raises: NotAdoptable; StoreError."""
     runs = request.runs
     if not runs or len(runs) > RUNS_MAX or sum(run.blocks for run in runs) > BLOCKS_MAX or sum(
             run.messages for run in runs) > MESSAGES_MAX:
-        raise NotAdoptable(f"a request is for 1 to {RUNS_MAX} runs, of at most {BLOCKS_MAX} blocks and {MESSAGES_MAX} messages")
+        raise NotAdoptable(
+            f"a request is for 1 to {RUNS_MAX} runs, of at most {BLOCKS_MAX} blocks and {MESSAGES_MAX} messages")
     if len({run[:2] for run in runs}) < len(runs):
         raise NotAdoptable("it names a run twice")
     staged = Staged()
@@ -121,7 +126,7 @@ async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: in
     for run in runs:
         key = paths.run(run.position, run.run_id)
         try:
-            await _read_run(store, key, run, request.stream_id, staged, ids_bytes_max, aside)
+            await _read_run(store, key, run, request.stream_id, staged, ids_bytes_max, in_thread)
         except NotFound:
             raise NotAdoptable(f"{key} is not there") from None
         except FormatError as error:
@@ -130,39 +135,39 @@ async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: in
 
 
 async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int, staged: Staged, ids_bytes_max: int,
-                    aside: Aside) -> None:
-    """Raises: NotAdoptable; NotFound; StoreError; FormatError."""
+                    in_thread: InThread) -> None:
+    """Read and check one run. Raises: NotAdoptable; NotFound; StoreError; FormatError."""
     head = await _head(store, key, run)
     if len(head.rows) != run.blocks or head.header.size != run.size or any(
             row.stream_id != stream_id or not row.messages for row in head.rows) or sum(
             row.messages for row in head.rows) != run.messages:
-        raise NotAdoptable(f"{key} is not what the request says of it")
+        raise NotAdoptable(f"{key} does not match the request")
     if any(row.messages > BLOCK_MESSAGES_MAX for row in head.rows):
         raise NotAdoptable(f"{key} has a block of more than {BLOCK_MESSAGES_MAX} messages")
     frames: list[_Frame] = []
     for i, row in enumerate(head.rows):
-        core = await aside(_core, head, i)
+        core = await in_thread(_core, head, i)
         ref = row.ref(BlockPlace.STAGED, core)
         if not core.staged or core.removed or any(record.kind != MessageIds.KIND for record in core.records):
             raise NotAdoptable(f"{key} has a block that is no staged one")
         data = await store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
-        frames += await aside(_take, staged, key, ref, core, data)
+        frames += await in_thread(_gather, staged, key, ref, core, data)
         if staged.ids_bytes > ids_bytes_max:
             raise NotAdoptable("it has more message ids than the stream's duplicate window can hold: "
                                "make several requests of it, or leave the ids out")
-        *full, frames = _spans(frames)  # so that no more than some blocks' indexes are in memory
+        *full, frames = _spans(frames)  # check all but the last now, so that only some blocks' indexes are in memory
         for span in full:
-            await _check_span(store, key, run.size, span, aside)
-    await _check_span(store, key, run.size, frames, aside)
+            await _check_span(store, key, run.size, span, in_thread)
+    await _check_span(store, key, run.size, frames, in_thread)
 
 
-async def _check_span(store: ObjectStore, key: str, size: int, span: Sequence[_Frame], aside: Aside) -> None:
-    """Raises: NotAdoptable; NotFound; StoreError; FormatError."""
+async def _check_span(store: ObjectStore, key: str, size: int, span: Sequence[_Frame], in_thread: InThread) -> None:
+    """Read and check successive frames. Raises: NotAdoptable; NotFound; StoreError; FormatError."""
     if span:
         start, end = span[0].offset, span[-1].offset + span[-1].size
-        # One byte more: an object that is longer than it should be has been tampered with too.
+        # Read one byte more: an object that is too long has been changed too.
         data = await store.get(key, start, end + 1 if end == size else end)
-        await aside(_check_frames, key, data, start, end, span)
+        await in_thread(_check_frames, key, data, start, end, span)
 
 
 async def _head(store: ObjectStore, key: str, run: StagedRun) -> SegmentHead:
@@ -176,17 +181,20 @@ async def _head(store: ObjectStore, key: str, run: StagedRun) -> SegmentHead:
 
 
 def _core(head: SegmentHead, i: int) -> BlockCore:
-    """In a thread: it may have a hundred thousand message ids. Raises: FormatError."""
+    """Decode a core in a thread: it may have a hundred thousand message ids. Raises: FormatError."""
     return head.core(i, everything=True)
 
 
-def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes) -> list[_Frame]:
-    """Gather what the block has; returns its frames. In a thread. Raises: NotAdoptable; FormatError."""
+def _gather(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes) -> list[_Frame]:
+    """Check the index of a block in a thread, and add the block to ``staged``. Returns: its frames.
+
+    Raises: NotAdoptable; FormatError.
+    """
     head = decode_index(data, ref, key)
     check_agreement(core, head, key, ref.core_offset)
     _check_lengths(head, key)
     if not 0 <= ref.first_time_ns <= ref.last_time_ns:
-        raise NotAdoptable(f"{key} has times that fall, or are none")
+        raise NotAdoptable(f"{key} has times that descend, or are negative")
     if not all(map(is_stageable, head.subjects)):
         subject = next(subject for subject in head.subjects if not is_stageable(subject))
         raise NotAdoptable(f"{key} has the subject {subject[:80]!r}, which no message can have")
@@ -195,7 +203,8 @@ def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes)
         raise NotAdoptable(f"it has more than {SUBJECTS_MAX} subjects: make several requests of it")
     staged.messages += ref.count
     staged.size_bytes += ref.bytes
-    staged.body_bytes_max = max(staged.body_bytes_max, head.body_len if head.body_lens is None else max(head.body_lens))
+    staged.body_bytes_max = max(staged.body_bytes_max,
+                                head.body_len if head.body_lens is None else max(head.body_lens))
     staged.header_bytes_max = max(staged.header_bytes_max, head.hlen if head.hlens is None else max(head.hlens))
     exact = staged.body_bytes_max > _LARGE
     staged.size_max = max(staged.size_max, max(map(head.size_of, range(head.count))) if exact else
@@ -210,13 +219,14 @@ def _take(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes)
 
 
 def _check_lengths(head: Head, key: str) -> None:
-    """The messages of each frame are as long as the frame. Raises: NotAdoptable."""
+    """Check that the messages of each frame are together as long as the frame. Raises: NotAdoptable."""
     lens, hlens = head.body_lens, head.hlens
     for frame in head.frames:
         size = head.body_len * frame.messages if lens is None else sum(lens[frame.start:frame.start + frame.messages])
         if size != frame.raw_bytes:
             raise NotAdoptable(f"{key} has a frame of which {LENGTHS_DIFFER}")
-    if any(map(gt, repeat(head.hlen, head.count) if hlens is None else hlens, repeat(head.body_len) if lens is None else lens)):
+    if any(map(gt, repeat(head.hlen, head.count) if hlens is None else hlens,
+               repeat(head.body_len) if lens is None else lens)):
         raise NotAdoptable(f"{key}: {HEADERS_TOO_LONG}")
 
 
@@ -224,17 +234,19 @@ def _ids(head: Head, core: BlockCore) -> Ids:
     ordinals: tuple[int, ...] = ()
     ids: tuple[bytes, ...] = ()
     for record in core.records:
-        said = MessageIds.decode(record.body)
-        ordinals, ids = (*ordinals, *said.ordinals), (*ids, *said.ids)
-    if ordinals and (ordinals[0] < 0 or ordinals[-1] >= head.count or any(map(ge, ordinals, ordinals[1:])) or not all(ids)):
+        listed = MessageIds.decode(record.body)
+        ordinals, ids = (*ordinals, *listed.ordinals), (*ids, *listed.ids)
+    if ordinals and (ordinals[0] < 0 or ordinals[-1] >= head.count or any(map(ge, ordinals, ordinals[1:]))
+                     or not all(ids)):
         raise NotAdoptable("its message ids are empty, or not in order")
     subjects = [0] * len(ids) if head.subject_ids is None else [head.subject_ids[at] for at in ordinals]
-    return Ids(array("I", ordinals), ids, array("q", map(head.time_of, ordinals)), array("I", map(head.size_of, ordinals)),
+    return Ids(array("I", ordinals), ids, array("q", map(head.time_of, ordinals)),
+               array("I", map(head.size_of, ordinals)),
                array("I", subjects), tuple(head.subjects))
 
 
 def _spans(frames: Sequence[_Frame]) -> list[list[_Frame]]:
-    """Neighbouring frames that are read together; the last of these may get more."""
+    """Divide frames into groups of successive frames that are read together; the last group may get more frames."""
     spans: list[list[_Frame]] = [[]]
     for frame in frames:
         if spans[-1] and frame.offset + frame.size - spans[-1][0].offset > _READ_BYTES:
@@ -244,10 +256,11 @@ def _spans(frames: Sequence[_Frame]) -> list[list[_Frame]]:
 
 
 def _check_frames(key: str, data: bytes, start: int, end: int, span: Sequence[_Frame]) -> None:
-    """``data`` has these frames, as its bytes from start to end. In a thread. Raises: NotAdoptable; FormatError."""
+    """Check the frames in ``data``, the object's bytes from start to end, in a thread. Raises: NotAdoptable;
+    FormatError."""
     view = memoryview(data)
     if len(data) != end - start:
-        raise NotAdoptable(f"{key} is damaged: it has another length than it says")
+        raise NotAdoptable(f"{key} is damaged: its length is not that in its header")
     for frame in span:
         stored = view[frame.offset - start:frame.offset - start + frame.size]
         check_frame(frame.head, frame.number, stored, key)
@@ -258,5 +271,5 @@ def _check_frames(key: str, data: bytes, start: int, end: int, span: Sequence[_F
         found = first_flaw(chunk.hlens or [0] * count, chunk.bodies, ids.within(chunk.start, count))
         if found is not None:
             at, why = found
-            raise NotAdoptable(f"{key} has a message that cannot be staged, number {chunk.start + at + 1} of its block, subject "
-                               f"{chunk.subjects[at].decode('utf-8', 'replace')[:80]!r}: {why}")
+            raise NotAdoptable(f"{key} has a message that cannot be staged, number {chunk.start + at + 1} of its "
+                               f"block, subject {chunk.subjects[at].decode('utf-8', 'replace')[:80]!r}: {why}")

@@ -1,9 +1,9 @@
-"""Which headers staged messages may have: a block that every client library can parse, and nothing that asks the stream for
-something.
+"""The headers that staged messages may have: every client library can parse them, and none asks the stream for an
+action.
 
-A publish may carry any bytes as its headers, and nats-server stores them. Client libraries do not expect it: nats-py reads nothing
-any more after a block without a line break, and takes a status for one of the server's. A client that publishes such headers
-hears of it from its own library; whoever stages them would not.
+A publish may carry any bytes as its headers, and nats-server stores them. Client libraries do not expect that: nats-py
+stops reading after a block without a line break, and takes a status line for one of the server's. A client that
+publishes such headers gets errors from its own library; a writer of staged messages would not.
 
 Source: ADR-4.
 """
@@ -23,12 +23,12 @@ MSG_ID_BLOCK: Final = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n"
 """The header block of a message that has an id and no other header."""
 
 ACTED_UPON: Final = frozenset((
-    b"Nats-Batch-Commit", b"Nats-Batch-Id", b"Nats-Batch-Sequence", b"Nats-Counter-Sources", b"Nats-Expected-Last-Msg-Id",
-    b"Nats-Expected-Last-Sequence", b"Nats-Expected-Last-Subject-Sequence", b"Nats-Expected-Last-Subject-Sequence-Subject",
-    b"Nats-Expected-Stream", b"Nats-Incr", b"Nats-Required-Api-Level", b"Nats-Rollup", b"Nats-Schedule",
-    b"Nats-Schedule-Next", b"Nats-Schedule-Rollup", b"Nats-Schedule-Source", b"Nats-Schedule-TTL", b"Nats-Schedule-Target",
-    b"Nats-Schedule-Time-Zone", b"Nats-Scheduler", b"Nats-Stream-Source", b"Nats-TTL", b"Nats-Request-Info"))
-"""Headers that ask a stream for something beyond storing the message. Nobody would do it for staged ones."""
+    b"Nats-Batch-Commit", b"Nats-Batch-Id", b"Nats-Batch-Sequence", b"Nats-Counter-Sources",
+    b"Nats-Expected-Last-Msg-Id", b"Nats-Expected-Last-Sequence", b"Nats-Expected-Last-Subject-Sequence",
+    b"Nats-Expected-Last-Subject-Sequence-Subject", b"Nats-Expected-Stream", b"Nats-Incr", b"Nats-Required-Api-Level",
+    b"Nats-Rollup", b"Nats-Schedule", b"Nats-Schedule-Next", b"Nats-Schedule-Rollup", b"Nats-Schedule-Source",
+    b"Nats-Schedule-TTL", b"Nats-Schedule-Target", b"Nats-Schedule-Time-Zone", b"Nats-Scheduler", b"Nats-Stream-Source", b"Nats-TTL", b"Nats-Request-Info"))
+"""Headers that ask a stream for something beyond storing the message. Nothing would do it for staged messages."""
 
 _WELL_FORMED: Final = re.compile(rb"NATS/1\.0\r\n(?:[!-9;-~]+:[^\r\n]*\r\n)*\r\n")
 _ASKS: Final = re.compile(rb"\r\n(" + b"|".join(sorted(ACTED_UPON)) + rb"):")
@@ -36,23 +36,26 @@ _ID_BLOCK_BYTES: Final = len(MSG_ID_BLOCK % b"")
 
 
 def flaw(block: bytes) -> str | None:
-    """Why no staged message can have these headers, which are not b""; None: it can."""
+    """Return the reason why no staged message can have this header block, which is not empty; None: it can."""
     if not _WELL_FORMED.fullmatch(block):
-        return ("the headers are no header block: NATS/1.0, then lines of a name (printable, without spaces), a colon and a value, "
-                "then an empty line, each ended by CR LF")
+        return ("the headers are no header block: NATS/1.0, then lines of a name (printable, without spaces), a colon "
+                "and a value, then an empty line, each ended by CR LF")
     if not block.isascii():
         try:
             block.decode()
         except UnicodeDecodeError:
             return "the headers are not UTF-8"
     if (asks := _ASKS.search(block)) is not None:
-        return (f"the header {asks[1].decode()} asks the stream for something that is done for published messages only: "
-                f"leave it out, or publish the message")
+        return (f"the header {asks[1].decode()} asks the stream for something that is done for published messages "
+                f"only: leave it out, or publish the message")
     return None
 
 
 def first_flaw(hlens: Sequence[int], bodies: Sequence[bytes], ids: Sequence[bytes]) -> tuple[int, str] | None:
-    """The first of some messages that cannot be staged, and why. ``ids`` are those they are said to have, b"": none."""
+    """Return the ordinal of the first message that cannot be staged, and why; None: all can.
+
+    Args: ``ids`` are the ids that the block lists for the messages, b"": none.
+    """
     for at, (hlen, body, msg_id) in enumerate(zip(hlens, bodies, ids, strict=True)):
         if not hlen:
             if msg_id:
@@ -61,9 +64,9 @@ def first_flaw(hlens: Sequence[int], bodies: Sequence[bytes], ids: Sequence[byte
         block = body[:hlen]
         if (hlen == _ID_BLOCK_BYTES + len(msg_id) and block == MSG_ID_BLOCK % msg_id and msg_id.isascii()
                 and b"\r" not in msg_id and b"\n" not in msg_id):
-            continue  # most have nothing else
+            continue  # most messages have no other header
         if (why := flaw(block)) is not None:
             return at, why
         if (header_block.get(block, MSG_ID) or b"") != msg_id:
-            return at, f"its headers do not have the message id {msg_id[:80]!r} that the block says"
+            return at, f"its headers do not have the message id {msg_id[:80]!r} that the block lists"
     return None

@@ -1,6 +1,6 @@
-"""Makes a staged run of published messages, which get sequences and time when they join their stream.
+"""Makes a staged run of published messages, which get sequences and times when they join their stream.
 
-For the stream's own owner, which checks the messages itself; others make runs with ``writer``.
+It is for the stream's own owner, which checks the messages itself; other writers make runs with ``writer``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _BLOCK_BYTES: Final = 4 << 20
 
 
 class Row(NamedTuple):
-    """A message as it is stored: the first ``hlen`` bytes of ``body`` are its headers; ``msg_id`` is b"" where it has none."""
+    """A message in its stored form: the first ``hlen`` bytes of ``body`` are its headers; ``msg_id`` is b"" for
+    none."""
 
     subject: bytes
     body: bytes
@@ -33,7 +34,7 @@ class Row(NamedTuple):
 
 
 def in_blocks(rows: Sequence[Row]) -> list[Sequence[Row]]:
-    """``rows`` as they are put into blocks: of 4 MiB, or one larger message."""
+    """Divide ``rows`` into blocks: of at most 4 MiB, or of one larger message."""
     blocks = []
     start = size = 0
     for at, row in enumerate(rows):
@@ -46,7 +47,8 @@ def in_blocks(rows: Sequence[Row]) -> list[Sequence[Row]]:
 
 def encode_run(stream_id: int, position: Position, run_id: int, nonce: bytes, blocks: Sequence[Sequence[Row]],
                codec: SectionCodec) -> tuple[list[bytes], list[BlockRef]]:
-    """The bytes of a run of ``blocks``, and their references; each counts from sequence 1 at time 0. In any thread."""
+    """Return the bytes of a run of ``blocks``, and references to them with sequences from 1 at time 0. In any
+    thread."""
     sealed = []
     for rows in blocks:
         block: OpenBlock[None] = OpenBlock(stream_id, None)
@@ -58,5 +60,6 @@ def encode_run(stream_id: int, position: Position, run_id: int, nonce: bytes, bl
         one = seal_block(block, position, object_id=run_id)
         one.core.staged = True
         sealed.append(one)
-    data = encode_segment(position, nonce, sealed, codec, kind=ObjectKind.RUN, object_id=run_id, place=BlockPlace.STAGED)
+    data = encode_segment(position, nonce, sealed, codec, kind=ObjectKind.RUN, object_id=run_id,
+                          place=BlockPlace.STAGED)
     return data, [ref for one in sealed if (ref := one.ref) is not None]

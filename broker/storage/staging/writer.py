@@ -1,16 +1,16 @@
-"""Makes runs of rows for a stream. No I/O: the caller puts the objects, each with put-if-absent.
+"""Writes rows for a stream into runs. No I/O: the caller puts the objects, each with put-if-absent.
 
     writer = RunWriter("$G", "ORDERS", incarnation, now_ns=time.time_ns())
     for row in rows:
         writer.add(row.subject, row.data, row.headers, msg_id=row.id)
-        for run in writer.take():              # whenever some are complete
+        for run in writer.take():              # complete runs, if any
             store.put(run.key, run.data)
     for run in writer.finish():
         store.put(run.key, run.data)
     request = writer.request(request_id_of("my job", "1"), shard=0)
     store.put(request.key, request.data)       # from now on the owner may let them join
 
-Rows of several writers may join together: ``request`` takes all their entries in the order that is wanted.
+Rows of several writers may join together: ``request_object`` makes a request with all their entries, in their order.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _TIME_MAX: Final = (1 << 63) - 1
 _SUBJECTS_KNOWN_MAX: Final = 65_536
 
 _Row = tuple[bytes, bytes, int, int, bytes]
-"""Subject, body, header bytes, time or 0, message id or b""."""
+"""Subject, body, header bytes, time (0: none), message id (b"": none)."""
 
 
 class RowRefused(ValueError):
-    """A row that no stream could store; nothing of the writer has changed."""
+    """A row that no stream could store. The writer has not changed."""
 
 
 class ToPut(NamedTuple):
-    """One object: ``entry`` is what a request says of a run; None for the request itself."""
+    """An object to put: ``entry`` is a run's entry for a request; None for the request itself."""
 
     key: str
     data: Sequence[bytes]
@@ -61,17 +61,18 @@ class ToPut(NamedTuple):
 
 
 def request_id_of(*parts: str) -> int:
-    """The id of a request that is to be granted once, whoever repeats it: the same for the same ``parts``."""
+    """Return the id of a request that must be granted only once, however often it is repeated. It depends only on
+    ``parts``."""
     return int.from_bytes(blake2b(b"".join(b"%d:%b" % (len(part.encode()), part.encode()) for part in parts),
                                   digest_size=8).digest(), "little") or 1
 
 
 class RunWriter:
-    """Rows of one stream, in order, to runs of about ``run_bytes``.
+    """Writes rows of one stream, in order, into runs of about ``run_bytes``.
 
-    Args: ``stream_id`` is the stream's incarnation, ``now_ns`` goes into the keys, by which abandoned runs are found: what is
-        old is swept. ``randbytes`` must not repeat itself in another process.
-    Raises: ValueError for blocks of more messages than a stream takes.
+    Args: ``stream_id`` is the stream's incarnation. ``now_ns`` goes into the keys, so that abandoned runs are found by
+        their age and swept. ``randbytes`` must never return the same bytes in two processes.
+    Raises: ValueError for blocks of more messages than a stream accepts.
     """
 
     def __init__(self, account: str, stream: str, stream_id: int, *, now_ns: int, codec: SectionCodec = SECTIONS,
@@ -80,7 +81,7 @@ class RunWriter:
         if not 0 < block_messages <= BLOCK_MESSAGES_MAX:
             raise ValueError(f"a block has 1 to {BLOCK_MESSAGES_MAX} messages, not {block_messages}")
         self.entries: list[StagedRun] = []
-        """Those of all runs that were taken, in order."""
+        """The entries of all runs that ``take`` has returned, in order."""
         self._account, self._stream, self._stream_id = account, stream, stream_id
         self._paths = StreamPaths(account, stream, stream_id)
         self._position = staged_position(now_ns)
@@ -91,7 +92,7 @@ class RunWriter:
         self._nonce = randbytes(NONCE_BYTES)
         self._request_nonce = self._nonce
         self._subjects: set[bytes] = set()
-        """Some that were checked."""
+        """A bounded set of subjects that were checked."""
         self._rows: list[_Row] = []
         self._rows_bytes = 0
         self._run_id = self._new_id()
@@ -102,10 +103,10 @@ class RunWriter:
 
     def add(self, subject: bytes, payload: bytes = b"", headers: bytes = b"", *, time_ns: int | None = None,
             msg_id: bytes | None = None) -> None:
-        """Add a row. Times may not fall within a stream: one below the time before it becomes that.
+        """Add a row. Times may not descend within a stream: a lower time is replaced by the previous row's.
 
-        Args: ``headers`` is a header block ("NATS/1.0…"), or b"". ``time_ns`` None: when it joins, or that of the row before.
-            ``msg_id`` becomes the header Nats-Msg-Id; None: that of ``headers``, if there is one.
+        Args: ``headers`` is a header block ("NATS/1.0…"), or b"". ``time_ns`` None: the time of the previous row, or
+            the time of adoption. ``msg_id`` becomes the header Nats-Msg-Id; None: the id in ``headers``, if any.
         Raises: RowRefused.
         """
         if subject not in self._subjects:
@@ -113,7 +114,8 @@ class RunWriter:
         if headers or msg_id:
             headers, msg_id = _with_id(headers, msg_id)
         if len(headers) > _HEADERS_BYTES_MAX or len(headers) + len(payload) > _BODY_BYTES_MAX:
-            raise RowRefused(f"headers of {len(headers)} bytes and a payload of {len(payload)} are too large for a message")
+            raise RowRefused(
+                f"headers of {len(headers)} bytes and a payload of {len(payload)} are too large for a message")
         if time_ns is not None and not 0 < time_ns <= _TIME_MAX:
             raise RowRefused(f"{time_ns} is no time: nanoseconds since 1970 are expected")
         size = len(headers) + len(payload)
@@ -134,13 +136,13 @@ class RunWriter:
         self._subjects.add(subject)
 
     def take(self) -> list[ToPut]:
-        """The runs completed since the last call, to be put in any order."""
+        """Return the runs completed since the last call, to be put in any order."""
         done, self._done = self._done, []
         self.entries += [run.entry for run in done if run.entry is not None]
         return done
 
     def finish(self) -> list[ToPut]:
-        """``take``, with the rest of the rows in a last run."""
+        """Return the remaining runs, including a last one of the rest of the rows."""
         if self._rows:
             self._end_block()
         if self._sealed:
@@ -148,19 +150,20 @@ class RunWriter:
         return self.take()
 
     def request(self, request_id: int, shard: int) -> ToPut:
-        """The request to let all that was taken join, for the owner of ``shard``, which has the stream. Put it when all
-        runs have been put.
+        """Return the request to adopt all runs that ``take`` has returned, for the owner of ``shard``, which has the
+        stream.
 
-        Each call makes another attempt: after a refusal, put a new one. Raises: ValueError.
+        Put it after all runs. Each call makes another attempt: after a refusal, put a new one. Raises: ValueError.
         """
         nonce, self._request_nonce = self._request_nonce, blake2b(self._request_nonce, digest_size=NONCE_BYTES).digest()
-        return request_object(self._account, self._stream, self._stream_id, request_id, self.entries, shard=shard, nonce=nonce)
+        return request_object(self._account, self._stream, self._stream_id, request_id, self.entries, shard=shard,
+                              nonce=nonce)
 
     def _end_block(self) -> None:
         rows, self._rows, self._rows_bytes = self._rows, [], 0
         block: OpenBlock[None] = OpenBlock(self._stream_id, None)
         at = 0
-        # Where some have a time, the others before them cannot have that of the moment when they join.
+        # If some rows have a time, earlier rows without one cannot have the time of adoption.
         first_ns = next((row[3] for row in rows if row[3]), 0)
         for own_ns, some in groupby(rows, key=_time_of):
             time_ns = own_ns or min(first_ns, self._now_ns)
@@ -190,21 +193,21 @@ class RunWriter:
         return int.from_bytes(self._randbytes(8), "little") or 1
 
 
-def request_object(account: str, stream: str, stream_id: int, request_id: int, entries: Sequence[StagedRun], *, shard: int,
-                   nonce: bytes | None = None) -> ToPut:
-    """The request to let these runs join in this order. Raises: ValueError when they are none, or too many for one record."""
+def request_object(account: str, stream: str, stream_id: int, request_id: int, entries: Sequence[StagedRun], *,
+                   shard: int, nonce: bytes | None = None) -> ToPut:
+    """Return the request to adopt these runs in this order. Raises: ValueError for none, or too many for one record."""
     if not entries:
         raise ValueError("a request without messages: nothing was added to the writer, or its runs were not taken")
     blocks, messages = sum(run.blocks for run in entries), sum(run.messages for run in entries)
     if len(entries) > RUNS_MAX or blocks > BLOCKS_MAX or messages > MESSAGES_MAX:
-        raise ValueError(f"{messages} messages in {blocks} blocks and {len(entries)} runs are too many for one request: at most "
-                         f"{MESSAGES_MAX}, {BLOCKS_MAX} and {RUNS_MAX}; make several requests of them")
+        raise ValueError(f"{messages} messages in {blocks} blocks and {len(entries)} runs are too many for one "
+                         f"request: at most {MESSAGES_MAX}, {BLOCKS_MAX} and {RUNS_MAX}; make several requests of them")
     request = Request(request_id, account, stream, stream_id, entries, nonce or os.urandom(NONCE_BYTES))
     return ToPut(ShardPaths(shard).inbox(request_id), [request.encode()], None)
 
 
 def _with_id(headers: bytes, msg_id: bytes | None) -> tuple[bytes, bytes]:
-    """The header block with the message id, and the id. Raises: RowRefused."""
+    """Return the header block with the message id, and the id. Raises: RowRefused."""
     if msg_id and not headers:
         return MSG_ID_BLOCK % _checked_id(msg_id), msg_id
     if (why := flaw(headers)) is not None:
@@ -213,14 +216,14 @@ def _with_id(headers: bytes, msg_id: bytes | None) -> tuple[bytes, bytes]:
     if msg_id is None or msg_id == own:
         return headers, own or b""
     if own is not None:
-        raise RowRefused(f"the header Nats-Msg-Id says {own[:80]!r}, and the row's id is {msg_id[:80]!r}")
+        raise RowRefused(f"the header Nats-Msg-Id is {own[:80]!r}, and the row's id is {msg_id[:80]!r}")
     if not msg_id:
         return headers, b""
     return header_block.set(headers, MSG_ID, _checked_id(msg_id)), msg_id
 
 
 def _checked_id(msg_id: bytes) -> bytes:
-    """Raises: RowRefused."""
+    """Return the id, if a header can have it. Raises: RowRefused."""
     if b"\r" in msg_id or b"\n" in msg_id or msg_id != msg_id.strip(b" "):
         raise RowRefused(f"{msg_id[:80]!r} is no message id: it has line breaks, or spaces around it")
     try:

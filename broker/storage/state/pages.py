@@ -13,8 +13,8 @@
     consumers      [[packed or None, page or None], …]
     expiries, schedules    the same; both missing while there are none of either, nor anything after them
     subjects       [[first_seq, last_seq, messages, page], …]; missing while there are none, nor ids
-    ids            [[first_seq, last_seq, last_time_ns, count, bytes, chunks or None, page or None], …]; missing if there
-                   are none. With neither chunks nor page the ids are in the blocks only
+    ids            [[first_seq, last_seq, last_time_ns, count, bytes, chunks or None, page or None], …]; missing if
+                   there are none. With neither chunks nor page the ids are in the blocks only
 
 A page of a block table that is packed in memory is written as it is (see ``packed``).
 

@@ -577,7 +577,7 @@ async def test_frames_that_nobody_could_read(broker: Inside, monkeypatch: pytest
         writer = await stage(broker.store, broker.state, "S", [(b"s.a", b"payload " * 200)])
     asked = await request(broker.store, writer, "job")
     answer = await broker.api("JETBLOCK.ADOPT.S", {"request": asked})
-    assert "does not say as zstd's content size" in answer["error"]["description"]
+    assert "zstd content size does not match" in answer["error"]["description"]
     assert await contents(broker, "S") == []
 
 

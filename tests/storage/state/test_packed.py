@@ -85,7 +85,7 @@ def test_a_page_that_is_not_what_its_summary_says_is_refused() -> None:
     one, other = packed_of([source.block() for _ in range(5)]), packed_of([source.block() for _ in range(5)])
     swapped = Packed.summarized(other.body, one.summary, filters=False)
     swapped.source = PageRef(Position(2, 3), 4096, 100, PageKind.BLOCKS, 7)
-    with pytest.raises(Corrupt, match=r"4096.*not what its summary says") as found:
+    with pytest.raises(Corrupt, match=r"4096.*not match its summary") as found:
         swapped.entries()
     assert "00000002-000000000003" in found.value.name
     first, front, last, count, *facts = one.summary

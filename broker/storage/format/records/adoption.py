@@ -1,4 +1,4 @@
-"""Record 14, in the shard's own block: blocks of runs take the places of neighbouring blocks of the same stream."""
+"""Record 14, in the shard's own block: blocks of runs replace successive blocks of the same stream."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FIELDS: Final = [int, int, list]
 
 
 class Adopted(NamedTuple):
-    """One block of a run, and what it was made of: all blocks that its stream had within ``first_seq`` to ``last_seq``.
+    """A block of a run, which replaces all blocks that its stream had within ``first_seq`` to ``last_seq``.
 
-    It holds every message that was live in them when they were read. ``ref`` is a packed BlockRef.
+    It has every message that was live in them when they were read. ``ref`` is a packed BlockRef.
     """
 
     first_seq: int
@@ -27,7 +27,7 @@ class Adopted(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Adoption(RecordBody):
-    """Each of ``blocks`` takes its place; all at once."""
+    """Replacements by ``blocks``, which take effect together."""
 
     KIND: ClassVar = RecordKind.ADOPTION
 

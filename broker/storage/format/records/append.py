@@ -1,4 +1,4 @@
-"""Record 15: blocks that somebody else staged join the end of the stream, as its inbox asked."""
+"""Record 15: staged blocks of another writer join the end of the stream, as a request in the inbox asked."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _LISTED: Final = frozenset(("blocks", "dead"))
 
 @dataclass(slots=True, eq=False, repr=False)
 class Append(RecordBody):
-    """All of ``blocks`` follow the stream's last message, in their order, before the messages of the record's own block.
+    """All of ``blocks`` follow the stream's last message, in their order, before the messages of the record's own
+    block.
 
-    Each is a packed BlockRef with the sequences and times that its messages have from now on. ``dead`` are messages of them
-    that do not join, as [first_seq, last_seq, messages, bytes]; where they are scattered over a block, the range is the whole
-    block's, and a fifth value has a bit for each sequence, lowest bit of a byte first. ``extra`` is as of a stream update: it
-    has the answer to the request.
+    Each is a packed BlockRef with the sequences and times that its messages have from now on. ``dead`` are their
+    messages that do not join, as [first_seq, last_seq, messages, bytes]. If these are scattered over a block, the range
+    is the whole block's, and a fifth value has a bit for each sequence, lowest bit of a byte first. ``extra`` works as
+    in a stream update: it has the answer to the request.
     """
 
     KIND: ClassVar = RecordKind.APPEND
@@ -44,7 +45,8 @@ class Append(RecordBody):
 
 
 def _is_range(row: Any) -> bool:
-    if type(row) is not list or [*map(type, row[:4])] != [int] * 4 or not (1 <= row[0] <= row[1] and row[2] >= 0 <= row[3]):
+    if (type(row) is not list or [*map(type, row[:4])] != [int] * 4
+            or not (1 <= row[0] <= row[1] and row[2] >= 0 <= row[3])):
         return False
     if len(row) == 4:
         return True

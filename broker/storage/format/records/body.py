@@ -1,4 +1,4 @@
-"""What the body of every kind of record offers, and the checks on plain values that their decoders share."""
+"""The interface of the bodies of all kinds of records, and the checks that their decoders share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Value = TypeVar("Value")
 
 
 class RecordBody(ABC):
-    """The body of one kind of record. ``decode`` undoes ``encode``; the bytes between them are msgpack.
+    """The body of one kind of record. ``decode`` is the inverse of ``encode``; the bytes between them are msgpack.
 
-    Kinds of records are dataclasses without methods for equality and display: those are written here once, since to generate
-    them for each kind would take longer than all else that a start does with these modules.
+    Kinds of records are dataclasses without generated methods for equality and display. Generating these for each kind
+    would take longer than all other work with these modules at a start, so this class has them once.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -27,10 +27,10 @@ class RecordBody(ABC):
     KIND: ClassVar[RecordKind]
 
     VERSION: ClassVar[int] = 1
-    """The version that is written; this one and all before it are read."""
+    """The version that is written. A reader accepts this one and all before it."""
 
     MUST_UNDERSTAND: ClassVar[bool] = True
-    """Whether a reader that does not know the kind or version must not read the stream."""
+    """True if a reader that does not know the kind or version must not read the stream."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
@@ -40,32 +40,33 @@ class RecordBody(ABC):
 
     @abstractmethod
     def encode(self) -> object:
-        """The body as plain values: maps, lists, str, bytes and numbers."""
+        """Return the body as plain values: maps, lists, str, bytes and numbers."""
 
     @classmethod
     @abstractmethod
     def decode(cls, body: Any) -> RecordBody:
-        """From what ``encode`` gave to a writer of this version or of an earlier or later one that still has its number.
+        """Return the body that ``encode`` returned, by a writer of this version, or of any release with the same
+        version.
 
-        Raises: Corrupt, naming the record and the key.
+        Raises: Corrupt, with the record and the key.
         """
 
 
 def damaged(kind: RecordKind, key: str, why: str, name: str = "record") -> Corrupt:
-    """The error for a body that its section of docs/FORMAT.md does not allow; ``name`` is the object, where it is known."""
+    """Return the error for a body that docs/FORMAT.md does not allow; ``name`` is the object, if known."""
     where = f"record {kind} ({kind.name.lower().replace('_', ' ')})"
     return Corrupt(name, f"{where}, {key}" if key else where, 0, why)
 
 
 def as_map(kind: RecordKind, body: object, name: str = "record") -> dict[str, Any]:
-    """``body``, which must be a map. Raises: Corrupt."""
+    """Return ``body``, which must be a map. Raises: Corrupt."""
     if type(body) is not dict:
         raise damaged(kind, "", "the body is not a map", name)
     return body
 
 
 def required(kind: RecordKind, body: dict[str, Any], key: str, of: type[Value], name: str = "record") -> Value:
-    """``body[key]``, which must be there and of this very type. Raises: Corrupt."""
+    """Return ``body[key]``, which must exist and be of exactly this type. Raises: Corrupt."""
     value = body.get(key)
     if type(value) is not of:
         raise damaged(kind, key, "missing" if key not in body else f"not of type {of.__name__}", name)
@@ -73,22 +74,22 @@ def required(kind: RecordKind, body: dict[str, Any], key: str, of: type[Value], 
 
 
 def optional(kind: RecordKind, body: dict[str, Any], key: str, of: type[Value], default: Value) -> Value:
-    """As ``required``; ``default`` where the key is missing."""
+    """Return ``required``, or ``default`` if the key is missing."""
     return required(kind, body, key, of) if key in body else default
 
 
 def unlisted(body: dict[str, Any], listed: Collection[str]) -> dict[str, Any]:
-    """The entries of ``body`` whose keys are not ``listed``."""
+    """Return the entries of ``body`` whose keys are not ``listed``."""
     return {key: value for key, value in body.items() if key not in listed}
 
 
 def pack_positions(positions: Iterable[Position]) -> list[list[int]]:
-    """[[epoch, number], …]"""
+    """Return [[epoch, number], …]."""
     return [list(position) for position in positions]
 
 
 def unpack_positions(kind: RecordKind, key: str, packed: object, name: str = "record") -> list[Position]:
-    """Undo ``pack_positions``. Raises: Corrupt."""
+    """Return the positions that ``pack_positions`` packed. Raises: Corrupt."""
     if type(packed) is not list:
         raise damaged(kind, key, "not a list", name)
     for one in packed:

@@ -13,7 +13,8 @@ __all__ = ["Ceiling"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ceiling(RecordBody):
-    """A stream with ``persist_mode: async`` hands out no sequence at or above ``seq``; after a crash it goes on there."""
+    """A stream with ``persist_mode: async`` uses only sequences below ``seq``; after a crash it continues with
+    ``seq``."""
 
     KIND: ClassVar = RecordKind.CEILING
 

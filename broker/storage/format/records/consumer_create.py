@@ -16,9 +16,9 @@ _LISTED: Final = frozenset(("name", "config", "created_ns", "d", "f", "la", "add
 
 @dataclass(slots=True, eq=False, repr=False)
 class ConsumerCreate(RecordBody):
-    """``config`` is the API's JSON; ``start`` the state that the consumer begins with, under its name.
+    """``config`` is the API's JSON; ``start`` is the state that the consumer begins with, under the consumer's name.
 
-    ``extra`` has all other keys, which are kept beside the consumer as those of ``start.extra`` are.
+    ``extra`` has all other keys, which are stored with the consumer as those of ``start.extra`` are.
     """
 
     KIND: ClassVar = RecordKind.CONSUMER_CREATE

@@ -13,7 +13,7 @@ __all__ = ["ConsumerDelete"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class ConsumerDelete(RecordBody):
-    """``name`` is the consumer's."""
+    """``name`` is that of the deleted consumer."""
 
     KIND: ClassVar = RecordKind.CONSUMER_DELETE
 

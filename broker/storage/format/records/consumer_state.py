@@ -1,6 +1,7 @@
-"""Record 7: what changed in one consumer's delivery state since its last such record.
+"""Record 7: the changes in one consumer's delivery state since its last such record.
 
-One for each consumer whose state changed, in each commit: written and read more often than all others together.
+Each commit has one for each consumer whose state changed, so this record is written and read more often than all others
+together.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from broker.storage.format.records.kinds import RecordKind
 __all__ = ["RESUME", "ConsumerDelta", "PendingColumns"]
 
 RESUME: Final = "resume"
-"""Key of ``extra``, for the deliver policy ``last_per_subject``: the stream's last sequence when the consumer was created."""
+"""A key of ``extra``, for the deliver policy ``last_per_subject``: the stream's last sequence at the consumer's
+creation."""
 
 @dataclass(slots=True)
 class PendingColumns:
@@ -24,29 +26,29 @@ class PendingColumns:
 
     stream_seqs: Sequence[int]
     consumer_seqs: Sequence[int]
-    """0: acknowledged before it was delivered."""
+    """0: the message was acknowledged before it was delivered."""
     delivered_at_ns: Sequence[int]
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ConsumerDelta(RecordBody):
-    """All but ``name`` are outcomes; None: unchanged. Applied in the order given here."""
+    """All values except ``name`` are outcomes; None: unchanged. They are applied in this order."""
 
     KIND: ClassVar = RecordKind.CONSUMER_STATE
 
     name: str
-    """The consumer's."""
+    """The name of the consumer."""
     delivered: Sequence[int] | None = None
     """[consumer_seq, stream_seq, time of the last delivery]"""
     ack_floor: Sequence[int] | None = None
     """[consumer_seq, stream_seq]"""
     last_ack_ns: int | None = None
     dropped: Sequence[int] | None = None
-    """Stream sequences that are pending no longer; their redelivery counts go too."""
+    """Stream sequences that are no longer pending; their redelivery counts are removed too."""
     pending: PendingColumns | None = None
-    """Now pending, last in the order of delivery."""
+    """New pending messages, which are last in the order of delivery."""
     redelivered: Mapping[int, int] | None = None
-    """Stream sequence → deliveries after the first; 0 removes it."""
+    """Maps a stream sequence to the number of deliveries after the first; 0 removes it."""
     extra: Mapping[str, Any] | None = None
     """Other values of the consumer by key; None removes a key."""
 
@@ -56,7 +58,7 @@ class ConsumerDelta(RecordBody):
         return body
 
     def encode_into(self, body: dict[str, Any]) -> None:
-        """Add all but the name to ``body``."""
+        """Add everything except the name to ``body``."""
         if self.delivered is not None:
             body["d"] = self.delivered
         if self.ack_floor is not None:
@@ -82,12 +84,12 @@ class ConsumerDelta(RecordBody):
 
     @classmethod
     def decode_from(cls, body: dict[str, Any], name: str, kind: RecordKind) -> ConsumerDelta:
-        """All but the name, from the body of a record of ``kind``. Raises: Corrupt."""
+        """Decode everything except the name, from the body of a record of ``kind``. Raises: Corrupt."""
         get = body.get
         delta = cls(name, delivered := get("d"), ack_floor := get("f"), last_ack_ns := get("la"))
         key = "d"
         try:
-            # The type of a sum shows the types of its terms, faster than a look at each.
+            # The type of a sum depends on the types of all terms: this is faster than checking each.
             if delivered is not None and (type(delivered) is not list or len(delivered) != 3
                                           or type(sum(delivered)) is not int):
                 raise TypeError

@@ -15,7 +15,8 @@ _LISTED: Final = frozenset(("name", "config"))
 
 @dataclass(slots=True, eq=False, repr=False)
 class ConsumerUpdate(RecordBody):
-    """``config`` replaces the configuration; each key of ``extra`` replaces that of the consumer's, and None removes it."""
+    """``config`` replaces the configuration. Each key of ``extra`` replaces one of the consumer's, and None removes
+    it."""
 
     KIND: ClassVar = RecordKind.CONSUMER_UPDATE
 

@@ -1,4 +1,4 @@
-"""Record 12: when the messages of the same block that were published with ``Nats-TTL`` expire."""
+"""Record 12: the expiry times of messages in the same block that were published with ``Nats-TTL``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from broker.storage.format.records.timed_rows import decode_timed_rows
 __all__ = ["NEVER", "Expiry"]
 
 NEVER: Final = (1 << 63) - 1
-"""In place of a time: the message does not expire, whatever the stream's ``max_age``."""
+"""A special time: the message does not expire, whatever the stream's ``max_age``."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Expiry(RecordBody):
-    """The message ``seqs[i]`` of the block expires at ``expires_at_ns[i]``, or ``NEVER``. Sequences rise.
+    """The message ``seqs[i]`` of the block expires at ``expires_at_ns[i]``, or ``NEVER``. Sequences ascend.
 
-    Messages that the same block removes are left out.
+    Messages that the same block removes are omitted.
     """
 
     KIND: ClassVar = RecordKind.EXPIRY

@@ -8,7 +8,7 @@ __all__ = ["RecordKind"]
 
 
 class RecordKind(IntEnum):
-    """Kept for ever, never renumbered."""
+    """The kind of a record. Numbers are permanent and never reused."""
 
     STREAM_CREATE = 1
     STREAM_UPDATE = 2

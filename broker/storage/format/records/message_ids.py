@@ -14,9 +14,10 @@ __all__ = ["MessageIds"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class MessageIds(RecordBody):
-    """``ids[i]`` is the id of the message with ordinal ``ordinals[i]`` in the block. In the bytes they are pairs.
+    """``ids[i]`` is the id of the message with ordinal ``ordinals[i]`` in the block. In the stored bytes they are
+    pairs.
 
-    An id in text is read as its UTF-8, and written as bytes.
+    An id that is stored as text is read as its UTF-8 bytes; ids are written as bytes.
     """
 
     KIND: ClassVar = RecordKind.MESSAGE_IDS
@@ -33,7 +34,7 @@ class MessageIds(RecordBody):
         if not body and type(body) is list:
             return cls((), ())
         try:
-            # Column by column: after a restart there may be millions.
+            # zip converts all pairs at once: after a restart there may be millions.
             ordinals, ids = zip(*body, strict=True)
         except (TypeError, ValueError):
             raise damaged(cls.KIND, "", "the body is not a list of pairs") from None

@@ -1,4 +1,5 @@
-"""Record 11, in the shard's own block at number 0 of an epoch's log: the owner of the epoch, and where earlier ones ended."""
+"""Record 11, in the shard's own block at number 0 of an epoch's log: the owner of the epoch, and the ends of earlier
+ones."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ _LISTED: Final = frozenset(("owner", "reader_version", "at_ns", "ends"))
 
 @dataclass(slots=True, eq=False, repr=False)
 class Opening(RecordBody):
-    """``reader_version``: the lowest format version that may read on. ``at_ns``: UTC.
+    """``reader_version`` is the lowest format version that may read on. ``at_ns`` is UTC.
 
-    ``ends``: a position for each epoch since the last opening, the first that no longer belongs to it (its seal's), in order
-    of epoch. What a reader finds from there on never existed. ``extra`` has all other keys, which roots keep too.
+    ``ends`` has a position for each epoch since the last opening, in order: the first that does not belong to the epoch
+    (its seal's). A reader ignores everything from there on. ``extra`` has all other keys, which roots store too.
     """
 
     KIND: ClassVar = RecordKind.OPENING
@@ -38,10 +39,14 @@ class Opening(RecordBody):
 
     @classmethod
     def decode(cls, body: Any, name: str = "record") -> Opening:
-        """Args: name is the object, for errors. Raises: Corrupt; VersionUnknown where this reader may not read on."""
+        """Decode an opening; name is the object's, for errors.
+
+        Raises: Corrupt; VersionUnknown if this reader may not read on.
+        """
         kind, body = cls.KIND, as_map(cls.KIND, body, name)
         reader_version = required(kind, body, "reader_version", int, name)
         if reader_version > FORMAT_VERSION:
             raise VersionUnknown(name, "opening", 0, f"readers need format version {reader_version}")
-        return cls(required(kind, body, "owner", str, name), tuple(unpack_positions(kind, "ends", body.get("ends"), name)),
+        return cls(required(kind, body, "owner", str, name),
+                   tuple(unpack_positions(kind, "ends", body.get("ends"), name)),
                    required(kind, body, "at_ns", int, name), reader_version, unlisted(body, _LISTED))

@@ -14,21 +14,21 @@ __all__ = ["Release", "pack_runs", "unpack_runs"]
 
 _RUN = [int, int, int]
 _POSITIONS_MAX = 1 << 26
-"""More than a log has: whoever reads a damaged list must not fill the memory."""
+"""The most positions of a list, more than a log has: a damaged list must not fill the memory."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Release(RecordBody):
-    """The objects, by their positions. ``done``: segments with earlier releases of which everything is deleted.
-    ``runs``: keys of runs, relative to the store's prefix.
+    """The released objects, by their positions.
 
-    None: the key is missing, which means the same as an empty list.
+    ``done`` are the segments of earlier releases whose objects are all deleted. ``runs`` are keys of runs, relative to
+    the store's prefix. None: the key is missing, which means the same as an empty list.
     """
 
     KIND: ClassVar = RecordKind.RELEASE
 
     segments: Collection[Position] | None = None
-    """Rising."""
+    """Positions in ascending order."""
     pages: Sequence[Position] | None = None
     roots: Sequence[Position] | None = None
     done: Sequence[Position] | None = None
@@ -69,7 +69,7 @@ class Release(RecordBody):
 
 
 def pack_runs(positions: Iterable[Position]) -> Iterator[list[int]]:
-    """Positions as [epoch, first number, last number] of neighbours, rising."""
+    """Iterate over [epoch, first number, last number] of successive positions, ascending."""
     run: list[int] | None = None
     for epoch, number in sorted(positions):
         if run is not None and run[0] == epoch and run[2] == number - 1:
@@ -83,7 +83,8 @@ def pack_runs(positions: Iterable[Position]) -> Iterator[list[int]]:
 
 
 def unpack_runs(runs: Iterable[Sequence[int]]) -> Iterator[Position]:
-    """Undo ``pack_runs``. Raises: ValueError or TypeError for what is no positions, or more than any log has."""
+    """Iterate over the positions that ``pack_runs`` packed. Raises: ValueError or TypeError for anything else, or if
+    there are more than any log has."""
     left = _POSITIONS_MAX
     for epoch, first, last in runs:
         left -= last - first + 1

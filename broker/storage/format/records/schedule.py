@@ -1,4 +1,4 @@
-"""Record 13: when scheduled messages are due next."""
+"""Record 13: the next due times of scheduled messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Schedule"]
 class Schedule(RecordBody):
     """The scheduled message ``seqs[i]``, of this block or an earlier one, is due at ``due_at_ns[i]``; 0: never again.
 
-    Sequences rise. Messages that the same block removes are left out.
+    Sequences ascend. Messages that the same block removes are omitted.
     """
 
     KIND: ClassVar = RecordKind.SCHEDULE

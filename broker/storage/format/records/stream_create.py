@@ -11,20 +11,20 @@ from broker.storage.format.records.kinds import RecordKind
 __all__ = ["PER_SUBJECT", "RESTORING", "StreamCreate"]
 
 PER_SUBJECT: Final = "per_subject"
-"""Key of ``extra``: the most messages that any subject of the stream can have. Missing: not known."""
+"""A key of ``extra``: the most messages that any subject of the stream can have. Missing: not known."""
 
 RESTORING: Final = "restoring"
-"""Key of ``extra``: true while the stream is filled from a backup. Until an update removes it, the stream does not exist
-for anybody else; an owner that finds one at its start deletes it."""
+"""A key of ``extra``: true while the stream is being restored from a backup. Until an update removes it, the stream
+does not exist for others; an owner that finds such a stream at its start deletes it."""
 
 _LISTED: Final = frozenset(("account", "name", "config", "created_ns", "ceiling"))
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamCreate(RecordBody):
-    """``config`` is the API's JSON. ``ceiling`` is as in ``Ceiling``; 0: none.
+    """``config`` is the API's JSON. ``ceiling`` is that of the ``Ceiling`` record; 0: none.
 
-    ``extra`` has all other keys: they are kept beside the stream, known or not, and go into its checkpoints.
+    ``extra`` has all other keys, known or not: they are stored with the stream and in its checkpoints.
     """
 
     KIND: ClassVar = RecordKind.STREAM_CREATE

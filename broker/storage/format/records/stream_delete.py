@@ -13,7 +13,7 @@ __all__ = ["StreamDelete"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamDelete(RecordBody):
-    """The stream is that of the block."""
+    """The deleted stream is that of the block."""
 
     KIND: ClassVar = RecordKind.STREAM_DELETE
 

@@ -1,4 +1,4 @@
-"""Record 2: a stream was given another configuration, or something that is kept beside it changed."""
+"""Record 2: a stream has a new configuration, or new values of ``extra``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _LISTED: Final = frozenset(("config",))
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamUpdate(RecordBody):
-    """``config`` replaces the configuration; each key of ``extra`` replaces that of the stream's, and None removes it."""
+    """``config`` replaces the configuration. Each key of ``extra`` replaces one of the stream's, and None removes
+    it."""
 
     KIND: ClassVar = RecordKind.STREAM_UPDATE
 

@@ -40,4 +40,4 @@ BODIES: Final[dict[int, type[RecordBody]]] = {body.KIND: body for body in (
     Adoption,
     Append,
 )}
-"""By kind."""
+"""The classes of bodies, by kind."""

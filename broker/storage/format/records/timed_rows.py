@@ -1,4 +1,4 @@
-"""Bodies that give messages a time each, as two columns: expiries and schedules."""
+"""The bodies of expiry and schedule records: a time for each message, as two columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["decode_timed_rows"]
 
 
 def decode_timed_rows(kind: RecordKind, body: object, times: str) -> tuple[list[int], list[int]]:
-    """The column ``seqs`` of ``body`` and the one called ``times``, which is as long. Raises: Corrupt."""
+    """Return the column ``seqs`` of ``body`` and the column named ``times``, of the same length. Raises: Corrupt."""
     members = as_map(kind, body)
     columns = []
     for key in ("seqs", times):
