@@ -27,7 +27,8 @@ ACTED_UPON: Final = frozenset((
     b"Nats-Expected-Last-Msg-Id", b"Nats-Expected-Last-Sequence", b"Nats-Expected-Last-Subject-Sequence",
     b"Nats-Expected-Last-Subject-Sequence-Subject", b"Nats-Expected-Stream", b"Nats-Incr", b"Nats-Required-Api-Level",
     b"Nats-Rollup", b"Nats-Schedule", b"Nats-Schedule-Next", b"Nats-Schedule-Rollup", b"Nats-Schedule-Source",
-    b"Nats-Schedule-TTL", b"Nats-Schedule-Target", b"Nats-Schedule-Time-Zone", b"Nats-Scheduler", b"Nats-Stream-Source", b"Nats-TTL", b"Nats-Request-Info"))
+    b"Nats-Schedule-TTL", b"Nats-Schedule-Target", b"Nats-Schedule-Time-Zone", b"Nats-Scheduler",
+    b"Nats-Stream-Source", b"Nats-TTL", b"Nats-Request-Info"))
 """Headers that ask a stream for something beyond storing the message. Nothing would do it for staged messages."""
 
 _WELL_FORMED: Final = re.compile(rb"NATS/1\.0\r\n(?:[!-9;-~]+:[^\r\n]*\r\n)*\r\n")
