@@ -1,12 +1,12 @@
-"""Server to client: values to bytes, many messages in one formatting call.
+"""Encoding for clients: values to bytes, many messages in one formatting call.
 
-``encode`` makes the bytes of a run for one subscription. The parts that depend only on the messages are encoded once, on
-demand; adding a subscription's sid costs one join. Measured with 128-byte messages: one ``%`` for a whole batch costs
-half of one per message, and a join with the sid as the separator a tenth of that.
+``encode`` makes the bytes of a run for one subscription. The parts that depend only on the messages are encoded once,
+on demand; adding a subscription's sid then costs one join. Measured with 128-byte messages: one ``%`` for a whole
+batch costs half of one ``%`` per message, and a join with the sid as the separator a tenth of that.
 
     all alike (subject, size, no reply, no headers)   head.join(bodies)
-    otherwise                                         sid.join(parts), the parts being the bytes between two sids
-    bodies of 8 KiB and more on average               a list for writelines, since copying them would dominate
+    otherwise                                         sid.join(parts), where parts are the bytes between two sids
+    bodies of 8 KiB and more on average               a list for writelines, since copying the bodies would dominate
 
 Source: nats-server, server/client.go (msgHeader).
 """
@@ -29,23 +29,23 @@ _CRLF: Final = b"\r\n"
 
 
 def info(fields: Mapping[str, object]) -> bytes:
-    """An INFO line."""
+    """Encode an INFO line."""
     return b"INFO %b \r\n" % json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def err(text: str) -> bytes:
-    """An -ERR line; ``text`` without its quotes."""
+    """Encode an -ERR line; ``text`` has no quotes around it."""
     return b"-ERR '%b'\r\n" % text.encode("utf-8", "surrogateescape")
 
 
 def no_responders(subject: bytes, reply: bytes, sid: bytes) -> bytes:
-    """The 503 that answers a request without receivers. Source: processInboundClientMsg."""
+    """Encode the 503 that answers a request without receivers. Source: processInboundClientMsg."""
     block = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % subject
     return b"HMSG %b %b %d %d\r\n%b\r\n" % (reply, sid, len(block), len(block), block)
 
 
 def encode(run: AnyRun, sid: bytes) -> list[bytes]:
-    """The wire bytes for one subscription, as buffers in order."""
+    """Encode a run for one subscription. Returns: buffers in order."""
     if not isinstance(run, Run):
         return _encode_columns(run, sid)
     if run.bytes >= LARGE_BYTES * run.count:
@@ -64,7 +64,7 @@ def encode(run: AnyRun, sid: bytes) -> list[bytes]:
 
 
 def encode_for_all(run: Run, sids: Iterable[bytes]) -> bytes:
-    """The wire bytes of a run of one message, for each of ``sids`` in turn."""
+    """Encode a run of one message for each of ``sids`` in turn."""
     encodings = run.encodings
     if _split not in encodings:
         encodings[_split] = _split(run)
@@ -74,7 +74,7 @@ def encode_for_all(run: Run, sids: Iterable[bytes]) -> bytes:
 
 
 def encode_one(sid: bytes, msg: Msg) -> bytes:
-    """The wire bytes of one message for one subscription."""
+    """Encode one message for one subscription."""
     subject, reply, hlen, body = msg
     if hlen:
         if reply:
@@ -92,7 +92,7 @@ def _encode_columns(run: DeliveryRun | PubAckRun | MixedPubAckRun, sid: bytes) -
 
 
 def _split(run: Run) -> list[bytes]:
-    """The encoded run, split where the sids belong."""
+    """Encode a run, split at the places of the sids."""
     subject, reply, hlen, body = run.msgs[0]
     if run.hlens:
         head = b"HMSG %b " % subject
@@ -140,7 +140,10 @@ def _encode_large(run: Run, sid: bytes) -> list[bytes]:
 
 
 def _encode_pub_acks(run: PubAckRun, sid: bytes) -> list[bytes]:
-    """One formatting call for all numbers with the same count of digits, which determines the size in the control line."""
+    """Encode PubAcks with one formatting call for all numbers of the same count of digits.
+
+    That count determines the size in the control line.
+    """
     replies, prefix, suffix = run.replies, run.prefix, run.suffix
     buffers = []
     start = 0
@@ -149,7 +152,8 @@ def _encode_pub_acks(run: PubAckRun, sid: bytes) -> list[bytes]:
     while start < len(replies):
         digits = len(str(seq))
         count = min(len(replies) - start, 10 ** digits - seq)
-        template = b"MSG %%b %b %d\r\n%b%%d%b\r\n" % (escaped[0], len(prefix) + digits + len(suffix), *escaped[1:])
+        template = b"MSG %%b %b %d\r\n%b%%d%b\r\n" % (
+            escaped[0], len(prefix) + digits + len(suffix), *escaped[1:])
         flat: list[object] = [None] * (2 * count)
         flat[::2] = replies[start:start + count]
         flat[1::2] = range(seq, seq + count)
@@ -171,7 +175,7 @@ def _encode_mixed_pub_acks(run: MixedPubAckRun, sid: bytes) -> list[bytes]:
 
 
 def _encode_deliveries(run: DeliveryRun, sid: bytes) -> list[bytes]:
-    """JetStream messages in one formatting call."""
+    """Encode JetStream messages, in one formatting call if they are small."""
     count, subjects, hlens, bodies, lengths = run.count, run.subjects, run.hlens, run.bodies, run.lengths
     numbers = run.numbers if run.reply_prefix else ()
     to = sid.replace(b"%", b"%%")

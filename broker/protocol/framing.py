@@ -4,12 +4,13 @@ r"""Lines and payloads: bytes to values, for every protocol whose messages are a
     <verb> <subject> [<reply>] <header size> <size>\r\n<headers><payload>\r\n
     <verb> [<arguments>]\r\n                                               anything else
 
-A protocol's parser is a subclass that names its verbs and parses the lines that are no messages (``parser`` for clients).
-Messages are parsed here, in one loop for all protocols, since a call for each message would cost a tenth of parsing it.
+A protocol's parser is a subclass that names its verbs and parses the lines that are no messages (``parser`` for
+clients). Messages are parsed here, in one loop for all protocols, since a call for each message would cost a tenth of
+parsing it.
 
-Verbs are case-insensitive, blanks and tabs separate arguments, a line ends with LF or CRLF; a payload must be followed by
-exactly CRLF. Errors are found as early as possible: an unknown verb at its first wrong character, a control line or
-payload that is too long before it has arrived.
+Verbs are case-insensitive, blanks and tabs separate arguments, and a line ends with LF or CRLF; exactly CRLF must
+follow a payload. Errors are found as early as possible: an unknown verb at its first wrong character, a control line
+or payload that is too long before it has arrived.
 
 Source: nats-server, server/parser.go (parse), server/client.go (processPub, processHeaderPub).
 """
@@ -28,20 +29,20 @@ MAX_PAYLOAD: Final = 1024 * 1024
 _SIZES_KEPT: Final = 4096
 
 _LARGE_BYTES = 16 * 1024
-"""A payload as large that comes in several reads is copied once."""
+"""Size from which a payload that comes in several reads is copied once only."""
 
 _LINE_FEED = (b"\n", b"")
-"""The second byte of a line end, if it is there yet."""
+"""The rest of a line end after its CR; b"" if it has not arrived."""
 
 _BURST_BYTES: Final = 1024
-"""The fast path for bursts does not pay for fewer bytes."""
+"""Number of bytes below which the fast path for bursts does not pay."""
 
 _TRACE: Final = b"Nats-Trace-"
 _BLANK: Final = (b" ", b"\t")
 
 
 class Verb(NamedTuple):
-    """``blank``: a blank or tab must follow immediately. ``bare``: the rest of the line is ignored."""
+    """A verb. ``blank``: a blank or tab must follow immediately. ``bare``: the rest of the line is ignored."""
 
     name: bytes
     blank: bool = True
@@ -49,7 +50,7 @@ class Verb(NamedTuple):
 
 
 class MessageVerbs(NamedTuple):
-    """The verbs of messages without headers and with them, each followed by its first byte."""
+    """The verbs of messages without headers and with them; each is followed by the code of its first byte."""
 
     plain: bytes
     plain_first: int
@@ -60,9 +61,11 @@ class MessageVerbs(NamedTuple):
 class ProtocolError(Exception):
     """The connection must be closed.
 
-    ``text`` is sent as -ERR first unless it is None; ``reason`` is the close reason as monitoring names it; ``ops``
-    (with ``Framing.marks``) were complete before the error and must still be served. ``too_large``: the part that has arrived
-    of a message that is larger than allowed, and its size.
+    Attributes:
+        ``text``: sent as -ERR first, unless it is None;
+        ``reason``: the close reason as monitoring names it;
+        ``ops``: operations before the error, with ``Framing.marks``, which must be served;
+        ``too_large``: for a message that is larger than allowed, the part that has arrived, and the whole size.
     """
 
     def __init__(self, reason: str, text: str | None, ops: list[Any] | None = None) -> None:
@@ -78,7 +81,7 @@ def _unknown() -> ProtocolError:
 
 
 def silent() -> ProtocolError:
-    """The error that closes the connection with nothing sent."""
+    """Return an error that closes the connection without sending anything."""
     return ProtocolError("Protocol Violation", None)
 
 
@@ -89,29 +92,29 @@ def _too_large(msg: Msg, size: int) -> ProtocolError:
 
 
 def number(digits: bytes) -> int:
-    """A size as nats-server reads it: 1 to 9 digits and nothing else; otherwise -1."""
+    """Read a size as nats-server does. Returns: -1 unless ``digits`` is 1 to 9 digits and nothing else."""
     return int(digits) if digits.isdigit() and len(digits) < 10 else -1
 
 
 def _argument(verb: bytes, line: bytes) -> bytes:
-    """The line without its verb, the blanks after that, and the line end, LF or CRLF."""
+    """Return the line without its verb, the blanks after the verb, and the line end, LF or CRLF."""
     return line[len(verb):-1].lstrip(b" \t").removesuffix(b"\r")
 
 
 class Framing:
-    """One connection's parser, but for the verbs of its protocol.
+    """The parser of one connection, apart from the verbs of its protocol.
 
-    A subclass sets ``verbs``, none of which is a prefix of another, ``message_verbs``, and ``last_op``: the operation that
-    ends a batch, because it decides what is allowed after it.
+    A subclass sets ``verbs``, none of which is a prefix of another; ``message_verbs``; and ``last_op``: the operation
+    that ends a batch, because it decides which operations are allowed next.
 
     Attributes that describe the batch last returned:
         marks: indexes of the items that are not a Msg.
         payload_bytes: sum of the bodies' lengths.
-        reserved_replies: whether a reply may be one that only servers may use; if not, none is.
-        traced: whether a message may ask to be traced; if not, none does.
-        held: whether more may be waiting behind an operation that ended the batch: serve the batch, then feed b"".
-        begun: the subject of the message whose line ended the input or the connection; None: no message had begun.
-    The caller sets ``headers`` once HPUB is negotiated, and may ``limit`` it anew.
+        reserved_replies: flag; if false, no reply is one that only servers may use.
+        traced: flag; if false, no message requests a trace.
+        held: flag; an operation ended the batch, and more may follow: serve the batch, then feed b"".
+        begun: the subject of the incomplete or wrong message at the end of the input; None if there is none.
+    The caller sets ``headers`` once HPUB is negotiated, and may change the limits with ``limit``.
     """
 
     __slots__ = ("_chunks", "_have", "_large", "_line", "_need", "_rest", "_sizes", "_values", "begun", "headers", "held",
@@ -132,35 +135,36 @@ class Framing:
         self.reserved_replies = False
         self.traced = False
         self._rest = b""
-        # An incomplete message: its chunks, joined once it is complete. Of a large one without its line, which is in _values.
+        # Chunks of an incomplete message, joined when it is complete. A large message's chunks do not include its line,
+        # which is in ``_values``.
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = 0
         self._large = False
-        # The last message's control line and its values: publishers repeat themselves.
+        # The last message's control line and its values, since publishers often repeat a line.
         self._line: bytes = b"\n\n"
         self._values: tuple[bytes, bytes, int, int] = (b"", b"", 0, 0)
         self._sizes: dict[bytes, int] = {}
 
     def limit(self, max_control_line: int, max_payload: int) -> None:
-        """Other limits from the next operation on."""
+        """Set other limits, beginning with the next operation."""
         self.max_control_line = max_control_line
         self.max_payload = max_payload
-        # A line like the last one would not be checked.
+        # Forget the last line: an equal line would not be checked against the new limits.
         self._line = b"\n\n"
 
     @property
     def idle(self) -> bool:
-        """Whether the next byte begins a new operation."""
+        """Flag: the next byte begins a new operation."""
         return not self._rest and not self._need
 
     @property
     def missing(self) -> int:
-        """Bytes that complete the message that has begun; 0: none has."""
+        """Number of bytes that complete the current message; 0 if no message has begun."""
         return self._need - self._have if self._need else 0
 
     def feed(self, data: bytes) -> list[Any]:
-        """Take the next bytes; return all operations that are now complete. Raises: ProtocolError."""
+        """Parse the next bytes. Returns: all operations that are complete now. Raises: ProtocolError."""
         large: bytes | None = None
         pos = 0
         if self._need:
@@ -213,7 +217,7 @@ class Framing:
                     repeats = True
                 pos += 2
             while pos < end_of_data:
-                # A publisher that repeated its line once is likely to do so again: then no newline is searched for.
+                # A publisher that repeated its line once probably repeats it again, so try that before any search.
                 if repeats:
                     start = pos + width
                     repeats = data[pos:start] == last
@@ -247,7 +251,7 @@ class Framing:
                     if verb == plain:
                         if len(parts) == 4:
                             _, subject, reply, digits = parts
-                            # Inboxes are not reserved replies; another second letter needs a closer look.
+                            # Inboxes are not reserved replies; the caller examines replies with another second letter.
                             if reply[:2] != b"_I":
                                 reserved = True
                         elif len(parts) == 3:
@@ -290,7 +294,7 @@ class Framing:
                         pos = start
                     self._chunks = [data[pos:]]
                     self._have = end_of_data - pos
-                    # One byte after the payload is enough to refuse it.
+                    # One byte after the payload suffices to refuse it.
                     self._need = end - pos + (1 if end >= end_of_data else 2)
                     break
                 if data[end] != 13 or data[end + 1] != 10:
@@ -312,16 +316,16 @@ class Framing:
         return ops
 
     def _cut_large(self) -> tuple[bytes, bytes, int]:
-        """The payload of a large message, copied once; the bytes it ended in, and where in them."""
+        """Return the payload of a large message, copied once; the bytes in which it ends; the position of its end."""
         data, size = self._chunks[-1], self._values[3]
         end = len(data) - (self._have - size)
-        if end < 0:  # a chunk before ended with half of the line end
+        if end < 0:  # an earlier chunk ended with half of the line end
             data, end = b"".join(self._chunks), size
             return data[:end], data, end
         return b"".join([*self._chunks[:-1], data[:end]]), data, end
 
     def _size(self, digits: bytes) -> int:
-        """Parse a payload size and remember it: few sizes occur, and a lookup is cheaper than checking digits."""
+        """Parse and cache a payload size: few sizes occur, and a lookup is cheaper than checking digits."""
         size = number(digits)
         if size < 0:
             raise silent()
@@ -330,23 +334,23 @@ class Framing:
         self._sizes[digits] = size
         return size
 
-    # Of each protocol
+    # A protocol overrides these.
 
     def _parse_line(self, verb: bytes, argument: bytes) -> Any:
-        """Parse a line that is no message; None: it means nothing. Raises: ProtocolError."""
+        """Parse a line that is no message. Returns: its operation; None if there is none. Raises: ProtocolError."""
         raise NotImplementedError
 
     def _parse_burst(self, data: bytes) -> tuple[list[Msg], int, int]:
-        """Parse the messages at the start of a long read, if they are alike in a way that the protocol knows.
+        """Parse the messages at the start of a long read, if they all have a form that the protocol handles fast.
 
-        Returns: the messages, their end, and the bytes of their bodies; no messages and 0 if ``data`` is different.
+        Returns: the messages, their end, and the bytes of their bodies; no messages and 0 for other ``data``.
         """
         return [], 0, 0
 
     # Lines
 
     def _verb(self, line: bytes) -> bytes:
-        """The verb at the start of a complete line, in capitals."""
+        """Return the verb at the start of a complete line, in capitals. Raises: ProtocolError."""
         for verb, blank, _ in self.verbs:
             if line[:len(verb)].upper() == verb:
                 if blank and line[len(verb):len(verb) + 1] not in _BLANK:
@@ -355,17 +359,21 @@ class Framing:
         raise _unknown()
 
     def _too_long(self, line: bytes, limit: int) -> bool:
-        """Whether a complete line is longer than a control line may be; what follows PING and the like does not count."""
+        """Return whether a complete line exceeds the bound of control lines; arguments of PING and the like do not
+        count."""
         verb = self._verb(line)
         return len(_argument(verb, line)) > limit and not any(bare for name, _, bare in self.verbs if name == verb)
 
     def _miscounted(self, line: bytes) -> ProtocolError:
-        """The error for a message with a wrong number of arguments; without a blank after it, its verb is none at all."""
+        """Return the error for a message with a wrong number of arguments.
+
+        Raises: ProtocolError if no blank follows the verb, which is then unknown.
+        """
         self._verb(line)
         return silent()
 
     def _unfinished(self, line: bytes) -> bytes:
-        """Check an incomplete line. Returns: the part of it to keep."""
+        """Check an incomplete line. Returns: the part of it to keep. Raises: ProtocolError."""
         for verb, blank, bare in self.verbs:
             head = line[:len(verb)].upper()
             if verb.startswith(head) and len(line) <= len(verb):
@@ -378,6 +386,6 @@ class Framing:
                 argument = line[len(verb):].lstrip(b" \t")
                 if len(argument.rstrip(b"\r")) > self.max_control_line:
                     raise ProtocolError("Maximum Control Line Exceeded", "maximum control line exceeded")
-                # Blanks before an argument are dropped, or an endless line of them would be kept.
+                # Blanks before an argument are dropped; otherwise an endless line of them would be kept.
                 return line if argument else verb + line[len(verb):len(verb) + 1]
         raise _unknown()

@@ -4,8 +4,8 @@
     (name ":" [spaces] value CRLF)*
     CRLF
 
-The server never validates a block from a client, so all functions accept any bytes and ignore what does not look like a
-header. Names are case-sensitive, as in nats-server for every header that it acts upon.
+The server never validates a block from a client. So all functions accept any bytes, and ignore lines that are not like
+headers. Names are case-sensitive, as in nats-server for every header that it acts upon.
 
 Source: nats-server, server/client.go (getHeaderKeyIndex, sliceHeader, removeHeaderIfPresent, setHeader); ADR-4.
 """
@@ -23,7 +23,7 @@ _EMPTY = VERSION + _CRLF * 2
 
 
 def get(block: bytes, name: bytes) -> bytes | None:
-    """The first value of ``name`` (case-sensitive) without leading spaces, or None."""
+    """Return the first value of ``name`` (case-sensitive) without leading spaces; None if there is none."""
     start = block.find(b"\r\n" + name + b":")
     if start < 0:
         return None
@@ -33,7 +33,7 @@ def get(block: bytes, name: bytes) -> bytes | None:
 
 
 def items(block: bytes) -> list[tuple[bytes, bytes]]:
-    """All (name, value) pairs in order, including repeated names; lines without a colon are skipped."""
+    """Return all (name, value) pairs in order, including repeated names; lines without a colon are skipped."""
     found = []
     for line in block.split(_CRLF)[1:]:
         name, colon, value = line.partition(b":")
@@ -43,25 +43,25 @@ def items(block: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def status(block: bytes) -> bytes:
-    """The rest of the first line after the version: b"" or, for example, b"404 No Messages"."""
+    """Return the rest of the first line after the version: b"" or, for example, b"404 No Messages"."""
     line = block.partition(_CRLF)[0]
     return line[len(VERSION):].strip(b" ") if line.startswith(VERSION) else b""
 
 
 def build(items: Iterable[tuple[bytes, bytes]] = (), status: bytes | None = None) -> bytes:
-    """A complete block, including the blank line, with the pairs in the given order."""
+    """Build a complete block, including the blank line, with the pairs in the given order."""
     first = VERSION + b" " + status if status else VERSION
     return b"".join([first, _CRLF, *(b"%b: %b\r\n" % pair for pair in items), _CRLF])
 
 
 def remove(block: bytes, *names: bytes) -> bytes:
-    """``block`` without all occurrences of ``names``; b"" if no header is left and it has no status."""
+    """Return ``block`` without all occurrences of ``names``; b"" if neither a header nor a status is left."""
     for name in names:
         mark = b"\r\n" + name + b":"
         start = block.find(mark)
         if start < 0:
             continue
-        # Joined once: a block may repeat a name fifty thousand times.
+        # Join the parts once only: a block may repeat a name fifty thousand times.
         kept: list[bytes] = []
         at = 0
         while start >= 0:
@@ -76,7 +76,7 @@ def remove(block: bytes, *names: bytes) -> bytes:
 
 
 def set(block: bytes, name: bytes, value: bytes) -> bytes:
-    """``block`` with ``name`` set to ``value``: the first occurrence is replaced in place, or the header is appended."""
+    """Return ``block`` with ``name`` set to ``value``: in place of its first occurrence, or as the last header."""
     mark = b"\r\n" + name + b":"
     start = block.find(mark)
     if start >= 0:
@@ -89,5 +89,5 @@ def set(block: bytes, name: bytes, value: bytes) -> bytes:
 
 
 def move(block: bytes, name: bytes, value: bytes) -> bytes:
-    """``block`` with ``name`` set to ``value`` as its last header; all earlier occurrences are removed."""
+    """Return ``block`` with ``name`` set to ``value`` as its last header, and without earlier occurrences."""
     return set(remove(block, name), name, value)

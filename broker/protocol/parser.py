@@ -1,14 +1,14 @@
-"""Client protocol, bytes to values, without I/O, clock or policy.
+"""The client protocol, bytes to values, without I/O, clock or policy.
 
-A ``Parser`` is fed the bytes of each read and returns all complete operations in them. Messages, nearly everything on a
-busy connection, are plain ``Msg`` tuples; the others are small objects, whose positions are in ``marks``, so that routing
-need not inspect each item.
+A ``Parser`` is fed the bytes of each read and returns all complete operations in them. Messages, nearly everything on
+a busy connection, are plain ``Msg`` tuples. The other operations are small objects, whose positions are in ``marks``,
+so routing need not inspect each item.
 
     verb      arguments                       a wrong count or number
     PUB       subject [reply] size            closes the connection, with nothing sent
-    HPUB      subject [reply] hlen size       the same; also if headers were not negotiated
-    SUB       subject [queue] sid             the same
-    UNSUB     sid [max]                       the same, but a max that is not a number means "now"
+    HPUB      subject [reply] hlen size       closes it, too; also if headers were not negotiated
+    SUB       subject [queue] sid             closes it, too
+    UNSUB     sid [max]                       closes it, too; but a max that is not a number means "now"
     CONNECT   JSON, decoded by the connection
     PING PONG ignored up to the newline
     INFO +OK  ignored
@@ -31,10 +31,12 @@ __all__ = ["Connect", "Err", "Op", "Parser", "Ping", "Pong", "Sub", "Unsub"]
 _ACK = b"PUB $JS.ACK."
 _ACK_TAILS = {b" 0\r\n\r\n": b"", b"  0\r\n\r\n": b"", b" 4\r\n+ACK\r\n": b"+ACK", b"  4\r\n+ACK\r\n": b"+ACK",
               b" 4\r\n-NAK\r\n": b"-NAK", b"  4\r\n-NAK\r\n": b"-NAK"}
-"""How clients end a plain ack or negative ack: after the subject an empty reply or none, the size, the payload."""
+"""Forms in which clients end a plain ack or negative ack: an empty reply or none, the size, the payload. Each maps to
+its payload."""
+
 
 class _Value:
-    """Equality and display by slots, for ops that tests compare."""
+    """Base of operations: equality and display by slots, for tests."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -49,7 +51,7 @@ class _Value:
 
 
 class Connect(_Value):
-    """``arg`` is the JSON text as received."""
+    """A CONNECT; ``arg`` is the JSON text as received."""
 
     __slots__ = ("arg",)
 
@@ -58,7 +60,7 @@ class Connect(_Value):
 
 
 class Sub(_Value):
-    """``queue`` is b"" for a plain subscription."""
+    """A SUB; ``queue`` is b"" for a plain subscription."""
 
     __slots__ = ("queue", "sid", "subject")
 
@@ -69,7 +71,7 @@ class Sub(_Value):
 
 
 class Unsub(_Value):
-    """``max`` is -1 if there is none."""
+    """An UNSUB; ``max`` is -1 if there is none."""
 
     __slots__ = ("max", "sid")
 
@@ -87,7 +89,7 @@ class Pong(_Value):
 
 
 class Err(_Value):
-    """The client reports an error; the server closes the connection."""
+    """An error that the client reports; the server closes the connection."""
 
     __slots__ = ("arg",)
 
@@ -103,7 +105,7 @@ _PONG: Final = Pong()
 
 
 class Parser(Framing):
-    """One client's parser. The caller sets ``headers`` once HPUB is negotiated."""
+    """The parser of one client. The caller sets ``headers`` once HPUB is negotiated."""
 
     __slots__ = ()
 
@@ -139,15 +141,17 @@ class Parser(Framing):
         return None
 
     def _parse_burst(self, data: bytes) -> tuple[list[Msg], int, int]:
-        return _ack_burst(data, self.max_control_line) if data.startswith(_ACK) and self.max_payload >= 4 else ([], 0, 0)
+        if not data.startswith(_ACK) or self.max_payload < 4:
+            return [], 0, 0
+        return _ack_burst(data, self.max_control_line)
 
 
 def _ack_burst(data: bytes, limit: int) -> tuple[list[Msg], int, int]:
-    """The acks at the start of ``data``, if there are many of one form and nothing in between.
+    """Parse the acks at the start of ``data``, if there are many of one form and nothing between them.
 
-    The client of a busy consumer sends nothing else, and splitting them all at once costs a third of parsing line by line.
-    Counting proves that each part is exactly ``PUB <subject><tail>``: there are as many heads and tails as parts, and no
-    further blanks, tabs or line ends.
+    The client of a busy consumer sends nothing else, and splitting them all at once costs a third of parsing line by
+    line. Counting proves that each part is exactly ``PUB <subject><tail>``: there are as many heads and tails as parts,
+    and no further blanks, tabs or line ends.
 
     Returns: the messages, their end, and the bytes of their bodies; no messages if ``data`` is different.
     """

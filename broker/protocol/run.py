@@ -1,11 +1,11 @@
-"""Runs: messages that are delivered together, before a protocol makes bytes of them.
+"""Runs: messages that are delivered together, before a protocol encodes them.
 
     Run             any messages, for one subscription or many
     DeliveryRun     JetStream deliveries for one subscription, as columns
     PubAckRun       PubAcks of one stream, with ascending sequences
     MixedPubAckRun  PubAcks of several streams, each with its own prefix and sequence
 
-The router hands a run to a peer, and the peer encodes it for its protocol: ``protocol.encoder`` does so for clients. A
+The router hands a run to a peer, and the peer encodes it for its protocol; ``protocol.encoder`` does so for clients. A
 protocol without a faster way encodes ``msgs``, which each kind of run has.
 
 Owns: the messages, and the totals that every peer counts. Does not own: bytes on the wire, subscriptions.
@@ -17,24 +17,25 @@ from collections.abc import Callable, Sequence
 from operator import add
 from typing import Any, Final
 
-__all__ = ["LARGE_BYTES", "AnyRun", "DeliveryRun", "MixedPubAckRun", "Msg", "PubAckRun", "Run", "mixed_pub_acks", "pub_acks"]
+__all__ = ["LARGE_BYTES", "AnyRun", "DeliveryRun", "MixedPubAckRun", "Msg", "PubAckRun", "Run", "mixed_pub_acks",
+           "pub_acks"]
 
 Msg = tuple[bytes, bytes, int, bytes]
-"""(subject, reply or b"", header length, headers + payload)."""
+"""A message: subject, reply or b"", header length, headers + payload."""
 
 LARGE_BYTES: Final = 8192
-"""From this average size of bodies on, messages are not joined before they are written to the socket."""
+"""Average size of bodies from which messages are not joined before they are written to the socket."""
 
 
 class Run:
     """Messages for any number of subscriptions.
 
     Attributes:
-        count, bytes: the number of messages, and the size of their bodies in all.
-        alike: whether all have the same subject and size, no reply, and no headers.
-        hlens, lengths: sizes of headers and bodies, if all have the same subject, headers and no reply, as the answers to
-            one request have; otherwise empty.
-        encodings: parts of the encoded run that all subscriptions share, by the function that made them.
+        count, bytes: the number of messages, and the total size of their bodies.
+        alike: flag; all have the same subject and size, no reply, and no headers.
+        hlens, lengths: sizes of headers and bodies if all messages have the same subject, headers and no reply, as the
+            answers to one request do; otherwise empty.
+        encodings: encoded parts that all subscriptions share, by the function that made them.
     """
 
     __slots__ = ("_plain", "alike", "bodies", "bytes", "count", "encodings", "has_headers", "hlens", "lengths", "msgs")
@@ -64,7 +65,7 @@ class Run:
             self.hlens, self.lengths = hlens, lengths
 
     def without_headers(self) -> Run:
-        """The same messages for a peer without header support."""
+        """Return the same messages for a peer without header support."""
         if not self.has_headers:
             return self
         if self._plain is None:
@@ -75,8 +76,9 @@ class Run:
 class DeliveryRun:
     """JetStream deliveries.
 
-    Args: ``numbers`` are the five columns of the ack subject after ``reply_prefix``; if that is b"", messages have no
-        reply. All columns have the same length; ``hlens`` None means that no message has headers.
+    Args: ``numbers`` are the five columns of the ack subject after ``reply_prefix``; without a prefix (b"") messages
+    have
+        no reply. All columns have the same length; ``hlens`` None means that no message has headers.
     """
 
     __slots__ = ("bodies", "bytes", "count", "hlens", "lengths", "numbers", "reply_prefix", "subjects")
@@ -100,7 +102,7 @@ class DeliveryRun:
         return list(zip(self.subjects, replies, self.hlens or [0] * count, self.bodies, strict=True))
 
     def without_headers(self) -> DeliveryRun:
-        """The same deliveries for a peer without header support."""
+        """Return the same deliveries for a peer without header support."""
         if self.hlens is None:
             return self
         bodies = [body[hlen:] for body, hlen in zip(self.bodies, self.hlens, strict=True)]
@@ -108,7 +110,7 @@ class DeliveryRun:
 
 
 class PubAckRun:
-    """``prefix + number + suffix`` to each of ``replies``, with ascending numbers from ``first_seq`` on."""
+    """PubAcks of one stream: ``prefix + number + suffix`` to each of ``replies``; numbers ascend from ``first_seq``."""
 
     __slots__ = ("bytes", "count", "first_seq", "prefix", "replies", "suffix")
 
@@ -132,12 +134,12 @@ class PubAckRun:
 
 
 def pub_acks(replies: Sequence[bytes], prefix: bytes, first_seq: int, suffix: bytes) -> list[Msg]:
-    """The messages of a ``PubAckRun``; an empty reply gets none."""
+    """Return the messages of a ``PubAckRun``; an empty reply gets none."""
     return [(reply, b"", 0, b"%b%d%b" % (prefix, seq, suffix)) for seq, reply in enumerate(replies, first_seq) if reply]
 
 
 class MixedPubAckRun:
-    """``prefixes[i] + seqs[i] + suffix`` to ``replies[i]``."""
+    """PubAcks of several streams: ``prefixes[i] + seqs[i] + suffix`` to ``replies[i]``."""
 
     __slots__ = ("bytes", "count", "prefixes", "replies", "seqs", "sizes", "suffix")
 
@@ -159,8 +161,9 @@ class MixedPubAckRun:
         return self
 
 
-def mixed_pub_acks(replies: Sequence[bytes], prefixes: Sequence[bytes], seqs: Sequence[int], suffix: bytes) -> list[Msg]:
-    """The messages of a ``MixedPubAckRun``."""
+def mixed_pub_acks(replies: Sequence[bytes], prefixes: Sequence[bytes], seqs: Sequence[int],
+                   suffix: bytes) -> list[Msg]:
+    """Return the messages of a ``MixedPubAckRun``."""
     return [(reply, b"", 0, b"%b%d%b" % (prefix, seq, suffix))
             for reply, prefix, seq in zip(replies, prefixes, seqs, strict=True)]
 

@@ -1,7 +1,7 @@
-"""Subjects: which are valid, which are literal, and which patterns overlap.
+"""Subjects: tests for valid ones, for literal ones, and for patterns that overlap.
 
-All are bytes as on the wire. Dots separate tokens. A token ``*`` matches any one token; ``>`` as the last token matches
-one or more tokens; inside longer tokens both are ordinary characters.
+All are bytes as on the wire. Dots separate tokens. A token ``*`` matches any one token. ``>`` as the last token
+matches one or more tokens. Inside longer tokens both are ordinary characters.
 
 Source: nats-server, server/sublist.go (IsValidSubject, SubjectsCollide, SubjectMatchesFilter, matchLiteral).
 """
@@ -18,7 +18,7 @@ _SPACE = frozenset(b" \t\n\r\f")
 
 
 def is_valid(subject: bytes) -> bool:
-    """Whether ``subject`` may be subscribed to: no empty token, no white space, ``>`` only as the last token."""
+    """Return whether ``subject`` may be subscribed to: no empty token, no white space, ``>`` only as the last token."""
     if not subject or not _SPACE.isdisjoint(subject):
         return False
     tokens = subject.split(b".")
@@ -26,7 +26,7 @@ def is_valid(subject: bytes) -> bool:
 
 
 def is_literal(subject: bytes) -> bool:
-    """Whether no token of ``subject`` is a wildcard."""
+    """Return whether no token of ``subject`` is a wildcard."""
     if _STAR not in subject and _REST not in subject:
         return True
     tokens = subject.split(b".")
@@ -34,27 +34,30 @@ def is_literal(subject: bytes) -> bool:
 
 
 def matches(filter: bytes, subject: bytes) -> bool:
-    """Whether the pattern ``filter`` matches the literal ``subject``, in which ``>`` stands for itself but at the end."""
+    """Return whether the pattern ``filter`` matches the literal ``subject``.
+
+    A ``>`` in ``subject`` stands for itself, except as its last token.
+    """
     return filter == subject or _is_covered(subject, filter, inner_rest=False)
 
 
 def matches_any(filters: Iterable[bytes], subject: bytes) -> bool:
-    """Whether one of the patterns ``filters`` matches the literal ``subject``."""
+    """Return whether one of the patterns ``filters`` matches the literal ``subject``."""
     return any(one == subject or ((b"*" in one or b">" in one) and _is_covered(subject, one, inner_rest=False))
                for one in filters)
 
 
 def subset(a: bytes, b: bytes) -> bool:
-    """Whether every subject that the pattern ``a`` matches is also matched by the pattern ``b``.
+    """Return whether the pattern ``b`` matches every subject that the pattern ``a`` matches.
 
-    No pattern but a final ``>`` covers a ``>`` in the middle of ``a``, which is no valid pattern then.
+    A ``>`` in the middle of ``a``, which is then no valid pattern, is covered by a final ``>`` only.
     Source: nats-server, server/sublist.go (isSubsetMatchTokenized).
     """
     return _is_covered(a, b, inner_rest=True)
 
 
 def _is_covered(a: bytes, b: bytes, *, inner_rest: bool) -> bool:
-    """Whether the pattern ``b`` covers ``a``. ``inner_rest``: a ``>`` in the middle of ``a`` is a wildcard."""
+    """Return whether the pattern ``b`` covers ``a``. ``inner_rest``: a ``>`` in the middle of ``a`` is a wildcard."""
     tokens_a = a.split(b".")
     tokens_b = b.split(b".")
     count_a = len(tokens_a)
@@ -74,7 +77,7 @@ def _is_covered(a: bytes, b: bytes, *, inner_rest: bool) -> bool:
 
 
 def collide(a: bytes, b: bytes) -> bool:
-    """Whether some subject is matched by both patterns."""
+    """Return whether both patterns match some common subject."""
     if a == b:
         return True
     tokens_a = a.split(b".")

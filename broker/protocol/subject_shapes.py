@@ -1,17 +1,17 @@
-"""Questions about very many patterns at once, without comparing each with each.
+"""Tests of very many patterns at once, without comparing each with each.
 
 Patterns with their wildcards in the same places have the same *shape*; their literal tokens distinguish them.
 
     a.*.1  b.*.2    ->  three tokens, of which the first and the third are  {(a, 1), (b, 2)}
     a.>    b.>      ->  two or more, of which the first is                  {a, b}
 
-Two patterns overlap if they agree in every place in which both are literal. These places are the same for all patterns of
-one shape and all patterns of another, so a look-up of these tokens answers for a pair of shapes:
+Two patterns overlap if they agree in every place where both are literal. These places are the same for all patterns of
+one shape and all patterns of another, so one lookup of these tokens answers for a pair of shapes:
 
     a.*.1  b.*.2    and    c.x.*  b.y.*    ->  the first place is literal in both:  {a, b} and {c, b} have b in common
 
-The work is patterns × shapes. A thousand patterns usually have a shape or two; ``SHAPES_MAX`` bounds what a request may
-have. Nothing here checks that a pattern is valid.
+The work is patterns × shapes. A thousand patterns usually have a shape or two; ``SHAPES_MAX`` bounds the shapes of a
+request. Nothing here checks that a pattern is valid.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 __all__ = ["SHAPES_MAX", "FirstMatch", "SubjectShapes", "first_overlap", "first_subset", "overlapping"]
 
 SHAPES_MAX: Final = 256
-"""Shapes that the subjects of one configuration, or the filters of one request, may have."""
+"""Bound on the shapes of the subjects of one configuration, or of the filters of one request."""
 
 _STAR, _REST = b"*", b">"
 
@@ -32,9 +32,9 @@ _Pick = Callable[[_Tokens], object]
 
 
 class _Shape(NamedTuple):
-    """What patterns of one shape have in common.
+    """The common properties of patterns of one shape: ``places`` are the indexes of the literal tokens.
 
-    With ``rest`` they end in ``>``, and ``length`` tokens are the fewest that match; ``places`` are the literal tokens.
+    With ``rest`` the patterns end in ``>``, and ``length`` is the smallest number of tokens that match.
     """
 
     length: int
@@ -42,14 +42,17 @@ class _Shape(NamedTuple):
     places: tuple[int, ...]
 
     def common(self, other: _Shape) -> _Pick | None:
-        """Takes the tokens in which a pattern of this shape and one of ``other`` must agree to overlap; None: none overlap."""
+        """Return a function that selects the tokens in which patterns of both shapes must agree to overlap.
+
+        None: no two of them overlap.
+        """
         if (self.length < other.length and not self.rest) or (other.length < self.length and not other.rest):
             return None
         return _picker(sorted(set(self.places).intersection(other.places)))
 
 
 class SubjectShapes:
-    """Some patterns, with wildcards or without."""
+    """A set of patterns, with wildcards or without."""
 
     __slots__ = ("_shapes",)
 
@@ -70,7 +73,7 @@ class SubjectShapes:
         return len(self._shapes)
 
     def match(self, subject: bytes) -> bool:
-        """Whether one of the patterns matches a literal subject."""
+        """Return whether one of the patterns matches a literal subject."""
         tokens = subject.split(b".")
         if b"" in tokens:
             return False
@@ -81,7 +84,7 @@ class SubjectShapes:
         return False
 
     def supersets(self, pattern: bytes) -> int:
-        """How many of the patterns match everything that ``pattern`` matches; one that equals ``pattern`` counts too."""
+        """Return the number of patterns that match all that ``pattern`` matches; a pattern equal to it counts, too."""
         tokens = pattern.split(b".")
         if b"" in tokens:
             return 0
@@ -93,7 +96,7 @@ class SubjectShapes:
 
 
 class FirstMatch:
-    """Some patterns, of which the first that matches a subject is looked for."""
+    """A list of patterns, to find the first that matches a subject."""
 
     __slots__ = ("_shapes",)
 
@@ -101,10 +104,11 @@ class FirstMatch:
         self._shapes: list[tuple[int, bool, _Pick, dict[object, int]]] = []
         for shape, members in _by_shape(patterns).items():
             pick = _picker(shape.places)
-            self._shapes.append((shape.length, shape.rest, pick, {pick(tokens): index for index, tokens in reversed(members)}))
+            indexes = {pick(tokens): index for index, tokens in reversed(members)}
+            self._shapes.append((shape.length, shape.rest, pick, indexes))
 
     def of(self, subject: bytes) -> int | None:
-        """The index of the first pattern that matches a literal subject; None: none does."""
+        """Return the index of the first pattern that matches a literal subject; None if none does."""
         tokens = subject.split(b".")
         count = len(tokens)
         found = [indexes[key] for length, rest, pick, indexes in self._shapes
@@ -113,13 +117,13 @@ class FirstMatch:
 
 
 def first_subset(patterns: Sequence[bytes]) -> int:
-    """The index of the first pattern that another one contains or equals; ``len(patterns)`` if there is none."""
+    """Return the index of the first pattern that another one contains or equals; ``len(patterns)`` if there is none."""
     shapes = SubjectShapes(patterns)
     return next((i for i, pattern in enumerate(patterns) if shapes.supersets(pattern) > 1), len(patterns))
 
 
 def first_overlap(patterns: Sequence[bytes]) -> int:
-    """The index of the first pattern that overlaps a later one; ``len(patterns)`` if there is none."""
+    """Return the index of the first pattern that overlaps a later one; ``len(patterns)`` if there is none."""
     first, groups = len(patterns), list(_by_shape(patterns).items())
     for at, (shape, members) in enumerate(groups):
         for other, others in groups[at:]:
@@ -138,7 +142,7 @@ def first_overlap(patterns: Sequence[bytes]) -> int:
 
 
 def overlapping(patterns: Sequence[bytes], others: Iterable[bytes]) -> list[int]:
-    """The indexes of the ``patterns`` that overlap one of ``others``, ascending."""
+    """Return the indexes of the ``patterns`` that overlap one of ``others``, in ascending order."""
     found: set[int] = set()
     theirs = _by_shape(others)
     for shape, members in _by_shape(patterns).items():
@@ -150,7 +154,7 @@ def overlapping(patterns: Sequence[bytes], others: Iterable[bytes]) -> list[int]
 
 
 def _by_shape(patterns: Iterable[bytes]) -> dict[_Shape, list[tuple[int, _Tokens]]]:
-    """The patterns of each shape, by index and as tokens."""
+    """Return the patterns of each shape, by index and as tokens."""
     groups: dict[_Shape, list[tuple[int, _Tokens]]] = {}
     for index, pattern in enumerate(patterns):
         tokens = pattern.split(b".")

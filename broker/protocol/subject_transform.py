@@ -1,24 +1,25 @@
-"""Subject transforms: subjects that match a source pattern become other subjects, as a destination says.
+"""Subject transforms: a subject that matches a source pattern becomes another subject, made from a destination.
 
     orders.*.*    orders.{{wildcard(2)}}.{{wildcard(1)}}       orders.eu.7  →  orders.7.eu
     orders.>      archive.orders.>                             orders.eu.7  →  archive.orders.eu.7
 
-Functions that may stand for a token of the destination; ``n`` counts the source's ``*`` from 1, names begin in either case:
+A function may stand for a token of the destination; ``n`` counts the source's ``*`` from 1. Each word of a function's
+name may begin in either case:
 
-    {{wildcard(n)}} or $n             the token itself
-    {{partition(buckets,n,…)}}        a number below ``buckets``, from a hash of those tokens; without n, of the whole subject
-    {{splitFromLeft(n,at)}}           the token as two, with a dot after ``at`` characters; splitFromRight counts from its end
-    {{sliceFromLeft(n,size)}}         the token as pieces of ``size``; sliceFromRight leaves the short piece at the front
-    {{split(n,text)}}                 the token, with dots for each ``text``
-    {{left(n,size)}} {{right(n,size)}}  its first or last characters
-    {{random(max)}}                   a random number below ``max``
+    {{wildcard(n)}} or $n               the token itself
+    {{partition(buckets,n,…)}}          a number below ``buckets``: a hash of those tokens; without n, of the subject
+    {{splitFromLeft(n,at)}}             the token with a dot after ``at`` characters; splitFromRight: from its end
+    {{sliceFromLeft(n,size)}}           the token in pieces of ``size``; sliceFromRight: the short piece comes first
+    {{split(n,text)}}                   the token, with dots for each ``text``
+    {{left(n,size)}} {{right(n,size)}}  the token's first or last characters
+    {{random(max)}}                     a random number below ``max``
 
-A destination may repeat a token thousands of times, so a short subject could become one of megabytes. A subject of more than
-65 535 bytes is not made, nor one for which partitions hash more than that; nats-server makes it, but its file store keeps a
-subject's length in 16 bits.
+A destination may repeat a token thousands of times, so a short subject could become one of megabytes. No subject of
+more than 65 535 bytes is made, and none for which partitions hash more than that. nats-server makes it, but its file
+store keeps a subject's length in 16 bits.
 
-All subjects are bytes. Where nats-server's behaviour looks odd ($0 is the source's first token), it is kept: configurations
-depend on it.
+All subjects are bytes. Surprising behaviour of nats-server is kept ($0 is the source's first token), because
+configurations depend on it.
 
 Source: nats-server, server/subject_transform.go; server/sublist.go, ValidateMapping.
 """
@@ -33,10 +34,11 @@ from typing import Final, NamedTuple
 
 from broker.protocol.subject import subset
 
-__all__ = ["SUBJECT_MAX", "SubjectTransform", "TransformError", "check_mapping", "make_transform", "numbered", "unnumbered"]
+__all__ = ["SUBJECT_MAX", "SubjectTransform", "TransformError", "check_mapping", "make_transform", "numbered",
+           "unnumbered"]
 
 SUBJECT_MAX: Final = 65_535
-"""Bytes of the longest subject that a transform makes."""
+"""Size of the longest subject that a transform makes, in bytes."""
 
 _FULL: Final = b">"
 _INT32_MAX: Final = (1 << 31) - 1
@@ -48,11 +50,11 @@ _INTEGER = re.compile(rb"[+-]?[0-9]+")
 
 _Tokens = Sequence[bytes]
 _Part = Callable[[_Tokens], bytes]
-"""Makes a token of the destination from those of the subject."""
+"""Function from the subject's tokens to a token of the destination."""
 
 
 class TransformError(ValueError):
-    """There is no such transform; the text is nats-server's."""
+    """The error of a transform that is not valid; the text is nats-server's."""
 
 
 _BAD_SUBJECT: Final = "invalid subject"
@@ -72,7 +74,7 @@ def _error(reason: str, token: bytes = b"") -> TransformError:
 
 
 class _Call(NamedTuple):
-    """A mapping function in a destination: the wildcards that it takes (counted from 1), a number and a text."""
+    """A mapping function in a destination: its wildcards (counted from 1), a number and a text."""
 
     name: str
     wildcards: tuple[int, ...] = ()
@@ -81,9 +83,11 @@ class _Call(NamedTuple):
 
 
 class SubjectTransform:
-    """One transform. Immutable.
+    """A transform. Immutable.
 
-    Args: ``src`` b"" is ``>``. ``strict``: only what ``reverse`` can undo, as imports need it: wildcards, and all of them.
+    Args: ``src`` b"" is ``>``. ``strict``, for imports: the destination uses all wildcards and no other function, so
+    that
+        ``reverse`` can undo the transform.
     Raises: TransformError.
     """
 
@@ -102,9 +106,9 @@ class SubjectTransform:
         self._tail = len(src_tokens) - 1 if dest_tokens[-1] == _FULL else -1
         self._parts: list[bytes | _Part] = []
         self._hashed: list[int] = []
-        """The subject's tokens that partitions hash, each as often as it is hashed; -1: all of them."""
+        """Places of the subject's tokens that partitions hash, one for each time; -1: all tokens."""
         self.repeatable = True
-        """Whether the same subject always becomes the same."""
+        """Flag: the result depends on the subject alone."""
 
         used = 0
         for token in dest_tokens[:-1] if self._tail >= 0 else dest_tokens:
@@ -120,7 +124,7 @@ class SubjectTransform:
         if not stars and self._tail < 0:
             if call.name not in ("partition", "random"):
                 raise _error(_OUT_OF_RANGE, token)
-            # Nothing of the subject varies, and nats-server does not look at the wildcards.
+            # No part of the subject varies; like nats-server, ignore the wildcards.
             call = call._replace(wildcards=())
         elif strict and call.name != "wildcard":
             raise _error(_IRREVERSIBLE, token)
@@ -133,8 +137,11 @@ class SubjectTransform:
             return lambda tokens: b"%d" % self._below(call.number)
         if call.name == "partition":
             self._hashed += places or [-1]
-            return lambda tokens: b"%d" % _partition(b"".join([tokens[i] for i in places]) if places else b".".join(tokens),
-                                                     call.number)
+            def partition(tokens: _Tokens) -> bytes:
+                key = b"".join([tokens[i] for i in places]) if places else b".".join(tokens)
+                return b"%d" % _partition(key, call.number)
+
+            return partition
         [place] = places
         if call.name == "wildcard":
             return lambda tokens: tokens[place]
@@ -144,12 +151,14 @@ class SubjectTransform:
         return lambda tokens: cut(tokens[place], size) if 0 < size < len(tokens[place]) else tokens[place]
 
     def _below(self, number: int) -> int:
-        """A random number; Go's remainder takes no sign from a negative ``number``."""
+        """Return a random number; as in Go, the sign of ``number`` does not matter."""
         return self._random.randrange(1 << 31) % abs(number) if number else 0
 
     def match(self, subject: bytes) -> bytes | None:
-        """What the literal ``subject`` becomes; None: it does not match the source, or is no literal subject; b"": more than
-        ``SUBJECT_MAX`` bytes."""
+        """Return the subject that the literal ``subject`` becomes.
+
+        None: it does not match the source, or is not literal. b"": the result would exceed ``SUBJECT_MAX`` bytes.
+        """
         if self._identity:
             return subject
         tokens = subject.split(b".")
@@ -158,14 +167,18 @@ class SubjectTransform:
         return self._make(tokens)
 
     def apply(self, subject: bytes) -> bytes:
-        """What ``subject``, which is known to match, becomes; it may be a pattern, as part of the source. b"": as for ``match``."""
+        """Return the result for a ``subject`` that is known to match; b"" as for ``match``.
+
+        The subject may be a pattern within the source.
+        """
         return self._make(subject.split(b"."))
 
     def _make(self, tokens: list[bytes]) -> bytes:
         made: list[bytes] = []
         left = SUBJECT_MAX + 1
-        # Hashing takes 50 ns a byte: a destination with thousands of partitions would take seconds.
-        if self._hashed and sum(len(tokens[at]) if at >= 0 else sum(map(len, tokens)) for at in self._hashed) > SUBJECT_MAX:
+        # Hashing takes 50 ns a byte: without the bound, a destination with thousands of partitions would take seconds.
+        if self._hashed and SUBJECT_MAX < sum(
+                len(tokens[at]) if at >= 0 else sum(map(len, tokens)) for at in self._hashed):
             return b""
         for part in self._parts:
             token = part if isinstance(part, bytes) else part(tokens)
@@ -180,9 +193,9 @@ class SubjectTransform:
         return b".".join(made)
 
     def reverse(self) -> SubjectTransform:
-        """The transform that undoes this strict one. Raises: TransformError.
+        """Return the transform that undoes this strict one. Raises: TransformError.
 
-        nats-server's puts wildcards into a wrong order where three or more of them change places; here they return.
+        nats-server's own gives wildcards a wrong order if three or more of them change places; this one is right.
         """
         src: list[bytes] = []
         places: dict[int, int] = {}
@@ -204,12 +217,12 @@ class SubjectTransform:
 
 
 def make_transform(src: bytes, dest: bytes, rng: random.Random | None = None) -> SubjectTransform | None:
-    """The transform; None where there is no destination, for subjects then stay as they are. Raises: TransformError."""
+    """Return the transform; None if ``dest`` is empty, because subjects then do not change. Raises: TransformError."""
     return SubjectTransform(src, dest, rng=rng) if dest else None
 
 
 def numbered(pattern: bytes) -> bytes:
-    """``pattern`` as a destination: its ``*`` become ``$1``, ``$2``, … in order."""
+    """Return ``pattern`` as a destination: its ``*`` become ``$1``, ``$2``, … in order."""
     tokens, stars = [], 0
     for token in pattern.split(b"."):
         if token == b"*":
@@ -220,12 +233,12 @@ def numbered(pattern: bytes) -> bytes:
 
 
 def unnumbered(dest: bytes) -> bytes:
-    """The pattern that the destination ``dest`` fills: ``$1`` and ``{{wildcard(1)}}`` become ``*``."""
+    """Return the pattern that the destination ``dest`` fills: ``$1`` and ``{{wildcard(1)}}`` become ``*``."""
     return b".".join(b"*" if _NUMBERED.match(token) or _is_wildcard(token) else token for token in dest.split(b"."))
 
 
 def check_mapping(src: bytes, dest: bytes) -> None:
-    """Judge a transform that a stream is to have. Raises: TransformError."""
+    """Check the transform of a stream's configuration. Raises: TransformError."""
     if not dest:
         return
     full = False
@@ -248,17 +261,20 @@ _SPACES = frozenset(b"\t\n\f\r ")
 
 
 def _function(name: str) -> tuple[str, re.Pattern[bytes]]:
-    """Each word of a function's name may begin in either case."""
+    """Return a function's name, and a pattern in which each word of the name may begin in either case."""
     either = re.sub("(^.|[A-Z])", lambda letter: f"[{letter[1].lower()}{letter[1].upper()}]", name)
     return name, re.compile(rb"{{%b*%b%b*\((.*)\)%b*}}" % (_SPACE, either.encode(), _SPACE, _SPACE))
 
 
 @cache
 def _functions() -> tuple[tuple[str, re.Pattern[bytes]], ...]:
-    """The functions in nats-server's order: it takes the first that occurs in a token. Most brokers transform no subjects."""
+    """Return the functions in nats-server's order: the first that occurs in a token applies.
+
+    They are compiled on demand, since most brokers transform no subjects.
+    """
     return tuple(_function(name) for name in (
-        "wildcard", "partition", "splitFromLeft", "splitFromRight", "sliceFromLeft", "sliceFromRight", "right", "left", "split",
-        "random"))
+        "wildcard", "partition", "splitFromLeft", "splitFromRight", "sliceFromLeft", "sliceFromRight", "right", "left",
+        "split", "random"))
 
 
 _NUMBERED = re.compile(rb"\$[1-9]")
@@ -281,10 +297,10 @@ def _is_function(token: bytes) -> bool:
 
 
 def _call(token: bytes) -> _Call | None:
-    """The mapping function that a token of the destination is; None: it stands for itself. Raises: TransformError."""
+    """Parse a token of the destination. Returns: its mapping function; None if it has none. Raises: TransformError."""
     if len(token) > 1 and token[:1] == b"$":
         n = _integer(token[1:])
-        # Subjects of the server itself begin with $ too.
+        # A ``$`` without a number is an ordinary token: subjects of the server itself begin with it.
         return None if n is None else _Call("wildcard", (n,))
     if not _is_function(token):
         return None
@@ -331,14 +347,14 @@ def _integer(text: bytes) -> int | None:
 
 
 def _int32(value: int) -> int:
-    """As Go converts a number to 32 bits."""
+    """Convert a number to 32 bits as Go does."""
     return (value + (1 << 31) & 0xFFFF_FFFF) - (1 << 31)
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
 
 def _partition(key: bytes, buckets: int) -> int:
-    """FNV-1a of ``key``, below ``buckets``, which is taken for an unsigned number of 32 bits."""
+    """Return FNV-1a of ``key`` modulo ``buckets``, which is read as an unsigned number of 32 bits."""
     buckets &= 0xFFFF_FFFF
     if not buckets:
         return 0
@@ -349,7 +365,7 @@ def _partition(key: bytes, buckets: int) -> int:
 
 
 def _split(token: bytes, text: bytes) -> bytes:
-    """``token`` with a dot for each ``text``, but none at its ends, nor two in a row."""
+    """Return ``token`` with a dot for each ``text``, but with none at its ends, nor two in a row."""
     pieces = token.split(text) if text else [
         one.encode("utf-8", "surrogateescape") for one in token.decode("utf-8", "surrogateescape")]
     made = []
@@ -361,7 +377,7 @@ def _split(token: bytes, text: bytes) -> bytes:
 
 
 def _slices(token: bytes, size: int, first: int) -> bytes:
-    """Pieces of ``size`` after one of ``first``."""
+    """Return ``token`` in pieces of ``size``, after a first piece of ``first`` bytes if that is not 0."""
     pieces = [token[:first]] if first else []
     return b".".join(pieces + [token[at:at + size] for at in range(first, len(token), size)])
 
@@ -374,4 +390,4 @@ _CUTS: Final[dict[str, Callable[[bytes, int], bytes]]] = {
     "left": lambda token, size: token[:size],
     "right": lambda token, size: token[-size:],
 }
-"""Of a token that is longer than the number; a shorter one stays as it is."""
+"""Functions for a token that is longer than their number; a shorter token does not change."""

@@ -1,10 +1,10 @@
-"""Very many patterns, by token: which of them overlap another is found without looking at each.
+"""A tree of very many patterns by token, to find those that overlap another pattern without visiting each.
 
     a.*   a.b.c   d.>        a ─┬─ *
                                 └─ b ── c
                              d ─── >
 
-Each pattern has owners, who may have it at the same time. Validates nothing.
+Several owners may have the same pattern. Patterns are not validated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _STAR, _REST = b"*", b">"
 
 
 class _Node(Generic[K]):
-    """The patterns that begin with some tokens: ``owners`` of the one that ends here, ``below`` by the next token."""
+    """The patterns that begin with some tokens: ``owners`` of the pattern that ends here, ``below`` by the next
+    token."""
 
     __slots__ = ("below", "owners")
 
@@ -30,13 +31,13 @@ class _Node(Generic[K]):
 
 
 class SubjectTree(Generic[K]):
-    """Patterns with their owners."""
+    """A set of patterns with their owners."""
 
     def __init__(self) -> None:
         self._root: _Node[K] = _Node()
 
     def add(self, pattern: bytes, owner: K) -> None:
-        """The owner has the pattern from now on."""
+        """Add the pattern for an owner."""
         node = self._root
         for token in pattern.split(b"."):
             below = node.below.get(token)
@@ -48,7 +49,7 @@ class SubjectTree(Generic[K]):
         node.owners.add(owner)
 
     def discard(self, pattern: bytes, owner: K) -> None:
-        """The owner no longer has the pattern."""
+        """Remove an owner's pattern; an unknown one is ignored."""
         path, node = [], self._root
         for token in pattern.split(b"."):
             path.append((node, token))
@@ -64,7 +65,8 @@ class SubjectTree(Generic[K]):
             del node.below[token]
 
     def overlapping(self, pattern: bytes) -> Iterator[K]:
-        """The owners of patterns that match a subject which ``pattern`` matches, too; some of them more than once."""
+        """Yield the owners of patterns that overlap ``pattern``: both match a common subject. An owner may come
+        twice."""
         tokens = pattern.split(b".")
         nodes = [self._root]
         for i, token in enumerate(tokens):

@@ -1,6 +1,6 @@
-"""A message that is followed on its way: a stream that gets one tells what becomes of it.
+"""A message with a trace: each stream that receives it reports to the trace what it did with the message.
 
-Does not own: which messages ask for that, and who is told (server/connection/message_trace).
+Does not own: the choice of traced messages, and the receiver of the trace (server/connection/message_trace).
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ __all__ = ["DEST", "DISABLED", "Trace", "TracedMsg"]
 
 DEST = b"Nats-Trace-Dest"
 DISABLED = b"trace disabled"
-"""The value of the header that turns tracing off; no subject."""
+"""Value of the header that turns tracing off; it is no subject."""
 
 
 class Trace(Protocol):
-    """Where it is told."""
+    """The receiver of a stream's report about a message."""
 
     only: bool
-    """The message is judged like any other, but neither delivered nor stored."""
+    """Flag: streams check the message like any other, but do not store it."""
 
     def decided(self, stream: str, subject: bytes, *, no_interest: bool = False, error: str = "") -> None:
-        """``stream`` has judged the message. ``subject``: under which it is stored, b"" if it did not come that far;
-        ``no_interest``: it is not stored, since no consumer waits for it."""
+        """Record the decision of ``stream`` about the message.
+
+        Args: ``subject``: the subject under which it is stored, b"" if it was refused before that was known;
+            ``no_interest``: it is not stored, since no consumer waits for it.
+        """
 
 
 class TracedMsg(tuple[bytes, bytes, int, bytes]):
@@ -32,11 +35,11 @@ class TracedMsg(tuple[bytes, bytes, int, bytes]):
 
     @classmethod
     def of(cls, msg: tuple[bytes, bytes, int, bytes], trace: Trace) -> TracedMsg:
-        """``msg``, followed by ``trace``."""
+        """Return ``msg`` with ``trace``."""
         traced = cls(msg)
         traced.trace = trace
         return traced
 
     def as_changed(self, msg: tuple[bytes, bytes, int, bytes]) -> TracedMsg:
-        """``msg``, which this one has become on its way."""
+        """Return ``msg``, a changed form of this message, with the same trace."""
         return TracedMsg.of(msg, self.trace)

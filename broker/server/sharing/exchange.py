@@ -1,11 +1,11 @@
-"""Which accounts share what: keeps the routers of all accounts connected as their settings say, while these change.
+"""Sharing between accounts: keeps their routers connected according to their settings, while these change.
 
     put(accounts)    their mappings, exports and imports apply at once, as do other accounts' imports of their exports
-    remove(name)     nothing of it is shared any more
+    remove(name)     nothing of the account is shared any more
 
-An import that may not exist (of an unknown account, not permitted, forming a cycle) is left out, and comes to life when
-what stands in its way has changed: accounts of JWTs come and go in any order. A configuration file with such an import is
-refused before it gets here.
+An import that may not exist (of an unknown account, not permitted, forming a cycle) is left out. It comes into use
+when the cause has changed, because accounts of JWTs are added and removed in any order. A configuration file with such
+an import is refused earlier.
 
 Source: nats-server, server/accounts.go (updateAccountClaimsWithRefresh), server/server.go (configureAccounts).
 """
@@ -60,7 +60,7 @@ class Sharer(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Member:
-    """One account; ``imports`` are those in use."""
+    """An account; ``imports`` are the imports in use."""
 
     settings: Sharer
     router: Router
@@ -72,8 +72,11 @@ class _Member:
 
 
 class Exchange:
-    """All accounts. ``call_later`` and ``now_ns``: for responses that never come; ``own_client`` describes a new client of
-    the broker's own (``OwnClient``)."""
+    """All accounts.
+
+    ``call_later`` and ``now_ns`` end the wait for responses that never come; ``own_client`` describes a new client of
+    the broker itself (``OwnClient``).
+    """
 
     def __init__(self, rng: random.Random, call_later: CallLater, now_ns: Callable[[], int],
                  own_client: Callable[[], dict[str, Any]]) -> None:
@@ -83,13 +86,13 @@ class Exchange:
         self._call_later = call_later
         self._now_ns = now_ns
         self._members: dict[str, _Member] = {}
-        # By name: the settings; the imports in use; the accounts that import from one, also from one that is unknown.
+        # By account name: its settings; its imports in use; the accounts that import from it, which may be unknown.
         self._settings: dict[str, Sharer] = {}
         self._used: dict[str, ImportList[Import]] = {}
         self._importers: dict[str, set[str]] = {}
 
     def put(self, *accounts: tuple[Sharer, Router]) -> None:
-        """Add accounts, or change them, together; the router of an account stays the same one."""
+        """Add accounts, or change them, together; an account must keep the same router."""
         changed = []
         for settings, router in accounts:
             member = self._members.get(settings.name)
@@ -106,7 +109,7 @@ class Exchange:
             for export in member.services.keys() - set(settings.exports):
                 member.services.pop(export).responses.close()
             changed.append(member)
-        # Old imports first: a new one might form a cycle with them.
+        # Remove old imports first: a new one might form a cycle with them.
         for member in changed:
             wanted = set(member.settings.imports)
             self._use(member, {one: used for one, used in member.imports.items() if one in wanted})
@@ -140,11 +143,11 @@ class Exchange:
             self._connect(self._members[other])
 
     def in_use(self, name: str) -> Collection[Import]:
-        """The imports of the account of that name, less those that are left out."""
+        """Return the imports in use of the account of that name."""
         return frozenset(self._used.get(name, ()))
 
     def imports_service(self, name: str, subject: bytes) -> bool:
-        """Whether the account of that name has a service import for the literal ``subject``."""
+        """Return whether the account of that name has a service import for the literal ``subject``."""
         member = self._members.get(name)
         return member is not None and any(
             isinstance(one, ServiceImport) and one.covers(subject) for one in member.imports.values())
@@ -165,7 +168,7 @@ class Exchange:
             return None
 
     def _connect(self, member: _Member) -> None:
-        """Bring the imports in use in line with the settings; those that stay the same are not touched."""
+        """Make the imports in use agree with the settings; unchanged imports are not touched."""
         wanted: dict[Import, ServiceImport | StreamImport] = {}
         used = self._used[member.settings.name] = imports_in_use()
         for one in dict.fromkeys(member.settings.imports):
@@ -177,10 +180,10 @@ class Exchange:
                     continue
                 except TransformError as error:
                     why = str(error)
-            # An account that is not here may still come.
+            # An unknown account may be added later, so its absence is not worth a warning.
             level = logging.WARNING if one.account in self._members else logging.DEBUG
-            _log.log(level, "Account %s does not import %s %r of account %s: %s", member.settings.name, one.kind, one.subject,
-                     one.account, why)
+            _log.log(level, "Account %s does not import %s %r of account %s: %s", member.settings.name, one.kind,
+                     one.subject, one.account, why)
         self._use(member, wanted)
 
     def _import(self, member: _Member, one: Import) -> ServiceImport | StreamImport:
@@ -192,7 +195,8 @@ class Exchange:
         assert export is not None, "an import without an export has a problem"
         service = exporter.services.get(export)
         if service is None:
-            service = exporter.services[export] = Service(export, exporter.router, self._rng, self._call_later, self._now_ns)
+            service = exporter.services[export] = Service(export, exporter.router, self._rng, self._call_later,
+                                                          self._now_ns)
         return known if isinstance(known, ServiceImport) and known.service is service else ServiceImport(
             one, service, member.router, member.lost, member.own, self._passing)
 

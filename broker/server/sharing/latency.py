@@ -1,14 +1,15 @@
-"""How long an exported service takes: which requests are measured, and the metric published for each.
+"""Latency of exported services: the choice of requests to measure, and the metric published for each.
 
     start ──request──> service ──response──> end
-      └── requestor's RTT      └── responder's RTT, taken from the service's time
+      └── requestor's RTT      └── responder's RTT, subtracted from the service's time
 
-A request is measured by chance (``sampling`` in percent), or because its tracing headers ask for it:
+A request is measured by chance (``sampling`` in percent), or because its tracing headers request it:
 
     Uber-Trace-Id, B3 or X-B3-*, Traceparent
 
-The metric is published in the exporting account. One without a response says why: 400 it had no reply subject, 408 nobody
-waits for it any more, 503 nobody received it, 504 no response came in time.
+The metric is published in the exporting account. If there was no response, its status gives the cause: 400, the
+request had no reply subject; 408, nobody waits for the response any more; 503, nobody received the request; 504, no
+response came in time.
 
 Source: nats-server, server/accounts.go (ServiceLatency, shouldSample, sendTrackingLatency).
 """
@@ -35,7 +36,8 @@ _ERRORS: Final = {"bad request": (400, "Bad Request"), "interest lost": (408, "R
                   "no delivery": (503, "Service Unavailable"), "timeout": (504, "Service Timeout")}
 
 HEADERS_MAX: Final = 2048
-"""Characters of the tracing headers that a metric shows: four times what tracers are to keep to."""
+"""Bound on the characters of the tracing headers that a metric shows: four times the size that tracers should keep
+to."""
 
 Headers = dict[str, list[str]]
 
@@ -50,7 +52,7 @@ class Meter:
         self._now_ns = now_ns
 
     def measure(self, source: Source | OwnClient, account: str, block: bytes, *, share: bool) -> Measurement | None:
-        """The measurement of a request with the header ``block`` from ``source``; None: it is not measured."""
+        """Return the measurement of a request from ``source`` with the header ``block``; None if it is not measured."""
         sampling = self._settings.sampling
         found: Headers = {}
         if sampling < 100 and not (sampling and self._rng.randrange(100) <= sampling):
@@ -64,14 +66,14 @@ class Meter:
         return self._now_ns()
 
     def publish(self, members: dict[str, Any]) -> None:
-        metric = {"type": _TYPE, "id": f"{self._rng.getrandbits(112):022x}"[:22], "timestamp": format_time(self._now_ns()),
-                  **members}
+        metric = {"type": _TYPE, "id": f"{self._rng.getrandbits(112):022x}"[:22],
+                  "timestamp": format_time(self._now_ns()), **members}
         data = marshal(metric)
         self._router.publish(self._settings.subject.encode(), b"", 0, data)
 
 
 class Measurement:
-    """One request's."""
+    """The measurement of one request."""
 
     __slots__ = ("_account", "_began_ns", "_headers", "_meter", "_share", "_source", "on_end")
 
@@ -86,7 +88,7 @@ class Measurement:
         self.on_end: Callable[[], None] | None = None
 
     def answered(self, responder: Source | None) -> None:
-        """The response came from ``responder``; None: from the broker itself."""
+        """Publish the metric of a response from ``responder``; None: from the broker itself."""
         taken_ns = self._meter.now_ns() - self._began_ns
         after_ns = time.perf_counter_ns()
         request_rtt, response_rtt = _rtt(self._source), _rtt(responder)
@@ -96,12 +98,12 @@ class Measurement:
             "total": request_rtt + taken_ns + system})
 
     def failed(self, why: str) -> None:
-        """No response came."""
+        """Publish the metric of a request without a response."""
         status, text = _ERRORS[why]
         self._publish(status, text, None, {"service": 0, "system": 0, "total": 0})
 
     def dropped(self) -> None:
-        """The service is not exported any more: there is nothing to tell."""
+        """End the measurement without a metric: the service is not exported any more."""
         if self.on_end is not None:
             self.on_end()
 
@@ -126,23 +128,27 @@ def _rtt(peer: Source | OwnClient | None) -> int:
 
 
 def sampled_by_headers(block: bytes) -> Headers | None:
-    """The tracing headers that ask for a measurement; None: none do."""
+    """Return the tracing headers that request a measurement; None if none does."""
     if not block:
         return None
     found: Headers = {}
     for name, value in headers.items(block):
-        # As Go's net/textproto writes names.
+        # Go's net/textproto writes names in this way.
         canonical = "-".join(part.capitalize() for part in name.decode("utf-8", "replace").split("-"))
         found.setdefault(canonical, []).append(value.decode("utf-8", "replace"))
     for tracer, asks, belongs in _TRACERS:
         if tracer in found:
-            return _bounded({one: found[one] for one in found if one == tracer or belongs(one)}) if asks(found[tracer][0]) else None
+            if not asks(found[tracer][0]):
+                return None
+            return _bounded({one: found[one] for one in found if one == tracer or belongs(one)})
     return None
 
 
 def _bounded(found: Headers) -> Headers:
-    """Those of ``found`` that fit in ``HEADERS_MAX`` characters, the short ones first: a million requests may wait for their
-    responses."""
+    """Return the shortest members of ``found`` that together fit into ``HEADERS_MAX`` characters.
+
+    The bound is needed because a million requests may wait for their responses.
+    """
     kept: Headers = {}
     room = HEADERS_MAX
     sizes = {name: len(name) + sum(map(len, values)) for name, values in found.items()}
@@ -155,19 +161,19 @@ def _bounded(found: Headers) -> Headers:
 
 
 def _uber(value: str) -> bool:
-    """trace:span:parent:flags; bit 0 of the flags, one or two hexadecimal digits."""
+    """Read trace:span:parent:flags. Bit 0 of the flags, one or two hexadecimal digits, requests a measurement."""
     parts = value.split(":")
     return len(parts) == 4 and 1 <= len(parts[3]) <= 2 and _low_bit(parts[3])
 
 
 def _b3(value: str) -> bool:
-    """trace-span-sampled-parent, or the sampled flag alone; 0 says no."""
+    """Read trace-span-sampled-parent, or the sampled flag alone. Only 0 declines a measurement."""
     parts = value.split("-")
     return not (parts[2] == "0" if len(parts) > 2 else parts == ["0"])
 
 
 def _traceparent(value: str) -> bool:
-    """version-trace-span-flags"""
+    """Read version-trace-span-flags. Bit 0 of the flags requests a measurement."""
     parts = value.split("-")
     return len(parts) == 4 and len(parts[3]) == 2 and _low_bit(parts[3])
 
@@ -187,4 +193,4 @@ _TRACERS: Final[tuple[tuple[str, Callable[[str], bool], Callable[[str], bool]], 
     ("X-B3-Traceid", lambda value: True, _B3.__contains__),
     ("B3", _b3, lambda name: False),
     ("Traceparent", _traceparent, lambda name: name == "Tracestate"))
-"""In nats-server's order: the header, whether its value asks, and which headers are shown beside it."""
+"""Tracers in nats-server's order: the header; whether its value requests a measurement; the headers shown with it."""

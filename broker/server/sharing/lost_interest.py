@@ -1,6 +1,6 @@
-"""Measured requests whose response nobody waits for any more: their metric says so at once, not when their time is over.
+"""Lost interest: ends the measurement of a request at once if nobody waits for its response any more.
 
-Only measured ones are watched; any other response is simply not delivered.
+Only measured requests are watched; a response to any other is simply not delivered.
 
 Source: nats-server, server/accounts.go (checkForReverseEntry).
 """
@@ -20,23 +20,23 @@ __all__ = ["LostInterest"]
 
 _DELAY_S = 0.05
 _AT_ONCE = 2000
-"""Requests looked at in one turn of the loop."""
+"""Number of requests that are checked in one turn of the loop."""
 
 
 class LostInterest:
     """The measured requests of one account's clients.
 
-    Very many may wait, and any of them may have lost its interest with a subscription with wildcards: what such ones leave
-    behind is looked for together, and in slices.
+    Very many may wait, and the removal of one wildcard subscription may affect any of them. So the requests are checked
+    later, for all removed wildcard subscriptions together, and in slices.
     """
 
     def __init__(self, router: Router, call_later: CallLater) -> None:
         self._router = router
         self._call_later = call_later
         self._gone: Sublist[Subscription] = Sublist()
-        """Subscriptions with wildcards that were removed and not looked at yet."""
-        self._looking = False
-        # By the client's reply subject, then by the service's.
+        """Removed wildcard subscriptions for which the requests are not checked yet."""
+        self._scheduled = False
+        # By the client's reply subject, then by the service's reply subject.
         self._watched: dict[bytes, dict[bytes, Callable[[bytes], None]]] = {}
 
     def watch(self, reply: bytes, expected: bytes, lost: Callable[[bytes], None]) -> None:
@@ -45,7 +45,7 @@ class LostInterest:
         self._router.observe_removals(self._removed)
 
     def forget(self, reply: bytes, expected: bytes) -> None:
-        """The request has ended otherwise."""
+        """Stop watching a request, which has ended otherwise."""
         watched = self._watched.get(reply)
         if watched is not None and watched.pop(expected, None) is not None and not watched:
             del self._watched[reply]
@@ -55,31 +55,31 @@ class LostInterest:
     def _removed(self, sub: Subscription) -> None:
         if is_literal(sub.subject):
             if sub.subject in self._watched:
-                self._look_at(sub.subject)
+                self._check_reply(sub.subject)
         else:
             self._gone.insert(sub)
-            if not self._looking:
-                self._looking = True
-                self._call_later(_DELAY_S, self._look)
+            if not self._scheduled:
+                self._scheduled = True
+                self._call_later(_DELAY_S, self._check_watched)
 
-    def _look(self) -> None:
+    def _check_watched(self) -> None:
         gone, self._gone = self._gone, Sublist()
-        self._look_at_some(iter(list(self._watched)), gone)
+        self._check_some(iter(list(self._watched)), gone)
 
-    def _look_at_some(self, replies: Iterator[bytes], gone: Sublist[Subscription]) -> None:
+    def _check_some(self, replies: Iterator[bytes], gone: Sublist[Subscription]) -> None:
         some = list(islice(replies, _AT_ONCE))
         for reply in some:
             match = gone.match(reply)
             if match.plain or match.groups:
-                self._look_at(reply)
+                self._check_reply(reply)
         if len(some) == _AT_ONCE:
-            self._call_later(0, lambda: self._look_at_some(replies, gone))
+            self._call_later(0, lambda: self._check_some(replies, gone))
         else:
-            self._looking = bool(self._gone.count)
-            if self._looking:
-                self._call_later(_DELAY_S, self._look)
+            self._scheduled = bool(self._gone.count)
+            if self._scheduled:
+                self._call_later(_DELAY_S, self._check_watched)
 
-    def _look_at(self, reply: bytes) -> None:
+    def _check_reply(self, reply: bytes) -> None:
         if not self._router.interest(reply):
             for expected, lost in list(self._watched.get(reply, {}).items()):
                 lost(expected)

@@ -3,8 +3,8 @@
     orders.*   orders.v1.{{wildcard(1)}}  80 %
                orders.v2.{{wildcard(1)}}  20 %
 
-The first mapping whose source matches applies. Where the weights leave a share, it stays at the source; a source that is
-itself a destination has its own weight, so what is left then is dropped, which simulates loss.
+The first mapping whose source matches applies. If the weights are less than 100 %, the rest stays at the source. But
+if the source is itself a destination with a weight of its own, the rest is dropped, which simulates loss.
 
 Source: nats-server, server/accounts.go (AddWeightedMappings, selectMappedSubject).
 """
@@ -23,16 +23,16 @@ from broker.protocol.subject_transform import SubjectTransform, numbered
 __all__ = ["Mappings"]
 
 _KNOWN_MAX: Final = 8192
-"""Subjects remembered; past it all are forgotten."""
+"""Bound on the cached subjects; beyond it all are dropped."""
 
 
 class _Mapping:
-    """One mapping; ``pick`` chooses a destination by weight."""
+    """A mapping of one source, with a destination chosen by weight."""
 
     def __init__(self, mapping: SubjectMapping, rng: random.Random) -> None:
         self._rng = rng
         self.source = source = mapping.source.encode()
-        # A single broker is in no cluster.
+        # A single broker is in no cluster, so destinations for clusters do not apply.
         own = [one for one in mapping.destinations if not one.cluster]
         found = [(one.weight, SubjectTransform(source, one.subject.encode(), rng=rng)) for one in own]
         left = 100 - sum(one.weight for one in own)
@@ -44,7 +44,7 @@ class _Mapping:
             total += weight
             self._choices.append((total, transform))
         self.sure = len(found) == 1 and total == 100 and found[0][1].repeatable
-        """Whether a subject always becomes the same."""
+        """Flag: the mapping always gives the same result for a subject."""
 
     def matches(self, subject: bytes) -> bool:
         return subject == self.source or subset(subject, self.source)
@@ -65,13 +65,14 @@ class Mappings:
 
     def __init__(self, mappings: Iterable[SubjectMapping], rng: random.Random) -> None:
         self._mappings = [_Mapping(mapping, rng) for mapping in mappings]
-        # What a subject always becomes; which subjects always stay; which mapping has to choose.
+        # Subjects with a constant result; subjects that no mapping changes; subjects whose mapping must choose each
+        # time.
         self._sure: dict[bytes, bytes] = {}
         self._unmapped: set[bytes] = set()
         self._choosing: dict[bytes, _Mapping] = {}
 
     def map(self, subject: bytes) -> bytes:
-        """Where a message to ``subject`` goes; b"": nowhere, as if its new subject is too long."""
+        """Return the subject to which a message to ``subject`` goes; b"": the message is dropped."""
         if subject in self._unmapped:
             return subject
         known = self._sure.get(subject)
@@ -81,11 +82,11 @@ class Mappings:
         return mapping.map(subject) if mapping is not None else self._learn(subject)
 
     def applies(self, subject: bytes) -> bool:
-        """Whether a mapping has ``subject`` among its sources; it may map the subject to itself."""
+        """Return whether ``subject`` is a source of a mapping, which may map the subject to itself."""
         return any(mapping.matches(subject) for mapping in self._mappings)
 
     def map_run(self, ops: Sequence[Msg], start: int, end: int) -> Sequence[Msg] | None:
-        """ops[start:end] under their mapped subjects; None: all of them stay as they are."""
+        """Return ops[start:end] under their mapped subjects; None if no subject changes."""
         if self._unmapped.issuperset([msg[0] for msg in ops[start:end]]):
             return None
         find = self.map

@@ -1,10 +1,11 @@
-"""``Nats-Request-Info``: the header by which a service learns who asks.
+"""``Nats-Request-Info``: a header that describes the requester to a service.
 
     {"acc":"B","rtt":310201}                                   always
-    {"start":…,"host":…,"id":7,"acc":"B","user":…,…}           the import shares it
-    {"start":…,"id":3,"acc":"B","server":…,"kind":"Account"}   the same for a message of the broker itself
+    {"start":…,"host":…,"id":7,"acc":"B","user":…,…}           if the import shares it
+    {"start":…,"id":3,"acc":"B","server":…,"kind":"Account"}   if it shares it, for a message of the broker itself
 
-A request that comes through a second import keeps the first one's, and tells the account between as ``svc``.
+A request that comes through a second import keeps the first import's header, which then names the account between as
+``svc``.
 
 Source: nats-server, server/client.go (processServiceImport, getClientInfo).
 """
@@ -30,7 +31,7 @@ _ORDER: Final = ("start", "host", "id", "acc", "svc", "user", "name", "lang", "v
 class OwnClient:
     """The client by which the broker itself publishes in one account: trace events, latencies, advisories.
 
-    ``make`` returns its start, id and server; it is called once, when these are first shown.
+    ``make`` returns its start, id and server. It is called once, when these are first needed.
     """
 
     rtt_ns = 0
@@ -44,19 +45,22 @@ class OwnClient:
         return self._make() | {"acc": self._account, "kind": "Account"}
 
     def identity(self) -> dict[str, Any]:
-        """The members that an import with ``share`` shows."""
+        """Return the members that an import with ``share`` shows."""
         return {name: self._identity[name] for name in sorted(self._identity, key=_place)}
 
 
 def describe(source: Source | None, own: OwnClient, account: str, *, share: bool) -> bytes:
-    """The header's value for a request of ``source``, a client in ``account``; None: the broker itself, as ``own``."""
+    """Return the header's value for a request of ``source``, a client in ``account``.
+
+    ``source`` is None for a request of the broker itself, whose client is ``own``.
+    """
     if share:
         return _json((source or own).identity())
     return _json({"acc": account} if source is None else {"acc": account, "rtt": source.rtt_ns})
 
 
 def with_info(block: bytes, info: bytes) -> bytes:
-    """The header ``block`` with ``info``; one that the client sent itself is removed."""
+    """Return the header ``block`` with ``info``, instead of any such header from the client itself."""
     if not block:
         return b"NATS/1.0\r\nNats-Request-Info: %b\r\n\r\n" % info
     if REQUEST_INFO in block:
@@ -65,7 +69,7 @@ def with_info(block: bytes, info: bytes) -> bytes:
 
 
 def with_service(block: bytes, account: str, source: Source | OwnClient, *, share: bool) -> bytes | None:
-    """The value in ``block`` after another import, of ``account``; None: there is none that can be read."""
+    """Return the value in ``block`` after another import, by ``account``; None if ``block`` has no readable value."""
     try:
         info: Any = json.loads(headers.get(block, REQUEST_INFO) or b"")
     except ValueError:
@@ -84,5 +88,5 @@ def _place(name: str) -> int:
 
 
 def _json(info: dict[str, Any]) -> bytes:
-    # Go's encoder writes no newline, so the value stays one line whatever a client calls itself.
+    # Go's encoder writes no newline, so the value stays on one line whatever name a client has.
     return marshal(info)

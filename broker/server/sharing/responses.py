@@ -1,11 +1,11 @@
-"""Responses on their way back to the accounts that asked: reply subjects of an exported service.
+"""Responses on their way back to the requesting accounts: the reply subjects of an exported service.
 
     request   in the importing account   reply _INBOX.x.1
-              in the exporting account   reply _R_.4f1c09.8a2b…, remembered here
+              in the exporting account   reply _R_.4f1c09.8a2b…, stored here
     response  in the exporting account   to _R_.4f1c09.8a2b…   →   _INBOX.x.1 in the importing account
 
-A reply subject serves one response (singleton), or responses until an empty one (stream, chunked), and ends after the
-service's response threshold without any.
+A reply subject serves one response (singleton), or responses until an empty one (stream, chunked). It ends if no
+response comes within the service's response threshold.
 
 Source: nats-server, server/accounts.go (addRespServiceImport, processServiceImportResponse, checkExpiredResponses).
 """
@@ -25,10 +25,10 @@ from broker.server.sharing.latency import Measurement
 __all__ = ["ACK", "CallLater", "Response", "Responses"]
 
 ACK: Final = b"$JS.ACK."
-"""Reply subjects that are passed on unchanged: consumers must find their acks."""
+"""Prefix of reply subjects that are passed on unchanged: acks must reach their consumers."""
 
 WAITING_MAX: Final = 1_000_000
-"""Requests of one service that may wait at once; past it the oldest is forgotten, as if its time were over."""
+"""Bound on the waiting requests of one service; beyond it the oldest is dropped as if it had timed out."""
 
 _TOKEN_BYTES: Final = 8
 _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -40,14 +40,14 @@ class Timer(Protocol):
 
 
 CallLater = Callable[[float, Callable[[], None]], Timer]
-"""Calls a function after some seconds."""
+"""Function that calls another function after some seconds."""
 
 AsResponder = Callable[[Source], Source]
-"""Returns a client that responds, as the accounts see it that its response crosses to."""
+"""Function from a responding client to that client's view in the account that receives its response."""
 
 
 class Response:
-    """An awaited response: where it goes, and which request it answers."""
+    """An awaited response: its destination, and the request that it answers."""
 
     __slots__ = ("at_ns", "measurement", "reply", "router", "source", "subject")
 
@@ -64,7 +64,7 @@ class Response:
 class Responses:
     """The awaited responses of one service in the account of ``router``, whose clients respond.
 
-    A relay on ``_R_.<six>.>``, subscribed while responses have ever been awaited.
+    This is a relay on ``_R_.<six>.>``, subscribed when a response is first awaited.
     """
 
     def __init__(self, router: Router, *, single: bool, threshold_ns: int, call_later: CallLater,
@@ -77,7 +77,7 @@ class Responses:
         self._now_ns = now_ns
         self._prefix = b""
         self._subscription: Subscription | None = None
-        # Oldest first.
+        # The oldest comes first.
         self._waiting: dict[bytes, Response] = {}
         self._timer: Timer | None = None
         self._onward: dict[Router, Responses] = {}
@@ -92,7 +92,7 @@ class Responses:
             self._prefix = f"_R_.{''.join(secrets.choice(_DIGITS) for _ in range(6))}.".encode()
             self._subscription = Subscription(self._prefix + b">", b"", relay=self)
             self._router.add(self._subscription)
-        # Whoever can guess a reply subject can answer in the service's place.
+        # The token is secret: anyone who guesses a reply subject can answer instead of the service.
         while (reply := self._prefix + secrets.token_hex(_TOKEN_BYTES).encode()) in waiting:
             pass
         if len(waiting) >= WAITING_MAX:
@@ -103,11 +103,11 @@ class Responses:
         return reply
 
     def undelivered(self, reply: bytes) -> Response | None:
-        """Nobody received the request. Returns: the response that does not come."""
+        """End the wait for a response, because nobody received the request. Returns: that response."""
         return self._end(reply, "no delivery")
 
     def lost(self, reply: bytes) -> None:
-        """Nobody waits for the response any more."""
+        """End the wait for a response, because nobody receives it any more."""
         self._end(reply, "interest lost")
 
     def _end(self, reply: bytes, why: str) -> Response | None:
@@ -117,7 +117,7 @@ class Responses:
         return response
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """End the wait for all responses."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -145,7 +145,7 @@ class Responses:
             if response is None:
                 continue
             if reply and not reply.startswith(ACK):
-                reply = self._back(response.router).expect(
+                reply = self._responses_in(response.router).expect(
                     Response(reply, self._router, to or subject, source, now_ns, None))
             if response.router is not router and ready:
                 assert router is not None
@@ -155,23 +155,23 @@ class Responses:
             target = response.reply if router.mapper is None else router.mapper.map(response.reply)
             if to:
                 taken[at] = router.import_msgs([(subject, reply, hlen, body)], responder, now_ns, target)[0]
-                self._check(to, taken[at])
+                self._drop_unreceived(to, taken[at])
             else:
                 ready.append((target, reply, hlen, body))
                 places.append(at)
         if router is not None and ready:
             self._send(router, ready, places, taken, responder, now_ns, msgs, to)
-        # A client is not told that its response came to nobody; a consumer takes its delivery back.
+        # A client gets no notice that nobody received its response; a consumer must know that for its delivery.
         return taken if source is None else [1] * len(msgs)
 
-    def _send(self, router: Router, ready: list[Msg], places: list[int], taken: list[int], source: Source | None, now_ns: int,
-              msgs: Sequence[Msg], to: bytes) -> None:
+    def _send(self, router: Router, ready: list[Msg], places: list[int], taken: list[int], source: Source | None,
+              now_ns: int, msgs: Sequence[Msg], to: bytes) -> None:
         for place, count in zip(places, router.import_msgs(ready, source, now_ns), strict=True):
             taken[place] = count
-            self._check(to or msgs[place][0], count)
+            self._drop_unreceived(to or msgs[place][0], count)
 
     def _answered(self, reply: bytes, body: bytes, source: Source | None, now_ns: int) -> Response | None:
-        """The response that a message to ``reply`` is; None: nobody waits for it."""
+        """Return the awaited response that a message to ``reply`` answers; None if none is awaited."""
         waiting = self._waiting
         response = waiting.get(reply)
         if response is None:
@@ -179,7 +179,7 @@ class Responses:
         if self._single or not body:
             del waiting[reply]
         else:
-            # Keeps the oldest first.
+            # Move the entry to the end, so that the oldest comes first.
             del waiting[reply]
             waiting[reply] = response
             response.at_ns = now_ns
@@ -188,12 +188,12 @@ class Responses:
             response.measurement = None
         return response
 
-    def _check(self, reply: bytes, count: int) -> None:
+    def _drop_unreceived(self, reply: bytes, count: int) -> None:
         if not count:
             self._waiting.pop(reply, None)
 
-    def _back(self, router: Router) -> Responses:
-        """For a response that is a request itself: the responses to it."""
+    def _responses_in(self, router: Router) -> Responses:
+        """Return the awaited responses in ``router``'s account, for a response that is itself a request."""
         onward = self._onward.get(router)
         if onward is None:
             onward = self._onward[router] = Responses(
@@ -222,7 +222,7 @@ class Responses:
         self._timer = None
         deadline_ns = self._now_ns() - self._threshold_ns
         waiting = self._waiting
-        # A bounded number at a time, so that a million of them do not stop the loop.
+        # Expire a bounded number at a time, so that a million of them do not block the loop.
         for reply in list(islice(waiting, 10_000)):
             if waiting[reply].at_ns > deadline_ns:
                 break

@@ -3,9 +3,9 @@
     PUB api.users _INBOX.x.1      in the importing account, which imports req.users of A as api.users
     MSG req.users _R_.4f1c09.…    in A, with Nats-Request-Info
 
-An import is a subscription of the importing account: a relay, which says for each request whether A received it, so that
-"no responders" crosses accounts. Requests that arrive in A may go on through an import of A's own; one that comes back to
-a service it has already passed is dropped.
+An import is a subscription of the importing account: a relay. For each request it returns whether A received it, so
+that "no responders" crosses accounts. Requests that arrive in A may pass on through an import of A. A request that
+returns to a service that it has already passed is dropped.
 
 Source: nats-server, server/client.go (processServiceImport), server/accounts.go (addServiceImport).
 """
@@ -35,14 +35,14 @@ __all__ = ["Requester", "Service", "ServiceImport"]
 THRESHOLD_NS: Final = 120_000_000_000
 
 _TARGETS_MAX: Final = 4096
-"""Subjects remembered; past it all are forgotten."""
+"""Bound on the cached subjects; beyond it all are dropped."""
 
 _DEPTH_MAX: Final = 64
-"""Accounts that a message of the broker itself may pass; clients' messages are followed by their requester."""
+"""Bound on the accounts that a message of the broker itself may pass; a client's ``Requester`` knows its way."""
 
 
 class Service:
-    """An exported service, in use: what its imports share."""
+    """An exported service in use, with the parts that its imports share."""
 
     def __init__(self, settings: Export, router: Router, rng: random.Random, call_later: CallLater,
                  now_ns: Callable[[], int]) -> None:
@@ -62,8 +62,11 @@ class Service:
 
 
 class Requester:
-    """A client as the exporting account sees it. Its own account tells it that there are no responders, once it knows that
-    the exporting account has none either."""
+    """A client as the exporting account sees it.
+
+    It does not want no-responders replies: its own account sends those once it knows that the exporting account has no
+    receivers either.
+    """
 
     __slots__ = ("__weakref__", "_service", "_share", "source")
 
@@ -87,7 +90,7 @@ class Requester:
         return self.source.rtt_ns
 
     def came_through(self, service: Service) -> bool:
-        """Whether its requests have already passed ``service``."""
+        """Return whether its requests have already passed ``service``."""
         source = self.source
         return self._service is service or (isinstance(source, Requester) and source.came_through(service))
 
@@ -98,7 +101,7 @@ class Requester:
         self.source.refuse_publish(subject)
 
     def identity(self) -> dict[str, Any]:
-        """As much as the import shares."""
+        """Return as much of the client's identity as the import shares."""
         known = self.source.identity()
         if not self._share:
             known = {name: known[name] for name in ("acc", "rtt", "server") if name in known}
@@ -122,19 +125,26 @@ class Requester:
 
 
 class Responder(Requester):
-    """A client whose response crosses to the account that made the request. If the response is a request there, it does not
-    go to the same service again."""
+    """A client whose response crosses to the account that made the request.
+
+    If that response is a request there, it does not pass the same service again.
+    """
 
     __slots__ = ()
 
     def identity(self) -> dict[str, Any]:
-        """All of it, for the next import to choose from."""
+        """Return the whole identity, from which the next import chooses its part."""
         return self.source.identity()
 
 
 class ServiceImport:
-    """One import, of ``service`` into the account of ``router``; a relay. ``own``: the broker's own client in that account,
-    ``passing``: the imports that a message of the broker itself is passing now. Raises: TransformError."""
+    """An import of ``service`` into the account of ``router``; a relay.
+
+    Args:
+        ``own``: the broker's own client in that account;
+        ``passing``: the imports that a message of the broker itself is passing now.
+    Raises: TransformError.
+    """
 
     def __init__(self, settings: Import, service: Service, router: Router, lost: LostInterest, own: OwnClient,
                  passing: list[ServiceImport]) -> None:
@@ -167,11 +177,11 @@ class ServiceImport:
         self._router.remove(self.subscription)
 
     def covers(self, subject: bytes) -> bool:
-        """Whether it imports the literal ``subject``."""
+        """Return whether it imports the literal ``subject``."""
         return matches(self.local, subject)
 
     def target(self, subject: bytes) -> bytes:
-        """The subject in the exporting account, after its mappings."""
+        """Return the subject in the exporting account, after that account's mappings."""
         target = self._targets.get(subject)
         if target is None:
             if len(self._targets) >= _TARGETS_MAX:
@@ -184,7 +194,8 @@ class ServiceImport:
 
     def pass_on(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes) -> Sequence[int]:
         service = self.service
-        # What the broker publishes itself has no source that could remember its way: it is within these calls.
+        # A message of the broker itself has no source that could record its way, so ``passing`` does during these
+        # calls.
         passing = self._passing
         again = (any(one.service is service for one in passing) or len(passing) >= _DEPTH_MAX if source is None
                  else isinstance(source, Requester) and source.came_through(service))
@@ -237,7 +248,7 @@ class ServiceImport:
         return Hop(self.service.router, self.target(subject), self.service.settings.allow_trace)
 
     def _requester(self, source: Source | None) -> Requester | None:
-        """The same object for the same source: JetStream compares sources by identity."""
+        """Return the same object for the same source: JetStream compares sources by identity."""
         if source is None:
             return None
         requester = self._requesters.get(id(source))
@@ -253,19 +264,20 @@ class ServiceImport:
         return meter.measure(source or first._own, self._router.name, block, share=self.settings.share)
 
     def _block(self, block: bytes, source: Source | None, info: bytes, traced: TracedMsg | None) -> bytes:
-        """The header of a request that has one already."""
+        """Return the header block of a request that already has one, with its request information."""
         requested = isinstance(source, Requester) and not isinstance(source, Responder)
         if requested or (source is None and self._passing):
             # An import that shares nothing shows the server only, which a broker's own message always has.
             info = with_service(block, self._router.name, source or self._own, share=self.settings.share) or info
         block = with_info(block, info)
         if traced is not None:
-            # The trace follows the message by itself; nothing is to be traced into the exporting account's subjects.
+            # The trace follows the message by itself; the header must not trace it into the exporting account's
+            # subjects.
             block = headers.move(block, DEST, DISABLED)
         return block
 
     def _describe(self, source: Source | None) -> bytes:
-        """The request information of ``source``, remembered for the last one."""
+        """Return the request information of ``source``; that of the last source is cached."""
         share = self.settings.share
         if source is None:
             return describe(None, self._own, self._router.name, share=share)

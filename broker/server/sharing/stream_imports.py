@@ -1,14 +1,14 @@
-"""An account's stream imports: what its subscriptions receive of other accounts' messages.
+"""An account's stream imports: its subscriptions receive messages of other accounts.
 
-A subscription that overlaps an import's local subjects gets a *shadow* among the exporting account's subscriptions, on
+A subscription that overlaps an import's local subjects gets a *shadow*: a subscription in the exporting account, to
 the overlap under that account's subjects:
 
     import  { account: A, subject: "orders.>", prefix: "a" }
     SUB a.orders.*   in the importing account     →   shadow on orders.* in A
     PUB orders.7     in A                         →   MSG a.orders.7
 
-So a message that nobody imports costs nothing, and A's routes are cached as ever. Imports do not chain: a shadow has no
-shadows.
+So a message that nobody imports costs nothing, and A's routes are cached as usual. Imports do not chain: a shadow has
+no shadows.
 
 Source: nats-server, server/client.go (addShadowSubscriptions, addShadowSub).
 """
@@ -27,7 +27,7 @@ __all__ = ["StreamImport", "StreamImports"]
 
 
 class StreamImport:
-    """One import; ``router`` is the exporting account's. Raises: TransformError."""
+    """A stream import; ``router`` is the exporting account's. Raises: TransformError."""
 
     def __init__(self, settings: Import, router: Router) -> None:
         self.settings = settings
@@ -51,7 +51,8 @@ class StreamImport:
             self.rename = transform.apply
 
     def source_of(self, subject: bytes) -> bytes | None:
-        """The exporting account's subjects that a subscription to ``subject`` gets; None: none."""
+        """Return the exporting account's subjects that a subscription to ``subject`` receives; None if there are
+        none."""
         if subject == self.local or subset(self.local, subject):
             return self._source
         part = subject if subset(subject, self.local) else overlap(subject, self.local)
@@ -69,7 +70,7 @@ class StreamImports:
         self._shadows: dict[Subscription, list[tuple[Router, Subscription]]] = {}
 
     def set(self, imports: Iterable[StreamImport]) -> None:
-        """Replace all imports; subscriptions get other shadows at once."""
+        """Replace all imports; subscriptions get their new shadows at once."""
         for sub in list(self._shadows):
             self.removed(sub)
         self._imports = list(imports)
@@ -109,7 +110,7 @@ class StreamImports:
 
 
 def overlap(subject: bytes, local: bytes) -> bytes | None:
-    """The subjects that both patterns match, as a pattern; None: there are none."""
+    """Return a pattern for the subjects that match both patterns; None if there are none."""
     tokens, wanted = subject.split(b"."), local.split(b".")
     for at, token in enumerate(tokens[:len(wanted)]):
         if token == b"*" and wanted[at] != b">":

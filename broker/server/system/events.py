@@ -1,15 +1,15 @@
-"""What the server tells its system account: who comes and goes, and that it ends.
+"""Events that the server publishes in its system account: connections, logins, and its own end.
 
     $SYS.ACCOUNT.<account>.CONNECT          a client logged in
     $SYS.ACCOUNT.<account>.DISCONNECT       a connection ended, with its traffic and the reason
     $SYS.ACCOUNT.<account>.SERVER.CONNS     an account's connections changed; repeated while it has any, except for $G
-    $SYS.SERVER.ACCOUNT.<account>.CONNS     the same, under its old name
+    $SYS.SERVER.ACCOUNT.<account>.CONNS     the same event under its old name
     $SYS.SERVER.<id>.CLIENT.AUTH.ERR        a login was refused
     $SYS.SERVER.<id>.LAMEDUCK, .SHUTDOWN    the server ends, after a while or now
-    $SYS.ACCOUNT.CLIENT.AUTH.ERR            a login was refused: in the account that the connection was in
+    $SYS.ACCOUNT.CLIENT.AUTH.ERR            a login was refused; in the account of the connection
 
-No event is built without subscribers. They are published on a later turn of the loop, since a connection may end in the
-middle of a delivery, except for those of the server's own end.
+No event is built without subscribers. Events are published on a later turn of the loop, since a connection may end in
+the middle of a delivery; only events about the server's end are published at once.
 
 Source: nats-server, server/events.go (ConnectEventMsg, DisconnectEventMsg, AccountNumConns, sendShutdownEvent).
 """
@@ -36,11 +36,12 @@ __all__ = ["Events", "connections_event"]
 _ID_CHARS: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _NOWHERE: Final = {"gateways": {"msgs": 0, "bytes": 0}, "routes": {"msgs": 0, "bytes": 0},
                    "leafs": {"msgs": 0, "bytes": 0}}
-"""There are no routes, gateways or leaf nodes."""
+"""Traffic over routes, gateways and leaf nodes, which do not exist."""
 
 
 class Events:
-    """``router`` is the system account's; ``server`` is this server as it is shown now."""
+    """Publishes the events. ``router`` is the system account's; ``server`` returns this server's current
+    description."""
 
     def __init__(self, router: Router, clock: Clock, rng: random.Random, server_id: str,
                  server: Callable[[], dict[str, Any]], call_soon: Callable[[Callable[[], None]], object]) -> None:
@@ -53,7 +54,7 @@ class Events:
         self._queue: deque[tuple[Router, bytes, bytes]] = deque()
 
     def connected(self, client: Client) -> None:
-        """``client`` logged in."""
+        """Publish that ``client`` logged in."""
         subject = f"$SYS.ACCOUNT.{client.account.name}.CONNECT".encode()
         if self._router.interest(subject):
             shown = _shown(client)
@@ -61,13 +62,13 @@ class Events:
             self._put(self._router, subject, self._typed("client_connect") | {"client": shown})
 
     def disconnected(self, client: Client) -> None:
-        """``client`` is gone, or was never logged in."""
+        """Publish that ``client`` disconnected, also if it never logged in."""
         subject = f"$SYS.ACCOUNT.{client.account.name}.DISCONNECT".encode()
         if self._router.interest(subject):
             self._put(self._router, subject, self._ended(client, client.close_reason))
 
     def refused(self, client: Client, reason: str, *, in_account: bool) -> None:
-        """``client`` may not log in; ``in_account``: its account gets an event, too."""
+        """Publish that a login of ``client`` was refused; ``in_account``: its account gets an event, too."""
         subject = f"$SYS.SERVER.{self._server_id}.CLIENT.AUTH.ERR".encode()
         own, own_subject = client.account.router, b"$SYS.ACCOUNT.CLIENT.AUTH.ERR"
         if in_account and own.interest(own_subject):
@@ -76,35 +77,35 @@ class Events:
             self._put(self._router, subject, self._ended(client, reason))
 
     def connections_changed(self, account: Account) -> None:
-        """An account has another number of connections, or this number is repeated."""
+        """Publish an account's number of connections, which has changed or is repeated."""
         if account.name == DEFAULT_ACCOUNT:
             return
         subjects = (f"$SYS.SERVER.ACCOUNT.{account.name}.CONNS".encode(),
                     f"$SYS.ACCOUNT.{account.name}.SERVER.CONNS".encode())
-        if heard := [subject for subject in subjects if self._router.interest(subject)]:
+        if wanted := [subject for subject in subjects if self._router.interest(subject)]:
             event = self.connections(account)
-            for subject in heard:
+            for subject in wanted:
                 self._put(self._router, subject, event)
 
     def connections(self, account: Account) -> dict[str, Any]:
-        """The event about an account's connections."""
+        """Return the event about an account's connections."""
         return self._typed("account_connections") | connections_event(account)
 
     def lame_duck(self) -> None:
-        """The clients are sent elsewhere."""
-        self._tell_end("LAMEDUCK")
+        """Publish that the server asks its clients to reconnect elsewhere."""
+        self._publish_end("LAMEDUCK")
 
     def shut_down(self) -> None:
-        """The clients are about to be closed."""
-        self._tell_end("SHUTDOWN")
+        """Publish that the server is about to close its clients."""
+        self._publish_end("SHUTDOWN")
 
     def flush(self) -> None:
-        """Publish what is queued."""
+        """Publish the queued events."""
         while self._queue:
             router, subject, body = self._queue.popleft()
             router.publish(subject, b"", 0, body)
 
-    def _tell_end(self, what: str) -> None:
+    def _publish_end(self, what: str) -> None:
         self.flush()
         subject = f"$SYS.SERVER.{self._server_id}.{what}".encode()
         if self._router.interest(subject):
@@ -132,7 +133,7 @@ def _shown(client: Client) -> dict[str, Any]:
 
 
 def connections_event(account: Account) -> dict[str, Any]:
-    """An account's connections, subscriptions and traffic. Source: nats-server, server/events.go AccountStat."""
+    """Return an account's connections, subscriptions and traffic. Source: nats-server, server/events.go AccountStat."""
     traffic = account.traffic()
     return {
         "acc": account.name, "name": account.name, "conns": account.connections, "leafnodes": 0,

@@ -1,10 +1,10 @@
-"""Requests to the broker itself: taken from a router, and served one at a time.
+"""Requests to the broker itself: received from a router, and served one at a time.
 
     router ──> queue, while the requesting client is not read ──(one in each turn of the loop)──> handler ──> reply
 
-Owns: the queue, the answers' envelope. Does not own: what is answered (services).
+Owns: the queue, the envelope of answers. Does not own: the content of answers (services).
 
-Another part of the broker serves a subject of its own with ``serve``; its handler answers by the request's methods.
+Another part of the broker serves a subject of its own with ``serve``; its handler answers with the request's methods.
 
 Source: nats-server, server/events.go (zReq, internalSendLoop, getAcceptEncoding, ServerAPIResponse).
 """
@@ -27,12 +27,12 @@ __all__ = ["BAD_REQUEST", "Handler", "Request", "RequestError", "Requests", "Una
 log = logging.getLogger(__name__)
 
 _WAITING_MAX: Final = 1000
-"""Past so many, what comes from no client is dropped."""
+"""Bound on the queue, beyond which messages that no client sent are dropped."""
 
 _COMPRESSED_MAX: Final = 1 << 20
-"""A longer answer is sent as it is: to compress it would stop the loop for as long as 50 ms."""
+"""Size up to which answers are compressed: compressing a longer one would block the loop for up to 50 ms."""
 _ROWS: Final = 256
-"""Rows of a list that are encoded in one step."""
+"""Number of rows of a list that are encoded in one step."""
 
 BAD_REQUEST: Final = 400
 FAILED: Final = 500
@@ -47,7 +47,7 @@ class RequestError(Exception):
 
 
 class Unanswered(Exception):
-    """The request gets no answer: it is for other servers, or there is nothing to say."""
+    """Raised by a handler if the request gets no answer: it is for other servers, or there is nothing to answer."""
 
 
 class Sender(Protocol):
@@ -59,7 +59,7 @@ class Sender(Protocol):
 
 
 class Request:
-    """One request; ``reply`` b"" means that no answer is wanted, ``source`` None that the broker itself sent it."""
+    """A request. ``reply`` b"": no answer is wanted; ``source`` None: the broker itself sent it."""
 
     __slots__ = ("_imported", "_requests", "_router", "body", "header", "reply", "source", "subject")
 
@@ -74,13 +74,13 @@ class Request:
         self.body = body[hlen:]
 
     def token(self, index: int) -> str:
-        """One token of the subject."""
+        """Return one token of the subject."""
         return self.subject.split(".")[index]
 
     def members(self, go_type: str = "EventFilterOptions") -> dict[str, Any]:
-        """The request's options by their lower-case names; errors call their type ``go_type``.
+        """Return the request's options by their lower-case names; error texts call their type ``go_type``.
 
-        Raises: RequestError if they cannot be decoded; Unanswered when they select other servers.
+        Raises: RequestError if they cannot be decoded; Unanswered if they select other servers.
         """
         try:
             members = members_of(self.body, go_type)
@@ -92,12 +92,12 @@ class Request:
         return members
 
     def answer(self, data: object = None, *, compressible: bool = True) -> None:
-        """Answer with ``data``, if it is not None, compressed as the request allows."""
+        """Answer with ``data``, or without data if it is None; compress the answer if the request allows it."""
         fields = {} if data is None else {"data": data}
         self.send(self._requests.enveloped(**fields), compressible=compressible)
 
     def answer_in_steps(self, data: object) -> Generator[None, None, None]:
-        """``answer``, in steps, which free the rows of ``data``: it may list a million subscriptions."""
+        """Do what ``answer`` does, in steps, and free the rows of ``data``, which may list a million subscriptions."""
         parts = [self._requests.enveloped(data=None).removesuffix(b"null}")]
         yield from _compact_in_steps(data, parts)
         parts.append(b"}")
@@ -110,7 +110,7 @@ class Request:
         self.send(self._requests.enveloped(error={"code": code, "description": text}))
 
     def send(self, body: bytes, *, compressible: bool = False) -> None:
-        """Answer with ``body`` as it is."""
+        """Answer with ``body`` unchanged, apart from compression."""
         if not self.reply:
             return
         hlen = 0
@@ -123,13 +123,16 @@ class Request:
 
 
 Handler = Callable[[Request], Generator[None, None, None] | None]
-"""Serves one request, in steps if it returns a generator. A RequestError that it raises is the answer; Unanswered: there is
-none."""
+"""Serves one request, in steps if it returns a generator. A RequestError that it raises is the answer; with Unanswered
+there is no answer."""
 
 
 class Requests:
-    """``identity`` is this server as it is shown now, ``selection`` what requests may select it by; ``call_soon`` has a
-    function called on a later turn of the loop."""
+    """The queue of requests.
+
+    ``identity`` returns this server's current description, ``selection`` the values by which requests select it;
+    ``call_soon`` runs a function on a later turn of the loop.
+    """
 
     def __init__(self, identity: Callable[[], dict[str, Any]], selection: Callable[[], Selection],
                  call_soon: Callable[[Callable[[], None]], object]) -> None:
@@ -138,31 +141,32 @@ class Requests:
         self._call_soon = call_soon
         self._queue: deque[tuple[Handler, Request]] = deque()
         self._serving: tuple[Generator[None, None, None], Request] | None = None
-        """The request that is served in steps."""
+        """The request that is being served in steps."""
 
     def serve(self, router: Router, subject: str, handler: Handler, *, unanswered: bool = False,
               imported: bool = False) -> None:
-        """Have ``handler`` serve the requests to ``subject``, which may have wildcards, in one account.
+        """Serve the requests to ``subject``, which may have wildcards, in one account with ``handler``.
 
-        ``unanswered``: also those that want no answer; ``imported``: on nats-server, the account imports the service.
+        ``unanswered``: serve also requests without a reply subject; ``imported``: on nats-server, the account imports
+        the service.
         """
-        def take(ops: Sequence[Msg], start: int, end: int, source: Sender | None, now_ns: int) -> None:
+        def queue_requests(ops: Sequence[Msg], start: int, end: int, source: Sender | None, now_ns: int) -> None:
             for i in range(start, end):
                 if ops[i][1] or unanswered:
                     self._put(handler, Request(self, router, ops[i], source, imported=imported))
 
-        router.subscribe(subject.encode(), take)
+        router.subscribe(subject.encode(), queue_requests)
 
     def enveloped(self, **fields: object) -> bytes:
-        """An answer: ``fields`` beside the server."""
+        """Return an answer: this server's description, and ``fields``."""
         return compact({"server": self._identity(), **fields})
 
     def _put(self, handler: Handler, request: Request) -> None:
-        # A request may list a million subscriptions: others have their turn in between, and who asks must wait.
+        # A request may list a million subscriptions: other work has its turn in between, and the requester must wait.
         if request.source is not None:
             request.source.hold()
         elif len(self._queue) >= _WAITING_MAX:
-            # A consumer may deliver to such a subject, and does not wait.
+            # The queue needs a bound, because a consumer may deliver to such a subject and does not wait.
             return
         if not self._queue and self._serving is None:
             self._call_soon(self._turn)
@@ -193,12 +197,13 @@ class Requests:
 
 
 def compact(value: object) -> bytes:
-    """JSON as Go writes it."""
+    """Encode JSON as Go does."""
     return marshal(value)
 
 
 def _compact_in_steps(value: object, parts: list[bytes]) -> Generator[None, None, None]:
-    """Append ``compact(value)`` to ``parts``, in steps where dictionaries contain long lists; those lists lose their rows."""
+    """Append ``compact(value)`` to ``parts``, in steps if dictionaries contain long lists; those lists lose their
+    rows."""
     if isinstance(value, dict) and value:
         between = b"{"
         for name, member in value.items():
@@ -214,7 +219,7 @@ def _compact_in_steps(value: object, parts: list[bytes]) -> Generator[None, None
                 yield from _compact_in_steps(row, parts)
             else:
                 parts.append(compact(row))
-            value[at] = None  # to free them all at once would take as long again
+            value[at] = None  # freeing all rows at once would take as long again
             between = b","
             if at % _ROWS == _ROWS - 1:
                 yield

@@ -1,4 +1,4 @@
-"""Which servers a request to the system account is for: the options that every such request may have.
+"""Options by which a request to the system account selects servers; every such request may have them.
 
 Source: nats-server, server/events.go (EventFilterOptions, filterRequest).
 """
@@ -18,8 +18,10 @@ _TYPES: Final[Mapping[str, tuple[type, str]]] = {
 
 
 def members_of(body: bytes, go_type: str) -> dict[str, Any]:
-    """A request's options by their lower-case names, without nulls; b"" has none. Raises: ValueError that names their
-    Go type."""
+    """Return a request's options by their lower-case names, without nulls; b"" has none.
+
+    Raises: ValueError whose text names the options' Go type.
+    """
     decoded = unmarshal(body) if body else None
     if decoded is None:
         return {}
@@ -33,7 +35,7 @@ def members_of(body: bytes, go_type: str) -> dict[str, Any]:
 
 
 class Selection(NamedTuple):
-    """What requests may select this server by."""
+    """The values of this server by which requests select it."""
 
     server_name: str
     host: str
@@ -42,7 +44,10 @@ class Selection(NamedTuple):
     domain: str = ""
 
     def includes(self, members: Mapping[str, Any], go_type: str) -> bool:
-        """Whether a request with these options is for this server. Raises: ValueError for one of a wrong type."""
+        """Return whether a request with these options selects this server.
+
+        Raises: ValueError for an option of a wrong type.
+        """
         for name, (wanted, wanted_go_type) in _TYPES.items():
             value = members.get(name)
             if value is not None and not (type(value) is wanted and _has_only_texts(value)):

@@ -1,6 +1,6 @@
-"""The server's figures in short, published while somebody listens: ``$SYS.SERVER.<id>.STATSZ``.
+"""The server's main figures, published while somebody subscribes: ``$SYS.SERVER.<id>.STATSZ``.
 
-Often at first, for those who watch a server start, then every ten seconds.
+They are published often at first, for observers of a server's start, then every ten seconds.
 
 Source: nats-server, server/events.go (ServerStats, sendStatsz, heartbeatStatsz).
 """
@@ -20,7 +20,7 @@ _SECONDS: Final = 10.0
 
 
 class Statsz:
-    """``message`` makes the message, only for somebody who listens."""
+    """Publishes the figures. ``message`` makes the message; it is called only if there is a subscriber."""
 
     def __init__(self, router: Router, server_id: str, message: Callable[[], bytes]) -> None:
         self._router = router
@@ -50,7 +50,7 @@ class Statsz:
 
 
 def figures(varz: Mapping[str, Any], active_accounts: int) -> dict[str, Any]:
-    """The figures, from /varz."""
+    """Return the figures, taken from /varz."""
     sent = {"msgs": varz["out_msgs"], "bytes": varz["out_bytes"]}
     received = {"msgs": varz["in_msgs"], "bytes": varz["in_bytes"]}
     stats: dict[str, Any] = {

@@ -1,13 +1,14 @@
-"""The system account: requests about this server, events from it, and what every account may ask about itself.
+"""The system account: requests about this server, its events, and requests of every account about itself.
 
     $SYS.REQ.SERVER.PING.<page>, $SYS.REQ.SERVER.<id>.<page>      IDZ STATSZ, and the pages of monitoring
     $SYS.REQ.SERVER.<id>.KICK  LDM  RELOAD                        ends or moves a connection; reads the settings again
     $SYS.REQ.ACCOUNT.<account>.<page>                             pages about one account, CONNS
-    in every account: $SYS.REQ.USER.INFO                          the user who asks
-    in any other account: $SYS.REQ.ACCOUNT.PING.CONNZ  STATZ, $SYS.REQ.SERVER.PING.CONNZ, about itself
+    in every account: $SYS.REQ.USER.INFO                          the requesting user
+    in any other account: $SYS.REQ.ACCOUNT.PING.CONNZ  STATZ, $SYS.REQ.SERVER.PING.CONNZ, about the account itself
 
-Owns: which subjects are served, and the timers of what is published by itself. Does not own: the pages (monitor), which
-come as functions; requests that other parts serve, which they register with ``requests.serve``.
+Owns: the choice of the subjects that are served, and the timers of periodic messages. Does not own: the pages
+(monitor), which are passed in as functions; requests that other parts serve, which they register with
+``requests.serve``.
 
 Source: nats-server, server/events.go (initEventTracking, registerSystemImports).
 """
@@ -38,7 +39,7 @@ Page = Callable[[dict[str, Any]], Steps]
 """Makes a page in steps, from a request's options by their lower-case names. Raises: RequestError; Unanswered."""
 
 AccountPage = Callable[[str, dict[str, Any]], Steps]
-"""The same, about one account."""
+"""Makes a page about one account in steps, from the account's name and the request's options."""
 
 _GO_NAMES: Final = {"INFO": "AccInfo", "STATZ": "AccountStatz"}
 _CONNECTIONS_SECONDS: Final = 30.0
@@ -58,11 +59,11 @@ class Host(Protocol):
     def settings(self) -> Settings: ...
 
     def event_identity(self, at: str = "") -> dict[str, Any]:
-        """The server as events show it, at the time ``at`` or now."""
+        """Return the server as events show it, at the time ``at`` or now."""
 
 
 class System:
-    """``account`` is the system account. Requests are served at once; statistics are published from ``start`` on."""
+    """Serves requests in ``account``, the system account, at once. From ``start`` on it publishes statistics, too."""
 
     def __init__(self, host: Host, account: Account, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._host = host
@@ -80,10 +81,11 @@ class System:
 
     def provide(self, pages: Mapping[str, Page], account_pages: Mapping[str, AccountPage],
                 reload: Callable[[Callable[[str], object]], None], streaming: Callable[[], Collection[str]]) -> None:
-        """Serve these pages by their names.
+        """Serve pages by their names.
 
-        Args: ``reload`` reads the settings again, and then calls its argument with "" or the error; ``streaming`` names the
-            accounts with streams.
+        Args: ``reload`` reads the settings again, then calls its argument with "" or the error; ``streaming`` returns
+        the
+            names of accounts with streams.
         """
         self._account_pages = account_pages
         for name, page in pages.items():
@@ -99,14 +101,14 @@ class System:
             self._serve_account(account)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to publish by itself."""
+        """Begin to publish periodically."""
         self._stop_timers()
         if self._statsz is not None:
             self._statsz.start(loop)
         self._timer = loop.call_later(_CONNECTIONS_SECONDS, self._repeat_connections, loop)
 
     def stop(self) -> None:
-        """The server ends."""
+        """Stop the timers, and publish that the server ends."""
         self._stop_timers()
         self.events.shut_down()
 
@@ -121,8 +123,8 @@ class System:
 
     def _selection(self) -> Selection:
         settings = self._host.settings
-        return Selection(self._host.server_name, settings.clients.host or "0.0.0.0", tags=frozenset(settings.server_tags),
-                         domain=settings.jetstream.domain)
+        return Selection(self._host.server_name, settings.clients.host or "0.0.0.0",
+                         tags=frozenset(settings.server_tags), domain=settings.jetstream.domain)
 
     def _idz(self, request: Request) -> None:
         host = self._host
@@ -145,7 +147,7 @@ class System:
                 next(steps)
             except StopIteration as end:
                 page = end.value
-        # A stream of nats-server is a client of its account.
+        # A stream counts as activity: on nats-server it is a client of its account.
         active = sum(bool(account.connections) or account.name in streaming for account in self._host.accounts)
         return self.requests.enveloped(statsz=statsz.figures(page, active))
 
@@ -161,9 +163,9 @@ class System:
         request.answer()
 
     def _named(self, request: Request, unknown: str) -> Client:
-        """The client that a request names. Raises: RequestError."""
+        """Return the client that a request names. Raises: RequestError."""
         cid = request.members().get("cid", 0)
-        client = self._host.clients.get(cid) if type(cid) is int else None  # True is no 1
+        client = self._host.clients.get(cid) if type(cid) is int else None  # excludes True, which equals 1
         if client is None:
             raise RequestError(unknown)
         return client
@@ -192,7 +194,7 @@ class System:
     # Accounts
 
     def _account_added(self, account: Account) -> None:
-        """An account exists from now on."""
+        """Serve the requests of an account that was added."""
         account.on_connections = self.events.connections_changed
         self.requests.serve(account.router, user_info.SUBJECT, lambda request: user_info.user_info(
             request, self._host.accounts, self._host.clock.now_ns), imported=True)
@@ -200,7 +202,7 @@ class System:
             self._serve_account(account)
 
     def _serve_account(self, account: Account) -> None:
-        """What an account may ask about itself."""
+        """Serve the pages that an account may request about itself."""
         if account.is_system:
             return
         for subject, name in (("$SYS.REQ.ACCOUNT.PING.CONNZ", "CONNZ"), ("$SYS.REQ.SERVER.PING.CONNZ", "CONNZ"),
@@ -229,11 +231,11 @@ def _show(page: Page, go_type: str, request: Request) -> Generator[None, None, N
 
 
 def _show_account(page: AccountPage, go_type: str, request: Request) -> Generator[None, None, None]:
-    """The account is the one that the subject names."""
+    """Answer with a page about the account that the subject names."""
     made = yield from page(request.token(3), request.members(go_type))
     yield from request.answer_in_steps(made)
 
 
 def _go_type(page: str) -> str:
-    """What nats-server calls the options of a page, in errors."""
+    """Return nats-server's name for the type of a page's options, for error texts."""
     return f"{_GO_NAMES.get(page) or page.capitalize()}EventOptions"

@@ -1,4 +1,4 @@
-"""``$SYS.REQ.USER.INFO``: in every account, what a user is told about itself.
+"""``$SYS.REQ.USER.INFO``: in every account, a user's request about itself.
 
 Source: nats-server, server/events.go (userInfoReq), server/client.go (publicPermissions, claimExpiration).
 """
@@ -20,7 +20,7 @@ SUBJECT: Final = "$SYS.REQ.USER.INFO"
 
 
 def user_info(request: Request, accounts: Accounts, now_ns: Callable[[], int]) -> None:
-    """Answer the client that asked. Raises: RequestError when it was not a client."""
+    """Answer the requesting client. Raises: RequestError if no client sent the request."""
     if not request.reply:
         return
     client = request.source
@@ -38,7 +38,7 @@ def user_info(request: Request, accounts: Accounts, now_ns: Callable[[], int]) -
         data["permissions"] = _shown(login.rules.permissions)
     if login.expires_at_ns is not None:
         data["expires"] = (login.expires_at_ns - now_ns()) // 1_000_000_000 * 1_000_000_000
-    request.answer(data, compressible=False)  # as on nats-server
+    request.answer(data, compressible=False)  # nats-server does not compress this answer either
 
 
 def _shown(permissions: Permissions) -> dict[str, Any]:
