@@ -1,4 +1,7 @@
-"""/accountz and /accstatz: the accounts. Source: nats-server, server/monitor.go (Accountz, accountInfo, AccountStatz)."""
+"""The pages /accountz and /accstatz about accounts.
+
+Source: nats-server, server/monitor.go (Accountz, accountInfo, AccountStatz).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ __all__ = ["account_statistics", "accountz", "accstatz"]
 
 
 def accountz(views: Views, options: AccountzOptions) -> dict[str, Any]:
-    """The names of all accounts, or one account in detail. Raises: BadOption."""
+    """Return the names of all accounts, or one account in detail. Raises: BadOption."""
     page = views.head()
     if views.system_account:
         page["system_account"] = views.system_account
@@ -39,7 +42,7 @@ def _detail(account: AccountView) -> dict[str, Any]:
 
 
 def accstatz(views: Views, options: AccstatzOptions) -> dict[str, Any]:
-    """The counts of the accounts that have connections; of the others too, with ``include_unused``."""
+    """Return the counts of accounts with connections; with ``include_unused``, of the others, too."""
     found = [account for account in views.accounts() if account.connections or options.include_unused]
     if options.accounts:
         by_name = {account.name: account for account in found}
@@ -48,7 +51,7 @@ def accstatz(views: Views, options: AccstatzOptions) -> dict[str, Any]:
 
 
 def account_statistics(account: AccountView) -> dict[str, Any]:
-    """One account's counts, as events show them too. Source: nats-server, server/events.go AccountStat."""
+    """Return one account's counts, as events show them, too. Source: nats-server, server/events.go AccountStat."""
     traffic = account.traffic
     return {"acc": account.name, "name": account.name_tag or account.name, "conns": account.connections, "leafnodes": 0,
             "total_conns": account.connections, "num_subscriptions": account.sublist.subscriptions,

@@ -1,6 +1,6 @@
-"""/routez, /gatewayz, /leafz, /ipqueuesz and /raftz: pages about servers that work together.
+"""The pages /routez, /gatewayz, /leafz, /ipqueuesz and /raftz about servers that work together.
 
-One broker works alone, so they show what a nats-server without a cluster shows.
+A broker works alone, so the pages show what a nats-server without a cluster shows.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from broker.monitor.views import Views
 __all__ = ["NO_RAFT", "gatewayz", "ipqueuesz", "leafz", "routez"]
 
 NO_RAFT = "No Raft nodes registered"
-"""What /raftz answers, with status 404."""
+"""The answer of /raftz, which has the status 404."""
 
 
 def routez(views: Views, _: RoutezOptions) -> dict[str, Any]:
-    """No routes."""
+    """Return the page: there are no routes."""
     head = views.head()
     return {"server_id": head["server_id"], "server_name": views.server_name, "now": head["now"], "num_routes": 0,
             "routes": []}
 
 
 def gatewayz(views: Views, _: GatewayzOptions) -> dict[str, Any]:
-    """No gateways."""
+    """Return the page: there are no gateways."""
     return views.head() | {"outbound_gateways": {}, "inbound_gateways": {}}
 
 
 def leafz(views: Views, _: LeafzOptions) -> dict[str, Any]:
-    """No leaf nodes."""
+    """Return the page: there are no leaf nodes."""
     return views.head() | {"leafnodes": 0, "leafs": []}
 
 
 def ipqueuesz(_: Views, __: IpqueueszOptions) -> dict[str, Any]:
-    """No queues between threads: there is one event loop."""
+    """Return the page: with one event loop, there are no queues between threads."""
     return {}

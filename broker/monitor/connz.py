@@ -1,4 +1,7 @@
-"""/connz: open and closed connections. Source: nats-server, server/monitor.go (Connz), server/monitor_sort_opts.go."""
+"""The page /connz about open and closed connections.
+
+Source: nats-server, server/monitor.go (Connz), server/monitor_sort_opts.go.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from broker.protocol.subject import collide
 __all__ = ["connz", "connz_in_steps"]
 
 _SORTS: Final[dict[str, tuple[Callable[[Mapping[str, Any]], Any], bool]]] = {
-    # Option: sort key, and whether the highest comes first. Connection ids are in order of start.
+    # Option: sort key, and whether the highest comes first. Connection ids are in order of the start.
     "cid": (lambda row: row["cid"], False), "start": (lambda row: row["cid"], False),
     "subs": (lambda row: row["subscriptions"], True), "pending": (lambda row: row["pending_bytes"], True),
     "msgs_to": (lambda row: row["out_msgs"], True), "msgs_from": (lambda row: row["in_msgs"], True),
@@ -27,7 +30,7 @@ _SORTS: Final[dict[str, tuple[Callable[[Mapping[str, Any]], Any], bool]]] = {
     "rtt": (lambda row: parse_duration(row.get("rtt", "0s")), True),
 }
 _ROWS: Final = 64
-"""Connections shown in one step."""
+"""Number of connections that one step shows."""
 
 Row = Mapping[str, Any]
 
@@ -41,13 +44,15 @@ _NOT_SHOWN: Final = _WITH_AUTH | {"subscriptions_list_detail"}
 
 
 def connz(views: Views, options: ConnzOptions) -> dict[str, Any]:
-    """The page, at once. Raises: BadOption."""
+    """Return the page at once. Raises: BadOption."""
     return at_once(connz_in_steps(views, options))
 
 
 def connz_in_steps(views: Views, options: ConnzOptions) -> Steps:
-    """The page, a few connections or subscriptions at each step. Those that come or go meanwhile may be shown or not.
-    Raises: BadOption."""
+    """Make the page, with a few connections or subscriptions in each step. Raises: BadOption.
+
+    Connections that begin or end meanwhile may be shown or not.
+    """
     sort, account, filter_subject = options.sort or "cid", options.account, options.filter_subject
     if sort not in _SORTS:
         raise BadOption(f"invalid sorting option: {sort}")
@@ -111,7 +116,7 @@ def _receives(views: Views, row: Row, subject: bytes) -> Generator[None, None, b
 
 
 def _shown(views: Views, row: Row, options: ConnzOptions) -> Steps:
-    """The members of a row that were asked for."""
+    """Return the requested members of a row."""
     shown = {name: value for name, value in row.items() if name not in _NOT_SHOWN}
     if options.subscriptions_detail:
         if details := (yield from collect(views.subscriptions_of(row), lambda sub: sub)):

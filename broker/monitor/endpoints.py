@@ -1,4 +1,4 @@
-"""The pages by name, for HTTP and for requests to the system account: options, and the function that makes the page.
+"""The pages by name, for HTTP and for requests to the system account: their options, and the functions that make them.
 
     endpoint = ENDPOINTS["CONNZ"]
     endpoint.build(views, from_query(endpoint.options, {"acc": "A"}))         /connz?acc=A
@@ -36,13 +36,13 @@ __all__ = ["ENDPOINTS", "Endpoint"]
 
 
 class Endpoint(NamedTuple):
-    """``build(views, options)`` makes the page from ``options``, which are of that type. Raises: BadOption."""
+    """A page. ``build(views, options)`` makes it from an instance of ``options``. Raises: BadOption."""
 
     path: str
     options: type
     build: Callable[[Views, Any], dict[str, Any]]
     in_steps: Callable[[Views, Any], Generator[None, None, dict[str, Any]]] | None = None
-    """The same as a generator that returns the page, for those that may be long."""
+    """Generator that makes a page that may be long, in steps, and returns it."""
 
 
 ENDPOINTS: Final[Mapping[str, Endpoint]] = {

@@ -1,4 +1,4 @@
-"""/healthz: whether clients are served. Source: nats-server, server/monitor.go (healthz)."""
+"""The page /healthz: whether clients are served. Source: nats-server, server/monitor.go (healthz)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["healthz"]
 
 
 def healthz(views: Views, options: HealthzOptions) -> dict[str, Any]:
-    """The page with ``status_code``, which HTTP takes out and sends as its status.
+    """Return the page with ``status_code``, which HTTP removes and sends as its status.
 
-    With ``live``, any answer will do: it is made on the broker's own event loop.
+    ``live`` asks only for an answer, which shows that the broker's event loop works.
     """
     if options.live:
         return _well()
@@ -35,12 +35,13 @@ def healthz(views: Views, options: HealthzOptions) -> dict[str, Any]:
 
 
 def _assets(jetstream: JetStreamView, options: HealthzOptions) -> dict[str, Any]:
-    """Whether what is asked for exists, and every stream was restored and can be stored."""
+    """Check that the requested objects exist, and that every stream was restored and can be stored."""
     wanted = {"account": options.account, "stream": options.stream, "consumer": options.consumer}
     failed = [(account, stream) for account, stream in jetstream.failed
               if options.account in ("", account) and options.stream in ("", stream)]
     errors = [{"type": "STREAM", "account": account, "stream": stream,
-               "error": f"JetStream stream '{account} > {stream}' could not be recovered"} for account, stream in failed]
+               "error": f"JetStream stream '{account} > {stream}' could not be recovered"}
+              for account, stream in failed]
     if errors and options.details:
         return {"status": "error", "status_code": 503, "errors": errors}
     if errors:
@@ -55,7 +56,8 @@ def _assets(jetstream: JetStreamView, options: HealthzOptions) -> dict[str, Any]
     elif stream and not account.stream_exists(stream):
         kind, why = "STREAM", f'JetStream stream "{stream}" not found on account "{name}"'
     elif consumer and not account.consumer_exists(stream, consumer):
-        kind, why = "CONSUMER", f'JetStream consumer "{consumer}" not found for stream "{stream}" on account "{name}"'
+        kind = "CONSUMER"
+        why = f'JetStream consumer "{consumer}" not found for stream "{stream}" on account "{name}"'
     if not kind:
         return _well()
     named = dict(list(wanted.items())[:1 + ("ACCOUNT", "STREAM", "CONSUMER").index(kind)])

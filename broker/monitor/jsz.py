@@ -1,4 +1,4 @@
-"""/jsz: JetStream. Source: nats-server, server/monitor.go (Jsz, accountDetail)."""
+"""The page /jsz about JetStream. Source: nats-server, server/monitor.go (Jsz, accountDetail)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ __all__ = ["jetstream_stats", "jsz", "jsz_in_steps"]
 
 _OFF = JetStreamView({"max_memory": 0, "max_storage": 0})
 _ROWS_A_STEP = 64
-"""Streams and consumers: about 2 ms."""
+"""Number of streams and consumers that one step shows: about 2 ms."""
 
 
 def jsz(views: Views, options: JszOptions) -> dict[str, Any]:
-    """The page, at once."""
+    """Return the page at once."""
     return at_once(jsz_in_steps(views, options))
 
 
 def jsz_in_steps(views: Views, options: JszOptions) -> Steps:
-    """The page, a few streams and consumers at each step: there may be ten thousand. Those that are deleted between two steps may
-    be missing, as may be those that are made."""
+    """Make the page, with a few streams and consumers in each step: there may be ten thousand.
+
+    Streams and consumers that are made or deleted between two steps may be missing.
+    """
     view = views.jetstream()
     stats = jetstream_stats(view or _OFF)
     if view is None:
@@ -33,7 +35,7 @@ def jsz_in_steps(views: Views, options: JszOptions) -> Steps:
     page = {**stats, **views.head(), "config": view.config, "limits": view.limits,
             "streams": sum(account.streams for account in accounts)}
     if options.raft:
-        # A single server leads all of them.
+        # The only server leads all streams and consumers.
         page |= {"streams_leader": page["streams"]} if page["streams"] else {}
     page["consumers"] = sum(account.consumers for account in accounts)
     if options.raft and page["consumers"]:
@@ -56,10 +58,10 @@ def jsz_in_steps(views: Views, options: JszOptions) -> Steps:
 
 
 def _account_in_steps(account: JetStreamAccount, options: JszOptions) -> Steps:
-    """One account, with its streams and consumers if they are asked for."""
+    """Return one account, with its streams and consumers if they are requested."""
     detail: dict[str, Any] = {
         "name": account.name, "id": account.name, "memory": account.memory, "storage": account.storage,
-        # No limit is the highest number, as on nats-server.
+        # Without a limit, show the highest number, as nats-server does.
         "reserved_memory": account.max_memory % (1 << 64), "reserved_storage": account.max_storage % (1 << 64),
         "accounts": 0, "ha_assets": 0, "api": {"level": 0, "total": account.api_total, "errors": account.api_errors}}
     if options.streams or options.consumers:
@@ -89,7 +91,7 @@ def _account_in_steps(account: JetStreamAccount, options: JszOptions) -> Steps:
 
 
 def jetstream_stats(view: JetStreamView) -> dict[str, Any]:
-    """The totals, as /varz shows them too."""
+    """Return the totals, which /varz shows, too."""
     accounts = view.accounts
     return {"memory": sum(account.memory for account in accounts),
             "storage": sum(account.storage for account in accounts),

@@ -1,17 +1,21 @@
-"""The port of the monitoring pages: sockets and their limits. What is said on them is aiohttp's and ``web``'s.
+"""The port of the monitoring pages: sockets and their limits. aiohttp speaks HTTP, and ``web`` makes the pages.
 
-Each connection is closed after one request. Everything is bounded, since any peer may connect: bytes of a request's head,
-the time to send it, the time to read the answer, and concurrent connections. Past the bound of connections whose peer has
-sent no whole request, or has its answer, the oldest of these is cut off, so that silent ones keep nobody out; those that
-wait for an answer have a bound of their own. Request bodies are not read.
+Each connection is closed after one request. Any peer may connect, so these have bounds:
 
-aiohttp takes 0.2 s to import: as long as all else of a start, and the first request must not cost every client that
-time. So it is imported in a thread once the port listens, and connections wait for it: their time begins after it.
+* the bytes of a request's head, and the time to send it;
+* the time to read the answer;
+* the number of idle connections, which do not wait for an answer. Beyond this bound the oldest idle one is closed, so
+  silent peers exclude nobody;
+* the number of all connections.
 
-A socket that is closed with unread bytes resets the connection, and the peer can lose the answer to a request that was too
-long to be read. So an answered connection only ends its own direction; what the peer still sends is dropped for a while.
+Request bodies are not read.
 
-Source: nats-server, server/server.go (startMonitoring).
+Importing aiohttp takes 0.2 s, as long as all else of a start, and the first request must not delay every client by
+that time. So a thread imports it once the port listens, and connections wait for it: their time begins afterwards.
+
+A socket that is closed with unread bytes resets the connection. Then the peer can lose the answer to a request that
+was too long to be read. So an answered connection ends its own direction only, and drops what the peer sends for a
+while.
 """
 
 from __future__ import annotations
@@ -32,9 +36,9 @@ log = logging.getLogger(__name__)
 
 EXCHANGE_SECONDS_MAX: Final = 10.0
 CONNECTIONS_MAX: Final = 256
-"""Connections that do not wait for an answer."""
+"""Bound on connections that do not wait for an answer."""
 _ANSWERS_MAX: Final = 512
-"""All connections."""
+"""Bound on all connections."""
 _BACKLOG: Final = 100
 _LINGER_BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -55,11 +59,12 @@ class ReplaceableContext(ssl.SSLContext):
 
 
 class MonitorServer:
-    """Owns its port from ``bind`` and listens from ``start`` to ``close``; meanwhile ``port`` is the actual one."""
+    """The monitoring port, bound from ``bind`` on, listening from ``start`` to ``close``; ``port`` is the actual
+    number."""
 
     def __init__(self, views: Views, host: str, port: int, *, base_path: str = "/",
                  tls: ssl.SSLContext | None = None, exchange_seconds_max: float = EXCHANGE_SECONDS_MAX) -> None:
-        """Args: ``tls`` None: plain HTTP."""
+        """Args: ``tls``: None for plain HTTP."""
         self.host = host
         self.port = port
         self.scheme = "https" if tls is not None else "http"
@@ -73,27 +78,27 @@ class MonitorServer:
 
     @property
     def connections(self) -> int:
-        """How many connections there are."""
+        """The number of connections."""
         return len(self._connections.present)
 
     async def bind(self) -> None:
-        """Reserve the port, refusing connections until ``start``. Raises: OSError if it is unavailable."""
+        """Bind the port, but refuse connections until ``start``. Raises: OSError if it is unavailable."""
         if self._bound is None:
             self._bound = await Bound.at(self.host, max(self.port, 0))
             self.port = self._bound.port
 
     async def start(self) -> None:
-        """Listen. Raises: OSError if that is impossible."""
+        """Listen on the port. Raises: OSError if that is impossible."""
         await self.bind()
         if self._bound is None:
             raise RuntimeError("the port is not bound")
         bound, self._bound = self._bound, None
         self._loading = asyncio.get_running_loop().create_task(self._load(), name="load the monitoring pages")
-        self._listener = Listener(bound, _BACKLOG, lambda: _Connection(self._connections), "Monitoring", monitoring=True,
-                                  ssl_context=self._tls, handshake_seconds=self._connections.seconds)
+        self._listener = Listener(bound, _BACKLOG, lambda: _Connection(self._connections), "Monitoring",
+                                  monitoring=True, ssl_context=self._tls, handshake_seconds=self._connections.seconds)
 
     def use(self, tls: ssl.SSLContext) -> None:
-        """Use other certificates, for connections from now on."""
+        """Use other certificates for new connections."""
         if self._tls is not None:
             self._tls.current = tls
 
@@ -119,25 +124,24 @@ class MonitorServer:
 
 
 class _Connections:
-    """What all connections share: whether and by what they are served, and which there are, the oldest first; ``idle`` are
-    those that do not wait for an answer."""
+    """The connections, the oldest first, and the protocol that serves them. ``idle`` ones do not wait for an answer."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.present: dict[_Connection, None] = {}
         self.idle: dict[_Connection, None] = {}
         self.protocol: Callable[[], asyncio.Protocol] | None = None
-        """Makes aiohttp's protocol of a connection; None: it is not there yet."""
+        """Function that makes aiohttp's protocol of a connection; None until aiohttp is imported."""
         self.closed = False
 
     def serve_by(self, protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Serve those who wait, and whoever comes."""
+        """Serve the waiting connections and all later ones."""
         self.protocol = protocol
         for connection in list(self.present):
             connection.serve(protocol())
 
     def add(self, connection: _Connection) -> None:
-        """Take a new connection, and cut off another one if there are too many."""
+        """Add a new connection, and close another one if there are too many."""
         if len(self.idle) >= CONNECTIONS_MAX:
             next(iter(self.idle)).abort()
         elif len(self.present) >= _ANSWERS_MAX:
@@ -149,26 +153,26 @@ class _Connections:
         self.idle.pop(connection, None)
 
     def close(self) -> None:
-        """Abort all, and whoever still comes."""
+        """Abort all connections, and every later one."""
         self.closed = True
         for connection in list(self.present):
             connection.abort()
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: aiohttp's protocol, and an end after a time, however slow the peer is."""
+    """A connection: it passes bytes to aiohttp's protocol, and ends after a time, even if the peer is slow."""
 
     def __init__(self, connections: _Connections) -> None:
         self._connections = connections
         self._inner: asyncio.Protocol | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._early = b""
-        """What arrived before there was aiohttp: one read, then no more is read."""
+        """Bytes that arrived before aiohttp was imported; after one read, reading pauses."""
         self._dropped_bytes = 0
         self.lingering = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are no subclass of asyncio's.
+        # uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         connections = self._connections
         if connections.closed:
@@ -179,7 +183,7 @@ class _Connection(asyncio.Protocol):
             self.serve(connections.protocol())
 
     def serve(self, inner: asyncio.Protocol) -> None:
-        """Begin the exchange."""
+        """Begin the exchange with aiohttp's protocol ``inner``."""
         self._inner = inner
         self._set_timer()
         inner.connection_made(_Answering(self, self._transport))
@@ -188,12 +192,12 @@ class _Connection(asyncio.Protocol):
             inner.data_received(self._early)
 
     def request_read(self) -> None:
-        """The request is complete: the peer waits for the answer."""
+        """Stop the timer: the request is complete, so the peer waits for the answer."""
         self._end_timer()
         self._connections.idle.pop(self, None)
 
     def answer_made(self) -> None:
-        """The peer has limited time to read the answer."""
+        """Start the timer: the peer has limited time to read the answer."""
         if self in self._connections.present:
             self._set_timer()
 
@@ -213,14 +217,14 @@ class _Connection(asyncio.Protocol):
             self._inner.connection_lost(error)
 
     def abort(self) -> None:
-        """End it without waiting for a peer that does not read; unsent bytes are dropped."""
+        """End the connection without waiting for its peer; unsent bytes are dropped."""
         self._connections.remove(self)
         self._transport.abort()
 
     def linger(self) -> None:
-        """All was written: send it and the end, and close when the peer ends too, or its time is over.
+        """Send the end after the answer, and close when the peer ends, too, or its time is over.
 
-        TLS cannot end one direction alone.
+        TLS cannot end one direction alone, so such a connection is closed at once.
         """
         if self.lingering or self._transport.is_closing():
             return
@@ -256,7 +260,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Answering(asyncio.Transport):
-    """The transport that aiohttp sees: to close it is to linger."""
+    """The transport that aiohttp uses; its ``close`` makes the connection linger."""
 
     def __init__(self, connection: _Connection, transport: asyncio.Transport) -> None:
         super().__init__()
@@ -264,7 +268,7 @@ class _Answering(asyncio.Transport):
         self._transport = transport
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """The transport's; ``exchange`` is the connection, which is told about the answer."""
+        """Return the transport's information. ``exchange`` is the connection, which records events of the answer."""
         if name == "exchange":
             return self._connection
         return self._transport.get_extra_info(name, default)

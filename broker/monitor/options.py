@@ -1,6 +1,6 @@
 """The options of the monitoring pages, from the query of an HTTP request or the JSON of a request to ``$SYS``.
 
-Each page has one model, whose fields know both names: ``ConnzOptions.account`` is ``acc`` in a query and in JSON,
+Each page has one model, whose fields have both names: ``ConnzOptions.account`` is ``acc`` in a query and in JSON,
 ``SubszOptions.account`` is ``acc`` in a query and ``account`` in JSON. Names, values and error texts are nats-server's.
 
 Source: nats-server, server/monitor.go (ConnzOptions, …, decodeBool, decodeInt, decodeUint64, decodeState, decodeSubs).
@@ -22,7 +22,7 @@ __all__ = ["LIMIT", "AccountzOptions", "AccstatzOptions", "BadOption", "ConnzOpt
            "RoutezOptions", "SubszOptions", "from_json", "from_query"]
 
 LIMIT: Final = 1024
-"""Rows of one page, unless another number is asked for."""
+"""Number of rows of one page, unless the request has another."""
 
 T = TypeVar("T")
 
@@ -33,11 +33,11 @@ OPEN, CLOSED, ALL = 0, 1, 2
 
 
 class BadOption(ValueError):
-    """An option that cannot be used: status 400 with this text."""
+    """An invalid option; the answer is status 400 with this text."""
 
 
 class _Kind(NamedTuple):
-    """How an option's value is read. ``parse`` takes its name and text, which is not empty."""
+    """A kind of option. ``parse`` reads a value from the option's name and text, which is not empty."""
 
     default: Any
     parse: Callable[[str, str], Any]
@@ -96,7 +96,7 @@ def _is_flag(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return type(value) is str  # not a gojson.Number, which is a number as it is written
+    return type(value) is str  # gojson.Number, a subclass, is a number in its original spelling
 
 
 def _is_texts(value: Any) -> bool:
@@ -114,14 +114,14 @@ _DETAIL: Final = _Kind(False, lambda _, text: text.lower() == "detail", "bool", 
 
 
 def _option(kind: _Kind, query: str, in_json: str | None = None) -> Any:
-    """A field. ``query``: its name there; "": it has none. ``in_json``: its name there, if that is another one."""
+    """Make a field. ``query``: the option's name in a query; "": none. ``in_json``: its name in JSON, if it differs."""
     return dataclasses.field(default=kind.default, metadata={
         "kind": kind, "query": query, "json": query if in_json is None else in_json})
 
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """For a page without options."""
+    """The options of a page that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class RaftzOptions:
 
 
 def from_query(model: type[T], query: Mapping[str, str]) -> T:
-    """The options in a query; names that the model does not have are ignored. Raises: BadOption."""
+    """Read the options of a query; names that the model does not have are ignored. Raises: BadOption."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(model):  # type: ignore[arg-type]
         name, kind = field.metadata["query"], field.metadata["kind"]
@@ -254,8 +254,8 @@ def from_query(model: type[T], query: Mapping[str, str]) -> T:
 
 
 def from_json(model: type[T], members: Mapping[str, Any]) -> T:
-    """The options in a decoded JSON object; names that the model does not have are ignored. Raises: BadOption."""
-    # As in Go, case does not matter in the names of members.
+    """Read the options of a decoded JSON object; names that the model does not have are ignored. Raises: BadOption."""
+    # As in Go, the case of members' names does not matter.
     members = {name.lower(): value for name, value in members.items()}
     values: dict[str, Any] = {}
     for field in dataclasses.fields(model):  # type: ignore[arg-type]
@@ -264,8 +264,8 @@ def from_json(model: type[T], members: Mapping[str, Any]) -> T:
         if value is None:
             continue
         if not kind.is_valid(value):
-            raise BadOption(f"json: cannot unmarshal {_go_kind(value, kind)} into Go struct field {_go_name(model)}.{name} "
-                            f"of type {kind.go_type}")
+            raise BadOption(f"json: cannot unmarshal {_go_kind(value, kind)} into Go struct field "
+                            f"{_go_name(model)}.{name} of type {kind.go_type}")
         values[field.name] = tuple(value) if isinstance(value, list) else value
     return model(**values)
 
@@ -274,11 +274,11 @@ _GO_NAMES: Final = {"AccstatzOptions": "AccountStatzEventOptions"}
 
 
 def _go_name(model: type) -> str:
-    """The type that holds them in a request, with what selects servers."""
+    """Return the Go type of a request's options, which also has those that select servers."""
     return _GO_NAMES.get(model.__name__) or model.__name__.replace("Options", "EventOptions")
 
 
 def _go_kind(value: Any, wanted: _Kind) -> str:
     found = kind_of(value)
-    # A number that does not fit another kind of number is shown.
+    # nats-server shows a number that does not fit the wanted kind of number.
     return f"{found} {value}" if found == "number" and type(wanted.default) is int else found

@@ -1,4 +1,4 @@
-"""/stacksz: what every thread and task is doing."""
+"""The page /stacksz: the current stacks of all threads and tasks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import traceback
 __all__ = ["stacks"]
 
 _TASKS_MAX = 200
-"""Tasks shown: there is one for each consumer, and each costs the loop some 0.1 ms."""
+"""Bound on the tasks shown: there is one for each consumer, and each costs the loop about 0.1 ms."""
 
 
 def stacks() -> str:
-    """The stacks of all threads, and of the tasks of the loop that this runs on."""
+    """Return the stacks of all threads, and of the tasks of the running loop."""
     text = io.StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():

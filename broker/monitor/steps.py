@@ -1,4 +1,4 @@
-"""Pages that may be long are made in steps, between which the event loop turns.
+"""Generators that make long pages in steps, between which the event loop turns.
 
     def page_in_steps(…) -> Steps:                   # a generator: yields after each step, returns the page
         rows = yield from collect(views.rows(), shown)
@@ -19,11 +19,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _ROWS: Final = 256
-"""Rows in one step: 1 to 5 ms."""
+"""Number of rows in one step: 1 to 5 ms."""
 
 
 def at_once(steps: Generator[None, None, R]) -> R:
-    """What ``steps`` return, without turns of the loop."""
+    """Run all steps without turns of the loop. Returns: the result of the generator."""
     while True:
         try:
             next(steps)
@@ -34,7 +34,7 @@ def at_once(steps: Generator[None, None, R]) -> R:
 
 def collect(rows: Iterable[T], make: Callable[[T], R], *, start: int = 0,
             stop: int | None = None) -> Generator[None, None, list[R]]:
-    """``make(row)`` of rows[start:stop], in steps."""
+    """Return ``make(row)`` of rows[start:stop], in steps."""
     made: list[R] = []
     at = 0
     left = iter(rows)

@@ -1,4 +1,5 @@
-"""/subsz: subscriptions, and how well their matches are cached. Source: nats-server, server/monitor.go (Subsz)."""
+"""The page /subsz about subscriptions and the cache of their matches. Source: nats-server, server/monitor.go
+(Subsz)."""
 
 from __future__ import annotations
 
@@ -14,12 +15,15 @@ __all__ = ["sublist_stats", "subsz", "subsz_in_steps"]
 
 
 def subsz(views: Views, options: SubszOptions) -> dict[str, Any]:
-    """The page, at once. Raises: BadOption."""
+    """Return the page at once. Raises: BadOption."""
     return at_once(subsz_in_steps(views, options))
 
 
 def subsz_in_steps(views: Views, options: SubszOptions) -> Steps:
-    """The page, a few subscriptions at each step. Those that come or go meanwhile may be shown or not. Raises: BadOption."""
+    """Make the page, with a few subscriptions in each step. Raises: BadOption.
+
+    Subscriptions that begin or end meanwhile may be shown or not.
+    """
     test = options.test.encode(errors="replace")
     if test and not (is_valid(test) and is_literal(test)):
         raise BadOption(f"invalid test subject, must be valid publish subject: {options.test}")
@@ -38,7 +42,7 @@ def subsz_in_steps(views: Views, options: SubszOptions) -> Steps:
 
 
 def sublist_stats(figures: SublistFigures) -> dict[str, Any]:
-    """The figures under nats-server's names."""
+    """Return the figures under nats-server's names."""
     return {"num_subscriptions": figures.subscriptions, "num_cache": figures.cached, "num_inserts": figures.inserts,
             "num_removes": figures.removes, "num_matches": figures.matches,
             "cache_hit_rate": figures.cache_hits / figures.matches if figures.matches else 0,

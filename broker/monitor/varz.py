@@ -1,4 +1,4 @@
-"""/varz: the server. Source: nats-server, server/monitor.go (createVarz, updateVarzRuntimeFields)."""
+"""The page /varz about the server. Source: nats-server, server/monitor.go (createVarz, updateVarzRuntimeFields)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["varz"]
 
 
 def varz(views: Views, _: NoOptions) -> dict[str, Any]:
-    """The page."""
+    """Return the page."""
     view = views.varz()
     jetstream = views.jetstream()
     if views.system_account:
@@ -22,11 +22,12 @@ def varz(views: Views, _: NoOptions) -> dict[str, Any]:
         "jetstream": {"config": jetstream.config, "stats": jetstream_stats(jetstream), "limits": jetstream.limits}
         if jetstream else {},
         "routes": 0, "remotes": 0, "leafnodes": 0,
-        # There are no routes or leaf nodes: all traffic is from and to clients.
+        # There are no routes and leaf nodes, so clients cause all traffic.
         **{f"{way}_client_{what}": view[f"{way}_{what}"] for way in ("in", "out") for what in ("msgs", "bytes")},
         "http_req_stats": dict(sorted(views.requests.items())),
         "slow_consumer_stats": {"clients": view["slow_consumers"], "routes": 0, "gateways": 0, "leafs": 0},
         "stale_connection_stats": {"clients": view["stale_connections"], "routes": 0, "gateways": 0, "leafs": 0},
-        # No disk is written: streams are in an object store, whose waits are among jetblock's own figures.
+        # Streams are in an object store, so no waits for a disk are counted; jetblock's own metrics have the store's
+        # waits.
         "disk_io_wait_stats": {"waiters": 0, "waits": 0, "wait_time": 0, "max_wait_time": 0},
     }

@@ -1,7 +1,7 @@
 """The data behind the monitoring pages, as plain values; the pages use nothing else.
 
-Server and connections already use nats-server's field names; the pages select, sort, paginate and join. ``Views`` names
-the sources, which are called for each request, on the event loop.
+The server and connections already use nats-server's field names; the pages select, sort, paginate and join. ``Views``
+names the sources, which are called for each request, on the event loop.
 """
 
 from __future__ import annotations
@@ -15,43 +15,46 @@ __all__ = ["ACCOUNTS_MAX", "STREAMS_MAX", "AccountView", "Buckets", "Connections
            "JetStreamView", "Sample", "SublistFigures", "Subscriptions", "Traffic", "Views"]
 
 STREAMS_MAX: Final = 500
-"""Streams with series of their own on /metrics, the first by account and name; totals are over all."""
+"""Bound on streams with series of their own on /metrics, the first by account and name; totals count all streams."""
 ACCOUNTS_MAX: Final = 100
-"""Accounts with series of their own, the first by name."""
+"""Bound on accounts with series of their own on /metrics, the first by name."""
 
 
 class Connections(Protocol):
-    """Rows of /connz in the order of their cid."""
+    """The source of /connz's rows, in the order of their cid."""
 
     def __call__(self, *, closed: bool = False) -> list[Mapping[str, Any]]:
-        """Open or closed connections."""
+        """Return open or closed connections."""
 
 
 class Subscriptions(Protocol):
-    """Subscriptions, as /subsz shows them."""
+    """The source of subscriptions, as /subsz shows them."""
 
     def __call__(self, account: str = "", subject: str = "") -> tuple[int, Iterator[dict[str, Any]]]:
-        """How many there are, and all of them: in one account (""; all), that ``subject`` would reach ("": all)."""
+        """Return the number of subscriptions, and an iterator over them.
+
+        Args: ``account`` selects one account ("": all); ``subject`` selects those that match it ("": all).
+        """
 
 
 @dataclass(slots=True)
 class SublistFigures:
-    """The subscriptions of one account, and the cache of their matches."""
+    """Counts of the subscriptions of an account, and of the cache of their matches."""
 
     subscriptions: int = 0
     cached: int = 0
     inserts: int = 0
     removes: int = 0
     matches: int = 0
-    """Subjects looked up that no route was cached for; messages to others are not counted."""
+    """Lookups of subjects for which no route was cached; messages to other subjects are not counted."""
     cache_hits: int = 0
-    """Those that shared the route of their family (one client's inboxes, one consumer's acks)."""
+    """Lookups that found the route of their family: one client's inboxes, one consumer's acks."""
     fanout_max: int = 0
     fanout_total: int = 0
-    """Receivers of all ``cached`` subjects together."""
+    """Sum of the receivers of all ``cached`` subjects."""
 
     def add(self, other: SublistFigures) -> None:
-        """Add another account's."""
+        """Add the figures of another account."""
         self.subscriptions += other.subscriptions
         self.cached += other.cached
         self.inserts += other.inserts
@@ -64,7 +67,7 @@ class SublistFigures:
 
 @dataclass(slots=True)
 class Traffic:
-    """Messages and bytes from clients and to them."""
+    """Counts of messages and bytes, from clients and to clients."""
 
     in_msgs: int = 0
     in_bytes: int = 0
@@ -74,7 +77,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class AccountView:
-    """One account. ``exports``, ``imports`` and ``mappings`` are as /accountz shows them."""
+    """An account. ``exports``, ``imports`` and ``mappings`` are as /accountz shows them."""
 
     name: str
     is_system: bool = False
@@ -84,28 +87,28 @@ class AccountView:
     traffic: Traffic = field(default_factory=Traffic)
     sublist: SublistFigures = field(default_factory=SublistFigures)
     updated: str = ""
-    """When its settings were last read."""
+    """Time at which its settings were last read."""
     name_tag: str = ""
-    """A name for people; "": its name."""
+    """A name for people; "" if it is the account's name."""
     exports: Sequence[dict[str, Any]] = ()
     imports: Sequence[dict[str, Any]] = ()
     mappings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     claims: dict[str, Any] = field(default_factory=dict)
-    """What an account has by its JWT: ``jwt``, ``issuer_key``, ``tags``, ``decoded_jwt``, ``revoked_user``…"""
+    """Members from the account's JWT: ``jwt``, ``issuer_key``, ``tags``, ``decoded_jwt``, ``revoked_user``…"""
 
 
 @dataclass(slots=True)
 class JetStreamAccount:
-    """One account's JetStream."""
+    """The JetStream of an account."""
 
     name: str
     memory: int = 0
     storage: int = 0
     reserved_memory: int = 0
-    """Bytes reserved by its streams."""
+    """Bytes reserved by its memory streams; ``reserved_storage``: by its stored streams."""
     reserved_storage: int = 0
     max_memory: int = -1
-    """Its limit; -1: none."""
+    """The account's limit; -1: none."""
     max_storage: int = -1
     api_total: int = 0
     api_errors: int = 0
@@ -113,8 +116,10 @@ class JetStreamAccount:
     consumers: int = 0
     messages: int = 0
     list_streams: Callable[[bool], Iterable[dict[str, Any]]] = lambda consumers: ()
-    """Each stream as ``{name, created, config, state}``, in the order of their names, with iterables ``consumer_detail`` and
-    ``direct_consumer_detail`` if the argument is true; called only if shown."""
+    """Function that returns the streams in the order of their names, each as ``{name, created, config, state}``.
+
+    If its argument is true, a stream also has iterables ``consumer_detail`` and ``direct_consumer_detail``.
+    """
     stream_exists: Callable[[str], bool] = lambda stream: False
     consumer_exists: Callable[[str, str], bool] = lambda stream, consumer: False
 
@@ -126,15 +131,16 @@ class JetStreamView:
     config: dict[str, Any]
     """``max_memory``, ``max_storage``, ``store_dir``, ``strict``…"""
     limits: dict[str, Any] = field(default_factory=dict)
-    """Those that are configured."""
+    """The limits that are configured."""
     api_level: int = 0
     accounts: Sequence[JetStreamAccount] = ()
     failed: Sequence[tuple[str, str]] = ()
-    """Account and stream of each that could not be restored, or cannot be stored."""
+    """Account and stream name of each stream that could not be restored, or cannot be stored."""
 
 
 class Buckets(NamedTuple):
-    """A histogram: ``counts[i]`` durations up to ``bounds[i]`` seconds and above the bound before; the last has none."""
+    """A histogram. ``counts[i]`` counts durations between ``bounds[i-1]`` and ``bounds[i]`` seconds; the last has no
+    bound."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
@@ -142,7 +148,7 @@ class Buckets(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One series of /metrics: of which metric, its value, and the values of its labels."""
+    """A series of /metrics: the name of its metric, its value, and the values of its labels."""
 
     name: str
     value: float | Buckets
@@ -151,12 +157,12 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Health:
-    """``ok``, or another ``status`` (``standby``, ``unavailable``, ``error``) with the reason."""
+    """The broker's health: ``ok``, or another ``status`` (``standby``, ``unavailable``, ``error``) with the reason."""
 
     status: str = "ok"
     error: str = ""
     serving: bool = True
-    """Whether clients can connect, regardless of JetStream's state."""
+    """Flag: clients can connect, whatever JetStream's state is."""
 
 
 @dataclass(slots=True)
@@ -167,24 +173,24 @@ class Views:
     server_name: str
     now: Callable[[], str]
     varz: Callable[[], dict[str, Any]]
-    """/varz, but for the sections ``jetstream``, ``http_req_stats`` and what all connections are counted by."""
+    """Source of /varz, without the sections ``jetstream`` and ``http_req_stats`` and the counts that are derived."""
     health: Callable[[], Health]
     connections: Connections
     subscriptions_of: Callable[[Mapping[str, Any]], Iterable[dict[str, Any]]]
-    """The subscriptions of a row of ``connections``, as /connz shows them in detail; each is made when it is asked for."""
+    """Source of the subscriptions of a row of ``connections``, as /connz shows them in detail, made one by one."""
     certificates_of: Callable[[Mapping[str, Any]], Sequence[dict[str, str]]]
-    """The certificate that the client of such a row was verified by, if any."""
+    """Source of the certificate that verified the client of such a row, if there is one."""
     subscriptions: Subscriptions
     accounts: Callable[[], list[AccountView]]
     system_account: str = "$SYS"
-    """"": there is none."""
+    """Name of the system account; "" if there is none."""
     jetstream: Callable[[], JetStreamView | None] = lambda: None
-    """None: JetStream is off."""
+    """Source of JetStream's figures; it returns None if JetStream is off."""
     samples: Callable[[], Iterable[Sample]] = tuple
-    """/metrics."""
+    """Source of the values on /metrics."""
     requests: Counter[str] = field(default_factory=Counter)
-    """HTTP requests by page."""
+    """Counts of HTTP requests by page."""
 
     def head(self) -> dict[str, Any]:
-        """The members that pages begin with."""
+        """Return the members with which pages begin."""
         return {"server_id": self.server_id, "now": self.now()}

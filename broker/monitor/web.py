@@ -1,4 +1,4 @@
-"""The pages over HTTP: from a path and query to a status, headers and body. HTTP itself is aiohttp's.
+"""The pages over HTTP: from a path and query to a status, headers and body. aiohttp implements HTTP itself.
 
 Source: nats-server, server/monitor.go (ResponseHandler, HandleRoot).
 """
@@ -33,11 +33,11 @@ HEADERS_MAX: Final = 64
 _CALLBACK: Final = re.compile(r"[A-Za-z_$][\w$.]{0,127}", re.ASCII)
 _TEXT: Final = "text/plain; charset=utf-8"
 _LARGE: Final = 1 << 20
-"""Bytes of a body that are sent at once."""
+"""Size of the parts in which a longer body is sent."""
 _TEXTS_ENCODED: Final = 2000
-"""Keys, values and signs of a page that are encoded in one step: 1 to 2 ms."""
+"""Number of keys, values and signs of a page that are encoded in one step: 1 to 2 ms."""
 _LONG_PAGES_MAX: Final = 8
-"""Pages with any number of rows that are made at the same time: each takes memory until it is sent."""
+"""Number of long pages that are made at the same time, since each takes memory until it is sent."""
 _ROWS_FREED: Final = 1000
 _LABELS: Final = {"/varz": "General", "/jsz": "JetStream", "/connz": "Connections", "/accountz": "Accounts",
                   "/accstatz": "Account Stats", "/subsz": "Subscriptions", "/routez": "Routes", "/leafz": "LeafNodes",
@@ -46,25 +46,27 @@ _LABELS: Final = {"/varz": "General", "/jsz": "JetStream", "/connz": "Connection
 
 
 class Exchange(Protocol):
-    """The connection of a request, as the transport's extra information ``exchange``."""
+    """The connection of a request, which is the transport's extra information ``exchange``."""
 
     def request_read(self) -> None:
-        """The request is complete; how long the answer takes is not the peer's fault."""
+        """Record that the request is complete; the peer is not responsible for the duration of the answer."""
 
     def answer_made(self) -> None:
-        """The peer has limited time to read the answer."""
+        """Record that the answer is made: the peer has limited time to read it."""
 
 
 def http_protocol(views: Views, base_path: str) -> Callable[[], web.RequestHandler]:
-    """What makes the protocol of one connection, which closes it after one answer. Pages for peers that have gone are not
-    made to their end."""
+    """Return a function that makes the protocol of one connection, which closes it after one answer.
+
+    The making of a page is cancelled if its peer disconnects.
+    """
     return web.Server(_Pages(views, base_path).answer, access_log=None, logger=_Quiet(log, {}), lingering_time=0,
                       handler_cancellation=True, max_line_size=HEAD_LINE_BYTES_MAX, max_field_size=HEAD_LINE_BYTES_MAX,
                       max_headers=HEADERS_MAX)
 
 
 class _Pages:
-    """All pages under one base path."""
+    """The pages under one base path."""
 
     def __init__(self, views: Views, base_path: str) -> None:
         self._views = views
@@ -72,18 +74,21 @@ class _Pages:
         self._json: Mapping[str, Endpoint] = {endpoint.path: endpoint for endpoint in ENDPOINTS.values()} | {
             "/subscriptionsz": ENDPOINTS["SUBSZ"]}
         self._turn = asyncio.Lock()
-        """Held by the page that makes a step in this turn of the loop."""
+        """Lock of the page that makes a step in this turn of the loop."""
         self._long_pages = asyncio.Semaphore(_LONG_PAGES_MAX)
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The response to any request; as in nats-server, the method does not matter."""
-        exchange: Exchange | None = request.transport.get_extra_info("exchange") if request.transport is not None else None
+        """Answer any request; as in nats-server, the method does not matter."""
+        exchange: Exchange | None = None
+        if request.transport is not None:
+            exchange = request.transport.get_extra_info("exchange")
         if exchange is not None:
             exchange.request_read()
         try:
             response = await self._page(request)
         except BadOption as error:
-            response = web.Response(status=400, body=str(error).encode(errors="replace"), headers={"Content-Type": _TEXT})
+            response = web.Response(status=400, body=str(error).encode(errors="replace"),
+                                    headers={"Content-Type": _TEXT})
         except Exception:
             log.exception("a monitoring page failed")
             response = web.Response(status=500, body=b"Internal Server Error\n", headers={"Content-Type": _TEXT})
@@ -106,7 +111,7 @@ class _Pages:
             options: Any = from_query(endpoint.options, query)
             callback = query.get("callback", "")
             if endpoint is ENDPOINTS["HEALTHZ"]:
-                # A probe does not wait for other pages.
+                # A probe must not wait for other pages.
                 return _probe_response(endpoint.build(self._views, options), callback)
             steps = _response_in_steps(endpoint, self._views, options, callback)
             if endpoint.in_steps is None:
@@ -123,14 +128,15 @@ class _Pages:
                                                              request.headers.get("Accept", ""))
                 return web.Response(body=body, headers={"Content-Type": content_type})
             case "/stacksz":
-                return web.Response(text=stacks(), content_type="text/plain", headers={"Access-Control-Allow-Origin": "*"})
+                return web.Response(text=stacks(), content_type="text/plain",
+                                    headers={"Access-Control-Allow-Origin": "*"})
             case "/raftz":
                 return web.Response(status=404, text=NO_RAFT)
         return _not_found()
 
 
 def _emptied(page: dict[str, Any]) -> Generator[None, None, None]:
-    """Free a page's rows in steps: to free a million at once takes a tenth of a second."""
+    """Free a page's rows in steps: freeing a million at once takes a tenth of a second."""
     lists = [member for member in page.values() if isinstance(member, list)]
     while lists:
         rows = lists.pop()
@@ -142,7 +148,7 @@ def _emptied(page: dict[str, Any]) -> Generator[None, None, None]:
 
 
 async def _in_parts(request: web.BaseRequest, whole: web.Response, body: bytes) -> web.StreamResponse:
-    """Send a long response part by part: each copies what the socket does not take."""
+    """Send a long response in parts, since each write copies the bytes that the socket does not accept."""
     response = web.StreamResponse(status=whole.status, headers=whole.headers)
     response.content_length = len(body)
     response.force_close()
@@ -155,14 +161,15 @@ async def _in_parts(request: web.BaseRequest, whole: web.Response, body: bytes) 
 
 
 def _metrics(samples: Sequence[Sample], accept: str) -> tuple[bytes, str]:
-    # Takes 70 ms to import, and not everyone asks for it.
+    # This import takes 70 ms, and few brokers need it.
     from broker.monitor.metrics import metrics_text
 
     return metrics_text(samples, accept)
 
 
-def _response_in_steps(endpoint: Endpoint, views: Views, options: Any, callback: str) -> Generator[None, None, web.Response]:
-    """The response with a page that may be long. Raises: BadOption."""
+def _response_in_steps(endpoint: Endpoint, views: Views, options: Any,
+                       callback: str) -> Generator[None, None, web.Response]:
+    """Make the response with a page that may be long. Raises: BadOption."""
     if endpoint.in_steps is not None:
         page = yield from endpoint.in_steps(views, options)
     else:
@@ -178,14 +185,17 @@ def _response_in_steps(endpoint: Endpoint, views: Views, options: Any, callback:
 
 
 def _probe_response(page: dict[str, Any], callback: str) -> web.Response:
-    """The response with /healthz. Raises: BadOption."""
+    """Return the response with /healthz. Raises: BadOption."""
     status = page.pop("status_code")
-    # Without spaces, as nats-server writes this page: probes compare it as text.
+    # Like nats-server, write this page without spaces: probes compare it as text.
     return _response(marshal(page), callback, status)
 
 
 def _response(body: bytes, callback: str, status: int = 200) -> web.Response:
-    """JSON; with a callback JSONP, whose callback must be a dotted name, or a link could run any script. Raises: BadOption."""
+    """Return a response with JSON, or with JSONP if there is a callback. Raises: BadOption.
+
+    A callback must be a dotted name; otherwise a link could run any script.
+    """
     content_type = "application/json"
     if callback:
         if not _CALLBACK.fullmatch(callback):
@@ -200,14 +210,14 @@ def _not_found() -> web.Response:
 
 
 def _root(name: str, base: str) -> str:
-    """A page of links."""
+    """Return a page of links."""
     links = "".join(f'<a href="{html.escape(base + path)}">{label}</a><br/>\n' for path, label in _LABELS.items())
     name = html.escape(name)
     return f"<!doctype html>\n<title>jetblock {name}</title>\n<h1>jetblock</h1>\n<p>{name}</p>\n{links}"
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
-    """aiohttp's log: what peers send wrongly is their affair, and anyone may send anything."""
+    """aiohttp's log at debug level: any peer may send anything, so wrong requests are no concern of the operator."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         self.logger.debug(msg, *args)

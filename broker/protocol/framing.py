@@ -117,8 +117,8 @@ class Framing:
     The caller sets ``headers`` once HPUB is negotiated, and may change the limits with ``limit``.
     """
 
-    __slots__ = ("_chunks", "_have", "_large", "_line", "_need", "_rest", "_sizes", "_values", "begun", "headers", "held",
-                 "marks", "max_control_line", "max_payload", "payload_bytes", "reserved_replies", "traced")
+    __slots__ = ("_chunks", "_have", "_large", "_line", "_need", "_rest", "_sizes", "_values", "begun", "headers",
+                 "held", "marks", "max_control_line", "max_payload", "payload_bytes", "reserved_replies", "traced")
 
     verbs: ClassVar[tuple[Verb, ...]]
     message_verbs: ClassVar[MessageVerbs]

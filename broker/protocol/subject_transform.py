@@ -177,8 +177,8 @@ class SubjectTransform:
         made: list[bytes] = []
         left = SUBJECT_MAX + 1
         # Hashing takes 50 ns a byte: without the bound, a destination with thousands of partitions would take seconds.
-        if self._hashed and SUBJECT_MAX < sum(
-                len(tokens[at]) if at >= 0 else sum(map(len, tokens)) for at in self._hashed):
+        if self._hashed and sum(
+                len(tokens[at]) if at >= 0 else sum(map(len, tokens)) for at in self._hashed) > SUBJECT_MAX:
             return b""
         for part in self._parts:
             token = part if isinstance(part, bytes) else part(tokens)
