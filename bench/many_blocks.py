@@ -24,7 +24,7 @@ from bench.servers import jetblock
 from broker.access.accounts import AccountLimits
 from broker.base.clock import SystemClock
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import seal_at, take
+from broker.cluster.ownership import seal_at, take_shard
 from broker.config.settings import ServerLimits
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream
@@ -86,7 +86,7 @@ async def fill(store: ObjectStore, streams: int, blocks: int, messages: int = 1,
     clock, rng, paths = SystemClock(), random.Random(), ShardPaths(0)
     await probe(store, FORMAT, [StoreFormat.make(rng.randbytes(16), clock.now_ns()).encode()])
     me = Identity.make("", rng)
-    taken = await take(store, paths, me, clock, rng)
+    taken = await take_shard(store, paths, me, clock, rng)
     settings = ShardSettings(log=LogSettings(segment_bytes=1 << 30, tail_bytes_max=1 << 34),
                              checkpoint=CheckpointSettings(segments=_NEVER, head_bytes=_NEVER, empty_segments=_NEVER,
                                                            interval_ns=None, hold_factor=1))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import take
+from broker.cluster.ownership import take_shard
 from broker.jetstream.bus import Msg
 from broker.jetstream.engine import JetStream
 from broker.server.routing.router import Router
@@ -74,7 +74,7 @@ class VirtualBroker:
         self.js.listen()
         self.router.subscribe(b"_R.>", self._answered)
         self.router.subscribe(b"_A.>", self._acknowledged)
-        taken = await take(remote, _PATHS, me, clock, rng)
+        taken = await take_shard(remote, _PATHS, me, clock, rng)
         self.shard = await Shard.open(remote, _PATHS, taken.epoch, me.nonce, clock, rng, self.settings,
                                       began_ns=taken.began_ns)
         await self.js.open(0, self.shard.log, BlockReader(remote, Cache(_CACHE_BYTES), self.shard.key_of, _PATHS))

@@ -44,7 +44,7 @@ from broker.storage.paths import COPYING, ShardPaths, parse
 from broker.storage.put import Fenced, StoreRetry, describe, put_ours
 
 __all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claim", "newest_claimant", "positions", "seal_at",
-           "sealer_of", "take"]
+           "sealer_of", "take_shard"]
 
 _RACES_LOST = 2
 """Numbers lost to a live owner before a seal is placed ahead of it."""
@@ -74,7 +74,7 @@ class Taken(NamedTuple):
     serve_from_ns: int
 
 
-async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
+async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
                watched: Watched | None = None, lease_ns: int = 0) -> Taken:
     """Make this process run the owner of the shard; when this returns, the owner before it is fenced.
 

@@ -11,7 +11,7 @@ shortened, because the owner may answer for as long.
     otherwise                       nothing new was seen for T, by its own monotonic clock
 
 The wait returns what it saw (``Watched``), since an owner may wake up after the last look, and the short cuts consider
-the last claim alone: ``ownership.take`` compares, and delays its first answer if another lease may still run.
+the last claim alone: ``ownership.take_shard`` compares, and delays its first answer if another lease may still run.
 
 A look counts from when it began, so one whose answers are old (a process that was stopped, a silent store) does not prove
 silence. And a store that did not answer us may not have answered the owner either: T starts again.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from broker.base.clock import Clock
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import seal_at, take
+from broker.cluster.ownership import seal_at, take_shard
 from broker.maintenance.substitute import SUBSTITUTE
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
@@ -49,7 +49,7 @@ async def settle(store: ObjectStore, paths: ShardPaths, corrections: Sequence[Co
     Raises: Fenced; FormatError if the log still cannot be read; StoreError.
     """
     me = Identity(SUBSTITUTE, rng.randbytes(16))
-    taken = await take(store, paths, me, clock, rng)
+    taken = await take_shard(store, paths, me, clock, rng)
     settings = ShardSettings(log=LogSettings(), sweep_grace_ns=_NEVER,
                              checkpoint=CheckpointSettings(segments=_NEVER, head_bytes=_NEVER, empty_segments=_NEVER,
                                                            interval_ns=None, replayed_segments=_NEVER,

@@ -300,7 +300,7 @@ class App:
         if shard.log.store.put_unsynced is not None:
             log.info("Syncs: every %s; a power cut may take what was acknowledged since the last one",
                      format_duration(self.settings.storage.sync_interval_ns or 0))
-        await self._accounts.look_up({state.account for state in shard.state.streams.values()})
+        await self._accounts.resolve({state.account for state in shard.state.streams.values()})
         storage = self.settings.storage
         inbox = InboxSettings(poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns,
                               max_payload=self._max_payload)

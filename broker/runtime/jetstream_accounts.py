@@ -56,7 +56,7 @@ class JetStreamAccounts:
                 log.error("Error enabling jetstream on account %r: %s", name, error)
         js.external.wake_all()
 
-    async def look_up(self, owners: Iterable[str]) -> None:
+    async def resolve(self, owners: Iterable[str]) -> None:
         """Have the accounts that own stored streams, which no user has asked for yet."""
         operator = self._server.delegation.operator
         if operator is None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from broker.base.backoff import Backoff
 from broker.base.errors import StartError, StoreInUse
 from broker.base.histogram import Histogram
-from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take
+from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take_shard
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
@@ -111,7 +111,7 @@ class ShardOwner(LogListener):
             raise RuntimeError("the shard is not ours")
         host, disk_cache = self._host, self._host.disk_cache
         if disk_cache is None:
-            return BlockReader(host.patient, host.cache, self.shard.key_of, self._paths, executor=host.unpacking)
+            return BlockReader(host.retrying, host.cache, self.shard.key_of, self._paths, executor=host.unpacking)
         return BlockReader(disk_cache, host.cache, self.shard.key_of, self._paths, distrust=disk_cache.forget,
                            executor=host.unpacking)
 
@@ -193,7 +193,7 @@ class ShardOwner(LogListener):
         try:
             if directory is not None:
                 log_tail(await asyncio.to_thread(repair_tail, directory, paths), store.url)
-            taken = await take(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns)
+            taken = await take_shard(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns)
             if directory is not None:
                 directory.unsynced.on_failure = partial(self._sync_failed, asyncio.get_running_loop())
                 await asyncio.to_thread(directory.start_unsynced, paths.logs, paths.log(Position(taken.epoch, 1)))
@@ -226,7 +226,7 @@ class ShardOwner(LogListener):
         if self.scrubber is None:
             # What it needs takes a tenth of a second to import.
             scrub = await asyncio.to_thread(_import_scrub)
-            self.scrubber = scrub.Scrubber(self._host.patient, self._paths, self._host.clock, scrub.ScrubSettings(
+            self.scrubber = scrub.Scrubber(self._host.retrying, self._paths, self._host.clock, scrub.ScrubSettings(
                 settings.scrub_interval_ns, settings.scrub_bytes_per_second), self._damaged)
         self.scrubber.start(lambda: shard.state)
 

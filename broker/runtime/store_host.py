@@ -51,7 +51,7 @@ _UNPACKING_THREADS = 2
 class StoreHost:
     """The store with its wrappers. Call ``check`` once before any shard is taken, and ``close`` at the end.
 
-    Attributes: ``store`` counts and times requests; ``patient`` is the same store with retries; ``room`` says whether
+    Attributes: ``store`` counts and times requests; ``retrying`` is the same store with retries; ``room`` says whether
         the store is full; ``disk_cache`` is None if none is configured; ``scrubs``: whether stored objects are checked
         in the background.
     """
@@ -72,7 +72,7 @@ class StoreHost:
         self.room = ReservingStore(bare, settings.reserve_bytes, reserve_left_by, clock)
         self.store = InstrumentedStore(self.room, clock=clock)
         self.cache = Cache(settings.cache_bytes)
-        self.patient = RetryingStore(self.store, clock=clock, rng=self.rng, give_up_ns=_TRIES * settings.put_timeout_ns,
+        self.retrying = RetryingStore(self.store, clock=clock, rng=self.rng, give_up_ns=_TRIES * settings.put_timeout_ns,
                                      on_trouble=self._log_waiting)
         self.disk_cache = self._make_disk_cache(url)
         self.identity = Identity.make(server_name or None, self.rng)
@@ -95,7 +95,7 @@ class StoreHost:
             raise StartError(f"jetblock.cache_directory keeps what is read from a bucket, and the store is {url}: "
                              f"leave it out")
         try:
-            return DiskCache(self.patient, folder, self.settings.cache_directory_bytes)
+            return DiskCache(self.retrying, folder, self.settings.cache_directory_bytes)
         except OSError as error:
             raise StartError(f"jetblock.cache_directory: no file can be made in {folder}: {error}") from None
 
@@ -106,11 +106,11 @@ class StoreHost:
         self._logs_waiting = True
         waiting = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._log_waiting)
         try:
-            if must_exist and not await self.patient.list(ROOT, limit=1):
+            if must_exist and not await self.retrying.list(ROOT, limit=1):
                 raise StartError(f"{self.store.url}: there is no jetblock store: check the path or prefix")
             StoreFormat.decode(await probe(
-                self.patient, FORMAT, [fresh.encode()], unfinished=COPYING,
-                race=partial(expect_one_winner, self.patient, PROBE, random.Random(fresh.store_id), self.clock)
+                self.retrying, FORMAT, [fresh.encode()], unfinished=COPYING,
+                race=partial(expect_one_winner, self.retrying, PROBE, random.Random(fresh.store_id), self.clock)
                 if self.store.puts_cost else None))
         except FormatError as error:
             # The error is about the store's format object, whose key no shard's number is in.
@@ -176,7 +176,7 @@ class StoreHost:
     @property
     def retries(self) -> int:
         """Reads that were tried again."""
-        return self.patient.retries
+        return self.retrying.retries
 
     @property
     def puts_done(self) -> int:

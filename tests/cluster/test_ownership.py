@@ -10,7 +10,7 @@ import pytest
 
 from broker.cluster.entries import BATCH, entries
 from broker.cluster.openings import known_ends
-from broker.cluster.ownership import newest_checkpoint, seal_at, take
+from broker.cluster.ownership import newest_checkpoint, seal_at, take_shard
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
@@ -366,7 +366,7 @@ def test_a_damaged_entry_is_not_the_end() -> None:
         shared.objects[key] = b"\0" * len(shared.objects[key])
         b = Rig(shared, clock, "b", 2)
         with pytest.raises(Corrupt, match=key):
-            await take(b.store, PATHS, b.me, clock, b.rng)
+            await take_shard(b.store, PATHS, b.me, clock, b.rng)
     in_virtual_time(main)
 
 
@@ -444,7 +444,7 @@ def test_a_root_beyond_the_end_of_its_epoch() -> None:
         await shared.put(root, [b"whatever it holds"])
         c = Rig(shared, clock, "c", 3)
         with pytest.raises(Corrupt, match=root):
-            await take(c.store, PATHS, c.me, clock, c.rng)
+            await take_shard(c.store, PATHS, c.me, clock, c.rng)
     in_virtual_time(main)
 
 

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import seal_at, take
+from broker.cluster.ownership import seal_at, take_shard
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.format.block import Outcome
@@ -111,7 +111,7 @@ class Owner:
         if not await self.store.list(FORMAT):
             await self.store.put(FORMAT, [StoreFormat.make(STORE_ID, T0).encode()])
         self.me = Identity(name, self.rng.randbytes(16))
-        taken = await take(self.store, self.paths, self.me, self.clock, self.rng)
+        taken = await take_shard(self.store, self.paths, self.me, self.clock, self.rng)
         self.epoch = taken.epoch
         self.shard = await Shard.open(self.store, self.paths, taken.epoch, self.me.nonce, self.clock, self.rng,
                                       self.settings)

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import take
+from broker.cluster.ownership import take_shard
 from broker.cluster.standby import wait_for_lease
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
@@ -165,5 +165,5 @@ def test_a_standby_without_the_newest_claim(whole: Objects) -> None:
         me, rng = Identity("later", bytes(range(16))), random.Random(1)
         watched = await wait_for_lease(store, PATHS, me, clock, rng, 6 * SECOND)
         assert watched == (LAST_EPOCH, ENTRIES, True)
-        assert (await take(store, PATHS, me, clock, rng, watched, 6 * SECOND)).epoch == LAST_EPOCH + 1
+        assert (await take_shard(store, PATHS, me, clock, rng, watched, 6 * SECOND)).epoch == LAST_EPOCH + 1
     in_virtual_time(main)

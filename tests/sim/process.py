@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from broker.base.clock import Clock, GuardedClock
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import seal_at, take
+from broker.cluster.ownership import seal_at, take_shard
 from broker.cluster.standby import wait_for_lease
 from broker.storage.format.errors import CutOff
 from broker.storage.objectstore.base import StoreError
@@ -107,7 +107,7 @@ class Broker:
             try:
                 if rng.random() < 0.5:
                     await wait_for_lease(store, PATHS, me, self.clock, run_rng, world.lease_ns)
-                taken = await take(store, PATHS, me, self.clock, run_rng)
+                taken = await take_shard(store, PATHS, me, self.clock, run_rng)
                 shard = await Shard.open(store, PATHS, taken.epoch, me.nonce, self.clock, run_rng, world.settings(),
                                          began_ns=taken.began_ns, clock_trusted=self._clock_trusted)
                 world.opened(self, taken.epoch, shard.state)

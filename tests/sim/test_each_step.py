@@ -20,7 +20,7 @@ import random
 import pytest
 
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import take
+from broker.cluster.ownership import take_shard
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
@@ -148,7 +148,7 @@ async def _claims(brokers: int, store: MemoryStore, clock: ManualClock) -> list[
         rng = random.Random(name)
         connection = FaultyStore(store, rng=rng, faults=Faults(latency_ns=20_000_000))
         try:
-            taken = await take(connection, ShardPaths(0), Identity(name, rng.randbytes(16)), clock, rng)
+            taken = await take_shard(connection, ShardPaths(0), Identity(name, rng.randbytes(16)), clock, rng)
         except Fenced:
             return None
         return taken.epoch

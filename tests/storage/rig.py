@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import Taken, take
+from broker.cluster.ownership import Taken, take_shard
 from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_frame, decode_index
@@ -164,7 +164,7 @@ class Rig:
         return self.shard.log
 
     async def take(self) -> Taken:
-        self.taken = await take(self.store, PATHS, self.me, self.clock, self.rng)
+        self.taken = await take_shard(self.store, PATHS, self.me, self.clock, self.rng)
         return self.taken
 
     async def open(self) -> Shard:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from broker.base.clock import SystemClock
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import seal_at, take
+from broker.cluster.ownership import seal_at, take_shard
 from broker.maintenance.fsck import fsck
 from broker.storage import unsynced_tail
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
@@ -100,7 +100,7 @@ class World:
         store = self.store = InlineStore(self.root, sync_interval_ns=self.sync_interval_ns)
         repair_tail(store, PATHS)
         self.me = Identity("a", self.rng.randbytes(16))
-        taken = await take(store, PATHS, self.me, clock, self.rng)
+        taken = await take_shard(store, PATHS, self.me, clock, self.rng)
         store.start_unsynced(PATHS.logs, PATHS.log(Position(taken.epoch, 1)))
         self.shard = await Shard.open(store, PATHS, taken.epoch, self.me.nonce, clock, self.rng, ShardSettings(
             log=LogSettings(puts_in_flight=4), sweep_grace_ns=0,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import seal_at, take
+from broker.cluster.ownership import seal_at, take_shard
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.stream.stream import Stream
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
@@ -53,7 +53,7 @@ class PagedWorld(World):
         """``store``: in front of ``self.store``, or in its place."""
         self.used = store or self.store
         self.identity = Identity("paged", self.rng.randbytes(16))
-        taken = await take(self.used, SHARD, self.identity, self.clock, self.rng)
+        taken = await take_shard(self.used, SHARD, self.identity, self.clock, self.rng)
         self.shard = await Shard.open(self.used, SHARD, taken.epoch, self.identity.nonce, self.clock, self.rng, how or settings())
         assert self.shard.recovered.problems == []
         self.log = self.shard.log

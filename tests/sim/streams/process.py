@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from broker.base.clock import GuardedClock
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import seal_at, take
+from broker.cluster.ownership import seal_at, take_shard
 from broker.cluster.standby import wait_for_lease
 from broker.jetstream.engine import JetStream
 from broker.server.routing.router import Router
@@ -164,7 +164,7 @@ class Process:
                     watched = await wait_for_lease(self.store, PATHS, self._me, self.clock, rng, world.lease_ns,
                                                    silence_ns=world.lease_ns << min(lost, 4) if patient else 1)
                     watched = watched._replace(silent=watched.silent and patient)
-                taken = await take(self.store, PATHS, self._me, self.clock, rng, watched, world.lease_ns)
+                taken = await take_shard(self.store, PATHS, self._me, self.clock, rng, watched, world.lease_ns)
                 if "patience" not in world.features:
                     self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
                 self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, self.clock, rng,
