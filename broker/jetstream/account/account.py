@@ -185,7 +185,7 @@ class Account:
         tasks = [self.consumers.attach(stream, consumer_config, state.consumers[name], restored=True)
                  for name, consumer_config in stored_consumers(state).items()]
         if len(tasks) < len(state.consumers):
-            stream.interest.unknown()
+            stream.interest.keep_all()
         self._add_restored(stream)
         return tasks
 

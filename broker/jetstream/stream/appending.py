@@ -185,7 +185,7 @@ class Appending:
         try:
             await context.enforcement.trim()
         except (StoreError, FormatError, Stuck, TimeoutError):
-            context.enforcement.soon()
+            context.enforcement.schedule_trim()
 
     # --- checks -------------------------------------------------------------------------------------------------------
 

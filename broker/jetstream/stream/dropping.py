@@ -44,7 +44,7 @@ def drop_blocks(stream: Stream) -> int:
     count = stream.live.drop(stream.applied) if state is not None and len(state.blocks) <= _MANY else 0
     if count:
         stream.msg_ids.blocks_unloaded()
-        stream.chunks.dropped()
+        stream.chunks.blocks_unloaded()
         stream.rollups.forget()
     return count
 

@@ -250,7 +250,7 @@ class Stream:
     def publish(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Take publishes from the bus (a BatchHandler). Never waits: what must wait is queued, or refused."""
         if self.queue.closed or not self.log.room():
-            self.queue.take(ops, start, end, source, now_ns)
+            self.queue.enqueue(ops, start, end, source, now_ns)
         elif end - start > 1 or not self.sequencer.run_one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
 
@@ -271,7 +271,7 @@ class Stream:
             block.add(expiry)
         if (schedule := self.scheduler.record()) is not None and self.stored:
             block.add(schedule)
-        for delta in self.listeners.take_deltas():
+        for delta in self.listeners.pop_deltas():
             block.add(delta)
         extra = self.interest.pop_changes() if self.interest.moved else {}
         if self.positions.moved:
@@ -512,7 +512,7 @@ class Stream:
 
     def trim_soon(self) -> None:
         """A trim needs the store or is incomplete: continue it in the next turn."""
-        self.enforcement.soon()
+        self.enforcement.schedule_trim()
 
     def close(self) -> None:
         """Stop at once; nothing more is written or answered, except that the queue of a stream that went offline is

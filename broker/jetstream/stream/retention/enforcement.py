@@ -51,7 +51,7 @@ def _limit(config: StreamConfig) -> int:
 
 
 class Enforcement:
-    """The limits of one stream. ``begin`` is for a new configuration, ``resume`` for a start, ``soon`` for a failed trim.
+    """The limits of one stream. ``begin`` is for a new configuration, ``resume`` for a start, ``schedule_trim`` for a failed trim.
 
     Args: ``config``: what the stream is made with, ``empty``: it holds no message yet.
     """
@@ -64,7 +64,7 @@ class Enforcement:
         """The most messages that any subject can have; 0: not known."""
         self._round = 0
         self._sweeping = asyncio.Lock()
-        self._soon = False
+        self._trim_scheduled = False
 
     def create_record(self) -> StreamCreate:
         """The record of the stream's creation."""
@@ -127,10 +127,10 @@ class Enforcement:
         self._tasks.start(self._carry_out(self._round, self._queue.ticket(), done, first), "limits")
         return done
 
-    def soon(self) -> None:
+    def schedule_trim(self) -> None:
         """A trim lacked a head: load it at the next turn, then trim."""
-        if not self._soon:
-            self._soon = True
+        if not self._trim_scheduled:
+            self._trim_scheduled = True
             self._tasks.start(self._trim_soon(self._queue.ticket()), "trim")
 
     async def _trim_soon(self, ticket: asyncio.Future[None] | None) -> None:
@@ -140,7 +140,7 @@ class Enforcement:
                 async with self._queue.turn(ticket):
                     await self.trim()
                     # Within the turn: its end drains the queue, and those publishes may need another trim.
-                    self._soon = False
+                    self._trim_scheduled = False
             except Exception as error:
                 delay = self._failed("what is past max_msgs or max_bytes", error, backoff)
                 ticket = None
@@ -223,16 +223,16 @@ class Enforcement:
         if _limit(self._stream.config) != limit:
             return False
         removed = list[tuple[int, int]]()
-        for looked_at, subject in enumerate(list(index), 1):
+        for visited, subject in enumerate(list(index), 1):
             first_seq = self._parts.live.first_seq
             if index.count(subject, first_seq) > limit:
                 for seq, size in index.messages(subject, first_seq)[:-limit]:
                     index.remove(subject, seq)
                     removed.append((seq, size))
-            if len(removed) >= _ROWS_AT_ONCE or looked_at % (4 * _ROWS_AT_ONCE) == 0:
+            if len(removed) >= _ROWS_AT_ONCE or visited % (4 * _ROWS_AT_ONCE) == 0:
                 self._retention.remove_listed(removed)
                 removed = []
-                await self._retention.breathe()
+                await self._retention.yield_to_consumers()
                 if self._parts.subjects.index is not index or _limit(self._stream.config) != limit:
                     return False
         self._retention.remove_listed(removed)

@@ -63,7 +63,7 @@ _ROWS_AT_ONCE = 2000
 """Messages a sweep looks at in one turn of the loop: about 2 ms."""
 
 _REMEMBERED_MAX = 65_536
-"""Subjects whose verdict is remembered."""
+"""Subjects whose wanted is remembered."""
 
 _RETRY_SECONDS = 1.0
 _RETRY_SECONDS_MAX = 30.0
@@ -86,14 +86,14 @@ class Interest:
         self.selective = False
         self._unknown = False
         self._subjects: frozenset[str] = frozenset()
-        self._parties: list[tuple[Listener, Filters | None]] | None = None
+        self._filtered: list[tuple[Listener, Filters | None]] | None = None
         """The consumers with their filters (None: all that the stream gets); None: not asked yet."""
         # There may be ten thousand streams, most of which need none of these.
         self._filters: dict[tuple[str, ...], Filters] | None = None
-        self._verdicts: dict[bytes, bool] | None = None
+        self._wanted_by_subject: dict[bytes, bool] | None = None
         self._waiting: dict[int, None] | None = None
         """Acked sequences whose heads have to be loaded first, for the task to take up next."""
-        self._settled: asyncio.Future[None] | None = None
+        self._removal: asyncio.Future[None] | None = None
         """Done once those have been removed."""
         self._loading = False
         self._leaving_seq = 0
@@ -115,9 +115,9 @@ class Interest:
 
     def changed(self) -> None:
         """A consumer came or went, or changed its filters."""
-        self._parties = self._verdicts = None
+        self._filtered = self._wanted_by_subject = None
 
-    def unknown(self) -> None:
+    def keep_all(self) -> None:
         """There is a consumer that cannot be served and may wait for anything: keep all."""
         self._unknown = True
 
@@ -132,14 +132,14 @@ class Interest:
         """Whether a message of this subject is to be stored."""
         if not self.selective:
             return True
-        verdicts = self._verdicts
-        if verdicts is None or len(verdicts) > _REMEMBERED_MAX:
-            verdicts = self._verdicts = {}
-        verdict = verdicts.get(subject)
-        if verdict is None:
-            verdict = verdicts[subject] = self._unknown or any(
-                filters is None or filters.decide(subject) for _, filters in self._asked())
-        return verdict
+        wanted_by_subject = self._wanted_by_subject
+        if wanted_by_subject is None or len(wanted_by_subject) > _REMEMBERED_MAX:
+            wanted_by_subject = self._wanted_by_subject = {}
+        wanted = wanted_by_subject.get(subject)
+        if wanted is None:
+            wanted = wanted_by_subject[subject] = self._unknown or any(
+                filters is None or filters.decide(subject) for _, filters in self._filtered_listeners())
+        return wanted
 
     def wants_all(self, subjects: Iterable[bytes]) -> bool:
         """Whether all messages of a run are to be stored."""
@@ -167,7 +167,7 @@ class Interest:
         if not _rising(seqs):
             seqs = sorted(set(seqs))
         try:
-            left = self._leave(seqs)
+            left = self._remove_unwaited(seqs)
         except NotLoaded:  # the stream's blocks
             left = seqs
         if not left:
@@ -177,30 +177,30 @@ class Interest:
         self._waiting.update(dict.fromkeys(left))
         if not 0 < self._leaving_seq <= left[0]:
             self._leaving_seq = left[0]
-            self._move()
-        if self._settled is None:
-            self._settled = asyncio.get_running_loop().create_future()
+            self._mark_moved()
+        if self._removal is None:
+            self._removal = asyncio.get_running_loop().create_future()
         if not self._loading:
             self._loading = True
             self._start(self._load(), "acked messages")
-        return self._settled
+        return self._removal
 
     def acked_from(self, seq: int) -> asyncio.Future[None] | None:
         """``acked``, for more messages than are to be named one by one: look at all from ``seq`` on, in slices."""
         return self.sweep(seq, acked=True) if self.active and not self._unknown else None
 
-    def _leave(self, seqs: Sequence[int]) -> Sequence[int]:
+    def _remove_unwaited(self, seqs: Sequence[int]) -> Sequence[int]:
         """Take out those of ``seqs``, rising, that nobody waits for. Returns: those that need heads which are not in memory.
 
         Raises: NotLoaded, and nothing has changed.
         """
         live = self._live
         live.ensure_blocks()
-        for listener, filters in self._asked():
+        for listener, filters in self._filtered_listeners():
             if filters is None and (waits := listener.waits_for(seqs)):
                 seqs = _without(seqs, waits)
                 if not seqs:
-                    self._ask_first(listener)
+                    self._check_first(listener)
                     return ()
         left: list[int] = []
         at, count = 0, len(seqs)
@@ -238,7 +238,7 @@ class Interest:
 
     def _unwaited(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> Sequence[int]:
         """Those of ``seqs``, live messages of ``block``, that nobody waits for."""
-        for listener, filters in self._asked():
+        for listener, filters in self._filtered_listeners():
             if not seqs:
                 break
             waits = listener.waits_for(seqs)
@@ -251,14 +251,14 @@ class Interest:
                 seqs = _without(seqs, waits)
         return seqs
 
-    def _asked(self) -> list[tuple[Listener, Filters | None]]:
-        parties = self._parties
-        if parties is None:
-            parties = self._parties = [(listener, self._narrow(listener.filters))
+    def _filtered_listeners(self) -> list[tuple[Listener, Filters | None]]:
+        filtered = self._filtered
+        if filtered is None:
+            filtered = self._filtered = [(listener, self._narrow(listener.filters))
                                        for listener in self._listeners.by_name.values()]
-            used = {filters for _, filters in parties if filters is not None}
+            used = {filters for _, filters in filtered if filters is not None}
             self._filters = {key: filters for key, filters in (self._filters or {}).items() if filters in used} or None
-        return parties
+        return filtered
 
     def _narrow(self, subjects: Sequence[str]) -> Filters | None:
         """Filters that leave something of the stream out; None: there are none.
@@ -274,19 +274,19 @@ class Interest:
             filters = self._filters[key] = filters_of(subjects)
         return None if filters.all else filters
 
-    def _ask_first(self, listener: Listener) -> None:
+    def _check_first(self, listener: Listener) -> None:
         """``listener`` waited for all that was asked: with many consumers that is usually the slowest one."""
-        parties = self._asked()
-        if parties[0][0] is not listener:
-            at = next(i for i, (one, _) in enumerate(parties) if one is listener)
-            parties[0], parties[at] = parties[at], parties[0]
+        filtered = self._filtered_listeners()
+        if filtered[0][0] is not listener:
+            at = next(i for i, (one, _) in enumerate(filtered) if one is listener)
+            filtered[0], filtered[at] = filtered[at], filtered[0]
 
     async def _load(self) -> None:
         """Load the heads of the messages in ``_waiting``, and remove them."""
         backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX)
         while self._waiting:
             seqs: Sequence[int] = sorted(self._waiting)
-            settled, self._settled, self._waiting = self._settled, None, None
+            removal, self._removal, self._waiting = self._removal, None, None
             while seqs:
                 try:
                     seqs = await self._load_first(seqs)
@@ -300,11 +300,11 @@ class Interest:
                     delay = backoff.next()
                     self._tasks.warn("acked messages stay for now, trying again in %g s: %s", delay, error)
                     await asyncio.sleep(delay)
-            if settled is not None and not settled.done():
-                settled.set_result(None)
+            if removal is not None and not removal.done():
+                removal.set_result(None)
         self._loading = False
         self._leaving_seq = 0
-        self._move()
+        self._mark_moved()
 
     async def _load_first(self, seqs: Sequence[int]) -> Sequence[int]:
         """Take out those of ``seqs`` in the first of their blocks; returns the others. Raises: StoreError; FormatError."""
@@ -342,7 +342,7 @@ class Interest:
         if self._sweeps is None:
             self._sweeps = []
         self._sweeps.append(sweep)
-        self._move()
+        self._mark_moved()
         return self._start(self._sweep(sweep), "sweep of interest")
 
     def joining_record(self, start: int) -> dict[str, Any]:
@@ -389,7 +389,7 @@ class Interest:
             sweeps.append((self._joining_seq, False))
         return [min(start for start, _ in sweeps), all(acked for _, acked in sweeps)] if sweeps else None
 
-    def _move(self) -> None:
+    def _mark_moved(self) -> None:
         """What is unfinished has changed."""
         if self._parts.stored:
             self.moved = True
@@ -408,7 +408,7 @@ class Interest:
                 break
         if self._sweeps is not None:
             self._sweeps.remove(sweep)
-        self._move()
+        self._mark_moved()
 
     async def _swept(self, start: int, acked: bool) -> None:
         live, log = self._live, self._log
@@ -444,14 +444,14 @@ class Interest:
 
     def _all_waited_for(self, block: LiveBlock) -> bool:
         """Whether a consumer that gets all messages has yet to get those of ``block``, as for most of a backlog."""
-        return any(filters is None and listener.waits_from(block.first_seq) for listener, filters in self._asked())
+        return any(filters is None and listener.waits_from(block.first_seq) for listener, filters in self._filtered_listeners())
 
     def _wanted(self, rows: Rows, seqs: Sequence[int]) -> Sequence[int]:
         """Those of ``seqs`` that some consumer gets."""
-        parties = self._asked()
-        if any(filters is None for _, filters in parties):
+        filtered = self._filtered_listeners()
+        if any(filters is None for _, filters in filtered):
             return seqs
-        matches = [filters.match for _, filters in parties if filters is not None]
+        matches = [filters.match for _, filters in filtered if filters is not None]
         return [seq for seq in seqs if any(match(rows.subject_of(rows.ordinal_of(seq))) for match in matches)]
 
 
@@ -463,5 +463,5 @@ def _without(seqs: Sequence[int], others: Sequence[int]) -> Sequence[int]:
     """``seqs`` less ``others``, which are among them."""
     if len(others) == len(seqs):
         return ()
-    taken = set(others)
-    return [seq for seq in seqs if seq not in taken]
+    excluded = set(others)
+    return [seq for seq in seqs if seq not in excluded]

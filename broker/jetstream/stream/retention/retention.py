@@ -271,7 +271,7 @@ class Retention:
         self._stream.notify_removed(((first_seq, front.end_seq - 1, front.msgs),), None, purged)
         return front.msgs
 
-    async def breathe(self) -> None:
+    async def yield_to_consumers(self) -> None:
         """Let the loop turn, and wait until all consumers are notified of what was removed."""
         await asyncio.sleep(0)
         await self._listeners.delivered()
@@ -408,7 +408,7 @@ class Retention:
                         purged += len(part)
                         left -= len(part)
                         self._log.urgent()
-                        await self.breathe()
+                        await self.yield_to_consumers()
                     if left <= 0:
                         break
         first_seq = 0

@@ -81,7 +81,7 @@ class Rollups:
         self._retention = retention
         self._searched: dict[bytes, _Search] = {}
         """By subject of the roll-up, until one is carried out: the roll-ups of a batch are carried out together."""
-        self._looked_at = 0
+        self._blocks_read = 0
         """Blocks that plans have looked at in this turn of the loop."""
 
     def plan_all(self, subjects: Sequence[bytes], plans: dict[bytes, Callable[[], None]]) -> None:
@@ -125,7 +125,7 @@ class Rollups:
         for block in self._blocks(index, filters, wanted, start):
             if left <= 0:
                 break
-            rows = live.resident(block) if self._may_look() else None
+            rows = live.resident(block) if self._may_read_block() else None
             if rows is None:
                 raise NotLoaded(f"what a roll-up of {subject!r} takes out", work=partial(self._search, filters.subjects))
             if (some := self._in(block, rows, filters, start)) is not None:
@@ -147,7 +147,7 @@ class Rollups:
             retention.remove_front(first_left, record=True, purged=True)
         shared = plan.filters.subjects[0] if plan.filters.literal else None
         for some in plan.found:
-            block, seqs, subjects, sizes = self._still(some)
+            block, seqs, subjects, sizes = self._live_part(some)
             for seq, subject in zip(seqs, subjects, strict=True):
                 self._subjects.removed(subject, seq)
             if seqs:
@@ -184,7 +184,7 @@ class Rollups:
         [subject] = filters.subjects
         if (searched := self._searched.get(subject)) is not None:
             start = searched.upto_seq + 1
-            found = [some for some in map(self._still, searched.found) if some.seqs]
+            found = [some for some in map(self._live_part, searched.found) if some.seqs]
         first_seq = self._live.first_seq
         total = sum(index.count(name, first_seq) for name in wanted)
         return start, found, total - sum(len(some.seqs) for some in found)
@@ -201,15 +201,15 @@ class Rollups:
         end = live.last_seq if None in lasts else max(last or 0 for last in lasts)
         return candidates(blocks_back(live, end, start), filters)
 
-    def _may_look(self) -> bool:
+    def _may_read_block(self) -> bool:
         """Whether a plan may look at one more block in this turn of the loop."""
-        if not self._looked_at:
+        if not self._blocks_read:
             asyncio.get_running_loop().call_soon(self._next_turn)
-        self._looked_at += 1
-        return self._looked_at <= _BLOCKS_A_TURN
+        self._blocks_read += 1
+        return self._blocks_read <= _BLOCKS_A_TURN
 
     def _next_turn(self) -> None:
-        self._looked_at = 0
+        self._blocks_read = 0
 
     async def _search(self, names: tuple[bytes, ...]) -> None:
         """Find all that matches each of ``names``, of which several have no wildcards; what is published meanwhile is for
@@ -244,7 +244,7 @@ class Rollups:
         sizes = array("Q", [rows.size_of(rows.ordinal_of(seq)) for seq, _ in pairs])
         return _Found(block, array("Q", [seq for seq, _ in pairs]), [subject for _, subject in pairs], sizes)
 
-    def _still(self, some: _Found) -> _Found:
+    def _live_part(self, some: _Found) -> _Found:
         """Those that are still live."""
         live, block = self._live, some.block
         if not live.holds(block):

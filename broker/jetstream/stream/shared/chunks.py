@@ -72,7 +72,7 @@ class Chunks:
         self._ahead = ReadAhead(live, reader, listed_match)
         self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
 
-    def dropped(self) -> None:
+    def blocks_unloaded(self) -> None:
         """The blocks are let go."""
         self._picks.clear()
 
@@ -177,7 +177,7 @@ class Chunks:
 
     async def _load(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> tuple[object, ...]:
         """Load a head, and the chunk with message ``ordinal`` or else with the first match; the caller holds what is returned."""
-        reader, begun = self._reader, self._ahead.begun(block, seq, filters)
+        reader, begun = self._reader, self._ahead.on_begun(block, seq, filters)
         try:
             head = await reader.head(block, begun if filters is None else None)
             if ordinal is None:

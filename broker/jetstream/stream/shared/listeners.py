@@ -97,10 +97,10 @@ class Listeners:
         """The queued calls of all listeners."""
 
     def dirty(self, listener: Changed) -> None:
-        """The listener's state changed: ``take_deltas`` collects it."""
+        """The listener's state changed: ``pop_deltas`` collects it."""
         self._dirty[listener.name] = listener
 
-    def take_deltas(self) -> Iterator[ConsumerDelta]:
+    def pop_deltas(self) -> Iterator[ConsumerDelta]:
         """The changes since the last call, of consumers that still exist."""
         if self._dirty:
             dirty, self._dirty = self._dirty, {}

@@ -75,13 +75,13 @@ class PublishQueue:
 
     # --- publishes ----------------------------------------------------------------------------------------------------
 
-    def take(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+    def enqueue(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Queue a run, or refuse it."""
         run = ops[start:end]
         full = not self._log.room()
         size = _size(run)
         if (full and (self._refusing or self._log.full)) or self.bytes + size > self.bytes_max:
-            self._turn_away(run)
+            self._refuse_run(run)
             return
         self._queue.append(((run, 0, len(run), source, now_ns), size))
         self.bytes += size
@@ -272,14 +272,14 @@ class PublishQueue:
                 else:
                     self.bytes -= item[1]
                     ops, start, end, _, _ = item[0]
-                    self._turn_away(ops[start:end])
+                    self._refuse_run(ops[start:end])
             self._queue = kept
             if not self.busy:
                 self._drain()
             self.closed = True
         self._release()
 
-    def _turn_away(self, run: Sequence[Msg]) -> None:
+    def _refuse_run(self, run: Sequence[Msg]) -> None:
         self.refused += len(run)
         self._refuse(run)
 

@@ -44,15 +44,15 @@ class ReadAhead:
         self._may_match = may_match
         self._ends: dict[int, None] = {}
 
-    def begun(self, block: LiveBlock, seq: int, filters: Filters | None) -> Callable[[int], None]:
+    def on_begun(self, block: LiveBlock, seq: int, filters: Filters | None) -> Callable[[int], None]:
         """What to call when an extent, loaded on demand for a reader at ``seq``, has begun to be read."""
         if filters is None:
             if seq not in self._ends:
-                return partial(self._note, block)
+                return partial(self._note_reader, block)
             del self._ends[seq]
-        return partial(self._on, block, filters, _AHEAD_MIN)
+        return partial(self._load_ahead, block, filters, _AHEAD_MIN)
 
-    def _note(self, block: LiveBlock, ordinal: int) -> None:
+    def _note_reader(self, block: LiveBlock, ordinal: int) -> None:
         """A reader may come to want what follows message ``ordinal - 1``."""
         if ordinal >= block.count:
             following = self._after(block, None)
@@ -62,13 +62,13 @@ class ReadAhead:
         elif block.gapless:
             seq = block.first_seq + ordinal
         else:
-            self._on(block, None, _AHEAD_MIN, ordinal)
+            self._load_ahead(block, None, _AHEAD_MIN, ordinal)
             return
         self._ends[seq] = None
         if len(self._ends) > _ENDS_MAX:
             del self._ends[next(iter(self._ends))]
 
-    def _on(self, block: LiveBlock, filters: Filters | None, extents: int, ordinal: int) -> None:
+    def _load_ahead(self, block: LiveBlock, filters: Filters | None, extents: int, ordinal: int) -> None:
         """Have ``extents`` loaded from message ``ordinal`` of ``block`` on."""
         if not self._live.holds(block):
             return
@@ -83,7 +83,7 @@ class ReadAhead:
                     ordinal = self._live.first_seq - block.first_seq
             if block.ref is None or block.chunks is not None:
                 return
-            end = self._reader.read_ahead(block, ordinal, partial(self._on, block, filters, begun))
+            end = self._reader.read_ahead(block, ordinal, partial(self._load_ahead, block, filters, begun))
             if end is None:
                 return
             left -= block.ref.frames_bytes * (end - ordinal) // block.count
