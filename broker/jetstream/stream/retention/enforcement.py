@@ -1,21 +1,22 @@
-"""Enforces a stream's limits on what it already holds: after an update, a start, or a trim that failed.
+"""Enforces a stream's limits on the messages that it already has: after an update, a start, or a trim that failed.
 
-Owns: what is left to do, retries, and the record in the log that says how far it got.
-Does not own: what a limit takes out (retention), expiry by age, which has a timer of its own (retention).
+Owns: the work that is left, retries, and the record in the log that shows how far the sweep got.
+Does not own: the removals by a limit (retention), expiry by age, which has a timer of its own (retention).
 
-    max_msgs, max_bytes     known from the stream's numbers alone, so each start compares them. It takes a head or two
-    max_msgs_per_subject    known from the subject index alone, which takes the heads of all blocks
+    max_msgs, max_bytes     compared with the stream's numbers alone, at each start. A trim takes a head or two
+    max_msgs_per_subject    compared with the subject index alone, which takes the heads of all blocks
 
-Messages are removed in the stream's turn, before anything else is published. Where that takes too long, the sweep
-subject by subject continues outside the turn: each publish keeps its own subject within the limit. An update is trimmed first
-and swept then, as by nats-server. At a start it is the other way round: a batch may have joined whose own messages go first.
+Messages are removed in the stream's turn, before anything else is published. If that takes too long, the sweep of all
+subjects continues outside the turn; meanwhile each publish keeps its own subject within the limit. An update is trimmed
+first and swept then, as by nats-server. A start sweeps first, because a batch may have joined whose own messages are to
+be removed first.
 
     STREAM_CREATE, STREAM_UPDATE carry ``per_subject``: the most messages that any subject can have. A create, or an
-    update that raises the limit, records its own; an update that lowers it leaves the value, and the end of the sweep
-    records the new one. A stream whose value exceeds its limit, or is missing (older versions), is swept at the next
-    start.
+    update that raises the limit, records its own limit. An update that lowers it leaves the value, and the end of the
+    sweep records the new limit. A stream whose value exceeds its limit, or is missing (older versions), is swept at
+    the next start.
 
-An update that cannot be enforced now is answered with the error; enforcing it is retried until it succeeds.
+An update that cannot be enforced now is answered with the error, and enforcing it is retried until it succeeds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Enforcement"]
 
 _ROWS_AT_ONCE = 2000
-"""Removed in one turn of the loop: about 2 ms."""
+"""Messages removed in one turn of the loop: about 2 ms."""
 
 _RETRY_SECONDS = 1.0
 _RETRY_SECONDS_MAX = 60.0
@@ -51,9 +52,11 @@ def _limit(config: StreamConfig) -> int:
 
 
 class Enforcement:
-    """The limits of one stream. ``begin`` is for a new configuration, ``resume`` for a start, ``schedule_trim`` for a failed trim.
+    """The enforcement of one stream's limits.
 
-    Args: ``config``: what the stream is made with, ``empty``: it holds no message yet.
+    Call ``begin`` for a new configuration, ``resume`` at a start, ``schedule_trim`` after a failed trim.
+
+    Args: ``config``: the stream's initial configuration; ``empty``: the stream has no messages yet.
     """
 
     def __init__(self, parts: StreamParts, retention: Retention, config: StreamConfig, *, empty: bool) -> None:
@@ -61,51 +64,54 @@ class Enforcement:
         self._retention = retention
         self._stream, self._log, self._queue, self._tasks = parts.stream, parts.log, parts.queue, parts.tasks
         self._most = _limit(config) if empty else 0
-        """The most messages that any subject can have; 0: not known."""
+        """The most messages that any subject can have; 0: unknown."""
         self._round = 0
         self._sweeping = asyncio.Lock()
         self._trim_scheduled = False
 
     def create_record(self) -> StreamCreate:
-        """The record of the stream's creation."""
+        """Return the record of the stream's creation."""
         parts = self._parts
         return StreamCreate(parts.account, parts.name, self._stream.config.to_json(), parts.created_ns,
                             extra={PER_SUBJECT: self._most} if self._most else {})
 
     def suspend(self) -> None:
-        """Messages come to which no limit is applied: call ``begin`` when all are there."""
+        """Stop enforcing limits while messages arrive to which none is applied; call ``begin`` when all are there."""
         self._most = 0
 
     @property
     def sweep_due(self) -> bool:
-        """Whether subjects may have more messages than their limit allows."""
+        """True if subjects may have more messages than their limit allows."""
         limit = _limit(self._stream.config)
         return limit > 0 and not 0 < self._most <= limit
 
     def suspend_record(self) -> dict[str, Any]:
-        """``suspend``, and the members to be recorded with the messages that come."""
+        """Do the same as ``suspend``, and return the members to be recorded with the arriving messages."""
         if not _limit(self._stream.config):
             return {}
         self._most = 0
         return {PER_SUBJECT: None}
 
     def update_record(self, config: StreamConfig) -> StreamUpdate:
-        """The record of an update to ``config`` that is not enforced yet."""
+        """Return the record of an update to ``config`` that is not enforced yet."""
         limit = _limit(config)
         if self._most and not limit:
             return StreamUpdate(config.to_json(), {PER_SUBJECT: None})
         return StreamUpdate(config.to_json(), {PER_SUBJECT: limit} if 0 < self._most < limit else {})
 
     def updated(self) -> asyncio.Future[None]:
-        """The stream has a new configuration: ``begin`` to enforce it."""
+        """Enforce the stream's new configuration. Returns: as ``begin``."""
         limit = _limit(self._stream.config)
         if self._most and (not limit or self._most < limit):
             self._most = limit
         return self.begin()
 
     def resume(self, extra: Mapping[str, Any], msgs: int, first: asyncio.Task[None] | None = None) -> None:
-        """Compare what a start found with the limits; ``extra`` has the extra members of its records. ``first`` removes what no
-        consumer waits for: messages that max_msgs and max_bytes need not count."""
+        """Compare the restored stream with its limits, and enforce them if it exceeds one.
+
+        Args: ``extra``: the extra members of the stream's records. ``first``: a task that removes messages that no
+            consumer waits for; max_msgs and max_bytes need not count these messages.
+        """
         most = extra.get(PER_SUBJECT)
         if isinstance(most, int):
             self._most = most
@@ -113,14 +119,14 @@ class Enforcement:
             self._begin(() if first is None else (first,))
 
     def begin(self) -> asyncio.Future[None]:
-        """Enforce the limits as they are now, at this place among publishes and requests.
+        """Enforce the present limits, at this place among publishes and requests.
 
-        Returns: done once they hold, or failed when that must wait; then it is retried here.
+        Returns: a future that is done once the limits hold. It fails if that must wait; then enforcing is retried here.
         """
         return self._begin(None)
 
     def _begin(self, first: Sequence[asyncio.Task[None]] | None) -> asyncio.Future[None]:
-        """``first``, and the sweep, come before max_msgs and max_bytes; None: they come before the sweep."""
+        """Enforce the limits: ``first`` and the sweep, then max_msgs and max_bytes; None: these two, then the sweep."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_retrieve_error)
         self._round += 1
@@ -128,7 +134,7 @@ class Enforcement:
         return done
 
     def schedule_trim(self) -> None:
-        """A trim lacked a head: load it at the next turn, then trim."""
+        """Schedule a trim that failed because it needs a head: load it at the stream's next turn, then trim."""
         if not self._trim_scheduled:
             self._trim_scheduled = True
             self._tasks.start(self._trim_soon(self._queue.ticket()), "trim")
@@ -139,7 +145,7 @@ class Enforcement:
             try:
                 async with self._queue.turn(ticket):
                     await self.trim()
-                    # Within the turn: its end drains the queue, and those publishes may need another trim.
+                    # Reset it within the turn: its end drains the queue, and those publishes may need another trim.
                     self._trim_scheduled = False
             except Exception as error:
                 delay = self._failed("what is past max_msgs or max_bytes", error, backoff)
@@ -152,7 +158,7 @@ class Enforcement:
                          first: Sequence[asyncio.Task[None]] | None) -> None:
         backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX)
         try:
-            # Until it succeeds, or a newer configuration takes over.
+            # Repeat until it succeeds, or a newer configuration takes over.
             while True:
                 try:
                     async with self._queue.turn(ticket):
@@ -186,14 +192,14 @@ class Enforcement:
             done.cancel()
 
     def _failed(self, what: str, error: Exception, backoff: Backoff) -> float:
-        """Log that a try failed. Returns: the seconds until the next one."""
+        """Log that a try failed. Returns: the seconds until the next try."""
         delay = backoff.next()
-        self._tasks.warn("%s stays for now, trying again in %g s: %s", what, delay, error,
-                          unexpected=not isinstance(error, (StoreError, FormatError, Stuck, TimeoutError)))
+        unexpected = not isinstance(error, (StoreError, FormatError, Stuck, TimeoutError))
+        self._tasks.warn("%s stays for now, trying again in %g s: %s", what, delay, error, unexpected=unexpected)
         return delay
 
     def sweep(self) -> asyncio.Task[None] | None:
-        """Remove what exceeds max_msgs_per_subject. Returns: the task that does it; None: nothing can exceed it."""
+        """Start to remove what exceeds max_msgs_per_subject. Returns: the task; None if nothing can exceed it."""
         return self._tasks.start(self._sweep(), "sweep") if self.sweep_due else None
 
     async def trim(self) -> None:
@@ -202,7 +208,7 @@ class Enforcement:
             async with asyncio.timeout(WAIT_SECONDS):
                 await decide(self._parts.live, self._parts.heads, self._retention.trim)
             self._log.urgent()
-            # There are very many blocks, and only a slice was removed.
+            # There are very many blocks, and one slice was removed.
             await asyncio.sleep(0)
 
     async def _sweep(self) -> None:
@@ -218,7 +224,7 @@ class Enforcement:
                     self._log.urgent()
 
     async def _swept(self, limit: int) -> bool:
-        """Go over all subjects; False when the limit or the index was changed meanwhile."""
+        """Remove what exceeds the limit of all subjects; return False if the limit or the index changed meanwhile."""
         index = await self._parts.subjects.build()
         if _limit(self._stream.config) != limit:
             return False

@@ -1,24 +1,26 @@
-"""What the consumers of a stream still wait for, where that decides what the stream keeps.
+"""Removes messages that no consumer of the stream waits for any more, and decides which publishes are stored.
 
-Owns: which messages of an interest stream or a work queue no consumer waits for any more, and removing them.
-Does not own: what a consumer waits for (its ack state, asked through ``Listeners``), nor how messages leave (retention).
+Owns: finding the messages of an interest stream or a work queue that no consumer waits for, and removing them.
+Does not own: which messages a consumer waits for (its ack state, read through ``Listeners``), and how messages are
+removed (retention).
 
     retention   a publish is stored         a message leaves
     limits      always                      never because of consumers
     workqueue   always                      once it is acked
     interest    if some consumer gets it    once it is acked, or its last consumer leaves or changes its filters
 
-There are no counts by message: consumers are asked whether they wait for a sequence, and their own state is bounded by
-what they have delivered and not seen acked. One that waits for what another has acked is asked first the next time.
+There are no counts by message. Consumers are asked whether they wait for a sequence; their own state is bounded by the
+messages that they have delivered and that are not acked. A consumer that waits for a message acked by another one is
+asked first the next time.
 
-    ack ──> acked ──┬─ the heads are in memory: the message leaves at once, and ack and removal are stored in one block
-                    └─ otherwise: it leaves once the head has been loaded, and then the ack is answered
+    ack ──> acked ──┬─ the heads are in memory: the message is removed at once; ack and removal are stored in one block
+                    └─ otherwise: the message is removed once the head has been loaded, and then the ack is answered
 
-When consumers leave, a *sweep* over the stream looks for messages that no one waits for any more. Where unfinished work
-begins is stored in the stream's extra members (``sweep``, ``leaving``) until all of it is done: of sweeps, and of acked
-messages whose heads are being loaded. A restart sweeps from there on, so no crash leaves behind a message that is acked and
-not removed.
-The other order is harmless: no consumer waits for what has been removed.
+When consumers are removed, a *sweep* over the stream finds messages that no consumer waits for any more. The sequence
+at which unfinished work begins is stored in the stream's extra members (``sweep``, ``leaving``) until all of it is
+done. Unfinished work is sweeps, and acked messages whose heads are being loaded. A restart sweeps from that sequence
+on, so no crash leaves a message that is acked and not removed. The opposite order is harmless: no consumer waits for a
+removed message.
 
 Source: nats-server, server/stream.go: ackMsg, checkForInterestWithSubject; server/consumer.go: needAck,
 cleanupNoInterestMessages, checkStateForInterestStream.
@@ -54,27 +56,32 @@ if TYPE_CHECKING:
 __all__ = ["Interest"]
 
 SWEEP = "sweep"
-"""The extra member of an interest stream that says where unfinished work begins, and what kind of sweep does it."""
+"""Extra member of an interest stream: the sequence at which unfinished work begins, and the kind of sweep that does
+it."""
 
 LEAVING = "leaving"
-"""The same for a work queue. Earlier releases, whose sweeps would empty one that has no consumers, pass over this one."""
+"""The same member for a work queue.
+
+Earlier releases ignore it; their sweeps would empty a work queue without consumers.
+"""
 
 _ROWS_AT_ONCE = 2000
-"""Messages a sweep looks at in one turn of the loop: about 2 ms."""
+"""Messages that a sweep examines in one turn of the loop: about 2 ms."""
 
 _REMEMBERED_MAX = 65_536
-"""Subjects whose wanted is remembered."""
+"""Maximum number of subjects for which ``wants`` caches its result."""
 
 _RETRY_SECONDS = 1.0
 _RETRY_SECONDS_MAX = 30.0
 
 
 class Interest:
-    """The interest of one stream's consumers. ``configure`` follows each change of its configuration, ``changed`` each change
-    of its consumers.
+    """The interest of one stream's consumers.
 
-    Attributes: ``active``: acks remove messages; ``selective``: only what some consumer gets is stored; ``moved``: whether
-        ``pop_changes`` may have something to return.
+    Call ``configure`` after each change of its configuration, and ``changed`` after each change of its consumers.
+
+    Attributes: ``active``: True if acks remove messages; ``selective``: True if only messages that some consumer
+        receives are stored; ``moved``: True if ``pop_changes`` may have something to return.
     """
 
     def __init__(self, parts: StreamParts, retention: Retention) -> None:
@@ -87,49 +94,49 @@ class Interest:
         self._unknown = False
         self._subjects: frozenset[str] = frozenset()
         self._filtered: list[tuple[Listener, Filters | None]] | None = None
-        """The consumers with their filters (None: all that the stream gets); None: not asked yet."""
-        # There may be ten thousand streams, most of which need none of these.
+        """The consumers with their filters (None: all messages of the stream); None: not determined yet."""
+        # These are created when needed: there may be ten thousand streams, and most of them need none.
         self._filters: dict[tuple[str, ...], Filters] | None = None
         self._wanted_by_subject: dict[bytes, bool] | None = None
         self._waiting: dict[int, None] | None = None
-        """Acked sequences whose heads have to be loaded first, for the task to take up next."""
+        """Acked sequences whose heads must be loaded first; the loading task handles them next."""
         self._removal: asyncio.Future[None] | None = None
-        """Done once those have been removed."""
+        """Future that is done once the messages in ``_waiting`` have been removed."""
         self._loading = False
         self._leaving_seq = 0
-        """The lowest of all acked sequences since something had to be loaded; 0: nothing has."""
+        """The lowest acked sequence since some head had to be loaded; 0: none had."""
         self._joining_seq = 0
-        """The first sequence of messages that join, of which no consumer may get some."""
+        """The first sequence of messages that are joining; some of them may have no interested consumer."""
         self._sweeps: list[tuple[int, bool]] | None = None
         self.moved = False
         self._stored: list[Any] | None = None
-        """``sweep`` as the store has it, or is to have it."""
+        """The member ``sweep`` as it is in the store, or will be."""
         self._working: tuple[asyncio.Task[None], ...] = ()
 
     def configure(self, config: StreamConfig) -> None:
-        """Follow ``config``; what a change from limits to interest removes is left to ``sweep``."""
+        """Apply ``config``; after a change from limits to interest, the caller must start ``sweep``."""
         self.active = config.retention != "limits"
         self.selective = config.retention == "interest"
         self._subjects = frozenset(config.subjects) if self.active else frozenset()
         self.changed()
 
     def changed(self) -> None:
-        """A consumer came or went, or changed its filters."""
+        """Reset the cached filters, because a consumer was added or removed, or changed its filters."""
         self._filtered = self._wanted_by_subject = None
 
     def keep_all(self) -> None:
-        """There is a consumer that cannot be served and may wait for anything: keep all."""
+        """Keep all messages: a consumer exists that cannot be served, and may wait for any message."""
         self._unknown = True
 
     async def finished(self) -> None:
-        """Return once all messages that nobody waits for now have been removed."""
+        """Wait until all messages that no consumer waits for now have been removed."""
         while working := [task for task in self._working if not task.done()]:
             await asyncio.wait(working)
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 
     def wants(self, subject: bytes) -> bool:
-        """Whether a message of this subject is to be stored."""
+        """Return whether a message of this subject must be stored."""
         if not self.selective:
             return True
         wanted_by_subject = self._wanted_by_subject
@@ -142,7 +149,7 @@ class Interest:
         return wanted
 
     def wants_all(self, subjects: Iterable[bytes]) -> bool:
-        """Whether all messages of a run are to be stored."""
+        """Return whether all messages of a run must be stored."""
         return not self.selective or all(map(self.wants, subjects))
 
     def _start(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
@@ -151,16 +158,20 @@ class Interest:
         return task
 
     def drop_unwanted(self, first_seq: int) -> None:
-        """Take out what is stored from ``first_seq`` on and no consumer gets: messages of a batch, which are stored together."""
+        """Remove messages from ``first_seq`` on that no consumer receives.
+
+        A batch is stored whole, so it may have some.
+        """
         if self.selective:
             self.acked(range(first_seq, self._live.last_seq + 1))
 
     # --- acks ---------------------------------------------------------------------------------------------------------
 
     def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
-        """A consumer no longer waits for ``seqs``: remove those that nobody waits for.
+        """Remove the messages of ``seqs``, which a consumer no longer waits for, if no other consumer waits for them.
 
-        Returns: None when that is done; otherwise a future that completes then, and after all that were returned before.
+        Returns: None if that is done; otherwise a future that completes when it is done, after all futures returned
+            before.
         """
         if not self.active or self._unknown or not seqs:
             return None
@@ -168,7 +179,7 @@ class Interest:
             seqs = sorted(set(seqs))
         try:
             left = self._remove_unwaited(seqs)
-        except NotLoaded:  # the stream's blocks
+        except NotLoaded:  # the stream's blocks are not loaded
             left = seqs
         if not left:
             return None
@@ -186,13 +197,13 @@ class Interest:
         return self._removal
 
     def acked_from(self, seq: int) -> asyncio.Future[None] | None:
-        """``acked``, for more messages than are to be named one by one: look at all from ``seq`` on, in slices."""
+        """Do the same as ``acked`` for too many messages to list: sweep all messages from ``seq`` on, in slices."""
         return self.sweep(seq, acked=True) if self.active and not self._unknown else None
 
     def _remove_unwaited(self, seqs: Sequence[int]) -> Sequence[int]:
-        """Take out those of ``seqs``, rising, that nobody waits for. Returns: those that need heads which are not in memory.
+        """Remove the messages of ``seqs``, in rising order, that no consumer waits for.
 
-        Raises: NotLoaded, and nothing has changed.
+        Returns: the sequences that need heads which are not in memory. Raises: NotLoaded; then nothing has changed.
         """
         live = self._live
         live.ensure_blocks()
@@ -229,7 +240,7 @@ class Interest:
         return live.blocks[i]
 
     def _alive(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> Sequence[int]:
-        """Those of ``seqs``, within the range of ``block``, that are live messages."""
+        """Return the live messages of ``seqs``, all within the range of ``block``."""
         live = self._live
         if seqs[-1] - seqs[0] + 1 == len(seqs):
             return live.live_seqs(block, rows, seqs[0], seqs[-1])
@@ -237,7 +248,7 @@ class Interest:
             block.gapless or ((at := rows.ordinal_of(seq)) < block.count and rows.seq_of(at) == seq))]
 
     def _unwaited(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> Sequence[int]:
-        """Those of ``seqs``, live messages of ``block``, that nobody waits for."""
+        """Return the messages of ``seqs``, live messages of ``block``, that no consumer waits for."""
         for listener, filters in self._filtered_listeners():
             if not seqs:
                 break
@@ -261,7 +272,7 @@ class Interest:
         return filtered
 
     def _narrow(self, subjects: Sequence[str]) -> Filters | None:
-        """Filters that leave something of the stream out; None: there are none.
+        """Return filters that exclude some message of the stream; None if ``subjects`` exclude none.
 
         Source: nats-server, server/consumer.go, isFiltered.
         """
@@ -275,14 +286,15 @@ class Interest:
         return None if filters.all else filters
 
     def _check_first(self, listener: Listener) -> None:
-        """``listener`` waited for all that was asked: with many consumers that is usually the slowest one."""
+        """Check ``listener`` first from now on: it waits for everything checked, as usually the slowest consumer
+        does."""
         filtered = self._filtered_listeners()
         if filtered[0][0] is not listener:
             at = next(i for i, (one, _) in enumerate(filtered) if one is listener)
             filtered[0], filtered[at] = filtered[at], filtered[0]
 
     async def _load(self) -> None:
-        """Load the heads of the messages in ``_waiting``, and remove them."""
+        """Load the heads for the messages in ``_waiting``, and remove these messages."""
         backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX)
         while self._waiting:
             seqs: Sequence[int] = sorted(self._waiting)
@@ -293,7 +305,7 @@ class Interest:
                     backoff.reset()
                 except (StoreError, FormatError) as error:
                     if isinstance(error, (NotFound, FormatError)):
-                        # What cannot be read cannot be removed either; the ack holds all the same.
+                        # A message that cannot be read cannot be removed either; the ack is valid all the same.
                         self._tasks.warn("acked messages stay: %s", error)
                         seqs = seqs[1:]
                         continue
@@ -307,7 +319,7 @@ class Interest:
         self._mark_moved()
 
     async def _load_first(self, seqs: Sequence[int]) -> Sequence[int]:
-        """Take out those of ``seqs`` in the first of their blocks; returns the others. Raises: StoreError; FormatError."""
+        """Remove the messages of ``seqs`` in their first block; return the others. Raises: StoreError; FormatError."""
         live = self._live
         await live.load_blocks()
         block = self._block_at(seqs[0])
@@ -324,17 +336,20 @@ class Interest:
     # --- sweeps -------------------------------------------------------------------------------------------------------
 
     def consumer_left(self, above_seq: int) -> asyncio.Task[None] | None:
-        """A consumer, which waited for messages above ``above_seq`` at most, is gone or has other filters. Returns: the sweep
-        that this calls for, which is under way, or None."""
+        """Start a sweep after a consumer was removed or got other filters.
+
+        Args: ``above_seq``: the consumer waited only for messages above this sequence.
+        Returns: the task of the sweep; None if none is needed.
+        """
         self.changed()
         return self.sweep(above_seq + 1) if self.selective else None
 
     def sweep(self, start: int, *, acked: bool = False) -> asyncio.Task[None] | None:
-        """Look from ``start`` on for messages that nobody waits for any more, and remove them.
+        """Start to remove, from ``start`` on, the messages that no consumer waits for any more.
 
-        Args: ``acked``: only what some consumer got, not what no consumer's filters match; without consumers all of an interest
-            stream, and nothing of a work queue.
-        Returns: the task that does it; None: there is nothing to do.
+        Args: ``acked``: keep messages that no consumer's filters match. Without consumers, a sweep removes everything
+            from an interest stream, and nothing from a work queue.
+        Returns: the task that does it; None if there is nothing to do.
         """
         if not self._live.msgs:
             return None
@@ -346,8 +361,11 @@ class Interest:
         return self._start(self._sweep(sweep), "sweep of interest")
 
     def joining_record(self, start: int) -> dict[str, Any]:
-        """What is to be recorded with messages from ``start`` on, which come without a look at who waits for them: ``joined``
-        when they are there."""
+        """Return the members to be recorded with messages from ``start`` on, which are stored without checking
+        interest.
+
+        Call ``joined`` when these messages are in the stream.
+        """
         if not self.selective:
             return {}
         self._joining_seq = start
@@ -355,13 +373,19 @@ class Interest:
         return {SWEEP: self._stored}
 
     def joined(self, start: int) -> asyncio.Task[None] | None:
-        """The messages from ``start`` on are there: remove those of them that no consumer gets. Returns: as ``sweep``."""
+        """Sweep the messages from ``start`` on, which have joined, for those that no consumer gets.
+
+        Returns: as ``sweep``.
+        """
         sweep = self.sweep(start) if self.selective else None
         self._joining_seq = 0
         return sweep
 
     def resume(self, extra: Mapping[str, Any]) -> asyncio.Task[None] | None:
-        """Do what a crash interrupted; ``extra`` has the extra members of the stream's records. Returns: as ``sweep``."""
+        """Continue work that a crash interrupted; ``extra``: extra members of the stream's records.
+
+        Returns: as ``sweep``.
+        """
         begun = extra.get(SWEEP)
         if not self.selective and isinstance(leaving := extra.get(LEAVING), int):
             begun = [leaving, True]
@@ -372,7 +396,7 @@ class Interest:
         return None
 
     def pop_changes(self) -> dict[str, Any]:
-        """The extra members to store so that a restart begins early enough; {}: none."""
+        """Return the extra members to store so that a restart sweeps from early enough; {} if they have not changed."""
         self.moved = False
         wanted, stored = self._unfinished(), self._stored
         if wanted == stored or (wanted and stored and stored[0] <= wanted[0] and stored[1] <= wanted[1]):
@@ -381,7 +405,7 @@ class Interest:
         return {SWEEP: wanted} if self.selective else {SWEEP: None, LEAVING: wanted and wanted[0]}
 
     def _unfinished(self) -> list[Any] | None:
-        """All unfinished work as one sweep."""
+        """Return all unfinished work as one sweep; None if there is none."""
         sweeps = list(self._sweeps or ())
         if self._leaving_seq:
             sweeps.append((self._leaving_seq, not self.selective))
@@ -390,7 +414,7 @@ class Interest:
         return [min(start for start, _ in sweeps), all(acked for _, acked in sweeps)] if sweeps else None
 
     def _mark_moved(self) -> None:
-        """What is unfinished has changed."""
+        """Mark that the unfinished work has changed."""
         if self._parts.stored:
             self.moved = True
             self._log.lazy(self._parts.stream)
@@ -415,7 +439,7 @@ class Interest:
         await live.load_blocks()
         end = live.last_seq
         if not self._listeners.by_name and not self._unknown:
-            if self.selective:  # a work queue keeps what the next consumer gets
+            if self.selective:  # a work queue keeps its messages for the next consumer
                 await self._remove_all(end)
             return
         blocks = (block for block in blocks_from(live, start, end) if not self._all_waited_for(block))
@@ -435,7 +459,7 @@ class Interest:
                         break
 
     async def _remove_all(self, end: int) -> None:
-        """No consumer is left: remove everything up to ``end``, unless one is added meanwhile."""
+        """Remove everything up to ``end``, because no consumer is left; stop if one is added meanwhile."""
         live = self._live
         while live.first_seq <= end and live.msgs and not self._listeners.by_name:
             await decide(live, self._heads, lambda: self._retention.remove_slice(end + 1))
@@ -443,11 +467,12 @@ class Interest:
             await asyncio.sleep(0)
 
     def _all_waited_for(self, block: LiveBlock) -> bool:
-        """Whether a consumer that gets all messages has yet to get those of ``block``, as for most of a backlog."""
-        return any(filters is None and listener.waits_from(block.first_seq) for listener, filters in self._filtered_listeners())
+        """Return whether a consumer that receives all messages has not received any of ``block``, as in a backlog."""
+        return any(filters is None and listener.waits_from(block.first_seq)
+                   for listener, filters in self._filtered_listeners())
 
     def _wanted(self, rows: Rows, seqs: Sequence[int]) -> Sequence[int]:
-        """Those of ``seqs`` that some consumer gets."""
+        """Return the messages of ``seqs`` that some consumer receives."""
         filtered = self._filtered_listeners()
         if any(filters is None for _, filters in filtered):
             return seqs
@@ -460,7 +485,7 @@ def _rising(seqs: Sequence[int]) -> bool:
 
 
 def _without(seqs: Sequence[int], others: Sequence[int]) -> Sequence[int]:
-    """``seqs`` less ``others``, which are among them."""
+    """Return ``seqs`` without ``others``, all of which are in ``seqs``."""
     if len(others) == len(seqs):
         return ()
     excluded = set(others)

@@ -1,15 +1,16 @@
-"""What leaves a stream, and when: limits, age, deletes and purges.
+"""Removes messages from a stream: by limits, by age, and by requests to delete or purge.
 
-Owns: which messages a limit, the clock or a request removes, and applying that to the live state, the subjects, the open
-block (so that replay gives the same result) and the listeners.
-Does not own: which publishes are refused (sequencer), what a roll-up takes out (rollup), that limits hold in the
-end (enforcement), nor how the state changes (live).
+Owns: which messages a limit, the clock or a request removes, and applying the removal to the live state, the subjects,
+the open block (so that replay gives the same result) and the listeners.
+Does not own: which publishes are refused (sequencer), the removals of a roll-up (rollup), the retry of a failed trim
+(enforcement), the change of the live state (live).
 
-A request that needs the rows of many blocks streams through them, and publishes go on meanwhile: what they add has
-higher sequences, and each step looks at what is live by then.
+A request that needs the rows of many blocks reads them one after the other, and publishes continue meanwhile. Messages
+published meanwhile have higher sequences, and each step checks which messages are live then.
 
 Removals at the front need no list: the next block's outcome has the new first_seq, and everything below it is dead.
-Those inside the stream are written as ranges, block by block. Nothing is removed by age while the clock is not trusted.
+Removals inside the stream are written as ranges, block by block. Nothing is removed by age while the clock is not
+trusted.
 
 Source: nats-server, server/filestore.go, enforceMsgLimit, enforceBytesLimit, expireMsgs, PurgeEx, compact.
 """
@@ -45,25 +46,28 @@ if TYPE_CHECKING:
 __all__ = ["Retention"]
 
 _EXPIRY_APART_NS = 100_000_000
-"""At least this long between two passes of expiry: a busy stream's front moves all the time."""
+"""Minimum time between two passes of expiry: a busy stream's front moves all the time."""
 
 _SPAN_NS_MAX = 250_000_000
-"""A block whose messages came within this time leaves as a whole when the last of them is due, unless its head is in memory:
-else each commit of a busy stream would cost a GET. nats-server looks no more often for what is due."""
+"""Maximum time span of a block that expires as a whole once its last message is due, if its head is not in memory.
+
+Otherwise each commit of a busy stream would cost a GET. nats-server does not check for expired messages more often.
+"""
 
 _TIMER_NS_MAX = 3_600_000_000_000
-"""The wall clock may be set meanwhile, so it is looked at again at least this often."""
+"""Maximum delay of the timer: the wall clock may be set in the meantime, so it is read again at least this often."""
 
 _BLOCKS_AT_ONCE = 512
 _MSGS_AT_ONCE = 25_000
-"""Expired in one turn of the loop as whole blocks: some 5 ms if they are all in memory, which frees them one by one."""
+"""Messages that expire in one turn of the loop as whole blocks: about 5 ms if all are in memory and freed one by
+one."""
 
 _ROWS_AT_ONCE = 2000
-"""Removed in one turn of the loop: about 2 ms."""
+"""Messages removed in one turn of the loop: about 2 ms."""
 
 
 class OneByOne(Protocol):
-    """Takes over max_age where each message has to be looked at."""
+    """The part that applies max_age instead, if each message must be checked (``ttl``)."""
 
     @property
     def ages_one_by_one(self) -> bool: ...
@@ -71,7 +75,7 @@ class OneByOne(Protocol):
 
 
 class Retention:
-    """The removals of one stream. ``configure`` follows each change of its configuration."""
+    """The removals of one stream. Call ``configure`` after each change of its configuration."""
 
     def __init__(self, parts: StreamParts) -> None:
         self._stream, self._stored = parts.stream, parts.stored
@@ -82,8 +86,8 @@ class Retention:
         self._expiring: asyncio.Task[None] | None = None
 
     def configure(self, config: StreamConfig) -> None:
-        """Take the limits of ``config``; ``Enforcement`` then applies them to what is there."""
-        # A stream that discards new messages keeps what it has, even if it is more than its limits allow.
+        """Set the limits of ``config``; ``Enforcement`` then applies them to the present messages."""
+        # A stream that discards new messages keeps the present ones, even if they exceed its limits.
         keeps = config.discard == "new"
         self._max_msgs = 0 if keeps else max(config.max_msgs, 0)
         self._max_bytes = 0 if keeps else max(config.max_bytes, 0)
@@ -101,12 +105,12 @@ class Retention:
 
     @property
     def over(self) -> bool:
-        """Whether the stream holds more than max_msgs or max_bytes allow."""
+        """True if the stream has more messages or bytes than max_msgs or max_bytes allow."""
         return bool((self._max_msgs and self._live.msgs > self._max_msgs)
                     or (self._max_bytes and self._live.size_bytes > self._max_bytes))
 
     def enforce(self) -> None:
-        """Remove the oldest messages until max_msgs and max_bytes hold; soon, if that needs the store."""
+        """Remove the oldest messages until max_msgs and max_bytes hold; if that needs the store, schedule it."""
         if not self.over:
             return
         try:
@@ -118,9 +122,12 @@ class Retention:
                 self._stream.trim_soon()
 
     def trim(self) -> None:
-        """Remove the oldest messages until max_msgs and max_bytes hold, or a slice: see ``over``. Raises: NotLoaded."""
+        """Remove the oldest messages until max_msgs and max_bytes hold, or a slice of them (see ``over``).
+
+        Raises: NotLoaded.
+        """
         live = self._live
-        # Usually the messages that pushed them out go into the same block; not after a delayed trim, or a refusal.
+        # Usually the open block has the messages that caused the trim; not after a delayed trim, or a refusal.
         record = live.open is None or live.open.empty
         if self._max_msgs and live.msgs > self._max_msgs:
             self.remove_front(self._slice_below(after_msgs(live, live.msgs - self._max_msgs)), record=record)
@@ -130,7 +137,7 @@ class Retention:
     # --- max_age ------------------------------------------------------------------------------------------------------
 
     def arm(self) -> None:
-        """Make sure that the first message is removed when it is too old."""
+        """Set the timer for the time when the first message reaches max_age."""
         if self._timer is None and self._expiring is None and self._max_age_ns and self._live.msgs:
             if self.one_by_one is not None and self.one_by_one.ages_one_by_one:
                 self.one_by_one.arm()
@@ -139,7 +146,7 @@ class Retention:
             self._arm(min(max(stored_ns + self._max_age_ns - self._clock.now_ns(), 0), _TIMER_NS_MAX))
 
     def arm_at(self, first_time_ns: int) -> None:
-        """As ``arm``, for a stream whose blocks were not looked at since the restart."""
+        """Set the timer as ``arm`` does, for a stream whose blocks have not been loaded since the restart."""
         stored_ns = self._live.ahead.stored_at(self._live.first_seq, first_time_ns)
         due_ns = stored_ns + self._max_age_ns - self._clock.now_ns()
         self._arm(min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
@@ -148,9 +155,9 @@ class Retention:
         self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.expire)
 
     def expire(self) -> None:
-        """Remove what is older than max_age: whole blocks by their last time, the one at the edge by its head.
+        """Remove messages older than max_age: whole blocks by their last time, and part of the next block by its head.
 
-        Called by the timer. What a pass leaves, for lack of a head or of time, the next one takes up.
+        Called by the timer. The next pass removes what this one leaves for lack of a head or of time.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -202,7 +209,7 @@ class Retention:
             self._arm(0 if more else min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
 
     def _load_edge(self, block: LiveBlock) -> None:
-        """Load the head of the block that the age limit falls in, then look again."""
+        """Load the head of the block in which the age limit falls, then expire again."""
         if self._expiring is None:
             self._expiring = self._tasks.start(self._expire_after(block), "expiry")
 
@@ -211,7 +218,7 @@ class Retention:
         try:
             await self._live.load_blocks()
             if block is not None:
-                # What came together is due together, also in other streams.
+                # Messages stored together expire together, in other streams too.
                 rows = await self._heads.of(block, neighbours=True)
         except Exception as error:
             self._tasks.warn("messages past max_age stay for now: %s", error)
@@ -220,16 +227,17 @@ class Retention:
                 self._arm(1_000_000_000)
             return
         self._expiring = None
-        # At once, while the rows are held, unless the block has gone.
+        # Expire at once, while the rows are held, unless the block was removed.
         self.expire()
         del rows
 
     # --- removing -----------------------------------------------------------------------------------------------------
 
     def remove_front(self, end_seq: int, *, record: bool = False, purged: bool = False) -> int:
-        """Remove everything below ``end_seq``; returns how many messages that were. Raises: NotLoaded.
+        """Remove everything below ``end_seq``; return the number of removed messages. Raises: NotLoaded.
 
-        Args: record: nothing else goes into the open block, so it needs a removed range for its outcome to be stored.
+        Args: ``record``: nothing else goes into the open block, so it needs a removed range for its outcome to be
+            stored.
         """
         live = self._live
         if most_leave(live, end_seq) or (not self._listed and many_leave(live, end_seq)):
@@ -240,7 +248,7 @@ class Retention:
         self._subjects.removing_front(gone)
         live.remove_front(gone, end_seq)
         if record:
-            # The last block's alone: those before it are below the outcome's first_seq, like all of this one's.
+            # Record the last block's range alone: all removed messages are below the outcome's first_seq anyway.
             _, first, last, msgs, size = gone[-1]
             self._log.block(self._stream).remove(first, last, msgs, size)
         self._stream.removed(gone, None, purged)
@@ -248,22 +256,27 @@ class Retention:
 
     @property
     def _listed(self) -> bool:
-        """Whether what leaves at the front is listed by blocks: a memory stream's chunks are freed, and an index of subjects
-        subtracts it, unless most leaves."""
+        """True if removals at the front must be listed by block, unless most blocks are removed.
+
+        A memory stream frees the chunks of these blocks, and a plain index of subjects subtracts their messages.
+        """
         return not self._stored or self._subjects.subtracts
 
     def _slice_below(self, end_seq: int) -> int:
         return slice_below(self._live, end_seq, listed=self._listed)
 
     def _remove_whole(self, end_seq: int, record: bool, purged: bool) -> int:
-        """``remove_front`` that does not list what leaves, however many blocks that is. Raises: NotLoaded."""
+        """Do the same as ``remove_front`` without listing the removals, however many blocks they are.
+
+        Raises: NotLoaded.
+        """
         live = self._live
         front, last = whole_front(live, end_seq)
         if not front.msgs:
             return 0
         first_seq = live.first_seq
         if most_leave(live, end_seq):
-            # Rebuilding it from what stays is faster than subtracting what leaves.
+            # Rebuilding the index from the remaining messages is faster than subtracting the removed ones.
             self._subjects.forget()
         live.remove_whole_front(front)
         if record:
@@ -272,12 +285,12 @@ class Retention:
         return front.msgs
 
     async def yield_to_consumers(self) -> None:
-        """Let the loop turn, and wait until all consumers are notified of what was removed."""
+        """Give the loop a turn, and wait until all consumers are notified of the removals."""
         await asyncio.sleep(0)
         await self._listeners.delivered()
 
     def remove_listed(self, found: Iterable[tuple[int, int]]) -> None:
-        """Remove these live (sequence, size) messages, which the subjects have already forgotten."""
+        """Remove these live messages, (sequence, size), which are already subtracted from the subjects."""
         live = self._live
         block: LiveBlock | None = None
         seqs: list[int] = []
@@ -295,9 +308,13 @@ class Retention:
         if block is not None and seqs:
             self.remove(block, seqs, total, None)
 
-    def remove(self, block: LiveBlock, seqs: Sequence[int], size: int, subject: bytes | None, purged: bool = False) -> None:
-        """Remove live messages of one block, ``size`` user bytes in all, of ``subject`` if they are all of one; the
-        subjects have already forgotten them."""
+    def remove(self, block: LiveBlock, seqs: Sequence[int], size: int, subject: bytes | None,
+               purged: bool = False) -> None:
+        """Remove live messages of one block, ``size`` user bytes in all, which are already subtracted from the
+        subjects.
+
+        Args: ``subject``: the subject of all of them, or None.
+        """
         ranges = self._live.remove_seqs(block, seqs, size)
         record = self._log.block(self._stream).remove
         for removal in ranges:
@@ -305,8 +322,10 @@ class Retention:
         self._stream.removed(ranges, subject, purged)
 
     def remove_unneeded(self, block: LiveBlock, seqs: Sequence[int], rows: Rows) -> None:
-        """Remove live messages of one block, rising, whose ``rows`` are at hand, and which no consumer counts or waits for:
-        none is notified."""
+        """Remove live messages of one block, in rising order, without notifying consumers.
+
+        No consumer counts these messages or waits for them. ``rows`` are the rows of the block.
+        """
         start, end = rows.ordinal_of(seqs[0]), rows.ordinal_of(seqs[-1]) + 1
         ordinals = range(start, end) if end - start == len(seqs) else list(map(rows.ordinal_of, seqs))
         size = size_between(rows, start, end) if isinstance(ordinals, range) else sum(map(rows.size_of, ordinals))
@@ -320,13 +339,13 @@ class Retention:
         self._stream.removed(ranges, None, False, notify=False)
 
     def remove_slice(self, end_seq: int) -> int:
-        """Remove what is below ``end_seq``, or a slice of it where that is very many blocks. Raises: NotLoaded."""
+        """Remove everything below ``end_seq``, or a slice if there are very many blocks. Raises: NotLoaded."""
         return self.remove_front(self._slice_below(end_seq), record=True)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def delete(self, seq: int) -> bool:
-        """Remove one message; False when there is none."""
+        """Remove one message; return False if there is none."""
         live = self._live
         block = live.find(seq)
         if block is None:
@@ -344,10 +363,12 @@ class Retention:
         return True
 
     async def purge_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
-        """Remove all messages below ``seq`` (0: all) but the ``keep`` newest, or a slice of them. Needs a head or two.
+        """Remove all messages below ``seq`` (0: all) except the ``keep`` newest, or a slice of them. Needs a head or
+        two.
 
-        Returns: how many that were; up to where all are to leave, and whether some are left: the next call gets that as ``seq``,
-        and no ``keep``, however many are published meanwhile.
+        Returns: the number of removed messages; the sequence below which all are to be removed; and whether a next call
+            must continue. The next call gets that sequence as ``seq``, and no ``keep``: publishes meanwhile change
+            nothing.
         """
         live = self._live
         if keep and keep >= live.msgs:
@@ -359,7 +380,7 @@ class Retention:
         if more:
             return purged, end_seq, True
         if not live.msgs and end_seq > live.first_seq:
-            # Up to a future sequence: the stream continues there. This also gives a new stream its first_seq.
+            # The purge reaches a future sequence: the stream continues there. This also sets a new stream's first_seq.
             if not purged and end_seq - 1 > live.last_seq:
                 # Sequences that no message will have; without this range the outcome would not be stored.
                 self._log.block(self._stream).remove(live.last_seq + 1, end_seq - 1, 0, 0)
@@ -370,16 +391,16 @@ class Retention:
         return purged, end_seq, False
 
     def _cut_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
-        """Remove all below ``seq`` but the ``keep`` newest, or a slice: how many, up to where, whether more is left."""
+        """Remove all below ``seq`` except the ``keep`` newest, or a slice. Returns: as ``purge_front``."""
         live = self._live
         end_seq = after_msgs(live, max(live.msgs - keep, 0)) if keep else seq or live.last_seq + 1
         slice_seq = self._slice_below(end_seq)
         return self.remove_front(slice_seq, record=True, purged=True), end_seq, slice_seq != end_seq
 
     async def purge_matching(self, filters: Filters, seq: int, keep: int) -> int:
-        """Remove the messages that match and are there now, below ``seq`` (0: no bound), but the ``keep`` newest.
+        """Remove the present messages that match, below ``seq`` (0: no bound), except the ``keep`` newest.
 
-        Returns how many that were. Publishes go on meanwhile.
+        Returns: the number of removed messages. Publishes continue meanwhile.
         """
         live = self._live
         end = live.last_seq if not seq else min(seq - 1, live.last_seq)
@@ -387,7 +408,7 @@ class Retention:
         if keep:
             end = await self._kept_from(filters, keep, end) - 1
         elif filters.literal and self._subjects.index is not None:
-            # For one subject it is then known when the last message was found.
+            # For one subject, the count shows when the last message was found.
             left = await self._queries.count(filters)
         purged = 0
         blocks = candidates(blocks_from(live, live.first_seq, end), filters)
@@ -413,27 +434,31 @@ class Retention:
                         break
         first_seq = 0
         if self._listeners.any_within(filters):
-            # What is published while the store is asked may match, too.
+            # Messages published while the store was read may match, too.
             next_seq = live.last_seq + 1
             first_seq = await self._queries.first_seq_of(filters) or next_seq
         self.notify_purged(filters, first_seq)
         return purged
 
     async def _kept_from(self, filters: Filters, keep: int, end: int) -> int:
-        """The first of the ``keep`` newest matches up to ``end``: what leaves the stream meanwhile must not make it another. All
-        below it may go; the stream's first sequence, if there are no more matches than that."""
+        """Return the first of the ``keep`` newest matches up to ``end``; all matches below it may be removed.
+
+        Messages that are removed meanwhile must not change this. If there are no more than ``keep`` matches, the result
+        is the stream's first sequence.
+        """
         live, found = self._live, 0
         if filters.literal and self._subjects.index is not None and await self._queries.count(filters) <= keep:
             return live.first_seq
         async with aclosing(self._heads.each(candidates(blocks_back(live, end, live.first_seq), filters))) as walk:
             async for block, rows in walk:
-                seqs = [one for one, _ in matching_rows(rows, block, filters) if one <= end and live.is_live(block, one)]
+                seqs = [one for one, _ in matching_rows(rows, block, filters)
+                        if one <= end and live.is_live(block, one)]
                 found += len(seqs)
                 if found >= keep:
                     return seqs[found - keep]
         return live.first_seq
 
     def notify_purged(self, filters: Filters, first_seq: int) -> None:
-        """Notify consumers where they continue after a purge; ``first_seq``: the first match left, or 0."""
+        """Notify consumers where to continue after a purge; ``first_seq``: the first remaining match, or 0."""
         live = self._live
         self._listeners.purged(filters, first_seq or live.last_seq + 1, max(live.first_seq, 1))

@@ -1,16 +1,16 @@
-"""Roll-ups: a message that takes the place of all earlier ones of its subject, or of the stream.
+"""Roll-ups: a message that replaces all earlier ones of its subject, or of the stream.
 
-Owns: finding what such a message removes, and removing it once the message is stored: both are in one block.
-Does not own: which publishes are roll-ups (sequencer), how messages leave (retention).
+Owns: finding the messages that a roll-up removes, and removing them when it is stored: both are in one block.
+Does not own: which publishes are roll-ups (sequencer), how messages are removed (retention).
 
-    plan ──> NotLoaded ──> search, block by block ──> plan, from what the search found ──> append ──> carry_out
+    plan ──> NotLoaded ──> search, block by block ──> plan, from the results of the search ──> append ──> carry_out
 
-The index says how many messages there are to find, so the search goes back from the newest block and ends with the last
-of them. What it found is kept until the plan is carried out, with the sequence up to which it is complete: when a
-roll-up that was refused because the search took too long is retried, only what came since has to be searched.
+The index has the number of messages to find, so the search goes from the newest block back until it has found all. Its
+results are kept until the plan is carried out, with the sequence up to which they are complete. If a roll-up was
+refused because the search took too long, its retry needs to search only newer messages.
 
-Where blocks are in memory a plan looks at them at once, but all plans of one turn of the loop at ``_BLOCKS_A_TURN`` of them:
-beyond that they are searched too, with turns in between. The roll-ups of an atomic batch are planned together, by one search.
+A plan searches blocks in memory at once, but all plans of one turn of the loop at most ``_BLOCKS_A_TURN`` blocks.
+Further blocks are searched with turns in between. The roll-ups of an atomic batch are planned together, by one search.
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; a roll-up of a subject is a purge by it.
 """
@@ -40,14 +40,14 @@ __all__ = ["Rollups"]
 
 
 _BLOCKS_A_TURN = 512
-"""Blocks in memory that plans look at in one turn of the loop: about 5 ms."""
+"""Blocks in memory that plans may read in one turn of the loop: about 5 ms."""
 
 _SEARCHES_MAX = 1000
-"""As many as a batch may have roll-ups."""
+"""Maximum number of kept searches: as many as a batch may have roll-ups."""
 
 
 class _Found(NamedTuple):
-    """Messages of one block, rising, as columns: a roll-up may find millions."""
+    """Messages of one block, in rising order and as columns, because a roll-up may find millions."""
 
     block: LiveBlock
     seqs: array[int]
@@ -56,18 +56,18 @@ class _Found(NamedTuple):
 
 
 class Rollup(NamedTuple):
-    """What a roll-up message will take out once it is stored: all that matches ``filters``.
+    """The removals of a roll-up once it is stored: all messages that match ``filters``.
 
-    As nats-server purges by the subject of the roll-up, one that was published to ``a.*`` rolls up all of ``a.*``.
+    nats-server purges by the subject of the roll-up, so one that was published to ``a.*`` rolls up all of ``a.*``.
     """
 
     filters: Filters
     found: list[_Found]
-    """Empty where the filters match everything."""
+    """Empty if the filters match everything."""
 
 
 class _Search(NamedTuple):
-    """All that matches a filter, up to ``upto_seq``."""
+    """All messages that match a filter, up to ``upto_seq``."""
 
     upto_seq: int
     found: list[_Found]
@@ -80,12 +80,16 @@ class Rollups:
         self._live, self._heads, self._subjects = parts.live, parts.heads, parts.subjects
         self._retention = retention
         self._searched: dict[bytes, _Search] = {}
-        """By subject of the roll-up, until one is carried out: the roll-ups of a batch are carried out together."""
+        """Results by the roll-up's subject, until one is carried out: the roll-ups of a batch are carried out
+        together."""
         self._blocks_read = 0
-        """Blocks that plans have looked at in this turn of the loop."""
+        """Number of blocks that plans have read in this turn of the loop."""
 
     def plan_all(self, subjects: Sequence[bytes], plans: dict[bytes, Callable[[], None]]) -> None:
-        """``plan`` for the roll-ups of a batch, of different subjects, into ``plans``. Raises: NotLoaded."""
+        """Call ``plan`` for the roll-ups of a batch, which have different subjects, into ``plans``.
+
+        Raises: NotLoaded.
+        """
         for at, subject in enumerate(subjects):
             if subject in plans:
                 continue
@@ -95,17 +99,19 @@ class Rollups:
                 left = tuple(one for one in subjects[at:] if one not in plans)
                 if not_loaded.work is None or len(left) == 1 or not Filters(left).literal:
                     raise
-                raise NotLoaded("what the roll-ups of a batch take out", work=partial(self._search, left), mark=len(left)) from None
+                raise NotLoaded("what the roll-ups of a batch take out", work=partial(self._search, left),
+                                mark=len(left)) from None
 
     def forget(self) -> None:
-        """Blocks of the stream were replaced: search again."""
+        """Drop the results of searches, because blocks of the stream were replaced."""
         self._searched = {}
 
     def plan(self, subject: bytes | None, staged: tuple[int, int] | None = None) -> Callable[[], None]:
-        """Find what a roll-up of ``subject`` (None: of all) would remove if it were stored next.
+        """Find the messages that a roll-up of ``subject`` (None: of the stream) would remove if it were stored next.
 
-        Args: ``staged``: sequence and size of a message of that subject which is stored just before it.
-        Returns: what removes it, to be called once the roll-up is the stream's last message. Raises: NotLoaded.
+        Args: ``staged``: sequence and size of a message of that subject which is stored just before the roll-up.
+        Returns: a function that removes them, to be called once the roll-up is the stream's last message.
+        Raises: NotLoaded.
         """
         return partial(self._carry_out, self._plan(subject), staged)
 
@@ -113,7 +119,7 @@ class Rollups:
         live = self._live
         filters = Filters(() if subject is None else (subject,))
         if filters.all:
-            live.ensure_blocks()  # carrying it out cannot wait
+            live.ensure_blocks()  # the removal itself cannot wait for them
             return Rollup(filters, [])
         index = self._subjects.ready()
         wanted = self._wanted(index, filters)
@@ -127,21 +133,22 @@ class Rollups:
                 break
             rows = live.resident(block) if self._may_read_block() else None
             if rows is None:
-                raise NotLoaded(f"what a roll-up of {subject!r} takes out", work=partial(self._search, filters.subjects))
+                raise NotLoaded(f"what a roll-up of {subject!r} takes out",
+                                work=partial(self._search, filters.subjects))
             if (some := self._in(block, rows, filters, start)) is not None:
                 found.append(some)
                 left -= len(some.seqs)
         return Rollup(filters, found)
 
     def _carry_out(self, plan: Rollup, staged: tuple[int, int] | None) -> None:
-        """Remove what ``_plan`` found, now that the roll-up is the stream's last message."""
+        """Remove the messages of the plan, now that the roll-up is the stream's last message."""
         live = self._live
         if staged is not None and (open_block := live.find(staged[0])) is not None:
             seq, size = staged
             plan.found.append(_Found(open_block, array("Q", [seq]), list(plan.filters.subjects), array("Q", [size])))
         self._searched.clear()
         retention = self._retention
-        # It may be one of a batch that is about to join.
+        # The roll-up may be in a batch that is about to join.
         first_left = live.last_seq if live.joining is None else live.joining.first_seq
         if plan.filters.all:
             retention.remove_front(first_left, record=True, purged=True)
@@ -162,7 +169,7 @@ class Rollups:
         return [name for name in names if index.count(name, first_seq)]
 
     def _tracked(self, index: SubjectIndex, wanted: Iterable[bytes]) -> list[_Found]:
-        """From the index of a tracked stream, which has every message."""
+        """Return the matches from the index of a tracked stream, which has every message."""
         live = self._live
         messages = sorted((seq, name, size) for name in wanted for seq, size in index.messages(name, live.first_seq))
         found: list[_Found] = []
@@ -170,7 +177,7 @@ class Rollups:
             if not found or seq > found[-1].block.last_seq:
                 block = live.find(seq)
                 if block is None:
-                    continue  # it has left
+                    continue  # it was removed
                 found.append(_Found(block, array("Q"), [], array("Q")))
             some = found[-1]
             some.seqs.append(seq)
@@ -179,7 +186,7 @@ class Rollups:
         return found
 
     def _known(self, index: SubjectIndex, filters: Filters, wanted: list[bytes]) -> tuple[int, list[_Found], int]:
-        """(first sequence that was not searched, what was found below it, how many messages are left to find)."""
+        """Return (first sequence that was not searched, matches found below it, number of matches left to find)."""
         start, found = 0, list[_Found]()
         [subject] = filters.subjects
         if (searched := self._searched.get(subject)) is not None:
@@ -190,19 +197,19 @@ class Rollups:
         return start, found, total - sum(len(some.seqs) for some in found)
 
     def _blocks(self, index: SubjectIndex, filters: Filters, wanted: list[bytes], start: int) -> Iterator[LiveBlock]:
-        """The blocks that may have some at or after ``start``, the newest first."""
+        """Yield the blocks that may have matches at or after ``start``, the newest first."""
         live = self._live
         lasts = [index.last(name, live.first_seq) for name in wanted]
         if (len(wanted) == 1 and (last := lasts[0]) and index.count(wanted[0], live.first_seq) == 1
                 and (block := live.find(last)) is not None):
-            # Keys mostly have one message, whose place is known: no other block is searched.
+            # Most keys have one message, whose place is known: no other block is searched.
             return iter((block,) if block.last_seq >= start else ())
-        # Where a subject's last message was removed, the place of the one before it is not known.
+        # If a subject's last message was removed, the place of the one before it is not known.
         end = live.last_seq if None in lasts else max(last or 0 for last in lasts)
         return candidates(blocks_back(live, end, start), filters)
 
     def _may_read_block(self) -> bool:
-        """Whether a plan may look at one more block in this turn of the loop."""
+        """Count one more block, and return whether a plan may read it in this turn of the loop."""
         if not self._blocks_read:
             asyncio.get_running_loop().call_soon(self._next_turn)
         self._blocks_read += 1
@@ -212,8 +219,10 @@ class Rollups:
         self._blocks_read = 0
 
     async def _search(self, names: tuple[bytes, ...]) -> None:
-        """Find all that matches each of ``names``, of which several have no wildcards; what is published meanwhile is for
-        ``plan`` to add."""
+        """Find all messages that match each of ``names``; several names have no wildcards.
+
+        ``plan`` adds the messages that are published meanwhile.
+        """
         filters = Filters(names)
         index = await self._subjects.build()
         wanted = self._wanted(index, filters)
@@ -231,7 +240,7 @@ class Rollups:
                     left -= len(some.seqs)
                     for name, part in ((names[0], some),) if len(names) == 1 else _by_subject(some):
                         found[name].append(part)
-        if len(self._searched) + len(names) > _SEARCHES_MAX:  # left over from roll-ups that were refused
+        if len(self._searched) + len(names) > _SEARCHES_MAX:  # results of roll-ups that were refused
             self._searched.clear()
         self._searched.update((name, _Search(upto_seq, parts)) for name, parts in found.items())
 
@@ -245,7 +254,7 @@ class Rollups:
         return _Found(block, array("Q", [seq for seq, _ in pairs]), [subject for _, subject in pairs], sizes)
 
     def _live_part(self, some: _Found) -> _Found:
-        """Those that are still live."""
+        """Return the messages of ``some`` that are still live."""
         live, block = self._live, some.block
         if not live.holds(block):
             return _Found(block, array("Q"), [], array("Q"))
@@ -257,7 +266,7 @@ class Rollups:
 
 
 def _by_subject(some: _Found) -> Iterator[tuple[bytes, _Found]]:
-    """What was found of each subject."""
+    """Return the matches by subject."""
     parts: dict[bytes, _Found] = {}
     for seq, subject, size in zip(some.seqs, some.subjects, some.sizes, strict=True):
         part = parts.get(subject)

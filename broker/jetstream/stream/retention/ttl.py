@@ -1,20 +1,21 @@
-"""Messages that expire one by one: by their own TTL, and by max_age where it has to look at each of them.
+"""Expires messages one by one: by their own TTL, and by max_age if each message must be checked.
 
-Owns: the expiries of the live stream, what a pass over them does, delete markers.
-Does not own: when a pass begins (state.due_passes), which TTL a message has (publish.ttl), what is persisted of it
-(storage.state.expiries), max_age of messages that all expire in order (retention), how messages leave (retention).
+Owns: the expiries of the live stream, the work of a pass over them, delete markers.
+Does not own: the start of a pass (state.due_passes), the TTL of a message (publish.ttl), the persisted expiries
+(storage.state.expiries), max_age of messages that expire in order (retention), how messages are removed (retention).
 
     commit ──> added ──> expiries ── timer ──> pass ─┬─ no markers ──────────> Retention.remove, a slice at a time
                             ^                        └─ last of its subject ─> a marker is published, which rolls it up
     removals ──> removed ───┘                           (subject_delete_marker_ttl)
 
-max_age goes this way (``ages_one_by_one``) in streams with delete markers, and where a message has the TTL ``never``: it stays
-while those around it leave.
+max_age is applied here (``ages_one_by_one``) in streams with delete markers, and in streams in which a message has the
+TTL
+``never``: that message stays while messages around it are removed.
 
-A marker takes a message's place only if that is the last of its subject, also when the marker's turn comes, and is neither a
-marker nor the purge of a key itself. It is published like any message. If it is refused, the message stays, and is retried after
-2 seconds; the pass goes on behind it. After ``_MARKED_MAX`` of those the pass ends, and the next one goes on where it did: what
-expires behind them is late, but does not wait for them.
+A marker replaces a message only if that is the last of its subject, and is neither a marker nor the purge of a key.
+This is checked again when the marker's turn comes. A marker is published like any message. If it is refused, the
+message stays, and is retried after 2 seconds; the pass continues behind it. After ``_MARKED_MAX`` such messages the
+pass ends, and the next pass continues there. So later messages expire late, but do not wait for the refused ones.
 
 Nothing expires while the clock is not trusted.
 
@@ -46,28 +47,28 @@ if TYPE_CHECKING:
 __all__ = ["MessageTtls"]
 
 _APART_NS = 100_000_000
-"""At least this long between two passes: a busy stream always has something that expires."""
+"""Minimum time between two passes: a busy stream always has expired messages."""
 
 _RETRY_NS = 1_000_000_000
 
 _MARKED_APART_NS = 2_000_000_000
-"""How long a message that is still there after its marker was published is left alone."""
+"""Time after which a message is tried again that is still there although its marker was published."""
 
 _MARKED_MAX = 1000
-"""Messages that are still there after their markers were published, in one pass."""
+"""Maximum number of such messages in one pass."""
 
 _ROWS_AT_ONCE = 250
-"""Removed in one turn of the loop: about 2 ms."""
+"""Messages removed in one turn of the loop: about 2 ms."""
 
 _ROWS_IN_FLIGHT = 1000
-"""Removals not persisted yet: they are applied in one go."""
+"""Maximum number of removals that are not persisted yet: they are applied at once when they are."""
 
 _MARKERS_AT_ONCE = 64
-"""Published in one turn of the loop: each of them is a roll-up."""
+"""Markers published in one turn of the loop: each of them is a roll-up."""
 
 
 class MessageTtls:
-    """The expiring messages of one stream. ``configure`` follows each change of its configuration."""
+    """The expiring messages of one stream. Call ``configure`` after each change of its configuration."""
 
     def __init__(self, parts: StreamParts, retention: Retention) -> None:
         self.expiries = Expiries()
@@ -78,19 +79,19 @@ class MessageTtls:
         self._publish = parts.stream.publish_own
         self.passes = DuePasses(parts.log, parts.tasks, parts.clock, "expiry", self._carry_out, untrusted_ns=_RETRY_NS)
         self._aged_seq = 0
-        """max_age has nothing to remove below it: only messages that never expire are left there."""
+        """Sequence below which max_age has nothing to remove: only messages that never expire are left there."""
         self._age_due_ns = NEVER
-        """When max_age has something to remove from ``_aged_seq`` on, as the last pass found; NEVER: nothing was there."""
+        """Time of the next removal by max_age from ``_aged_seq`` on, from the last pass; NEVER: it found no message."""
         self._in_flight = 0
         self._marked: dict[int, int] = {}
-        """Messages that are still there after a marker was published for them, and when that was."""
+        """Messages that are still there after a marker was published for them, with the time of the marker."""
         self._replaced: dict[bytes, int] = {}
-        """By subject, the messages whose markers are on their way."""
+        """Subject → message whose marker is being published."""
         self._due_from = self._age_from = 0
-        """Where the next pass goes on, among what is due by its TTL and by max_age; 0: at the beginning."""
+        """Sequence at which the next pass continues, for TTLs and for max_age; 0: at the beginning."""
 
     def configure(self, config: StreamConfig, marker: bytes) -> None:
-        """Take the limits of ``config``, and the headers of its delete markers, b"" where it has none."""
+        """Set the limits of ``config``, and the headers of its delete markers (b"": none)."""
         self._max_age_ns = max(config.max_age, 0)
         self._marker = marker
         self._aged_seq, self._age_due_ns = 0, NEVER
@@ -99,7 +100,7 @@ class MessageTtls:
         self.arm()
 
     def restore(self, expiries: Expiries) -> None:
-        """Take what was persisted."""
+        """Copy the persisted expiries of a restored stream."""
         if expiries:
             self.expiries = expiries.copy()
             self.arm()
@@ -108,10 +109,10 @@ class MessageTtls:
         """Stop the timer."""
         self.passes.cancel()
 
-    # --- what comes and goes ------------------------------------------------------------------------------------------
+    # --- changes ------------------------------------------------------------------------------------------------------
 
     def added(self, rows: Sequence[tuple[int, int]], time_ns: int) -> None:
-        """Messages (sequence, TTL in seconds) were appended, at ``time_ns``."""
+        """Add messages (sequence, TTL in seconds), which were appended at ``time_ns``."""
         times = [expires_at(time_ns, ttl) for _, ttl in rows]
         self.expiries.add([seq for seq, _ in rows], times)
         if not self.passes.in_time_for(min(times)):
@@ -119,29 +120,29 @@ class MessageTtls:
             self.arm()
 
     def removed(self, first: int, last: int) -> None:
-        """The messages first..last were removed."""
+        """Drop the expiries of the messages first..last, which were removed."""
         self.expiries.remove(first, last)
 
     def record(self, block: OpenBlock[object]) -> Expiry | None:
-        """What ``block``, which takes no more messages, has to record of them."""
+        """Return the record of the expiries in ``block``, which takes no more messages; None if it has none."""
         if not block.count or self.expiries.last_seq < block.first_seq:
             return None
         seqs, times = self.expiries.rows(block.first_seq, block.last_seq)
         return Expiry(seqs, times) if seqs else None
 
     def replaced_by_marker(self, subject: bytes) -> int:
-        """The message whose place a marker that we published is to take; 0: none."""
+        """Return the message that a marker of this stream is about to replace; 0: none."""
         return self._replaced.get(subject, 0)
 
     @property
     def ages_one_by_one(self) -> bool:
-        """Whether max_age has to look at each message."""
+        """True if max_age must check each message."""
         return bool(self._max_age_ns and (self._marker or self.expiries.nevers))
 
     # --- the timer ----------------------------------------------------------------------------------------------------
 
     def arm(self) -> None:
-        """Make sure that what expires next is removed in time."""
+        """Set the timer for the next expiry."""
         if self.passes.waiting:
             return
         due_ns = self.expiries.next_ns
@@ -151,7 +152,7 @@ class MessageTtls:
             self.passes.set(due_ns)
 
     def _first_age_due_ns(self) -> int:
-        """When max_age may have something to remove, without looking at the messages."""
+        """Return when max_age may have something to remove, without checking messages."""
         live = self._live
         if not live.blocks_loaded:
             return live.ahead.stored_at(live.first_seq, live.first_time_ns) + self._max_age_ns
@@ -159,11 +160,11 @@ class MessageTtls:
         return NEVER if block is None else self._age_due(block.first_seq, block.first_time_ns)
 
     def _age_due(self, seq: int, time_ns: int) -> int:
-        """When message ``seq``, dated ``time_ns``, reaches max_age."""
+        """Return when message ``seq``, dated ``time_ns``, reaches max_age."""
         return self._live.ahead.stored_at(seq, time_ns) + self._max_age_ns
 
     async def _carry_out(self) -> tuple[int, int]:
-        """One pass; returns when the next is due, and how long it waits at least."""
+        """Run one pass; return when the next one is due, and the minimum delay until then."""
         wait_ns = _APART_NS
         try:
             await self._live.load_blocks()
@@ -193,14 +194,14 @@ class MessageTtls:
         if self.ages_one_by_one and self._live.msgs:
             due_ns = min(due_ns, self._age_due_ns)
         if self._marked and due_ns <= (now_ns := self._clock.now_ns()):
-            # One of these is due, again and again.
+            # A message with a refused marker is due all the time: wait until its retry.
             due_ns = min(*self._marked.values(), now_ns) + _MARKED_APART_NS
         return due_ns
 
     # --- one slice ----------------------------------------------------------------------------------------------------
 
     async def _expire_due(self, now_ns: int) -> bool:
-        """Remove some of what has expired by ``now_ns``; returns whether there is more."""
+        """Remove some of the messages that have expired by ``now_ns``; return whether there are more."""
         live = self._live
         if len(self._marked) >= _MARKED_MAX:
             return False
@@ -220,7 +221,7 @@ class MessageTtls:
                 continue
             if (not self._marker and block.first_seq <= live.first_seq <= due[at] <= block.last_seq
                     and self.expiries.count_due(now_ns, due[at], block.last_seq) == block.live_msgs):
-                # Without looking at the messages: most streams give all of theirs the same TTL.
+                # The whole block has expired: remove it without its rows. Most streams give all messages the same TTL.
                 self._retention.remove_front(block.last_seq + 1, record=True)
                 return True
             end = at + 1
@@ -234,8 +235,10 @@ class MessageTtls:
         return True
 
     async def _age(self, now_ns: int) -> bool:
-        """Remove what is older than max_age and may expire, from the first block that has some; returns whether there
-        may be more."""
+        """Remove messages older than max_age that may expire, from the first block that has some.
+
+        Returns: whether there may be more.
+        """
         live, limit_ns, marked = self._live, now_ns - self._max_age_ns, self._marked
         stored_by = live.ahead.stored_by(limit_ns)
         self._age_due_ns = now_ns
@@ -271,13 +274,13 @@ class MessageTtls:
             if young is not None:
                 due_ns = self._age_due(young, rows.time_of(rows.ordinal_of(young)))
                 break
-        if not self._age_from:  # otherwise something was passed over, and is due
+        if not self._age_from:  # otherwise some due messages were skipped
             self._age_due_ns = due_ns
         self._age_from = 0
         return False
 
     async def _remove(self, block: LiveBlock, seqs: Sequence[int]) -> int:
-        """Remove live messages of one block, rising; or publish markers in their place. Returns: the last one tried."""
+        """Remove live messages of one block, rising; or publish markers for them. Returns: the last one tried."""
         live = self._live
         rows = await self._heads.of(block)
         if rows is None:
@@ -307,7 +310,7 @@ class MessageTtls:
         self._retention.remove(block, seqs, size, shared)
 
     async def _mark_or_remove(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> int:
-        """As ``_remove``; stops at ``_MARKED_MAX``."""
+        """Do the same as ``_remove`` with markers; stop at ``_MARKED_MAX``."""
         live = self._live
         done = 0
         for seq in seqs:
@@ -320,7 +323,7 @@ class MessageTtls:
                 self._publish([(subject, b"", len(self._marker), self._marker)], self.source)
                 if live.find(seq) is None:
                     self._replaced.pop(subject, None)
-                else:  # it is refused, or waits
+                else:  # the marker is refused, or waits
                     self._marked[seq] = self._clock.now_ns()
                     if len(self._marked) >= _MARKED_MAX:
                         return seq

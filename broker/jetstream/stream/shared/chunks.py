@@ -1,7 +1,7 @@
-"""Finds the chunk that a reader of one stream needs next, and has it loaded.
+"""Finds the chunk that a reader of one stream needs next, and loads it.
 
-Owns: which block and which place in it come next, and which matches of a block are remembered. Does not own: loading and
-caching (storage.read), what is loaded ahead (read_ahead), the subjects (subject_state), the readers' cursors.
+Owns: the next block and the place in it, and the cache of a block's matches. Does not own: loading and caching
+(storage.read), loading ahead (read_ahead), the subjects (subject_state), the readers' cursors.
 
 Readers are consumers and backups: they see messages at or below ``persisted_seq``.
 """
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["Chunks", "Loading"]
 
 _PICKS_MAX = 64
-"""Blocks whose matching messages are remembered, for all filtered readers of a stream together."""
+"""Maximum number of blocks whose matches are cached, for all filtered readers of a stream together."""
 
 
 class Loading:
-    """A chunk or a head being loaded from the store. ``ready`` may be awaited by several callers, which then ask again.
+    """A chunk or a head that is being loaded from the store. Several callers may await ``ready``, and then ask again.
 
-    What was loaded stays in memory for as long as the Loading is held, however small the cache, so the repeated call
+    The loaded data stays in memory as long as this object is referenced, however small the cache, so the repeated call
     finds it. There is no match below ``seq``: ask from there on, so that skipped blocks are not needed again.
     """
 
@@ -50,14 +50,15 @@ class Loading:
         self.seq = seq
 
     async def wait(self) -> None:
-        """Return when it is loaded. Raises: ApiError 10059: the stream is gone meanwhile; StoreError; FormatError."""
+        """Wait until it is loaded. Raises: ApiError 10059 if the stream was deleted meanwhile; StoreError;
+        FormatError."""
         try:
             await self.ready
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Not this task was cancelled but what it waited for, with its stream.
+            # The load was cancelled with its stream, not this task.
             raise ApiError(ApiErrors.STREAM_NOT_FOUND) from None
 
 
@@ -73,14 +74,15 @@ class Chunks:
         self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
 
     def blocks_unloaded(self) -> None:
-        """The blocks are let go."""
+        """Drop the cached matches, because the stream unloads its blocks."""
         self._picks.clear()
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
-        """The chunk with the first persisted live message at or after ``seq`` that matches, and its place in it.
+        """Return the chunk with the first persisted live match at or after ``seq``, its block, and the match's place in
+        it.
 
-        Returns: a Loading when something must be loaded first; None when there is no match up to ``persisted_seq``.
-        The messages that follow in the chunk may be dead (``block.dead``) or not match.
+        Returns a Loading if something must be loaded first; None if there is no match up to ``persisted_seq``. Later
+        messages of the chunk may be dead (``block.dead``) or not match.
         """
         live = self._live
         if seq < live.first_seq:
@@ -91,7 +93,8 @@ class Chunks:
             if not 0 < known <= live.persisted_seq:
                 return None
             seq = known
-            if (block := live.find(known)) is not None and block.gapless and (chunk := self._stored(block, known)) is not None:
+            block = live.find(known)
+            if block is not None and block.gapless and (chunk := self._stored(block, known)) is not None:
                 return chunk, block, known - block.first_seq - chunk.start
         blocks, excluded = live.blocks, 0
         for i in range(live.index_at(seq), len(blocks)):
@@ -119,18 +122,21 @@ class Chunks:
         return None
 
     def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
-        """The first ``most`` persisted live messages at or after ``seq`` that match; None: not known without the blocks."""
+        """Return the first ``most`` persisted live matches at or after ``seq``; None: they are not known without
+        blocks."""
         return self._subjects.seqs(filters, seq, most)
 
     def chunk_of(self, seq: int) -> tuple[Chunk, LiveBlock, int] | None:
-        """``next_chunk`` for a ``seq`` that is known to be live, if its chunk is in memory; else ask ``next_chunk``."""
+        """Return the same as ``next_chunk`` for a live ``seq`` if its chunk is in memory; otherwise use
+        ``next_chunk``."""
         block = self._live.find(seq)
         if block is None or not block.gapless or (chunk := self._stored(block, seq)) is None:
             return None
         return chunk, block, seq - block.first_seq - chunk.start
 
     def next_ordinal(self, block: LiveBlock, seq: int, filters: Filters | None) -> int | None:
-        """Ordinal of the first live match at or after ``seq`` in a persisted block; -1: none; None: its head is needed."""
+        """Return the ordinal of a persisted block's first live match at or after ``seq``; -1: none; None: needs the
+        head."""
         live = self._live
         if block.gapless and (filters is None or (block.subjects is not None and len(block.subjects) == 1)):
             seq = live.next_live(block, seq)
@@ -149,7 +155,8 @@ class Chunks:
         return -1
 
     def picked(self, block: LiveBlock, head: Head, filters: Filters) -> Sequence[int]:
-        """Ordinals of the matching messages of ``block``; cached, since a reader calls again for each chunk."""
+        """Return the ordinals of the matching messages of ``block``; cached, because a reader calls again for each
+        chunk."""
         key = filters, block
         picks = self._picks.get(key)
         if picks is not None:
@@ -162,21 +169,22 @@ class Chunks:
         return picks
 
     def cached(self, block: LiveBlock, ordinal: int) -> Chunk | None:
-        """The chunk with message ``ordinal`` of a persisted block if it is in memory."""
+        """Return the chunk with message ``ordinal`` of a persisted block if it is in memory."""
         if block.chunks is not None:
             assert block.starts is not None
             return block.chunks[bisect_right(block.starts, ordinal) - 1]
         return self._reader.cached_chunk(block, ordinal)
 
     def _stored(self, block: LiveBlock, seq: int) -> Chunk | None:
-        """The chunk with ``seq`` of a block without gaps if it is in memory."""
+        """Return the chunk with ``seq`` of a block without gaps if it is in memory."""
         return self.cached(block, seq - block.first_seq) if block.open is None else None
 
     def _loading(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> Loading:
         return Loading(self._tasks.start(self._load(block, ordinal, seq, filters), "read"), seq)
 
-    async def _load(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> tuple[object, ...]:
-        """Load a head, and the chunk with message ``ordinal`` or else with the first match; the caller holds what is returned."""
+    async def _load(self, block: LiveBlock, ordinal: int | None, seq: int,
+                    filters: Filters | None) -> tuple[object, ...]:
+        """Load a head, and the chunk with message ``ordinal`` or with the first match; the caller keeps the result."""
         reader, begun = self._reader, self._ahead.on_begun(block, seq, filters)
         try:
             head = await reader.head(block, begun if filters is None else None)
@@ -184,7 +192,7 @@ class Chunks:
                 ordinal = self.next_ordinal(block, seq, filters)
             if ordinal is None or ordinal < 0:
                 return head, None
-            # What is read ahead is decoded too: worth it only if each of those frames has messages that are wanted.
+            # Frames that are loaded ahead are decoded, too. That pays only if each of them has matching messages.
             sparse = filters is not None and len(self.picked(block, head, filters)) < len(head.frames)
             return head, await reader.chunk(block, ordinal, None if sparse else begun)
         except NotFound:

@@ -1,10 +1,10 @@
 """Notifies a stream's consumers of its events, and collects what they have to store.
 
-If a stream has very many consumers, notifications are queued, and delivered to some of the consumers in each turn of the
-loop. A consumer that acts before its turn first handles its own queue, so every consumer sees all events in order.
+If a stream has very many consumers, notifications are queued, and delivered to some of the consumers in each turn of
+the loop. A consumer that acts before its turn first handles its own queue, so every consumer sees all events in order.
 
-Owns: which consumer is notified of what; one consumer's failure stops neither the others nor the stream. Does not own:
-which consumers exist (account), what leaves the stream (retention), when a block is sealed (log).
+Owns: the choice of consumers to notify; one consumer's failure stops neither the others nor the stream. Does not own:
+the set of consumers (account), removals (retention), the sealing of blocks (log).
 
 Source: nats-server, server/stream.go, purgeLocked.
 """
@@ -43,7 +43,7 @@ class Changed(Protocol):
     def name(self) -> str: ...
 
     def pop_delta(self) -> ConsumerDelta | None:
-        """The record of what changed, or None."""
+        """Return the record of the changes since the last call, or None."""
 
 
 class Listener(Changed, Protocol):
@@ -59,20 +59,21 @@ class Listener(Changed, Protocol):
         """The subjects it receives; empty: all."""
 
     def waits_for(self, seqs: Sequence[int]) -> Sequence[int]:
-        """Those of ``seqs``, ascending, that it has not yet received or had acked, whatever their subjects."""
+        """Return the sequences of ``seqs``, ascending, that it has not received or that are unacked, whatever their
+        subjects."""
 
     def waits_from(self, seq: int) -> bool:
-        """Whether it has yet to receive everything from ``seq`` on, whatever the subjects."""
+        """Return whether it has not received anything from ``seq`` on, whatever the subjects."""
 
     def wake(self) -> None:
-        """``persisted_seq`` moved."""
+        """Handle that ``persisted_seq`` moved."""
 
     def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *,
                 purged: bool = False) -> None:
-        """``msgs`` messages within first..last left the stream, all of ``subject`` when it is given."""
+        """Handle that ``msgs`` messages within first..last were removed, all of ``subject`` if it is given."""
 
     def purged(self, next_seq: int) -> None:
-        """Everything it could receive below ``next_seq`` was purged."""
+        """Handle that everything it could receive below ``next_seq`` was purged."""
 
     def notification_failed(self) -> None:
         """Recount the pending messages, since one of the calls above failed."""
@@ -92,16 +93,16 @@ class Listeners:
         self._stream = stream
         self._dirty: dict[str, Changed] = {}
         self._queued: dict[Listener, int] = {}
-        """Listeners with queued notifications, and how many calls these are."""
+        """Listeners with queued notifications, and the number of calls that these make."""
         self._calls = 0
-        """The queued calls of all listeners."""
+        """Number of queued calls of all listeners."""
 
     def dirty(self, listener: Changed) -> None:
-        """The listener's state changed: ``pop_deltas`` collects it."""
+        """Record that the listener's state changed: ``pop_deltas`` collects the change."""
         self._dirty[listener.name] = listener
 
     def pop_deltas(self) -> Iterator[ConsumerDelta]:
-        """The changes since the last call, of consumers that still exist."""
+        """Yield the changes since the last call, of consumers that still exist."""
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             for listener in dirty.values():
@@ -110,7 +111,7 @@ class Listeners:
                     yield delta
 
     def wake(self) -> None:
-        """``persisted_seq`` moved."""
+        """Notify listeners and followers that ``persisted_seq`` moved."""
         self._notify_all(lambda listener: listener.wake())
         if len(self.followers) <= _FOLLOWERS_AT_ONCE:
             for follower in self.followers:
@@ -130,11 +131,11 @@ class Listeners:
 
     @property
     def any(self) -> bool:
-        """Whether anything reads the messages stored next."""
+        """True if a consumer or a follower reads the messages stored next."""
         return bool(self.by_name or self.followers)
 
     def removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
-        """These ranges left, as (first, last, messages), all of ``subject`` when it is given."""
+        """Notify listeners of removed ranges, (first, last, messages), all of ``subject`` if it is given."""
         def notify(listener: Listener) -> None:
             for first, last, msgs in ranges:
                 listener.removed(first, last, msgs, subject, purged=purged)
@@ -153,8 +154,10 @@ class Listeners:
             listener.notification_failed()
 
     def _notify_in_turns(self, notify: Callable[[Listener], None], calls: int) -> None:
-        """``_notify_all`` for a notification that makes ``calls`` calls to each listener: queue it if these are very many,
-        or if earlier ones are queued."""
+        """Do the same as ``_notify_all`` for a notification that makes ``calls`` calls to each listener.
+
+        The notification is queued if these are very many calls, or if earlier ones are queued.
+        """
         if len(self.by_name) * calls <= _CALLS_AT_ONCE and not self._queued:
             self._notify_all(notify)
             return
@@ -181,25 +184,25 @@ class Listeners:
 
     @property
     def queued(self) -> bool:
-        """Whether notifications are queued for some listeners."""
+        """True if notifications are queued for some listeners."""
         return bool(self._queued)
 
     async def delivered(self) -> None:
-        """Return once all queued notifications are delivered."""
+        """Wait until all queued notifications are delivered."""
         while self._queued:  # noqa: ASYNC110 (some are delivered in each turn)
             await asyncio.sleep(0)
 
     # --- purges -------------------------------------------------------------------------------------------------------
 
     def any_within(self, filters: Filters) -> bool:
-        """Whether some listener receives only what matches ``filters``."""
+        """Return whether some listener receives only messages that match ``filters``."""
         return any(_within(listener, filters) for listener in self.by_name.values())
 
     def purged(self, filters: Filters, next_seq: int, front_seq: int) -> None:
-        """What matches ``filters`` was purged: each listener continues where it can.
+        """Notify listeners of a purge of messages that match ``filters``.
 
-        Args: ``next_seq``: the first remaining message that matches, or else the next to be stored; ``front_seq``:
-            the stream's first remaining message.
+        Args: ``next_seq``: the first remaining message that matches, or else the next to be stored; ``front_seq``: the
+            stream's first remaining message.
 
         A consumer that receives only purged subjects continues at ``next_seq``; any other moves with the front.
         nats-server skips everything before ``next_seq`` even if only one of several filters was purged; that is not
@@ -213,10 +216,10 @@ class Listeners:
             elif not listener.filters or any(subset(filters.subjects[0], one.encode()) for one in listener.filters):
                 listener.purged(front_seq)
 
-        self._notify_in_turns(notify, 4)  # takes as long as so many other calls
+        self._notify_in_turns(notify, 4)  # this takes as long as four other calls
 
 
 def _within(listener: Listener, filters: Filters) -> bool:
-    """Whether everything ``listener`` receives matches ``filters``."""
+    """Return whether everything that ``listener`` receives matches ``filters``."""
     own = listener.filters
     return bool(own) and all(subset(subject.encode(), filters.subjects[0]) for subject in own)

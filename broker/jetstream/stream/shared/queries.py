@@ -1,12 +1,13 @@
 """Queries a live stream: single messages, counts and start positions.
 
-Owns: finding the message that answers a question, over the live state. Does not own: chunks and what is known of their
-blocks (chunks), loading and caching (storage.read), the subjects (subject_state).
+Owns: finding the messages of a query in the live state. Does not own: chunks and the matches of their blocks (chunks),
+loading and caching (storage.read), the subjects (subject_state).
 
-They see the whole live stream, including the acknowledged tail; ``count_from``, for consumers, what is persisted.
+Queries see the whole live stream, including the acknowledged tail; only ``count_from``, for consumers, is limited to
+persisted messages.
 
-A block whose object was swept during a query raises NotFound in the reader: its messages have left the stream, so the
-query is repeated on the current state.
+If a block's object is deleted during a query, the reader raises NotFound. The block's messages have left the stream
+then, so the query is repeated on the current state.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -58,13 +60,13 @@ __all__ = ["Queries"]
 T = TypeVar("T")
 
 _BLOCKS_AT_ONCE = 1024
-"""Blocks whose lists of subjects are looked at in one turn of the loop: about 3 ms."""
+"""Blocks whose subject lists are examined in one turn of the loop: about 3 ms."""
 
 _SUBJECTS_AT_ONCE = 8192
 """Subjects looked up in one turn of the loop: about 3 ms."""
 
 _TRIES = 5
-"""A message may be removed, and its block swept, while it is looked up; the next try sees the current state."""
+"""Maximum number of tries: a message may be removed, and its block deleted, during a query; the next try sees that."""
 
 
 class Queries:
@@ -82,7 +84,7 @@ class Queries:
     # --- single messages ----------------------------------------------------------------------------------------------
 
     def peek(self, seq: int) -> StoredMsg | None:
-        """``get``, from memory alone. Raises: NotLoaded."""
+        """Return the same as ``get``, from memory alone. Raises: NotLoaded."""
         block = self._live.find(seq)
         if block is None:
             return None
@@ -92,8 +94,8 @@ class Queries:
         return None if place is None else from_chunk(*place)
 
     def _place(self, block: LiveBlock, seq: int) -> tuple[Chunk, int] | None:
-        """The chunk with the live message ``seq`` of a stored block, and its ordinal in the block; None: there is none.
-        Raises: NotLoaded."""
+        """Return the chunk with the live message ``seq`` of a stored block, and its ordinal in the block; None: no such
+        message. Raises: NotLoaded."""
         ordinal = seq - block.first_seq
         if not block.gapless:
             rows = self._live.rows(block)
@@ -106,10 +108,10 @@ class Queries:
         return chunk, ordinal
 
     def peek_some(self, seqs: Sequence[int], bytes_max: int) -> tuple[StoredMsgs, Sequence[int], int]:
-        """The live messages among the first of ``seqs``, ascending, up to about ``bytes_max`` bytes of bodies or the first one
-        that is not in memory.
+        """Return live messages from the first of ``seqs``, which ascend.
 
-        Returns: them, the place of each in ``seqs``, and how many of ``seqs`` were looked at.
+        It stops after about ``bytes_max`` bytes of bodies, or at the first message that is not in memory.
+        Returns: the messages, the place of each in ``seqs``, and how many of ``seqs`` were examined.
         """
         live, found, places, at = self._live, Gathering(), list[int](), 0
         while at < len(seqs) and found.body_bytes < bytes_max:
@@ -126,7 +128,7 @@ class Queries:
                 if there is not None:
                     chunk, ordinal = there
                     if block.gapless and block.dead is None and block.first_seq >= live.first_seq:
-                        end = bisect_right(seqs, chunk.last_seq, at)  # nothing of the chunk is gone
+                        end = bisect_right(seqs, chunk.last_seq, at)  # no message of the chunk was removed
                     first = seq - (ordinal - chunk.start)
                     found.extend(chunk, seqs[at:end], [one - first for one in seqs[at:end]])
             places += range(at, at + len(found) - before)
@@ -134,12 +136,12 @@ class Queries:
         return found.msgs(), places, at
 
     def peek_last(self, subject: bytes) -> StoredMsg | None:
-        """The last live message of a literal ``subject``, from memory alone. Raises: NotLoaded."""
+        """Return the last live message of a literal ``subject``, from memory alone. Raises: NotLoaded."""
         seq = self._subjects.last(subject)
         return self.peek(seq) if seq else None
 
     async def get(self, seq: int) -> StoredMsg | None:
-        """The live message ``seq``, or None."""
+        """Return the live message ``seq``, or None."""
         live = self._live
         for _ in range(_TRIES):
             try:
@@ -159,7 +161,7 @@ class Queries:
         return None
 
     async def get_last(self, wanted: bytes) -> StoredMsg | None:
-        """The last live message whose subject matches ``wanted``, or None."""
+        """Return the last live message whose subject matches ``wanted``, or None."""
         for _ in range(_TRIES):
             seq = await self.last_seq_of(Filters((wanted,)))
             if not seq:
@@ -170,7 +172,7 @@ class Queries:
         return None
 
     async def get_next(self, wanted: bytes, seq: int, start_time_ns: int | None = None) -> StoredMsg | None:
-        """The first live message at or after ``seq``, or at or after a time, that matches ``wanted``; or None."""
+        """Return the first live match of ``wanted`` at or after ``seq``, or at or after a time; or None."""
         if start_time_ns is not None:
             seq = await self.seq_at(start_time_ns)
         filters = Filters((wanted,))
@@ -185,8 +187,10 @@ class Queries:
         return None
 
     async def next_msgs(self, filters: Filters, seq: int, most: int) -> StoredMsgs:
-        """Up to ``most`` live messages that match, from the first one at or after ``seq`` on: as many as are together in a
-        chunk, or in an open block; none if there is none."""
+        """Return up to ``most`` live matches, from the first one at or after ``seq`` on.
+
+        They are from one chunk, or one open block; none if there is no match.
+        """
         live = self._live
         for _ in range(_TRIES):
             seq = await self.next_seq(filters, seq)
@@ -221,7 +225,7 @@ class Queries:
     # --- positions ----------------------------------------------------------------------------------------------------
 
     async def next_seq(self, filters: Filters, seq: int) -> int:
-        """The first live sequence at or after ``seq`` that matches, or 0."""
+        """Return the first live match at or after ``seq``, or 0."""
         live = self._live
         seq = max(seq, live.first_seq)
         for block in blocks_from(live, seq, live.last_seq):
@@ -233,7 +237,7 @@ class Queries:
         return 0
 
     async def _next_cold(self, filters: Filters, seq: int) -> int:
-        """``next_seq``, starting with a block whose head is not in memory."""
+        """Return ``next_seq``, starting with a block whose head is not in memory."""
         live = self._live
         blocks = candidates(blocks_from(live, seq, live.last_seq), filters)
         async with aclosing(self._heads.each(blocks, slow_start=True)) as walk:
@@ -243,7 +247,7 @@ class Queries:
         return 0
 
     def _next_in(self, block: LiveBlock, first: int, filters: Filters) -> int | None:
-        """The first live match of ``block`` at or after ``first``; 0: none; None: its head is needed."""
+        """Return the first live match of ``block`` at or after ``first``; 0: none; None: its head is needed."""
         live = self._live
         if not listed_match(block, filters):
             return 0
@@ -260,11 +264,11 @@ class Queries:
         return block.first_seq + ordinal if block.gapless else live.rows(block).seq_of(ordinal)
 
     async def first_seq_of(self, filters: Filters) -> int:
-        """The first live sequence that matches, or 0."""
+        """Return the first live match, or 0."""
         return await self.next_seq(filters, 0)
 
     async def last_seq_of(self, filters: Filters) -> int:
-        """The last live sequence that matches, or 0."""
+        """Return the last live match, or 0."""
         live, subjects = self._live, self._subjects
         if filters.all:
             return live.last_live()
@@ -275,12 +279,12 @@ class Queries:
         return found[-1] if found else 0
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
-        """The last live sequence that matches any of ``filters``, in a list; an empty list when there is none."""
+        """Return the last live match of any of ``filters``, in a list; an empty list if there is none."""
         last = await self.last_seq_of(filters or ALL)
         return [last] if last else []
 
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
-        """Sequence of the last live message at or below ``up_to_seq`` of each matching subject, ascending."""
+        """Return the last live sequence at or below ``up_to_seq`` of each matching subject, ascending."""
         live, state = self._live, self._subjects
         names = await self._search.matching(filters)
         found: list[int] = []
@@ -289,12 +293,12 @@ class Queries:
             if at:
                 await asyncio.sleep(0)
             some = names[at:at + _SUBJECTS_AT_ONCE]
-            lasts = await self._decided(lambda some=some: state.ready().lasts(some, live.first_seq))  # type: ignore[misc]
+            lasts = await self._decided(
+                lambda some=some: state.ready().lasts(some, live.first_seq))  # type: ignore[misc]
             if lasts and (max(lasts) > up_to_seq or min(lasts) <= 0):
                 for i, last in enumerate(lasts):
                     if last == UNKNOWN:
-                        subject = some[i]
-                        last = lasts[i] = await self._decided(lambda subject=subject: state.last(subject))  # type: ignore[misc]
+                        last = lasts[i] = await self._decided(partial(state.last, some[i]))
                     if last > up_to_seq:
                         earlier.append(some[i])
                 lasts = [last for last in lasts if 0 < last <= up_to_seq]
@@ -305,7 +309,7 @@ class Queries:
         return found[bisect_left(found, live.first_seq):]
 
     async def _last_below(self, subjects: frozenset[bytes], up_to_seq: int) -> list[int]:
-        """For subjects whose last message is later: the last one at or below ``up_to_seq``, from the blocks."""
+        """Return, for subjects whose last message is later, the last one at or below ``up_to_seq``, from the blocks."""
         live, found = self._live, []
         wanted = Filters(subjects)
         left = set(subjects)
@@ -321,7 +325,7 @@ class Queries:
         return found
 
     async def seq_at(self, time_ns: int) -> int:
-        """The first live sequence at or after a time; ``last_seq + 1`` when there is none."""
+        """Return the first live sequence at or after a time; ``last_seq + 1`` if there is none."""
         live = self._live
         rows = None
         while True:
@@ -336,7 +340,7 @@ class Queries:
             if block.first_time_ns < time_ns:
                 rows = live.resident(block)
                 if rows is None:
-                    # Held until the next iteration, which finds it.
+                    # ``rows`` keeps them in memory until the next iteration, which finds them.
                     rows = await self._heads.of(block)
                     continue
                 at = rows.ordinal_at(time_ns)
@@ -346,7 +350,7 @@ class Queries:
     # --- counts -------------------------------------------------------------------------------------------------------
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
-        """How many persisted live messages at or after ``seq`` match, and the ``persisted_seq`` up to which that holds.
+        """Return the number of persisted live matches at or after ``seq``, and the ``persisted_seq`` of that count.
 
         Messages removed during the count may or may not be included: consumers are notified of removals.
         """
@@ -379,7 +383,7 @@ class Queries:
         return total, end
 
     async def count(self, filters: Filters) -> int:
-        """How many live messages match, including the tail."""
+        """Return the number of live matches, including the tail."""
         live, state = self._live, self._subjects
         if filters.all:
             return live.msgs
@@ -399,11 +403,11 @@ class Queries:
                 return total
 
     def tail_count(self, seq: int, filters: Filters) -> int:
-        """How many live messages at or after ``seq`` match and are not yet persisted. Reads nothing."""
+        """Return the number of live matches at or after ``seq`` that are not persisted yet. Reads nothing."""
         return sum(self._tail_counts(seq, filters))
 
     def _tail_counts(self, seq: int, filters: Filters) -> list[int]:
-        """Live matches at or after ``seq`` in each block not yet persisted."""
+        """Return the live matches at or after ``seq`` in each block that is not persisted yet."""
         live, counts = self._live, []
         for block in reversed(live.blocks):
             if block.open is None:
@@ -421,5 +425,5 @@ class Queries:
         return counts
 
     async def _decided(self, ask: Callable[[], T]) -> T:
-        """``ask()``, after loading what it needs."""
+        """Return ``ask()``, after loading what it needs."""
         return await decide(self._live, self._heads, ask)

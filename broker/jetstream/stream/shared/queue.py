@@ -1,7 +1,7 @@
-"""The queue before a stream's sequencer: which publishes wait, and which sources are slowed or refused meanwhile.
+"""The queue before a stream's sequencer: holds back publishes, and slows or refuses their sources.
 
 Owns: the order of publishes and mutations while one of them waits for the store; back-pressure on publishers.
-Does not own: the effects of a publish (sequencer), how full the log is (log).
+Does not own: the effects of a publish (sequencer), the room in the log (log).
 
 A stream is usually *open*: publishes pass straight through. It is
 
@@ -33,22 +33,23 @@ __all__ = ["HOLD_SECONDS", "PublishQueue", "Run"]
 HOLD_SECONDS = 1.0
 
 _ROW_BYTES = 200
-"""Memory of a queued message besides the bytes of its body and names: its tuple and object headers."""
+"""Memory of a queued message in addition to its body and names: its tuple and object headers."""
 
 _WORK_AT_ONCE = 5000
-"""Work of one turn of the loop when a queue drains, in messages of a run that is sequenced as a whole: some milliseconds."""
+"""Work in one turn of the loop when a queue drains, in messages of a run that is sequenced whole: some milliseconds."""
 
 _RUN_MAX = 512
-"""Messages of one call of ``sequence``, which says afterwards how much work they were."""
+"""Maximum number of messages in one call of ``sequence``, which returns the work that they were."""
 
 Run = tuple["Sequence[Msg]", int, int, "Source | None", int]
-"""ops, start, end, source, now_ns: as the bus passes them."""
+"""ops, start, end, source, now_ns: as the bus passes them on."""
 
 
 class PublishQueue:
     """One stream's queue.
 
-    Attributes: ``closed``: publishes must come here first; ``refused``: messages refused since the start.
+    Attributes: ``closed``: True if publishes must pass through the queue; ``refused``: number of messages refused so
+        far.
     """
 
     def __init__(self, log: StreamLog, *, bytes_max: int = 16 << 20) -> None:
@@ -64,13 +65,16 @@ class PublishQueue:
         self._refusing = False
         self._awaiting_room = False
         self._scheduled = False
-        """Whether ``_drain`` goes on in a later turn of the loop."""
+        """True if a later turn of the loop continues ``_drain``."""
         self._shut = False
 
     def connect(self, sequence: Callable[[Sequence[Msg], int, int, Source | None, int], int],
                 refuse: Callable[[Sequence[Msg]], None]) -> None:
-        """Pass runs on from now on: ``sequence`` decides a run when its turn comes, and returns how much work that was;
-        ``refuse`` answers a run that is not accepted."""
+        """Set the functions for runs that leave the queue.
+
+        Args: ``sequence`` decides a run when its turn comes, and returns the work that this was. ``refuse`` answers a
+            run that is not accepted.
+        """
         self._sequence, self._refuse = sequence, refuse
 
     # --- publishes ----------------------------------------------------------------------------------------------------
@@ -94,15 +98,17 @@ class PublishQueue:
             self._drain()
 
     def requeue(self, run: Run) -> None:
-        """Put the rest of a run back at the head of the queue: it waits for something to be loaded."""
+        """Put the rest of a run back at the head of the queue, because it waits for data to be loaded."""
         size = _size(run[0][run[1]:run[2]])
         self._queue.appendleft((run, size))
         self.bytes += size
         self.closed = True
 
     def drop_first(self, msg: Msg) -> bool:
-        """Take ``msg``, which cannot be decided, out of the queue; False when it is not the first, since it was refused
-        meanwhile."""
+        """Remove ``msg``, which cannot be decided, from the queue; return False if it is not the first.
+
+        It is not the first if it was refused in the meantime.
+        """
         for at, item in enumerate(self._queue):
             if not isinstance(item, asyncio.Future):
                 (ops, start, end, source, now_ns), size = item
@@ -117,7 +123,7 @@ class PublishQueue:
         return False
 
     async def quiet(self) -> None:
-        """Return when nothing queued before this call is waiting."""
+        """Wait until nothing that was queued before this call is waiting."""
         if self.busy or self._queue:
             async with self.turn():
                 pass
@@ -125,13 +131,13 @@ class PublishQueue:
     # --- busy ---------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The current operation waits for the store: queue everything until ``end``. Only when not busy."""
+        """Queue everything until ``end``, because the current operation waits for the store. Only if not busy."""
         if self.busy:
             raise RuntimeError("one operation at a time waits for the store")
         self.busy = self.closed = True
 
     def end(self) -> None:
-        """The operation that was waiting is done."""
+        """End the operation that was waiting, and drain the queue."""
         if not self.busy:
             raise RuntimeError("no operation is waiting")
         self.busy = False
@@ -164,7 +170,7 @@ class PublishQueue:
             self.end()
 
     def shut(self) -> None:
-        """Let nothing more pass: publishes are queued until ``refuse_all`` or ``close``."""
+        """Stop passing publishes on: they are queued until ``refuse_all`` or ``close``."""
         self._shut = self.closed = True
 
     def refuse_all(self, refuse: Callable[[Sequence[Msg]], None]) -> None:
@@ -179,7 +185,7 @@ class PublishQueue:
         self.bytes = 0
 
     def close(self) -> None:
-        """Drop the queue without replying: the stream is gone or no longer ours."""
+        """Drop the queue without replying: the stream was deleted, or belongs to another owner."""
         for item in self._queue:
             if isinstance(item, asyncio.Future):
                 item.cancel()
@@ -217,7 +223,7 @@ class PublishQueue:
             try:
                 work += self._sequence(ops, start, end, source, now_ns)
             except BaseException:
-                # The caller reports it; the rest of the queue goes on.
+                # The caller reports the error; the rest of the queue continues in a later turn.
                 self._drain_later()
                 raise
         if not queue:

@@ -1,11 +1,14 @@
-"""What a reader of one stream needs next, asked of the store before it gets there.
+"""Loads data that the readers of one stream need next from the store, before they ask for it.
 
-Owns: which extents are loaded ahead, and how many. Does not own: loading and its bounds (storage.read).
+Owns: the choice and number of extents that are loaded ahead. Does not own: loading and its limits (storage.read).
 
-    loaded on demand ── begun ──> 2 extents ahead ── the first begun ──> 4 ahead, and so on until a read finds nothing loaded
+    an extent loaded on demand ── read of it begins ──> 2 extents ahead ── read of the first begins ──> 4 ahead, and so
+    on,
+                                                                           until a read finds nothing loaded
 
-Nobody registers as a reader: whoever decodes the first frame of an extent has what comes after it loaded. A demand begins that
-only where it continues an earlier one, so that single messages, redelivered in any order, cost no more than their extents.
+Readers are not registered: whoever decodes the first frame of an extent causes the next extents to be loaded. A load on
+demand starts this only if it continues an earlier one. So single messages, redelivered in any order, cost no more than
+their own extents.
 """
 
 from __future__ import annotations
@@ -23,29 +26,29 @@ if TYPE_CHECKING:
 __all__ = ["ReadAhead"]
 
 _AHEAD_MIN, _AHEAD_MAX = 2, 4
-"""Extents on their way or waiting, of about 1 MiB: with 40 ms to S3 four make 100 MB/s."""
+"""Extents being loaded or waiting, of about 1 MiB: at 40 ms to S3, four of them give 100 MB/s."""
 
 _SMALL_MAX = 16
-"""The same, of small blocks."""
+"""Maximum number of small blocks that are loaded ahead instead."""
 
 _EXTENT_BYTES = 1 << 20
 
 _ENDS_MAX = 64
-"""Readers that are recognised when they come to the end of what they loaded."""
+"""Number of readers that are recognised when they continue at the end of their last extent."""
 
 
 class ReadAhead:
-    """Reading ahead for all readers of one stream."""
+    """The loading ahead for all readers of one stream."""
 
     def __init__(self, live: Live, reader: BlockReader, may_match: Callable[[LiveBlock, Filters], bool]) -> None:
-        """``may_match`` tells from memory whether a block may have a match."""
+        """Args: ``may_match`` returns, from memory, whether a block may have a match."""
         self._live = live
         self._reader = reader
         self._may_match = may_match
         self._ends: dict[int, None] = {}
 
     def on_begun(self, block: LiveBlock, seq: int, filters: Filters | None) -> Callable[[int], None]:
-        """What to call when an extent, loaded on demand for a reader at ``seq``, has begun to be read."""
+        """Return the function to call when the reading of an extent, loaded on demand for ``seq``, begins."""
         if filters is None:
             if seq not in self._ends:
                 return partial(self._note_reader, block)
@@ -53,7 +56,7 @@ class ReadAhead:
         return partial(self._load_ahead, block, filters, _AHEAD_MIN)
 
     def _note_reader(self, block: LiveBlock, ordinal: int) -> None:
-        """A reader may come to want what follows message ``ordinal - 1``."""
+        """Remember that a reader may continue at message ``ordinal``."""
         if ordinal >= block.count:
             following = self._after(block, None)
             if following is None:
@@ -69,7 +72,7 @@ class ReadAhead:
             del self._ends[next(iter(self._ends))]
 
     def _load_ahead(self, block: LiveBlock, filters: Filters | None, extents: int, ordinal: int) -> None:
-        """Have ``extents`` loaded from message ``ordinal`` of ``block`` on."""
+        """Load ``extents`` ahead, from message ``ordinal`` of ``block`` on."""
         if not self._live.holds(block):
             return
         begun, left = min(2 * extents, _AHEAD_MAX), extents * _EXTENT_BYTES
@@ -92,9 +95,10 @@ class ReadAhead:
             ordinal = end
 
     def _after(self, block: LiveBlock, filters: Filters | None) -> LiveBlock | None:
-        """The next block with something for a reader, unless it is not stored yet."""
+        """Return the next block that has messages for a reader; None if there is none or it is not stored yet."""
         live = self._live
-        for i in range(live.index_at(block.last_seq + 1), min(len(live.blocks), live.index_at(block.last_seq + 1) + _SMALL_MAX)):
+        start = live.index_at(block.last_seq + 1)
+        for i in range(start, min(len(live.blocks), start + _SMALL_MAX)):
             following = live.blocks[i]
             if following.open is not None:
                 return None

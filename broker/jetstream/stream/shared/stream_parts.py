@@ -44,23 +44,29 @@ class StreamOwner(BlockOwner, Protocol):
     def first_time_ns(self) -> int: ...
 
     def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, notify: bool = True) -> None:
-        """Messages were removed, all of ``subject`` if it is given. ``notify`` is False if no consumer is concerned."""
+        """Handle removals; ``subject`` is the subject of all of them, or None.
+
+        ``notify``: consumers must be notified.
+        """
 
     def notify_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
-        """``removed`` for blocks that left as a whole, as (first, last, messages)."""
+        """Notify consumers of blocks that were removed as a whole, as (first, last, messages)."""
 
     def reset_checks(self) -> None:
-        """The last sequence was set, not counted up."""
+        """Select the checks again, after the last sequence was set instead of counted up."""
 
     def trim_soon(self) -> None:
-        """A trim needs the store or is incomplete: continue it in the stream's next turn."""
+        """Continue a trim in the stream's next turn, because it needs the store or is incomplete."""
 
     def publish_own(self, msgs: Sequence[Msg], source: Source | None = None) -> None:
         """Publish messages of the stream itself."""
 
 
 class StreamParts(NamedTuple):
-    """The shared parts of one stream. ``stream`` is its identity towards the log; ``stored``: it is not in memory only."""
+    """The shared parts of one stream.
+
+    ``stream``: the stream itself, for the log; ``stored``: False if it is in memory only.
+    """
 
     stream: StreamOwner
     account: str
