@@ -357,7 +357,7 @@ class JetStream:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for account in self.accounts.values():
-            account.upstreams.leave_all()
+            account.upstreams.stop_all()
         for account in self.accounts.values():
             await account.consumers.openings.cancel()
             account.release()

@@ -90,7 +90,7 @@ class ShardStreams(LogListener):
 
     def blocks_adopted(self, adopted: Sequence[Adopted]) -> Sequence[Adopted]:
         """See ``LogListener``."""
-        from broker.jetstream.stream.adoption import follow
+        from broker.jetstream.stream.adoption import apply_compaction
 
         streams = {stream.stream_id: stream for _, stream in self._live()}
         again = []
@@ -99,7 +99,7 @@ class ShardStreams(LogListener):
             if stream is None or stream.offline is not None:
                 continue
             try:
-                if not follow(stream, one):
+                if not apply_compaction(stream, one):
                     again.append(one)
             except ValueError as error:
                 _log.exception("stream %s > %s does not have the blocks that compaction has merged", stream.account,

@@ -279,16 +279,16 @@ def streams_not_told(patch: pytest.MonkeyPatch) -> None:
 
 def walks_interrupted(patch: pytest.MonkeyPatch) -> None:
     """Blocks are replaced below an operation that walks through them."""
-    follow = adoption.follow
+    apply = adoption.apply_compaction
 
     def broken(stream: Any, adopted: Any) -> bool:
         walks, stream.heads.walks = stream.heads.walks, 0
         try:
-            return follow(stream, adopted)
+            return apply(stream, adopted)
         finally:
             stream.heads.walks = walks
 
-    patch.setattr(adoption, "follow", broken)
+    patch.setattr(adoption, "apply_compaction", broken)
 
 
 def ids_left_behind(patch: pytest.MonkeyPatch) -> None:

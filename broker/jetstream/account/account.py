@@ -74,7 +74,7 @@ class Account:
 
     def __init__(self, host: Host, name: str, bus: Bus, clock: Clock, rng: random.Random, settings: JetStreamSettings,
                  limits: AccountLimits) -> None:
-        from broker.jetstream.stream.upstream.around import Around
+        from broker.jetstream.stream.upstream.follower_parts import FollowerParts
 
         self.name = name
         self.bus = bus
@@ -96,7 +96,7 @@ class Account:
         self._links = 0
         """The number of changes, so far, of what streams mirror or source."""
         self._quota = Quota(host, name, self.streams, limits, settings.server)
-        self.upstreams = Upstreams(Around(self._origin, clock, bus, rng), host.external)
+        self.upstreams = Upstreams(FollowerParts(self._origin, clock, bus, rng), host.external)
         overlaps = None
         if settings.overlapping_streams:
             from broker.jetstream.stream.overlaps import Overlaps
@@ -191,7 +191,7 @@ class Account:
 
     def prepare_shutdown(self) -> None:
         """Stop all consumers, notifying waiting pull requests, and let each stream write its last record."""
-        self.upstreams.leave_all()
+        self.upstreams.stop_all()
         for stream in self.streams.values():
             self.consumers.shutdown(stream)
             stream.prepare_shutdown()
@@ -201,7 +201,7 @@ class Account:
     def release(self) -> None:
         """Drop everything (subscriptions, timers, state) and write nothing."""
         self._restored = False
-        self.upstreams.leave_all()
+        self.upstreams.stop_all()
         for stream in list(self.streams.values()):
             self.consumers.stop(stream)
             stream.close()
@@ -322,7 +322,7 @@ class Account:
         """
         name, subjects = stream.name, stream.config.subjects_bytes
         await in_turns(self._subscriptions.unsubscribe(stream))
-        await in_turns(self.upstreams.leave(name))
+        await in_turns(self.upstreams.stop(name))
         deleted = await self.consumers.delete_all(stream)
         if self.stream(name) is not stream:
             raise ApiError(ApiErrors.STREAM_NOT_FOUND)
@@ -370,7 +370,7 @@ class Account:
         self.consumers.remove_stream(stream)
         at_once(self._subscriptions.unsubscribe(stream))
         at_once(self._subscriptions.give_back(stream.name, stream.config.subjects_bytes))
-        at_once(self.upstreams.leave(stream.name))
+        at_once(self.upstreams.stop(stream.name))
         self.upstreams.changed(stream.name)
 
     async def _checked(self, given: StreamConfig, check: Callable[[], StreamConfig]) -> tuple[StreamConfig, int]:

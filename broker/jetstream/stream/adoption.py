@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
     from broker.storage.format.records.adoption import Adopted
 
-__all__ = ["follow"]
+__all__ = ["apply_compaction"]
 
 
-def follow(stream: Stream, adopted: Adopted) -> bool:
+def apply_compaction(stream: Stream, adopted: Adopted) -> bool:
     """Read from the new block. False: not now, since an operation relies on the old ones.
 
     Raises: ValueError when the stream's blocks are not what the record says.

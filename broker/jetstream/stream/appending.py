@@ -66,15 +66,15 @@ class Appending:
         """Args: ``stored`` are the stream's extra members."""
         self.requests = Requests(stored)
         self._parts, self._context = parts, context
-        self._leaving: asyncio.Task[None] | None = None
+        self._interest_sweep: asyncio.Task[None] | None = None
         """Removes those of the last ones that joined which no consumer waits for."""
 
-    def append(self, request_id: int, staged: Staged, may: Callable[[], object] = lambda: None) -> asyncio.Task[Answer]:
+    def append(self, request_id: int, staged: Staged, check_allowed: Callable[[], object] = lambda: None) -> asyncio.Task[Answer]:
         """Let them join, as a task of the stream; its result is what ``_append`` returns. ``may`` raises ApiError if they may
         not, as of the moment when that is decided."""
-        return self._parts.tasks.start(self._append(request_id, staged, may), "staged messages", awaited=True)
+        return self._parts.tasks.start(self._append(request_id, staged, check_allowed), "staged messages", awaited=True)
 
-    async def _append(self, request_id: int, staged: Staged, may: Callable[[], object]) -> Answer:
+    async def _append(self, request_id: int, staged: Staged, check_allowed: Callable[[], object]) -> Answer:
         """Returns once that is persisted, or the answer that the request got before.
 
         Raises: ApiError when they are refused, and nothing has changed; StoreError, FormatError, Stuck: what a decision needs
@@ -93,21 +93,21 @@ class Appending:
                 config = parts.stream.config
                 await self._check_subjects(config, staged)
                 await parts.live.load_blocks()
-                await self._duplicates(staged, ids)
+                await self._find_duplicates(staged, ids)
                 await self._check(config, staged, ids)
                 # No block of the stream has messages that are not persisted, so those that join come after all of them.
                 await parts.log.persisted()
                 if parts.stream.config is config and parts.live.open is None:
                     break
-            may()
+            check_allowed()
             self._check_usage(staged, ids)
             answer = self._record(request_id, staged, ids)
             joining = parts.live.joining
             assert joining is not None
-            await self._joined()
+            await self._wait_until_joined()
             if joining.msgs:
                 try:
-                    await self._remember(joining, staged, ids.dropped)
+                    await self._add_ids(joining, staged, ids.dropped)
                 except asyncio.CancelledError:
                     parts.queue.shut()
                     raise
@@ -147,7 +147,7 @@ class Appending:
         live.expect(joining)
         for after in arrival.afters:
             after()
-        await self._joined()
+        await self._wait_until_joined()
         context.dedupe.add(arrival.ids, arrival.last_id, at_ns, stored=False)
         context.msg_ids.expire_later()
         await self._enforce()  # nobody is to see more than the limits allow, who waits for the commit
@@ -160,7 +160,7 @@ class Appending:
         parts.log.urgent()
         await parts.log.persisted()
 
-    async def _joined(self) -> None:
+    async def _wait_until_joined(self) -> None:
         """Return once the record is persisted, and the messages have joined. Raises: ApiError; whatever stopped the log."""
         parts = self._parts
         parts.log.urgent()
@@ -177,9 +177,9 @@ class Appending:
         """Bring the stream within its limits, now that they have joined. As after a publish, what no consumer waits for and what
         subjects may not keep is gone before max_msgs and max_bytes take out other messages."""
         context = self._context
-        leaving, self._leaving = self._leaving, None
+        interest_sweep, self._interest_sweep = self._interest_sweep, None
         if context.retention.over:
-            first = [task for task in (leaving, context.enforcement.sweep()) if task is not None]
+            first = [task for task in (interest_sweep, context.enforcement.sweep()) if task is not None]
             if first:
                 await asyncio.wait(first, timeout=WAIT_SECONDS)  # publishes wait
         try:
@@ -262,7 +262,7 @@ class Appending:
                 if not self._context.dedupe.known:
                     await self._context.msg_ids.load()
 
-    async def _duplicates(self, staged: Staged, ids: StagedIds) -> None:
+    async def _find_duplicates(self, staged: Staged, ids: StagedIds) -> None:
         """Bring ``ids`` up to date with what was published by now. Raises: ApiError 10167."""
         context = self._context
         dedupe = context.dedupe
@@ -332,9 +332,9 @@ class Appending:
         if context.enforcement.sweep_due:
             context.enforcement.begin()
         context.retention.arm()
-        self._leaving = context.interest.joined(joining.first_seq)
+        self._interest_sweep = context.interest.joined(joining.first_seq)
 
-    async def _remember(self, joining: Joining, staged: Staged, dropped: Mapping[int, Dropped]) -> None:
+    async def _add_ids(self, joining: Joining, staged: Staged, dropped: Mapping[int, Dropped]) -> None:
         """Take the ids into the duplicate window. Publishes wait until all are there."""
         parts, context = self._parts, self._context
         dedupe = context.dedupe
@@ -346,7 +346,7 @@ class Appending:
                 places: Sequence[int] = range(start, end)
                 if lost:
                     places = [at for at in places if at not in lost]
-                _add(dedupe, block, ids, places, parts.clock.now_ns() - dedupe.window_ns)
+                _add_to_window(dedupe, block, ids, places, parts.clock.now_ns() - dedupe.window_ns)
                 await asyncio.sleep(0)
         number, block = joining.numbers[-1], joining.blocks[-1]
         dedupe.last_id = _last_id(block, staged.blocks[number].ids)
@@ -362,18 +362,18 @@ def _dead_row(entry: BlockEntry, dead: DeadSet) -> Sequence[Any]:
     return entry.first_seq, entry.last_seq, entry.dead_count, entry.dead_bytes, dead.pack()
 
 
-def _add(dedupe: Dedupe, block: LiveBlock, ids: Ids, places: Sequence[int], since_ns: int) -> None:
+def _add_to_window(dedupe: Dedupe, block: LiveBlock, ids: Ids, places: Sequence[int], since_ns: int) -> None:
     """Remember those ids of ``block`` whose messages, with the times that they have now, are in the window."""
     low, high, first_seq = block.first_time_ns, block.last_time_ns, block.first_seq
     if high <= since_ns:
         return
-    for some in _together(ids.times, places, low, high):
+    for some in _grouped(ids.times, places, low, high):
         time_ns = min(max(ids.times[some[-1]], low), high)
         if time_ns > since_ns:
             dedupe.add({ids.ids[at]: first_seq + ids.ordinals[at] for at in some}, b"", time_ns, stored=False)
 
 
-def _together(times: Sequence[int], places: Sequence[int], low: int, high: int) -> Iterator[Sequence[int]]:
+def _grouped(times: Sequence[int], places: Sequence[int], low: int, high: int) -> Iterator[Sequence[int]]:
     """``places`` in groups, each of one time or hardly more, when times are within low to high."""
     start = 0
     while start < len(places):

@@ -41,7 +41,7 @@ def drop_blocks(stream: Stream) -> int:
             or stream.msg_ids.loading or stream.tasks.running or stream.subjects.has_deferred or stream.msg_ids.has_deferred):
         return 0
     state = stream.applied()
-    count = stream.live.drop(stream.applied) if state is not None and len(state.blocks) <= _MANY else 0
+    count = stream.live.unload_blocks(stream.applied) if state is not None and len(state.blocks) <= _MANY else 0
     if count:
         stream.msg_ids.blocks_unloaded()
         stream.chunks.blocks_unloaded()

@@ -58,19 +58,19 @@ class Overlaps:
 
     def has(self, subject: bytes, name: bytes) -> bool:
         """Whether the stream called ``name`` stores ``subject``."""
-        return any(stream.name.encode() == name for stream in self._of(subject))
+        return any(stream.name.encode() == name for stream in self._streams_of(subject))
 
     def handler(self, stream: Stream) -> BatchHandler:
         """How the stream takes publishes."""
         def publish(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
             run = ops if start == 0 and end == len(ops) else ops[start:end]
-            if any(len(self._of(op[0])) > 1 for op in run):
-                run = [kept for op in run if (kept := self._for(stream, op)) is not None]
+            if any(len(self._streams_of(op[0])) > 1 for op in run):
+                run = [kept for op in run if (kept := self._msg_for(stream, op)) is not None]
             if run:
                 stream.publish(run, 0, len(run), source, now_ns)
         return publish
 
-    def _of(self, subject: bytes) -> tuple[Stream, ...]:
+    def _streams_of(self, subject: bytes) -> tuple[Stream, ...]:
         """The streams that store a subject, the one created first in front."""
         found = self._by_subject.get(subject)
         if found is None:
@@ -81,7 +81,7 @@ class Overlaps:
                 if any(matches(pattern, subject) for pattern in stream.config.subjects_bytes))
         return found
 
-    def _for(self, stream: Stream, msg: Msg) -> Msg | None:
+    def _msg_for(self, stream: Stream, msg: Msg) -> Msg | None:
         """The message as the stream is to take it; None: it is a request to the stream that answers."""
         subject, reply, hlen, body = msg
         if not reply or self._answering(msg) is stream:
@@ -96,7 +96,7 @@ class Overlaps:
         return msg.as_changed(unanswered) if isinstance(msg, TracedMsg) else unanswered
 
     def _answering(self, msg: Msg) -> Stream:
-        streams = self._of(msg[0])
+        streams = self._streams_of(msg[0])
         if msg[2]:
             expected = headers.find(msg[3][:msg[2]], _EXPECTED).get(STREAM)
             for stream in streams:

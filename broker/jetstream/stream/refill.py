@@ -109,8 +109,8 @@ class Refill:
             if due_ns is not None:
                 stream.scheduler.put(seq, due_ns)
             if headers:
-                self._note_source(headers)
-            self._note_id(headers.get(MSG_ID, b""), seq, time_ns, now_ns)
+                self._move_source(headers)
+            self._add_id(headers.get(MSG_ID, b""), seq, time_ns, now_ns)
         stream.log.urgent()
 
     def finish(self, last_seq: int) -> None:
@@ -165,19 +165,19 @@ class Refill:
             return None
         return None if firing is None else firing.at_ns
 
-    def _note_source(self, headers: dict[bytes, bytes]) -> None:
+    def _move_source(self, headers: dict[bytes, bytes]) -> None:
         """A source continues after the last message that it has copied."""
-        if not self._sources or not (said := headers.get(SOURCE)):
+        if not self._sources or not (text := headers.get(SOURCE)):
             return
-        parts = said.decode("utf-8", "replace").split(" ")
+        parts = text.decode("utf-8", "replace").split(" ")
         if len(parts) >= 4 and (name := f"{parts[0]} {parts[2]} {parts[3]}") in self._sources:
-            seq = decimal(said.split(b" ")[1])
+            seq = decimal(text.split(b" ")[1])
             if seq > 0:
                 # Servers before 2.15 did not say which origin of that name it was.
                 identity = parts[5] if len(parts) >= 6 and not self._any_origin else ""
                 self._stream.positions.move(name, Position(seq, identity))
 
-    def _note_id(self, msg_id: bytes, seq: int, time_ns: int, now_ns: int) -> None:
+    def _add_id(self, msg_id: bytes, seq: int, time_ns: int, now_ns: int) -> None:
         dedupe = self._stream.dedupe
         recent = bool(msg_id) and dedupe.window_ns > 0 and time_ns > now_ns - dedupe.window_ns and not dedupe.full
         dedupe.add({msg_id: seq} if recent else {}, msg_id, time_ns)

@@ -188,19 +188,19 @@ class Scheduler:
         except ApiError:
             again = None
         target = header_block.get(headers, schedules.TARGET)
-        if again is None or not target or await self._void(schedule):
-            self._drop(seq)
+        if again is None or not target or await self._is_void(schedule):
+            self._end(seq)
             return
         content = schedule
         if source := header_block.get(headers, schedules.SOURCE):
             content = await self._queries.get_last(source) or schedule
-        following = _shown(again.at_ns, zone_name) if again.repeats else schedules.PURGE
+        following = _time_text(again.at_ns, zone_name) if again.repeats else schedules.PURGE
         block = schedules.produced(headers, schedule.subject, content.headers, following)
         if self.schedules.rows(seq, seq)[0]:
             self._fired[schedule.subject] = seq, again.at_ns, now_ns, last_seq
             self._publish([(target, b"", len(block), block + content.payload)], self.source)
 
-    async def _void(self, schedule: StoredMsg) -> bool:
+    async def _is_void(self, schedule: StoredMsg) -> bool:
         seq = schedule.seq
         while (later := await self._queries.get_next(schedule.subject, seq + 1)) is not None:
             if not header_block.get(later.headers, schedules.SCHEDULER):
@@ -208,14 +208,14 @@ class Scheduler:
             seq = later.seq
         return False
 
-    def _drop(self, seq: int) -> None:
+    def _end(self, seq: int) -> None:
         """Remove a schedule, which never fires again, though its message stays."""
         self.schedules.remove(seq, seq)
         self._changed[seq] = 0
         self._log.urgent()
 
 
-def _shown(at_ns: int, zone_name: bytes | None) -> bytes:
+def _time_text(at_ns: int, zone_name: bytes | None) -> bytes:
     """A time in RFC 3339, in the schedule's zone."""
     if zone_name is None:
         return format_time(at_ns).encode()

@@ -99,16 +99,16 @@ class StagedIds:
             await self.compare()
             return
         hits: set[bytes] = set()
-        looked_at = 0
+        compared = 0
         dedupe.expire(self._clock.now_ns())
         newer, self._newest_seq = dedupe.since(self._newest_seq), max(self._newest_seq, dedupe.newest_seq)
         for ids in newer:
             for start in range(0, len(ids), _AT_ONCE):
                 some = ids[start:start + _AT_ONCE]
                 hits.update(msg_id for msg_id in some if msg_id in self._seen and dedupe.seen(msg_id))
-                looked_at += len(some)
-                if looked_at >= _AT_ONCE:
-                    looked_at = 0
+                compared += len(some)
+                if compared >= _AT_ONCE:
+                    compared = 0
                     await asyncio.sleep(0)
         for number, block in enumerate(self._staged.blocks if hits else ()):
             ids = block.ids.ids

@@ -525,7 +525,7 @@ class Stream:
         self.retention.close()
         self.ttls.close()
         self.scheduler.close()
-        self.live.leave()
+        self.live.stop_counting()
         if self.memory_blocks is not None:
             self.memory_blocks.close()
         self.msg_ids.close()

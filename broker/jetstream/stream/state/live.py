@@ -101,7 +101,7 @@ class Live:
         self._stored = stored
         self._on_blocks_loaded = on_blocks_loaded
         self._loading: BlockLoading | None = None
-        self._dropped = False
+        self._unloaded = False
         self._blocks: list[LiveBlock] = []
         self._begins: list[int] = []
         self._stored_rows = stored_rows
@@ -158,7 +158,7 @@ class Live:
             if state is None:
                 return self._add_in_flight([], [])
             loading = self._loading = BlockLoading(state, self._on_blocks_loaded)
-        if loading.left > _LOADED_AT_ONCE and (count or not self._dropped):
+        if loading.left > _LOADED_AT_ONCE and (count or not self._unloaded):
             loading.load(count)
             return False
         loading.load(loading.left)
@@ -438,7 +438,7 @@ class Live:
         """Number of blocks that are in memory as objects."""
         return len(self._blocks)
 
-    def drop(self, stored: Callable[[], StreamState | None]) -> int:
+    def unload_blocks(self, stored: Callable[[], StreamState | None]) -> int:
         """Unload the blocks; the next access loads them again at once.
 
         Returns: the number of unloaded blocks; 0 if the blocks are not loaded, or not all of them are stored.
@@ -449,7 +449,7 @@ class Live:
             return 0
         count = len(self._blocks)
         self._stored, self._blocks, self._begins, self.first_time_ns = stored, [], [], state.first_time_ns
-        self._dropped = True
+        self._unloaded = True
         return count
 
     def free_blocks(self) -> None:
@@ -491,7 +491,7 @@ class Live:
         self.blocks[i:i + len(old)] = [] if new is None else [new]
         self._begins[i:i + len(old)] = [] if new is None else [new.first_seq]
 
-    def leave(self) -> None:
+    def stop_counting(self) -> None:
         """Subtract this deleted stream from ``usage``, and no longer count its changes there."""
         self.count_in(ServerUsage())
 

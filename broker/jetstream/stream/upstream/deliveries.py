@@ -70,7 +70,7 @@ class Deliveries:
         self._to, self._names = consumer.deliver_subject.encode(), (given.name.encode(), consumer.name.encode())
         self._waiting: deque[Msg] = deque()
         self._bytes = 0
-        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._subscriptions: list[Subscription] = []
 
     def __enter__(self) -> Self:
@@ -91,18 +91,18 @@ class Deliveries:
                            else ApiErrors.SOURCE_CONSUMER_REQUIRES_ACK_FC)
         self.identity = (headers.get(block, b"Nats-Stream-Identity") or b"").decode("latin-1")
         self.stream_seq = int(answer["delivered"]["stream_seq"])
-        self._subscriptions.append(self._bus.subscribe(self._to, self._take))
+        self._subscriptions.append(self._bus.subscribe(self._to, self._queue_messages))
 
     async def _ask(self, subject: bytes) -> tuple[dict[str, Any], bytes]:
         """The answer of an API request, and its headers."""
         answered: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
-        def take(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        def on_answer(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
             if not answered.done():
                 answered.set_result(ops[start])
 
         inbox = b"_INBOX." + secret_id().encode()
-        subscription = self._bus.subscribe(inbox, take)
+        subscription = self._bus.subscribe(inbox, on_answer)
         try:
             block = b"NATS/1.0\r\nNats-Required-Api-Level: 4\r\nNats-Stream-Identity: \r\n\r\n"
             self._bus.publish(subject, inbox, len(block), block)
@@ -117,14 +117,14 @@ class Deliveries:
         answer = json.loads(body[hlen:])
         return answer, body[:hlen]
 
-    def _take(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+    def _queue_messages(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         if source is not None:
             return  # a client's: consumers deliver as the broker itself
         if self._bytes < WAITING_BYTES_MAX:
-            taken = ops[start:end]
-            self._waiting += taken
-            self._bytes += sum(len(body) for _, _, _, body in taken)
-        self._news.set()
+            run = ops[start:end]
+            self._waiting += run
+            self._bytes += sum(len(body) for _, _, _, body in run)
+        self._arrived.set()
 
     async def read(self) -> Batch | FlowRequest:
         """What comes next. Raises: Lost."""
@@ -132,10 +132,10 @@ class Deliveries:
             while self._waiting:
                 if (found := self._next()) is not None:
                     return found
-            self._news.clear()
+            self._arrived.clear()
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
-                    await self._news.wait()
+                    await self._arrived.wait()
             except TimeoutError:
                 raise Lost("the consumer sends nothing") from None
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from broker.base.backoff import Backoff
 from broker.jetstream.stream.state.decision import Stuck
-from broker.jetstream.stream.upstream.around import Around
 from broker.jetstream.stream.upstream.deliveries import Deliveries, Lost
+from broker.jetstream.stream.upstream.follower_parts import FollowerParts
 from broker.jetstream.stream.upstream.origin import Batch, Origin, OriginReader, identity_of
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.copies import Copies
     from broker.jetstream.stream.upstream.positions import Positions
 
-__all__ = ["Around", "Follower", "Target"]
+__all__ = ["Follower", "FollowerParts", "Target"]
 
 _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.5, 30.0
-_LOOK_SECONDS = 10.0
+_FIND_SECONDS = 10.0
 """An origin that is reached through imports is looked for this often: they may change at any time."""
 
 _TRIED_MAX = 64
@@ -71,20 +71,20 @@ class Follower(ABC):
 
     MIRRORS: ClassVar[bool] = False
 
-    def __init__(self, target: Target, given: StreamSource, around: Around) -> None:
+    def __init__(self, target: Target, given: StreamSource, parts: FollowerParts) -> None:
         self.given = given
         self.error: ApiError | None = None
         self._target = target
-        self._around = around
-        self._clock = around.clock
+        self._parts = parts
+        self._clock = parts.clock
         self._woken = asyncio.Event()
         self._reader: OriginReader | None = None
         self._deliveries: Deliveries | None = None
         self._received = False
         """Whether anything was stored since the last pause, of what a consumer delivered."""
 
-        self._heard_ns = 0
-        self._told = ""
+        self._last_read_ns = 0
+        self._logged = ""
         self._transforms: list[SubjectTransform] = []
         self._first: FirstMatch | None = None
         """Finds the transform of a subject, if they are very many."""
@@ -114,11 +114,11 @@ class Follower(ABC):
         shown["lag"] = reader.lag if reader is not None else 0
         if seq := self.position():
             shown["seq"] = seq
-        heard_ns = self._clock.monotonic_ns() - self._heard_ns
-        shown["active"] = -1 if not self._heard_ns else min(heard_ns, _HEARTBEAT_NS) if reader is not None else heard_ns
+        idle_ns = self._clock.monotonic_ns() - self._last_read_ns
+        shown["active"] = -1 if not self._last_read_ns else min(idle_ns, _HEARTBEAT_NS) if reader is not None else idle_ns
         if self.error is not None:
             shown["error"] = self.error.to_json()
-        if given.filter_subject and (self._heard_ns or not self.MIRRORS):
+        if given.filter_subject and (self._last_read_ns or not self.MIRRORS):
             shown["filter_subject"] = given.filter_subject
         if given.subject_transforms:
             shown["subject_transforms"] = wire.write(given)["subject_transforms"]
@@ -173,21 +173,21 @@ class Follower(ABC):
                     continue
                 reader = await self._attach()
                 if reader is None:
-                    await self._news()
+                    await self._wait_for_change()
                     continue
                 if await self._copy(reader):
                     backoff.reset()
-                    self._told = ""
+                    self._logged = ""
                 continue
             except ApiError as error:
                 # A full stream may have room again at any time.
                 backoff.reset()
-                self._tell(error)
+                self._log_once(error)
             except (StoreError, FormatError, Stuck, Lost) as error:
                 if self._received:
                     backoff.reset()
                     self._received = False
-                self._tell(error)
+                self._log_once(error)
             except Exception:
                 _log.exception("stream %s does not follow %s", self._target.name, self.given.name)
             self._detach()
@@ -202,7 +202,7 @@ class Follower(ABC):
     async def _attach(self) -> OriginReader | None:
         """A reader of the current origin; None while there is none."""
         try:
-            origin = self._around.find(self.given, self.MIRRORS)
+            origin = self._parts.find(self.given, self.MIRRORS)
         except ApiError as error:
             self.error = error
             self._detach()
@@ -215,7 +215,7 @@ class Follower(ABC):
             next_seq = await self.start(origin)
             origin.listeners.followers[self.wake] = None
             reader = self._reader = OriginReader(origin, self.filters, next_seq)
-            self._heard_ns = self._clock.monotonic_ns()
+            self._last_read_ns = self._clock.monotonic_ns()
         return reader
 
     def _detach(self) -> None:
@@ -227,9 +227,9 @@ class Follower(ABC):
         """Copy what there is, then wait until there is more; returns whether anything was stored."""
         found = reader.read()
         if found is None:
-            await self._news()
+            await self._wait_for_change()
             return False
-        self._heard_ns = self._clock.monotonic_ns()
+        self._last_read_ns = self._clock.monotonic_ns()
         if not isinstance(found, Batch):
             await found.ready
             return False
@@ -242,8 +242,8 @@ class Follower(ABC):
 
     async def _receive(self) -> None:
         """Store what the consumer delivers, until it has to be reset. Raises: Lost, and what stops copying."""
-        around = self._around
-        with Deliveries(around.bus, self.given, mirror=self.MIRRORS) as deliveries:
+        parts = self._parts
+        with Deliveries(parts.bus, self.given, mirror=self.MIRRORS) as deliveries:
             try:
                 await deliveries.reset()
                 self.error = None
@@ -254,31 +254,31 @@ class Follower(ABC):
             self._deliveries = deliveries
             try:
                 while True:
-                    self._heard_ns = self._clock.monotonic_ns()
+                    self._last_read_ns = self._clock.monotonic_ns()
                     found = await deliveries.read()
                     if isinstance(found, Batch):
                         refused = await self.store(deliveries.identity, found)
                         if refused is not None:
                             raise refused
-                        self._told, self._received = "", True
+                        self._logged, self._received = "", True
                     else:
                         await self._target.copies.persisted()
                         block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n" % (
                             found.consumer_seq, found.stream_seq)
-                        around.bus.publish(found.reply, b"", len(block), block)
+                        parts.bus.publish(found.reply, b"", len(block), block)
             finally:
                 self._deliveries = None
 
-    async def _news(self) -> None:
+    async def _wait_for_change(self) -> None:
         if self.given.external is None:
             await self._woken.wait()
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_SECONDS):
+            async with asyncio.timeout(_FIND_SECONDS):
                 await self._woken.wait()
 
-    def _tell(self, error: Exception) -> None:
+    def _log_once(self, error: Exception) -> None:
         """Log what prevents copying, once until something is copied again."""
-        if (said := str(error)) != self._told:
-            self._told = said
-            _log.warning("stream %s waits before it copies more of %s: %s", self._target.name, self.given.name, said)
+        if (text := str(error)) != self._logged:
+            self._logged = text
+            _log.warning("stream %s waits before it copies more of %s: %s", self._target.name, self.given.name, text)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from broker.jetstream.config.upstream_rules import source_name
 from broker.jetstream.stream.publish.copies import Run
 from broker.jetstream.stream.publish.sources import SOURCE
-from broker.jetstream.stream.upstream.follower import Around, Follower, Target
+from broker.jetstream.stream.upstream.follower import Follower, FollowerParts, Target
 from broker.jetstream.stream.upstream.origin import Batch, Origin, identity_of
 from broker.jetstream.stream.upstream.positions import Position
 from broker.jetstream.wire.errors import ApiError
@@ -32,10 +32,10 @@ __all__ = ["Source"]
 class Source(Follower):
     """One source of a stream; ``name`` tells it apart from others of the stream."""
 
-    def __init__(self, target: Target, given: StreamSource, around: Around) -> None:
+    def __init__(self, target: Target, given: StreamSource, parts: FollowerParts) -> None:
         self.name = source_name(given)
         self._origin_name, self._filters, self._destinations = self.name.encode().split(b" ", 2)
-        super().__init__(target, given, around)
+        super().__init__(target, given, parts)
 
     async def start(self, origin: Origin) -> int:
         """After the last message copied from this same origin; otherwise as configured."""
@@ -71,6 +71,6 @@ class Source(Follower):
         return self._target.positions.of(self.name).seq
 
     def _msg(self, identity: bytes, seq: int, subject: bytes, hlen: int, body: bytes) -> Msg:
-        said = b"%b %d %b %b %b %b" % (self._origin_name, seq, self._filters, self._destinations, subject, identity)
-        block = headers.set(headers.remove(body[:hlen], SOURCE) if hlen else b"", SOURCE, said)
+        value = b"%b %d %b %b %b %b" % (self._origin_name, seq, self._filters, self._destinations, subject, identity)
+        block = headers.set(headers.remove(body[:hlen], SOURCE) if hlen else b"", SOURCE, value)
         return self.subject(subject), b"", len(block), block + body[hlen:]

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream.upstream.around import Around
     from broker.jetstream.stream.upstream.follower import Follower, Target
+    from broker.jetstream.stream.upstream.follower_parts import FollowerParts
 
 __all__ = ["External", "Upstreams"]
 
@@ -29,8 +29,8 @@ class External(Protocol):
 class Upstreams:
     """The followers of one account's streams."""
 
-    def __init__(self, around: Around, external: External) -> None:
-        self._around = around
+    def __init__(self, parts: FollowerParts, external: External) -> None:
+        self._parts = parts
         self._external = external
         self._followers: dict[str, dict[str, Follower]] = {}
         self._by_origin: dict[str, dict[Follower, str]] = {}
@@ -52,10 +52,10 @@ class Upstreams:
         outdated = [name for name in followers if name not in wanted or followers[name].given != wanted[name]]
         for at, name in enumerate((*outdated, *wanted), 1):
             if at <= len(outdated):
-                self._stop(followers.pop(name))
+                self._stop_follower(followers.pop(name))
             elif name not in followers:
                 given = wanted[name]
-                follower = followers[name] = (Source if name else Mirror)(stream, given, self._around)
+                follower = followers[name] = (Source if name else Mirror)(stream, given, self._parts)
                 self._by_origin.setdefault(given.name, {})[follower] = stream.name
                 if given.external is not None:
                     self._external.add(follower)
@@ -66,24 +66,24 @@ class Upstreams:
         if not followers:
             del self._followers[stream.name]
 
-    def leave(self, name: str) -> Generator[None, None, None]:
+    def stop(self, name: str) -> Generator[None, None, None]:
         """The stream is deleted: stop its mirror or sources. Completed even if the generator is closed."""
         followers = list(self._followers.pop(name, {}).values())
         try:
             while followers:
                 for follower in followers[-_AT_ONCE:]:
-                    self._stop(follower)
+                    self._stop_follower(follower)
                 del followers[-_AT_ONCE:]
                 if followers:
                     yield
         finally:
             for follower in followers:
-                self._stop(follower)
+                self._stop_follower(follower)
 
-    def leave_all(self) -> None:
+    def stop_all(self) -> None:
         """Stop all mirrors and sources."""
         for name in list(self._followers):
-            for _ in self.leave(name):
+            for _ in self.stop(name):
                 pass
 
     def changed(self, name: str) -> None:
@@ -108,7 +108,7 @@ class Upstreams:
                 return stream
         return None
 
-    def _stop(self, follower: Follower) -> None:
+    def _stop_follower(self, follower: Follower) -> None:
         follower.stop()
         self._external.discard(follower)
         others = self._by_origin[follower.given.name]

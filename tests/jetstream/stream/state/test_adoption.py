@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.stream.adoption import follow
+from broker.jetstream.stream.adoption import apply_compaction
 from broker.jetstream.stream.state.live import Live
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome, Removed
 from broker.storage.format.header import Position
@@ -192,6 +192,6 @@ def test_what_is_removed_around_an_adoption_is_counted(seed: int) -> None:
                 merged.check()
         if rng.random() < 0.8:
             for adopted in merged.untold:
-                assert follow(merged.stream, adopted)
+                assert apply_compaction(merged.stream, adopted)
             merged.untold.clear()
     assert len(merged.state.blocks) == 1

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.jetstream.stream.upstream.origin import Find
 
-__all__ = ["Around"]
+__all__ = ["FollowerParts"]
 
 
-class Around(NamedTuple):
+class FollowerParts(NamedTuple):
     """What is around the followers of an account."""
 
     find: Find
