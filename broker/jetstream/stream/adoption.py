@@ -1,7 +1,7 @@
-"""A live stream follows compaction: it reads from a run's block what the blocks hold that this one was made of.
+"""Applies a compaction to a live stream: replaces the compacted blocks with the block of the run.
 
-Owns: when that may be, and what it changes. Does not own: the applied state, which has done the same already, nor when the
-old objects are deleted (not before every stream has followed).
+Owns: the conditions for that, and the changes to the live state. Does not own: the applied state, which is changed
+already, and deleting the old objects (which waits until every stream has applied the compaction).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["apply_compaction"]
 
 
 def apply_compaction(stream: Stream, adopted: Adopted) -> bool:
-    """Read from the new block. False: not now, since an operation relies on the old ones.
+    """Replace the compacted blocks by the new block; return False if an operation relies on the old ones now.
 
-    Raises: ValueError when the stream's blocks are not what the record says.
+    Raises: ValueError if the stream's blocks are not those of the record.
     """
     live = stream.live
     if not live.blocks_loaded:
-        return True  # they are loaded from the applied state, which has it
+        return True  # they will be loaded from the applied state, which has the new block
     if stream.queue.busy or stream.heads.walks or stream.msg_ids.loading:
         return False
     ref = BlockRef.unpack(adopted.ref)
     old = live.within(adopted.first_seq, adopted.last_seq)
     if not old or (len(old) == 1 and old[0].ref == ref):
-        return True  # nothing of it lives; or it is there already
+        return True  # no message of it is live, or the block was replaced before
     if (old[0].first_seq < adopted.first_seq or old[-1].last_seq > adopted.last_seq
             or any(block.ref is None or block.ref.position > ref.position for block in old)):
         raise ValueError(f"{ref!r} cannot take the place of {old}")

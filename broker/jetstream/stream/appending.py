@@ -1,14 +1,15 @@
-"""Lets staged messages join the end of a stream: all of a request, or of an atomic batch, or none, once.
+"""Lets staged messages join the end of a stream: all messages of a request or of an atomic batch, or none, and once.
 
-    turn of the publish queue ──> checks ──> what was sequenced before is persisted ──> one record, in the stream's block
-         └── publishes wait                                                                   │ persisted: ``joined``
-                                                     the messages are the stream's, as if published; limits follow
+    turn of the publish queue ──> checks ──> all sequenced messages persisted ──> one record, in the stream's block
+         └── publishes wait                                                           │ persisted: ``joined``
+                                              the messages are in the stream, as if published; limits are applied
 
-Their sequences follow the stream's last one, and until the record is persisted nobody sees them: the live state does not have
-them, only the outcome of the stream's blocks (``Live.joining``) does. Whatever leaves the stream meanwhile is in neither.
+Their sequences follow the stream's last one. Until the record is persisted they are invisible: the live state does not
+have them, only the outcome of the stream's blocks (``Live.joining``) does. Messages that are removed meanwhile are in
+neither.
 
-Owns: which requests are refused, which messages are duplicates, and the order of the steps. Does not own: reading the runs
-(storage.staging.check), where requests come from (jetstream.inbox), how limits are enforced (retention).
+Owns: the refusal of requests, the detection of duplicates, and the order of the steps. Does not own: reading the runs
+(storage.staging.check), the origin of requests (jetstream.inbox), the enforcement of limits (retention).
 """
 
 from __future__ import annotations
@@ -53,32 +54,35 @@ if TYPE_CHECKING:
 __all__ = ["Appending"]
 
 _AT_ONCE: Final = 2048
-"""Ids or subjects looked at in one turn of the loop: about 2 ms."""
+"""Ids or subjects compared in one turn of the loop: about 2 ms."""
 
 _ONE_TIME_NS: Final = 100_000_000
-"""Ids of so short a time stay in the window together, as long as the last one of them."""
+"""Ids within this time stay in the window together, as long as the last one of them."""
 
 
 class Appending:
     """The staged messages of one stream."""
 
     def __init__(self, parts: StreamParts, context: CheckContext, stored: Mapping[str, Any]) -> None:
-        """Args: ``stored`` are the stream's extra members."""
+        """Args: ``stored``: the stream's extra members."""
         self.requests = Requests(stored)
         self._parts, self._context = parts, context
         self._interest_sweep: asyncio.Task[None] | None = None
-        """Removes those of the last ones that joined which no consumer waits for."""
+        """The task that removes, of the messages that joined last, those that no consumer waits for."""
 
-    def append(self, request_id: int, staged: Staged, check_allowed: Callable[[], object] = lambda: None) -> asyncio.Task[Answer]:
-        """Let them join, as a task of the stream; its result is what ``_append`` returns. ``may`` raises ApiError if they may
-        not, as of the moment when that is decided."""
+    def append(self, request_id: int, staged: Staged,
+               check_allowed: Callable[[], object] = lambda: None) -> asyncio.Task[Answer]:
+        """Start a task of the stream in which the messages join; its result is that of ``_append``.
+
+        Args: ``check_allowed`` raises ApiError if they may not join; called at the moment when that is decided.
+        """
         return self._parts.tasks.start(self._append(request_id, staged, check_allowed), "staged messages", awaited=True)
 
     async def _append(self, request_id: int, staged: Staged, check_allowed: Callable[[], object]) -> Answer:
-        """Returns once that is persisted, or the answer that the request got before.
+        """Let the messages join; return the answer once that is persisted, or the answer that was given before.
 
-        Raises: ApiError when they are refused, and nothing has changed; StoreError, FormatError, Stuck: what a decision needs
-            cannot be read; whatever stopped the log.
+        Raises: ApiError if they are refused; then nothing has changed. StoreError, FormatError, Stuck if data for a
+            decision cannot be read; the error that stopped the log.
         """
         parts, context = self._parts, self._context
         await self._check_subjects(parts.stream.config, staged)
@@ -95,7 +99,7 @@ class Appending:
                 await parts.live.load_blocks()
                 await self._find_duplicates(staged, ids)
                 await self._check(config, staged, ids)
-                # No block of the stream has messages that are not persisted, so those that join come after all of them.
+                # No block of the stream has unpersisted messages then, so the joining messages come after all others.
                 await parts.log.persisted()
                 if parts.stream.config is config and parts.live.open is None:
                     break
@@ -116,16 +120,18 @@ class Appending:
 
     async def join(self, blocks: Sequence[BlockRef], check: Callable[[], Arrival],
                    recorded: Callable[[], object]) -> None:
-        """Let the messages of an atomic batch join: ``blocks``, in their order. The stream's queue is busy with that.
+        """Let the messages of an atomic batch join: ``blocks``, in their order. The stream's queue is busy meanwhile.
 
-        Args: ``check`` raises ApiError if they may not, NotLoaded if it has to be asked again; ``recorded`` is called when the
-            record is on its way.
-        Returns once that is persisted. Raises: as ``_append``.
+        Returns once that is persisted.
+
+        Args: ``check`` raises ApiError if they may not join, NotLoaded if it must be called again; ``recorded`` is
+            called when the record is being written.
+        Raises: as ``_append``.
         """
         parts, context = self._parts, self._context
         await parts.live.load_blocks()
         while True:
-            # No block of the stream has messages that are not persisted, so those that join come after all of them.
+            # No block of the stream has unpersisted messages then, so the joining messages come after all others.
             await parts.log.persisted()
             arrival = await decide(parts.live, parts.heads, check)
             if parts.live.open is None:
@@ -150,10 +156,11 @@ class Appending:
         await self._wait_until_joined()
         context.dedupe.add(arrival.ids, arrival.last_id, at_ns, stored=False)
         context.msg_ids.expire_later()
-        await self._enforce()  # nobody is to see more than the limits allow, who waits for the commit
+        # Enforce the limits before replying: a caller that waited for the commit must not see the stream exceed them.
+        await self._enforce()
 
     async def refuse(self, request_id: int, nonce: bytes, error: ApiError) -> None:
-        """Record the refusal, and return once that is persisted."""
+        """Record a refusal; return once it is persisted."""
         parts = self._parts
         changes = self.requests.answer(refusal(request_id, nonce, error, parts.clock.now_ns()))
         parts.log.block(parts.stream).add(StreamUpdate(parts.stream.config.to_json(), changes))
@@ -161,21 +168,28 @@ class Appending:
         await parts.log.persisted()
 
     async def _wait_until_joined(self) -> None:
-        """Return once the record is persisted, and the messages have joined. Raises: ApiError; whatever stopped the log."""
+        """Wait until the record is persisted and the messages have joined.
+
+        Raises: ApiError; the error that stopped the log.
+        """
         parts = self._parts
         parts.log.urgent()
         try:
             await parts.log.persisted()
         except asyncio.CancelledError:
-            # The broker stops, or the stream is closed. A publish that waits would get the sequences of those that join.
+            # The broker stops, or the stream is closed. A waiting publish would get the sequences of joining messages.
             parts.queue.shut()
             raise
         if parts.live.joining is not None:
-            raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=parts.stream.offline or "its record could not be stored")
+            reason = parts.stream.offline or "its record could not be stored"
+            raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=reason)
 
     async def _enforce(self) -> None:
-        """Bring the stream within its limits, now that they have joined. As after a publish, what no consumer waits for and what
-        subjects may not keep is gone before max_msgs and max_bytes take out other messages."""
+        """Bring the stream within its limits after messages have joined.
+
+        As after a publish, messages that no consumer waits for, and those beyond the limits of subjects, are removed
+        before max_msgs and max_bytes remove others.
+        """
         context = self._context
         interest_sweep, self._interest_sweep = self._interest_sweep, None
         if context.retention.over:
@@ -205,7 +219,7 @@ class Appending:
             await asyncio.sleep(0)
 
     async def _check(self, config: StreamConfig, staged: Staged, ids: StagedIds) -> None:
-        """What a publish would be refused for, by the limits as they are now. Raises: ApiError."""
+        """Check the messages as publishes are checked, by the present limits. Raises: ApiError."""
         live = self._parts.live
         if config.sealed:
             raise ApiError(ApiErrors.STREAM_SEALED)
@@ -228,7 +242,7 @@ class Appending:
             await self._check_room(config, staged, ids)
 
     def _check_usage(self, staged: Staged, ids: StagedIds) -> None:
-        """The limits that other streams have a part in. Raises: ApiError."""
+        """Check the limits that are shared with other streams. Raises: ApiError."""
         usage, size = self._parts.live.usage, staged.size_bytes - ids.size_bytes
         if usage.size_bytes + size > usage.bytes_max and (code := usage.refusal(size, self._parts.clock.now_ns())):
             raise ApiError(code)
@@ -263,7 +277,7 @@ class Appending:
                     await self._context.msg_ids.load()
 
     async def _find_duplicates(self, staged: Staged, ids: StagedIds) -> None:
-        """Bring ``ids`` up to date with what was published by now. Raises: ApiError 10167."""
+        """Update ``ids`` with the messages published by now. Raises: ApiError 10167."""
         context = self._context
         dedupe = context.dedupe
         if not staged.ids_bytes or dedupe.window_ns <= 0:
@@ -278,7 +292,7 @@ class Appending:
     # --- joining ------------------------------------------------------------------------------------------------------
 
     def _record(self, request_id: int, staged: Staged, ids: StagedIds) -> Answer:
-        """Give the messages their sequences and times, and record that they join."""
+        """Give the messages their sequences and times, and write the record by which they join."""
         parts = self._parts
         live = parts.live
         now_ns = parts.clock.now_ns()
@@ -290,13 +304,14 @@ class Appending:
             dropped = ids.dropped.get(number)
             if dropped is not None and len(dropped) == block.ref.count:
                 continue
-            # Without times of their own they are as old as the moment: 0 stands for that.
+            # Messages without times of their own (0) get the present time.
             low_ns = max(low_ns, now_ns) if not block.ref.last_time_ns else low_ns
             ref = placed(block.ref, seq, low_ns, max(low_ns, now_ns))
             low_ns = ref.last_time_ns
             entry = BlockEntry(ref)
             if dropped is not None:
-                entry.dead, entry.dead_count, entry.dead_bytes = dropped.dead.moved(seq), len(dropped), dropped.size_bytes
+                entry.dead = dropped.dead.moved(seq)
+                entry.dead_count, entry.dead_bytes = len(dropped), dropped.size_bytes
                 dead.append(_dead_row(entry, entry.dead))
             joining.add(number, LiveBlock.of_entry(entry))
             packed.append(ref.pack())
@@ -312,12 +327,14 @@ class Appending:
         return answer
 
     def _joining_extra(self, joining: Joining) -> dict[str, Any]:
-        """What the record says of the work that is left when they have joined."""
+        """Return the members of the record for the work that is left when the messages have joined."""
         return self._context.enforcement.suspend_record() | self._context.interest.joining_record(joining.first_seq)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
-        """A block of the stream is persisted: if it has the record, the messages are the stream's. The consumers are told
-        after this."""
+        """Handle a persisted block of the stream: if it has the record, the messages join the live state.
+
+        Consumers are notified after this.
+        """
         context = self._context
         live = self._parts.live
         joining = live.joining
@@ -335,7 +352,7 @@ class Appending:
         self._interest_sweep = context.interest.joined(joining.first_seq)
 
     async def _add_ids(self, joining: Joining, staged: Staged, dropped: Mapping[int, Dropped]) -> None:
-        """Take the ids into the duplicate window. Publishes wait until all are there."""
+        """Add the ids to the duplicate window. Publishes wait until all are added."""
         parts, context = self._parts, self._context
         dedupe = context.dedupe
         for number, block in zip(joining.numbers, joining.blocks, strict=True):
@@ -354,7 +371,7 @@ class Appending:
 
 
 def _dead_row(entry: BlockEntry, dead: DeadSet) -> Sequence[Any]:
-    """For the record. In one piece it is as a removed range."""
+    """Return the row of ``dead`` for the record; a single range is written like a removed range."""
     ranges = dead.seqs()
     first, last = next(ranges)
     if next(ranges, None) is None:
@@ -363,7 +380,7 @@ def _dead_row(entry: BlockEntry, dead: DeadSet) -> Sequence[Any]:
 
 
 def _add_to_window(dedupe: Dedupe, block: LiveBlock, ids: Ids, places: Sequence[int], since_ns: int) -> None:
-    """Remember those ids of ``block`` whose messages, with the times that they have now, are in the window."""
+    """Add the ids of ``block`` at ``places`` whose messages, with their new times, are in the window."""
     low, high, first_seq = block.first_time_ns, block.last_time_ns, block.first_seq
     if high <= since_ns:
         return
@@ -374,7 +391,7 @@ def _add_to_window(dedupe: Dedupe, block: LiveBlock, ids: Ids, places: Sequence[
 
 
 def _grouped(times: Sequence[int], places: Sequence[int], low: int, high: int) -> Iterator[Sequence[int]]:
-    """``places`` in groups, each of one time or hardly more, when times are within low to high."""
+    """Yield ``places`` in groups of nearly equal times; times are limited to low..high."""
     start = 0
     while start < len(places):
         until = max(times[places[start]], low) + _ONE_TIME_NS
@@ -386,7 +403,7 @@ def _grouped(times: Sequence[int], places: Sequence[int], low: int, high: int) -
 
 
 def _last_id(block: LiveBlock, ids: Ids) -> bytes:
-    """The id of the last message of ``block`` that joined; b"": it has none."""
+    """Return the id of the last message of ``block`` that joined; b"" if it has none."""
     last = block.last_seq if block.dead is None else block.dead.ends[1]
     ordinal = last - block.first_seq
     at = bisect_left(ids.ordinals, ordinal)

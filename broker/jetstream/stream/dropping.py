@@ -1,10 +1,9 @@
-"""Bounds how many blocks of all streams are in memory as objects, some 800 bytes each.
+"""Limits the number of blocks of all streams that are in memory as objects of about 800 bytes each.
 
-A stream loads its blocks from the applied state when they are first needed, which takes microseconds a block and no
-request. Above the bound, those of streams in which nothing has happened for a while are dropped: they are loaded again
-with the next question.
+A stream loads its blocks from the applied state when they are first needed, which takes microseconds per block and no
+request. Above the limit, blocks of idle streams are unloaded: the next access loads them again.
 
-Owns: when a stream's blocks are dropped, and whether something relies on them. Does not own: how they are loaded (live).
+Owns: the choice of streams whose blocks are unloaded, and the conditions for it. Does not own: the loading (live).
 """
 
 from __future__ import annotations
@@ -22,23 +21,25 @@ if TYPE_CHECKING:
 __all__ = ["BlockBudget", "drop_blocks"]
 
 _BLOCKS_MAX: Final = 1 << 17
-"""Some 100 MB."""
+"""Maximum number of blocks in memory, about 100 MB."""
 _INTERVAL_SECONDS: Final = 1.0
 _IDLE_NS: Final = 60_000_000_000
-"""Since a stream's last message, and since its blocks were last dropped: one in use loads them once a minute at most."""
+"""Minimum time since a stream's last message and last unloading: a stream in use loads its blocks once a minute at
+most."""
 _MANY: Final = 1024
-"""Blocks of one stream: they are not dropped."""
+"""A stream with more blocks than this is never unloaded."""
 _DROPPED_AT_ONCE: Final = 4096
-"""Blocks dropped between two turns of the loop: about 2 ms."""
+"""Blocks unloaded between two turns of the loop: about 2 ms."""
 _ASKED_AT_ONCE: Final = 2048
-"""Streams asked for their blocks between two turns of the loop: about a millisecond."""
+"""Streams examined between two turns of the loop: about a millisecond."""
 _ID_BITS: Final = 64
 
 
 def drop_blocks(stream: Stream) -> int:
-    """Let go of a stream's blocks if nothing relies on them now; returns how many."""
-    if (not stream.stored or not stream.live.blocks_loaded or stream.offline is not None or stream.queue.busy or stream.heads.walks
-            or stream.msg_ids.loading or stream.tasks.running or stream.subjects.has_deferred or stream.msg_ids.has_deferred):
+    """Unload a stream's blocks if nothing relies on them now; return how many."""
+    if (not stream.stored or not stream.live.blocks_loaded or stream.offline is not None or stream.queue.busy
+            or stream.heads.walks or stream.msg_ids.loading or stream.tasks.running or stream.subjects.has_deferred
+            or stream.msg_ids.has_deferred):
         return 0
     state = stream.applied()
     count = stream.live.unload_blocks(stream.applied) if state is not None and len(state.blocks) <= _MANY else 0
@@ -50,10 +51,10 @@ def drop_blocks(stream: Stream) -> int:
 
 
 class BlockBudget:
-    """Drops blocks of idle ``streams``, while it runs, if there are more than ``most`` in all.
+    """Unloads blocks of idle ``streams``, while it runs, if there are more than ``most`` in all.
 
-    It asks all streams, at most once a second, after ``changed``, and for as long as there are too many: where nothing happens
-    it costs nothing, however many streams there are.
+    It examines all streams after ``changed``, at most once a second, and again as long as there are too many blocks.
+    Idle streams cost nothing, however many there are.
     """
 
     def __init__(self, streams: Callable[[], Iterable[Stream]], clock: Clock, most: int | None = None) -> None:
@@ -61,29 +62,31 @@ class BlockBudget:
         self._streams = streams
         self._clock = clock
         self._dropped_ns: dict[int, int] = {}
-        """When the blocks of a stream were last dropped, by its id; for a minute at least, and until they are loaded again."""
+        """Stream id → time of the last unloading; kept for a minute at least, and until the blocks are loaded again."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def changed(self) -> None:
-        """There are more blocks, or may be: some were stored, or loaded."""
+        """Request a check, because blocks were stored or loaded."""
         self._changed.set()
 
     def start(self) -> None:
-        """Watch from now on."""
+        """Start the task that checks the number of blocks."""
         self.changed()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="blocks in memory")
 
     async def stop(self) -> None:
-        """End."""
+        """Stop the task."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     async def trim(self) -> int:
-        """Drop blocks of idle streams, the longest idle first, until half as many are left as may be, if they are too many;
-        returns how many."""
+        """Unload blocks of idle streams, the longest idle first, until half of the maximum is left; return how many.
+
+        If there are not too many blocks, nothing is unloaded.
+        """
         from broker.jetstream.stream.state.in_turns import sorted_in_turns
 
         held = 0
@@ -111,12 +114,14 @@ class BlockBudget:
                 turn = 0
                 await asyncio.sleep(0)
         if held - dropped > self.most:
-            self.changed()  # some may be idle in a while
+            self.changed()  # more streams may be idle in a while
         return dropped
 
     async def load_many(self) -> None:
-        """Load the blocks that were dropped of streams that have got many since, in turns of the loop: the next question
-        would load them at once."""
+        """Load the blocks of unloaded streams that have got many blocks since then, in several turns of the loop.
+
+        Otherwise the next access would load them all at once.
+        """
         now_ns, gone = self._clock.now_ns(), set(self._dropped_ns)
         async for stream in self._each():
             if (stream_id := stream.stream_id) not in gone:
@@ -134,7 +139,7 @@ class BlockBudget:
             del self._dropped_ns[stream_id]
 
     async def _each(self) -> AsyncIterator[Stream]:
-        """The streams there are now, in as many turns of the loop as it takes to ask them."""
+        """Yield the present streams, in as many turns of the loop as needed."""
         for at, stream in enumerate(list(self._streams()), 1):
             yield stream
             if at % _ASKED_AT_ONCE == 0:

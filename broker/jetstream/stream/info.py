@@ -29,16 +29,16 @@ __all__ = ["StreamInfo", "SubjectCounts"]
 _COUNTED_AT_ONCE = 4096
 
 _DELETED_MAX = 4_000_000
-"""Sequences in a list of deleted ones: 40 MB of JSON, and four times as much while it is made."""
+"""Maximum length of a list of deleted sequences: 40 MB of JSON, and four times as much while it is made."""
 
 _LISTED_AT_ONCE = 65_536
-"""Added to it in one turn of the loop: about 2 ms."""
+"""Sequences added to that list in one turn of the loop: about 2 ms."""
 
 _log = logging.getLogger(__name__)
 
 
 class SubjectCounts(dict[str, int]):
-    """One page of matching subjects, in order, with their messages; ``total``: how many match."""
+    """One page of matching subjects, in order, with their messages; ``total``: number of matching subjects."""
 
     def __init__(self, total: int) -> None:
         super().__init__()
@@ -46,17 +46,17 @@ class SubjectCounts(dict[str, int]):
 
 
 class StreamInfo:
-    """Reads the live state, whose blocks the caller has loaded, and loads what an answer needs from the store."""
+    """Reads the live state, whose blocks the caller has loaded, and loads data for an answer from the store."""
 
     def __init__(self, parts: StreamParts) -> None:
         self._name, self._live, self._heads = parts.name, parts.live, parts.heads
         self._subjects, self._search = parts.subjects, parts.search
 
     async def state(self, deleted_details: bool, subjects_filter: bytes, subjects_offset: int) -> dict[str, Any]:
-        """StreamState as JSON values, less ``consumer_count``. Raises: StoreError; FormatError.
+        """Return StreamState as JSON values without ``consumer_count``. Raises: StoreError; FormatError.
 
-        What only a damaged or lost object knows is left out, or estimated, so that the stream can be seen all the same; details
-        that were asked for raise.
+        Values that only a damaged or lost object contains are omitted or estimated, so that the stream can be shown all
+        the same; details that were requested raise.
         """
         live = self._live
         subjects, first_time_ns = 0, live.first_time[0]
@@ -87,7 +87,7 @@ class StreamInfo:
         return shown
 
     def _first_time(self) -> int:
-        """Time of the first live message. Raises: NotLoaded."""
+        """Return the time of the first live message. Raises: NotLoaded."""
         live = self._live
         first_time_ns, exact = live.first_time
         if not exact:
@@ -108,11 +108,13 @@ class StreamInfo:
         return counts
 
     async def _deleted(self, count: int, first: int, last: int) -> list[int]:
-        """Return the sequences between ``first`` and ``last`` that hold no message; ``count`` of them are known already.
+        """Return the sequences between ``first`` and ``last`` that have no message; ``count`` of them are known
+        already.
 
-        Messages that are stored meanwhile have later sequences. Those that are removed meanwhile may be listed or not.
-        Raises: ApiError 10023 when they are too many to list. A mirror has a gap of any size if its origin was purged up to
-        a sequence of the client's choice.
+        Messages that are stored meanwhile have later sequences. Messages that are removed meanwhile may be listed or
+        not.
+        Raises: ApiError 10023 if they are too many to list. A mirror has a gap of any size if its origin was purged up
+            to a sequence of the client's choice.
         """
         if count > _DELETED_MAX:
             raise ApiError(ApiErrors.INSUFFICIENT_RESOURCES)

@@ -1,12 +1,12 @@
-"""Streams whose subjects overlap, which an owner may allow: each keeps a message, and one of them answers the publisher.
+"""Streams whose subjects overlap, if the owner allows that: each stores a message, and one answers the publisher.
 
     published      orders.eu, reply _INBOX.1
-    AUDIT  (">", created second)        keeps it, with the reply subject taken away
-    ORDERS ("orders.*", created first)  keeps it, and sends the PubAck
+    AUDIT  (">", created second)        stores it, with the reply subject removed
+    ORDERS ("orders.*", created first)  stores it, and sends the PubAck
 
-The stream created first answers, of those that acknowledge; ``Nats-Expected-Stream`` chooses another one. Every stream
-decides for itself: its limits, its window of ids and the publisher's expectations are its own, so one may keep what
-another refuses.
+Of the streams that acknowledge, the one created first answers; ``Nats-Expected-Stream`` chooses another one. Every
+stream decides for itself: its limits, its window of ids and the publisher's expectations are its own. So one stream may
+store a message that another refuses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Overlaps"]
 
 _SUBJECTS_MAX = 65_536
-"""Subjects whose streams are remembered."""
+"""Maximum number of subjects whose streams are cached."""
 
 _EXPECTED = frozenset((STREAM,))
 _NOT_STORED = (Operation.END, Operation.PING)
@@ -43,7 +43,7 @@ class Overlaps:
         self._by_subject: dict[bytes, tuple[Stream, ...]] = {}
 
     def changed(self, stream: Stream) -> None:
-        """A stream was added, or its configuration updated."""
+        """Add a stream, or update it after a change of its configuration."""
         if stream not in self._streams:
             self._streams.append(stream)
             self._streams.sort(key=lambda each: (each.created_ns, each.stream_id))
@@ -51,17 +51,17 @@ class Overlaps:
         self._by_subject.clear()
 
     def removed(self, stream: Stream) -> None:
-        """A stream no longer receives messages."""
+        """Remove a stream, which no longer receives messages."""
         if stream in self._streams:
             self._streams.remove(stream)
             self._by_subject.clear()
 
     def has(self, subject: bytes, name: bytes) -> bool:
-        """Whether the stream called ``name`` stores ``subject``."""
+        """Return whether the stream called ``name`` stores ``subject``."""
         return any(stream.name.encode() == name for stream in self._streams_of(subject))
 
     def handler(self, stream: Stream) -> BatchHandler:
-        """How the stream takes publishes."""
+        """Return the function that passes publishes to the stream."""
         def publish(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
             run = ops if start == 0 and end == len(ops) else ops[start:end]
             if any(len(self._streams_of(op[0])) > 1 for op in run):
@@ -71,7 +71,7 @@ class Overlaps:
         return publish
 
     def _streams_of(self, subject: bytes) -> tuple[Stream, ...]:
-        """The streams that store a subject, the one created first in front."""
+        """Return the streams that store a subject, in order of creation."""
         found = self._by_subject.get(subject)
         if found is None:
             if len(self._by_subject) >= _SUBJECTS_MAX:
@@ -82,7 +82,7 @@ class Overlaps:
         return found
 
     def _msg_for(self, stream: Stream, msg: Msg) -> Msg | None:
-        """The message as the stream is to take it; None: it is a request to the stream that answers."""
+        """Return the message for the stream; None if it is a request to the stream that answers."""
         subject, reply, hlen, body = msg
         if not reply or self._answering(msg) is stream:
             return msg

@@ -1,9 +1,9 @@
-"""Fills a new stream with messages as they are: their sequences and times are given, and nothing is checked against the
-stream's own state.
+"""Fills a new stream with messages as they are: with given sequences and times, and without checks against the stream's
+state.
 
-The stream is not in use: it has no subscriptions and no consumers. Nothing here starts a timer or a sweep before
-``finish``, since delete markers and schedules would take sequences of messages still to come. What is beyond the
-stream's limits is removed afterwards (enforcement).
+The stream is not in use: it has no subscriptions and no consumers. No timer or sweep starts before ``finish``, because
+delete markers and schedules would take sequences of messages still to come. Messages beyond the stream's limits are
+removed afterwards (enforcement).
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _SECOND = 1_000_000_000
 _HEADERS = frozenset((MSG_ID, TTL, SOURCE, *schedules.HEADERS))
 
 _SUBJECTS_MAX = 65_536
-"""Subjects that are remembered as valid."""
+"""Maximum number of subjects that are remembered as valid."""
 
 _AHEAD_NS = 86_400 * _SECOND
-"""How far a message's time may be in the future: later ones of the stream would all get that time."""
+"""Maximum distance of a message's time in the future: later messages of the stream would all get that time."""
 
 
 GivenMsg = tuple[int, int, bytes, int, bytes]
-"""Sequence, time, subject, bytes of headers, headers + payload."""
+"""Sequence, time, subject, length of headers, headers + payload."""
 
 
 class Unusable(Exception):
-    """A message that no stream can have, or not this one."""
+    """Raised for a message that no stream, or not this one, can have."""
 
 
 class Refill:
     """Fills ``stream``, which has no messages, from ``first_seq`` on.
 
-    Args: ``any_origin``: its sources go on in whatever streams have their origins' names.
+    Args: ``any_origin``: its sources continue with any stream that has an origin's name.
     """
 
     def __init__(self, stream: Stream, first_seq: int, *, any_origin: bool = False) -> None:
@@ -68,7 +68,7 @@ class Refill:
         live.persisted_seq = first_seq - 1
 
     async def room(self) -> None:
-        """Return when the log has room: back-pressure, however long it lasts."""
+        """Wait until the log has room: back-pressure, however long it lasts."""
         log = self._stream.log
         while not log.room():
             if log.failure is not None:
@@ -80,7 +80,7 @@ class Refill:
             await room.wait()
 
     def append(self, msgs: Sequence[GivenMsg]) -> None:
-        """Append messages, a few hundred at most. Raises: Unusable; ApiError 10028, 10047: the storage is full."""
+        """Append messages, a few hundred at most. Raises: Unusable; ApiError 10028, 10047 if the storage is full."""
         stream = self._stream
         live, now_ns = stream.live, stream.clock.now_ns()
         block = stream.log.block(stream)
@@ -98,7 +98,8 @@ class Refill:
             else:
                 headers = {}
             if live.usage.size_bytes + size > live.usage.bytes_max:
-                raise ApiError(ApiErrors.STORAGE_RESOURCES_EXCEEDED if stream.stored else ApiErrors.MEMORY_RESOURCES_EXCEEDED)
+                raise ApiError(ApiErrors.STORAGE_RESOURCES_EXCEEDED if stream.stored
+                               else ApiErrors.MEMORY_RESOURCES_EXCEEDED)
             if seq > live.last_seq + 1:
                 live.skip_to(seq - 1)
             time_ns = max(time_ns, live.last_time_ns)
@@ -114,7 +115,7 @@ class Refill:
         stream.log.urgent()
 
     def finish(self, last_seq: int) -> None:
-        """All messages are in the stream: use up the sequences to ``last_seq``, and start the timers."""
+        """Skip the sequences up to ``last_seq`` after all messages were appended, and start the timers."""
         stream = self._stream
         live = stream.live
         if last_seq > live.last_seq:
@@ -126,7 +127,7 @@ class Refill:
         stream.scheduler.arm()
 
     def _check(self, msg: GivenMsg, now_ns: int) -> int:
-        """The size of a message that may be stored. Raises: Unusable."""
+        """Return the size of a message that may be stored. Raises: Unusable."""
         seq, time_ns, subject, hlen, body = msg
         if not self._stream.live.last_seq < seq <= SEQ_MAX:
             raise Unusable(f"message sequence {seq} out of order")
@@ -140,7 +141,8 @@ class Refill:
             raise Unusable(f"message sequence {seq} has no valid time")
         if len(body) > self._max_msg_size:
             raise Unusable(f"message sequence {seq} exceeds maximum message size")
-        if hlen and not (hlen <= HEADERS_BYTES_MAX and body.startswith(b"NATS/1.0") and body.endswith(b"\r\n\r\n", 0, hlen)):
+        starts_and_ends = body.startswith(b"NATS/1.0") and body.endswith(b"\r\n\r\n", 0, hlen)
+        if hlen and not (hlen <= HEADERS_BYTES_MAX and starts_and_ends):
             raise Unusable(f"message sequence {seq} has no valid headers")
         size = message_size(subject, hlen, body)
         if size > RECORD_BYTES_MAX:
@@ -148,7 +150,7 @@ class Refill:
         return size
 
     def _ttl(self, seq: int, headers: dict[bytes, bytes]) -> int:
-        """Seconds to live; -1: never expires; 0: as the stream's other messages."""
+        """Return the seconds to live; -1: never expires; 0: as the stream's other messages."""
         if not self._ttls or not (text := headers.get(TTL)):
             return 0
         if (ttl := parse_ttl(text)) == TTL_INVALID:
@@ -156,7 +158,7 @@ class Refill:
         return ttl
 
     def _due(self, headers: dict[bytes, bytes], time_ns: int, now_ns: int) -> int | None:
-        """When a schedule is due next; firings that have passed are not made up for."""
+        """Return the next due time of a schedule; firings that have passed are not made up for."""
         if not self._schedules or not (pattern := headers.get(schedules.PATTERN)):
             return None
         try:
@@ -166,14 +168,14 @@ class Refill:
         return None if firing is None else firing.at_ns
 
     def _move_source(self, headers: dict[bytes, bytes]) -> None:
-        """A source continues after the last message that it has copied."""
+        """Set the position of the source that copied a message, so that it continues after the last one."""
         if not self._sources or not (text := headers.get(SOURCE)):
             return
         parts = text.decode("utf-8", "replace").split(" ")
         if len(parts) >= 4 and (name := f"{parts[0]} {parts[2]} {parts[3]}") in self._sources:
             seq = decimal(text.split(b" ")[1])
             if seq > 0:
-                # Servers before 2.15 did not say which origin of that name it was.
+                # Servers before 2.15 did not write the identity of the origin.
                 identity = parts[5] if len(parts) >= 6 and not self._any_origin else ""
                 self._stream.positions.move(name, Position(seq, identity))
 

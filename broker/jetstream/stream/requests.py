@@ -1,6 +1,7 @@
-"""Which requests of its inbox a stream has granted or refused: each is answered once, and the answer stays the same.
+"""The requests of a stream's inbox that were granted or refused. Each is answered once, and the answer stays the same.
 
-Kept in the stream's extra members, under a key for each; written into the block of the record that grants or refuses it.
+Each answer is kept in the stream's extra members, under a key of its own. It is written into the same block as the
+record that grants or refuses the request.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ class _Kept(NamedTuple):
 
 
 class Requests:
-    """The answers of one stream; the oldest are forgotten when there are many."""
+    """The answers of one stream; the oldest answers are dropped when there are many."""
 
     __slots__ = ("_kept",)
 
     def __init__(self, stored: Mapping[str, Any]) -> None:
         self._kept: _Kept | None = None
-        if stored:  # most streams store nothing there
+        if stored:  # most streams have no extra members
             for answer in sorted(Answer.all_of(stored), key=lambda answer: answer.at_ns):
                 self._keep(answer)
 
     def of(self, request_id: int) -> Answer | None:
-        """The answer, if the request was granted."""
+        """Return the answer if the request was granted, else None."""
         return None if self._kept is None else self._kept.granted.get(request_id)
 
     def refused(self, request_id: int, nonce: bytes | None = None) -> ApiError | None:
-        """What the request was refused with, if it was; with ``nonce``, if the object of that nonce was."""
+        """Return the error if the request was refused; with ``nonce``, only if the object of that nonce was refused."""
         answer = None if self._kept is None else self._kept.refused.get(request_id)
         if answer is None or nonce not in (None, answer.nonce):
             return None
         return ApiError.of(answer.err_code, answer.why)
 
     def answer(self, answer: Answer) -> dict[str, Any]:
-        """Remember it; returns what is to be recorded: a value by key, None for what is forgotten."""
+        """Keep an answer; return the changes to record: a value by key, None for a dropped answer."""
         changes: dict[str, Any] = {}
         kept = self._keep(answer)
         for answers, most in ((kept.granted, _GRANTED_MAX), (kept.refused, _REFUSED_MAX)):
@@ -66,5 +67,5 @@ class Requests:
 
 
 def refusal(request_id: int, nonce: bytes, error: ApiError, at_ns: int) -> Answer:
-    """The answer to a request that is not granted."""
+    """Return the answer to a request that is refused."""
     return Answer(request_id, REFUSED, at_ns, err_code=error.err_code, why=error.description, nonce=nonce)

@@ -1,11 +1,11 @@
 """Publishes for a stream's scheduled messages when they are due.
 
-Owns: when each schedule is next due, reading a schedule and publishing for it, its record in the store.
-Does not own: the timer (state.due_passes); which messages are schedules, and what they publish (publish.schedules); patterns
-(publish.cron).
+Owns: the next due time of each schedule, reading a schedule and publishing for it, its record in the store.
+Does not own: the timer (state.due_passes), the recognition of schedules and the messages that they publish
+(publish.schedules), patterns (publish.cron).
 
     commit of a schedule ──> set ──> schedules ── timer ──> pass ──> publish, like any message
-    commit of what it published ──> set: due again, or the schedule is purged with it, in one block
+    commit of the published message ──> set: due again, or the schedule is purged with it, in one block
 
 A schedule fires once for all the times it missed. It becomes void when its subject gets a message that is neither a
 schedule, which rolls it up, nor published by one. A failed publish is retried every 2 seconds.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Scheduler"]
 
 _APART_NS = 250_000_000
-"""As on nats-server, at least this long passes before anything fires: schedules due close together fire together."""
+"""Minimum delay before anything fires, as on nats-server: schedules due close together fire together."""
 
 _RETRY_NS = 2_000_000_000
 _AT_ONCE = 64
@@ -59,12 +59,12 @@ class Scheduler:
         self._publish = parts.stream.publish_own
         self.passes = DuePasses(parts.log, parts.tasks, parts.clock, "schedules", self._fire, untrusted_ns=_RETRY_NS)
         self._changed: dict[int, int] = {}
-        """Changes not yet recorded: sequence → due time."""
+        """Changes that are not recorded yet: sequence → due time; 0: the schedule never fires again."""
         self._fired: dict[bytes, tuple[int, int, int, int]] = {}
-        """Subject of a schedule that fired → its sequence, its next due time, the time it fired, the stream's last sequence when
-        that began."""
+        """Subject of a schedule that fired → its sequence, its next due time, the time it fired, and the stream's last
+        sequence when it began to fire."""
         self._compared = False
-        """Whether due times were compared with the clock since the stream's times were found to be ahead of it."""
+        """True once due times were compared with the clock, after the stream's times were found to be ahead of it."""
 
     def restore(self, known: Expiries) -> None:
         """Restore the persisted schedules."""
@@ -82,21 +82,25 @@ class Scheduler:
     # --- for publishing -----------------------------------------------------------------------------------------------
 
     def may_end(self, subject: bytes) -> bool:
-        """Whether the last message of ``subject`` is a schedule, or there is none. Raises: NotLoaded."""
+        """Return whether the last message of ``subject`` is a schedule, or there is none. Raises: NotLoaded."""
         seq = self._subjects.last(subject)
         return not seq or bool(self.schedules.rows(seq, seq)[0])
 
     def next_of(self, subject: bytes) -> tuple[int, int] | None:
-        """Sequence and next time of the schedule that has just fired; None: it has published, or is gone."""
+        """Return sequence and next time of the schedule that has just fired; None if it has published or was
+        removed."""
         fired = self._fired.get(subject)
         return None if fired is None else fired[:2]
 
     def ended_since(self, subject: bytes) -> bool:
-        """Whether the subject of the schedule that has just fired got a message since, which may end it. Raises: NotLoaded."""
+        """Return whether the subject of the schedule that just fired has a newer message, which may end the schedule.
+
+        Raises: NotLoaded.
+        """
         return self._subjects.last(subject) > self._fired[subject][3]
 
     def set(self, rows: Sequence[tuple[int, int]]) -> None:
-        """These messages, just appended, are schedules due at these times; or they are due again."""
+        """Set the due times of schedules that were just appended, or are due again: (sequence, due time)."""
         for seq, due_ns in rows:
             self._changed[seq] = due_ns
             self.schedules.put(seq, due_ns)
@@ -106,18 +110,18 @@ class Scheduler:
             self.arm()
 
     def put(self, seq: int, due_ns: int) -> None:
-        """As ``set`` for one message of a stream that is not in use yet: its timer waits for ``arm``."""
+        """Set the due time of one schedule in a stream that is not in use yet: its timer waits for ``arm``."""
         self._changed[seq] = due_ns
         self.schedules.put(seq, due_ns)
 
     def removed(self, first: int, last: int) -> None:
-        """The messages first..last were removed."""
+        """Drop the schedules among the messages first..last, which were removed."""
         self.schedules.remove(first, last)
         if self._fired:
             self._fired = {subject: fired for subject, fired in self._fired.items() if not first <= fired[0] <= last}
 
     def record(self) -> Schedule | None:
-        """The changes since the last block."""
+        """Return the record of the changes since the last block, or None."""
         if not self._changed:
             return None
         changed = sorted((seq, due_ns) for seq, due_ns in self._changed.items()
@@ -133,7 +137,7 @@ class Scheduler:
             self.passes.set(due_ns, _APART_NS)
 
     async def _fire(self) -> tuple[int, int]:
-        """One pass; returns when the next is due, and how long it waits at least."""
+        """Run one pass; return when the next one is due, and the minimum delay until then."""
         wait_ns = _APART_NS
         try:
             await self._live.load_blocks()
@@ -153,15 +157,15 @@ class Scheduler:
         return due_ns, wait_ns
 
     async def _bring_forward(self) -> None:
-        """Let the clock decide when schedules that repeat are due: a clock that was years ahead set their next times."""
+        """Correct the due times of repeating schedules that were set by a clock that was years ahead."""
         now_ns = self._clock.now_ns()
         for seq, due_ns in zip(*self.schedules.rows(1, self._live.last_seq), strict=True):
             if due_ns <= now_ns + AHEAD_NS or (schedule := await self._queries.get(seq)) is None:
                 continue
             headers = schedule.headers
             try:
-                again = schedules.firing(header_block.get(headers, schedules.PATTERN) or b"", schedules.zone_of(headers), now_ns,
-                                         now_ns)
+                again = schedules.firing(header_block.get(headers, schedules.PATTERN) or b"",
+                                         schedules.zone_of(headers), now_ns, now_ns)
             except ApiError:
                 continue
             if again is not None and again.repeats and again.at_ns < due_ns and self.schedules.rows(seq, seq)[0]:
@@ -216,7 +220,7 @@ class Scheduler:
 
 
 def _time_text(at_ns: int, zone_name: bytes | None) -> bytes:
-    """A time in RFC 3339, in the schedule's zone."""
+    """Return a time in RFC 3339, in the schedule's zone."""
     if zone_name is None:
         return format_time(at_ns).encode()
     local = datetime.fromtimestamp(at_ns // 1_000_000_000, ZoneInfo(zone_name.decode()))

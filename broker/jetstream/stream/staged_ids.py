@@ -1,9 +1,10 @@
-"""Which messages of a request are duplicates: of messages within the stream's duplicate window, or of earlier ones of its own.
+"""Finds the duplicates of a request: messages whose ids are in the stream's duplicate window, or repeated in the
+request.
 
-    compare   the ids against the window and each other, while publishes go on
-    catch_up  those that were published meanwhile, while publishes wait: usually none
+    compare   compares the ids with the window and with each other, while publishes continue
+    catch_up  compares them with ids published meanwhile, while publishes wait: usually none
 
-There may be a million ids: all is done in slices, with a turn of the loop after each.
+There may be a million ids: all work is done in slices, with a turn of the loop after each.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["Dropped", "StagedIds"]
 
 _AT_ONCE: Final = 512
-"""Ids looked at in one turn of the loop: about half a millisecond."""
+"""Ids compared in one turn of the loop: about half a millisecond."""
 
 
 class Dropped:
-    """Those messages of one block that do not join: their places among its ids, and the same as sequences that count from 1."""
+    """The messages of one block that do not join.
+
+    Attributes: ``places``: their places among the block's ids; ``dead``: the same as sequences that count from 1;
+        ``size_bytes``: their size.
+    """
 
     __slots__ = ("dead", "places", "size_bytes")
 
@@ -41,7 +46,7 @@ class Dropped:
         return len(self.places)
 
     def add(self, block: StagedBlock, at: int) -> None:
-        """The message with the id at ``at``, if it is not among them."""
+        """Add the message with the id at ``at``, unless it is added already."""
         seq = 1 + block.ids.ordinals[at]
         if self.dead.add(seq, seq):
             self.places.append(at)
@@ -49,9 +54,9 @@ class Dropped:
 
 
 class StagedIds:
-    """The ids of one request, as compared with one stream's.
+    """The ids of one request, compared with those of one stream.
 
-    Attributes: ``dropped``: by the number of the block, of those that have duplicates.
+    Attributes: ``dropped``: number of a block → its messages that are dropped as duplicates.
     """
 
     def __init__(self, staged: Staged, dedupe: Dedupe, clock: Clock) -> None:
@@ -61,22 +66,23 @@ class StagedIds:
         self._clock = clock
         self._seen = IdSet()
         self._window_ns = -1
-        """Of the stream when they were compared; -1: they were not."""
+        """The stream's window when the ids were compared; -1: not compared yet."""
         self._newest_seq = 0
-        """Of the window when that began: what it got since is above. Not the stream's last one, whose ids may be on their way."""
+        """The window's newest sequence when the comparison began: later ids are above it. The stream's last sequence
+        would be wrong, because its ids may not be in the window yet."""
 
     @property
     def msgs(self) -> int:
-        """How many messages are dropped."""
+        """Number of messages that are dropped."""
         return sum(map(len, self.dropped.values()))
 
     @property
     def size_bytes(self) -> int:
-        """What they would count for."""
+        """Total size of the messages that are dropped."""
         return sum(one.size_bytes for one in self.dropped.values())
 
     async def compare(self) -> None:
-        """With all that the window has, whose ids are loaded."""
+        """Compare with all ids of the window, which must be loaded."""
         dedupe = self._dedupe
         self.dropped, self._seen, self._window_ns, self._newest_seq = {}, IdSet(), dedupe.window_ns, dedupe.newest_seq
         if dedupe.window_ns <= 0:
@@ -93,7 +99,7 @@ class StagedIds:
                 await asyncio.sleep(0)
 
     async def catch_up(self) -> None:
-        """With those that came since ``compare``; no others come meanwhile."""
+        """Compare with the ids added since ``compare``; no ids may be added meanwhile."""
         dedupe = self._dedupe
         if self._window_ns != dedupe.window_ns:  # the stream was updated
             await self.compare()

@@ -1,20 +1,20 @@
-"""A live stream: the owner object for everything about one stream.
+"""A live stream: the object that owns all parts of one stream.
 
-Owns: how its parts are connected, its side of the log (sealing, persisted), restart, and its info.
-Does not own: which streams exist, their creation records and subscriptions (account).
+Owns: the connections between its parts, its side of the log (sealing, persisted), restart, and its info.
+Does not own: the set of streams, their creation records and subscriptions (account).
 
     publish ──> queue ──> sequencer ──> appender ──> live ──> open block ──> log
                              │            ^
               dedupe, subject_state   retention (limits, age, deletes, purges)
     consumers <── chunks, gets <── queries <── live, storage.reader
 
-Two layers: ``live`` is what has been sequenced, and every decision is made from it at once; ``log.state`` is what has
-been persisted. A reply that shows live state goes through ``log.wait``, so no client sees what a crash could undo.
+Two layers: ``live`` is the sequenced state, from which every decision is made at once; ``log.state`` is the persisted
+state. A reply that shows live state goes through ``log.wait``, so no client sees anything that a crash could undo.
 
-    ceiling     an async stream hands out only sequences below a persisted ceiling. After a crash it continues at the
-                ceiling, after a clean stop (``prepare_shutdown``) where it was, so no sequence ever names two messages.
+    ceiling     an async stream assigns only sequences below a persisted ceiling. After a crash it continues at the
+                ceiling, after a clean stop (``prepare_shutdown``) at its sequence, so no sequence names two messages.
 
-A restart does no heavy work: blocks are taken from the applied state at first use, subjects and message ids when a
+A restart does no heavy work: blocks are loaded from the applied state at first use, subjects and message ids when a
 publish or a request first needs them.
 """
 
@@ -91,13 +91,16 @@ _log = logging.getLogger(__name__)
 
 
 class Stream:
-    """One live stream.
+    """A live stream.
 
-    Args: ``state`` is the stream as its persisted blocks left it, None for a new one; ``usage`` counts all streams
-        of its storage, ``inflight`` the open batches of all; ``listeners`` are its consumers by name, in a mapping that
-        the owner keeps; ``bytes_max`` bounds what queues while the stream waits for the store, ``dedupe_bytes_max`` its
-        window of message ids.
-    Attributes: ``offline``: why it cannot be used, or None.
+    Args:
+        state: the state of the stream after its persisted blocks; None for a new stream.
+        usage: counts the bytes of all streams of the same storage.
+        inflight: counts the open batches of all streams.
+        listeners: the stream's consumers by name, a mapping that the owner maintains.
+        bytes_max: maximum bytes of the queue while the stream waits for the store.
+        dedupe_bytes_max: maximum bytes of its window of message ids.
+    Attributes: ``offline``: the reason why it cannot be used, or None.
     """
 
     offline: str | None = None
@@ -137,8 +140,9 @@ class Stream:
         search = SubjectSearch(live, self.subjects)
         self.queries = Queries(live, self.heads, self.subjects, search, reader, self.chunks)
         self.queue = PublishQueue(log, bytes_max=bytes_max)
-        parts = StreamParts(self, account, self.name, stream_id, created_ns, domain, self.stored, log, reader, bus, clock, rng,
-                            self.tasks, self.listeners, live, self.heads, self.subjects, search, self.queries, self.queue)
+        parts = StreamParts(self, account, self.name, stream_id, created_ns, domain, self.stored, log, reader, bus,
+                            clock, rng, self.tasks, self.listeners, live, self.heads, self.subjects, search, self.queries,
+                            self.queue)
         self._info = StreamInfo(parts)
         self.ceiling = SequenceCeiling(parts, state.ceiling if state is not None else 0)
         self.retention = Retention(parts)
@@ -148,7 +152,8 @@ class Stream:
         self.ttls = self.retention.one_by_one = MessageTtls(parts, self.retention)
         self.scheduler = Scheduler(parts)
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
-        self.msg_ids = MsgIds(self.dedupe, live, reader, clock, self.applied, state.last_seq if state is not None else 0)
+        self.msg_ids = MsgIds(self.dedupe, live, reader, clock, self.applied,
+                              state.last_seq if state is not None else 0)
         context = CheckContext(parts, self.dedupe, self.msg_ids, self.retention, self.rollups, self.enforcement,
                                self.interest, self.ttls, self.scheduler)
         self.appending = Appending(parts, context, extra)
@@ -187,17 +192,17 @@ class Stream:
         live.usage.size_bytes += state.bytes
         live.first_time_ns, live.last_time_ns = state.first_time_ns, state.last_time_ns
         if state.ceiling > live.last_seq + 1 and self.config.mirror is None:
-            # A crash: sequences up to the ceiling may have been seen, so the last one becomes the one below it.
+            # After a crash, sequences up to the ceiling may have been seen: the last one becomes the one below it.
             live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
         live.persisted_seq = live.last_seq
         if live.ahead.restore():
             self.log.lazy(self)
-        # A crash may have come between an update and its removals.
+        # A crash may have happened between an update and its removals.
         self.enforcement.resume(state.extra, state.msgs, self.interest.resume(state.extra))
         self.ttls.restore(state.expiries)
         self.scheduler.restore(state.schedules)
         if self.config.max_age > 0 and state.msgs:
-            # Without loading the blocks; the timer's own check is exact.
+            # This does not load the blocks; the timer's own check is exact.
             self.retention.arm_at(state.first_time_ns)
 
     def applied(self) -> StreamState | None:
@@ -232,7 +237,7 @@ class Stream:
 
     @property
     def first_time_ns(self) -> int:
-        """Time of the first live message, or its block's first time while its head is not in memory. Loads nothing."""
+        """Time of the first live message, or its block's first time if its head is not in memory. Loads nothing."""
         live = self.live
         return live.first_time[0] if live.blocks_loaded else live.first_time_ns if live.msgs else 0
 
@@ -248,24 +253,28 @@ class Stream:
     # --- publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Take publishes from the bus (a BatchHandler). Never waits: what must wait is queued, or refused."""
+        """Handle publishes from the bus (a BatchHandler).
+
+        Never waits: publishes that must wait are queued or refused.
+        """
         if self.queue.closed or not self.log.room():
             self.queue.enqueue(ops, start, end, source, now_ns)
         elif end - start > 1 or not self.sequencer.run_one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
 
     def publish_own(self, msgs: Sequence[Msg], source: Source | None = None) -> None:
-        """Publish messages of the stream itself."""
+        """Publish messages of the stream's own."""
         self.publish(msgs, 0, len(msgs), source, self.clock.now_ns())
 
     # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
 
     def sealing(self, block: OpenBlock[Any]) -> None:
-        """The segment closes: add the stream's outcome and the records that nothing has waited for."""
+        """Add the stream's outcome, and the records that no reply waits for, when the segment closes."""
         live = self.live
         recorded = self.dedupe.pop_recorded()
         if recorded:
-            block.add(MessageIds(OpenRows(block).ordinals_of([seq for seq, _ in recorded]), [msg_id for _, msg_id in recorded]))
+            ordinals = OpenRows(block).ordinals_of([seq for seq, _ in recorded])
+            block.add(MessageIds(ordinals, [msg_id for _, msg_id in recorded]))
             self.msg_ids.expire_later()
         if self.stored and self.ttls.expiries and (expiry := self.ttls.record(block)) is not None:
             block.add(expiry)
@@ -284,7 +293,7 @@ class Stream:
         live.cut(block)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
-        """A block of ours is in the store and in the applied state: consumers may see it."""
+        """Handle a block that is in the store and in the applied state: consumers may see it."""
         live = self.live
         mine = live.pop_in_flight()
         if mine is not None:
@@ -303,11 +312,12 @@ class Stream:
             self.listeners.wake()
 
     def _blocks_held(self) -> bool:
-        """Whether a running operation holds blocks."""
+        """Return whether a running operation relies on the present blocks."""
         return bool(self.queue.busy or self.heads.walks)
 
     def failed(self, error: Exception) -> None:
-        """The stream's records cannot be stored: accept nothing more, and leave after the current decision."""
+        """Go offline because the records cannot be stored: accept nothing more, and close after the current
+        decision."""
         self.offline = f"it cannot be stored: {error!r}"
         self.queue.shut()
         asyncio.get_running_loop().call_soon(self.on_failed, self)
@@ -317,25 +327,25 @@ class Stream:
         return self.sequencer.replies.withdrawn(fn, items)
 
     def dirty(self, consumer: Changed) -> None:
-        """A consumer's state changed: its delta is taken when the next segment closes, within a second."""
+        """Record that a consumer's state changed: its delta is stored when the next segment closes, within a second."""
         self.listeners.dirty(consumer)
         self.log.lazy(self)
 
     def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
-        """A consumer no longer waits for ``seqs``. See ``Interest.acked``."""
+        """Handle that a consumer no longer waits for ``seqs``. See ``Interest.acked``."""
         return self.interest.acked(seqs) if self.interest.active else None
 
     def acked_from(self, seq: int) -> asyncio.Future[None] | None:
-        """A consumer no longer waits for messages from ``seq`` on. See ``Interest.acked_from``."""
+        """Handle that a consumer no longer waits for messages from ``seq`` on. See ``Interest.acked_from``."""
         return self.interest.acked_from(seq) if self.interest.active else None
 
     # --- start and stop of async streams ------------------------------------------------------------------------------
 
-    def _asynchronous(self) -> bool:  # a mirror assigns no sequences, and a gap would never be filled
+    def _asynchronous(self) -> bool:  # a mirror is not: it assigns no sequences, and a gap would never be filled
         return self.config.persist_mode == "async" and self.stored and self.config.mirror is None
 
     def prepare_shutdown(self) -> None:
-        """Before a clean stop, after the last publish: the next start continues at the current sequence."""
+        """Lower the ceiling before a clean stop, after the last publish: the next start continues at this sequence."""
         if self._asynchronous():
             self.ceiling.lower(self.live.last_seq + 1)
 
@@ -354,66 +364,74 @@ class Stream:
         return self.chunks.chunk_of(seq)
 
     def may_hold(self, seq: int) -> bool:
-        """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""
+        """Return whether ``seq`` is live, as far as that is known without reading: a gap in a block may seem live."""
         return self.live.find(seq) is not None
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
-        """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence."""
+        """Return the number of persisted live matches (None: all) at or after ``seq``, and up to which sequence."""
         await self.load_blocks()
         return await self.queries.count_from(seq, filters)
 
     def tail_count(self, seq: int, filters: Filters) -> int:
-        """How many messages at or after ``seq`` match and are not yet persisted."""
+        """Return the number of matches at or after ``seq`` that are not persisted yet."""
         return self.queries.tail_count(seq, filters)
 
     async def get(self, seq: int) -> StoredMsg | None:
-        """The message ``seq``, or None. Raises: ApiError 10008 past the lease; StoreError; FormatError."""
+        """Return the message ``seq``, or None. Raises: ApiError 10008 past the lease; StoreError; FormatError."""
         await self._readable_blocks()
         return await self.queries.get(seq)
 
     def peek(self, seq: int) -> StoredMsg | None:
-        """``get``, from memory alone. Raises: NotLoaded; ApiError 10008 past the lease."""
+        """Return the same as ``get``, from memory alone. Raises: NotLoaded; ApiError 10008 past the lease."""
         self._readable()
         return self.queries.peek(seq)
 
     def peek_some(self, seqs: Sequence[int], bytes_max: int) -> tuple[StoredMsgs, Sequence[int], int]:
-        """``peek`` of the first of ``seqs``: see ``Queries.peek_some``. Raises: ApiError 10008 past the lease."""
+        """Return the first of ``seqs`` from memory: see ``Queries.peek_some``.
+
+        Raises: ApiError 10008 past the lease.
+        """
         self._readable()
         return self.queries.peek_some(seqs, bytes_max)
 
     def peek_last(self, subject: bytes) -> StoredMsg | None:
-        """``get_last`` of a literal ``subject``, from memory alone. Raises: as ``peek``."""
+        """Return the same as ``get_last`` for a literal ``subject``, from memory alone. Raises: as ``peek``."""
         self._readable()
         return self.queries.peek_last(subject)
 
     async def get_last(self, wanted: bytes) -> StoredMsg | None:
-        """The last message whose subject matches ``wanted``, or None. Raises: as ``get``."""
+        """Return the last message whose subject matches ``wanted``, or None. Raises: as ``get``."""
         await self._readable_blocks()
         return await self.queries.get_last(wanted)
 
     async def get_next(self, wanted: bytes, seq: int, start_time_ns: int | None = None) -> StoredMsg | None:
-        """The first match at or after a sequence, or a time, or None. Raises: as ``get``."""
+        """Return the first match at or after a sequence, or a time, or None. Raises: as ``get``."""
         await self._readable_blocks()
         return await self.queries.get_next(wanted, seq, start_time_ns)
 
     async def next_msgs(self, filters: Filters, seq: int, most: int) -> StoredMsgs:
-        """Up to ``most`` messages that match, from the first one at or after ``seq`` on; none if there is none. Raises: as
-        ``get``."""
+        """Return up to ``most`` matches, from the first one at or after ``seq`` on; none if there is none.
+
+        Raises: as ``get``.
+        """
         await self._readable_blocks()
         return await self.queries.next_msgs(filters, seq, most)
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
-        """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""
+        """Return the last matching sequence in a list, or an empty list. Raises: as ``get``."""
         await self._readable_blocks()
         return await self.queries.last_seqs(filters)
 
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
-        """The last sequence at or below ``up_to_seq`` of each matching subject, ascending. Raises: as ``get``."""
+        """Return the last sequence at or below ``up_to_seq`` of each matching subject, ascending.
+
+        Raises: as ``get``.
+        """
         await self._readable_blocks()
         return await self.queries.last_seqs_by_subject(filters, up_to_seq)
 
     async def seq_at(self, time_ns: int) -> int:
-        """The first sequence at or after a time; last_seq + 1 when there is none. Raises: as ``get``."""
+        """Return the first sequence at or after a time; last_seq + 1 if there is none. Raises: as ``get``."""
         await self._readable_blocks()
         return await self.queries.seq_at(time_ns)
 
@@ -428,9 +446,9 @@ class Stream:
     # --- changing -----------------------------------------------------------------------------------------------------
 
     async def delete_msg(self, seq: int, erase: bool) -> bool:
-        """Remove one message; False when it is not there. ``erase``: compaction is to erase its bytes too.
+        """Remove one message; return False if it does not exist. ``erase``: compaction must erase its bytes too.
 
-        Returns once that is sequenced: the caller answers through ``log.wait``.
+        Returns once the removal is sequenced: the caller answers through ``log.wait``.
         """
         await self.queue.quiet()
         await self.load_blocks()
@@ -439,9 +457,10 @@ class Stream:
         return deleted
 
     async def purge(self, wanted: bytes | None, seq: int = 0, keep: int = 0) -> int:
-        """Remove what matches ``wanted`` (None: all) below ``seq`` (0: no bound) but the ``keep`` newest; returns how many.
+        """Remove matches of ``wanted`` (None: all) below ``seq`` (0: no bound) except the ``keep`` newest; return how
+        many.
 
-        Returns once that is sequenced: the caller answers through ``log.wait``.
+        Returns once the removal is sequenced: the caller answers through ``log.wait``.
         """
         await self.load_blocks()
         filters = Filters(() if wanted is None else (wanted,))
@@ -455,7 +474,7 @@ class Stream:
                         async with asyncio.timeout(WAIT_SECONDS):
                             count, seq, more = await self.retention.purge_front(seq, keep)
                     except TimeoutError:
-                        # Publishes wait for a slice, and must not wait as long as a store may take.
+                        # Publishes wait for each slice, and must not wait as long as a store may take.
                         raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
                 purged, keep = purged + count, 0
                 await asyncio.sleep(0)
@@ -466,26 +485,25 @@ class Stream:
         return purged
 
     async def _notified(self) -> None:
-        """Return once all consumers are notified of removals, so that a reply waits for what the consumers have to store."""
+        """Wait until all consumers are notified of removals, so that the reply waits for their records, too."""
         if self.listeners.queued:
             await self.listeners.delivered()
             self.log.barrier(self)
 
     def update(self, config: StreamConfig) -> asyncio.Future[None]:
-        """Apply a new configuration at once; messages beyond max_msgs and max_bytes are removed before anything else is
-        published.
+        """Apply a new configuration at once; exceeding messages are removed before anything else is published.
 
-        Returns: done once all limits hold; failed when the store fails, and then retried.
+        Returns: a future that is done once all limits hold. It fails if the store fails; then enforcing is retried.
         """
         self._configure(config)
         self.retention.arm()
-        self.ttls.arm()  # even if the limits below have to wait for the store
+        self.ttls.arm()  # set the timer even if enforcing the limits has to wait for the store
         self.subjects.set_tracked(config.max_msgs_per_subject > 0)
         self.dedupe.window_ns = config.duplicate_window
         return self.enforcement.updated()
 
     def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, notify: bool = True) -> None:
-        """Messages were removed, all of ``subject`` if it is given: notify the consumers if ``notify``."""
+        """Handle removed messages, all of ``subject`` if it is given; ``notify``: notify the consumers."""
         if self.memory_blocks is not None:
             self.memory_blocks.removed(gone)
         if notify and (self.listeners.by_name or self.ttls.expiries or self.scheduler.schedules):
@@ -495,7 +513,7 @@ class Stream:
                 self._forget_times(removal.first, removal.last)
 
     def notify_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
-        """``removed`` for blocks that left as a whole, as (first, last, messages); not for those of memory streams."""
+        """Notify consumers of blocks removed as a whole, (first, last, messages); not called for memory streams."""
         for first, last, _ in ranges:
             self._forget_times(first, last)
         self.listeners.removed(ranges, subject, purged)
@@ -507,16 +525,18 @@ class Stream:
             self.scheduler.removed(first, last)
 
     def reset_checks(self) -> None:
-        """The last sequence was set, not counted up."""
+        """Select the checks again, after the last sequence was set instead of counted up."""
         self.sequencer.reset_checks()
 
     def trim_soon(self) -> None:
-        """A trim needs the store or is incomplete: continue it in the next turn."""
+        """Continue a trim in the next turn, because it needs the store or is incomplete."""
         self.enforcement.schedule_trim()
 
     def close(self) -> None:
-        """Stop at once; nothing more is written or answered, except that the queue of a stream that went offline is
-        refused."""
+        """Stop at once: nothing more is written or answered.
+
+        Only the queue of a stream that went offline is refused.
+        """
         if self.offline is not None:
             error = ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=self.offline)
             self.queue.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
@@ -536,7 +556,8 @@ class Stream:
 
     async def info_state(self, deleted_details: bool = False, subjects_filter: bytes = b"",
                          subjects_offset: int = 0) -> dict[str, Any]:
-        """JetStream's StreamState as JSON values, less ``consumer_count``; ``subjects`` in it is a ``SubjectCounts``.
+        """Return JetStream's StreamState as JSON values without ``consumer_count``; ``subjects`` is a
+        ``SubjectCounts``.
 
         Raises: ApiError 10008 past the lease; StoreError; FormatError.
 

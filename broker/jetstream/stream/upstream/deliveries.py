@@ -1,13 +1,13 @@
-"""What an existing consumer delivers to a mirror or source that names it (``consumer``).
+"""Receives the deliveries of an existing consumer for a mirror or source that names it (``consumer``).
 
-    Deliveries ── $JS.API.CONSUMER.RESET.<stream>.<consumer> ──> the consumer begins again behind its ack floor
+    Deliveries ── $JS.API.CONSUMER.RESET.<stream>.<consumer> ──> the consumer begins again after its ack floor
     deliver_subject ──> messages, heartbeats                 ──> Batch: messages in order, without a gap
-                    ──> a flow control request               ──> FlowRequest: its answer acks what is stored here
+                    ──> a flow control request               ──> FlowRequest: its answer acks the stored messages
 
-The consumer acks by flow control, so what it counts as acked is stored by the stream that copies. A gap, or ten seconds
-without anything, not even a heartbeat, and the consumer has to be reset again (``Lost``).
+The consumer acks by flow control, so the copying stream has stored all messages that the consumer counts as acked.
+After a gap, or ten seconds without a message or heartbeat, the consumer must be reset again (``Lost``).
 
-Does not own: storing, and when to answer (follower).
+Does not own: storing messages, and the time of an answer (follower).
 
 Source: nats-server, server/stream.go, setupMirrorConsumer, trySetupSourceConsumer, processInboundSourceMsg.
 """
@@ -37,17 +37,18 @@ ANSWER_SECONDS, SILENCE_SECONDS = 5.0, 10.0
 MSGS_AT_ONCE = 256
 BYTES_AT_ONCE = 1 << 20
 WAITING_BYTES_MAX = 64 << 20
-"""Of messages not stored yet: past it some are dropped, and the consumer is reset. Flow control keeps it to less."""
+"""Bytes of messages that wait to be stored. Beyond this, messages are dropped and the consumer is reset; flow control
+normally prevents that."""
 
 _STATUS = b"NATS/1.0 100 "
 
 
 class Lost(Exception):
-    """Something is missing: the consumer has to be reset."""
+    """Raised if a delivery is missing: the consumer must be reset."""
 
 
 class FlowRequest(NamedTuple):
-    """Its answer goes to ``reply``, once all up to ``stream_seq`` is stored."""
+    """A flow control request: answer to ``reply`` once all messages up to ``stream_seq`` are stored."""
 
     reply: bytes
     stream_seq: int
@@ -55,10 +56,10 @@ class FlowRequest(NamedTuple):
 
 
 class Deliveries:
-    """One consumer's, from a reset to the end of the ``with`` block.
+    """The deliveries of one consumer, from a reset to the end of the ``with`` block.
 
-    Attributes: ``identity`` of the origin, and ``stream_seq``, the last one before those delivered: known after ``reset``;
-        ``lag``: messages not delivered yet.
+    Attributes: ``identity``: identity of the origin; ``stream_seq``: the last sequence before those delivered; both are
+        known after ``reset``. ``lag``: number of messages not delivered yet.
     """
 
     def __init__(self, bus: Bus, given: StreamSource, *, mirror: bool) -> None:
@@ -81,7 +82,7 @@ class Deliveries:
             self._bus.unsubscribe(self._subscriptions.pop())
 
     async def reset(self) -> None:
-        """Let the consumer begin again behind its ack floor, and listen. Raises: ApiError."""
+        """Reset the consumer, so that it begins again after its ack floor, and subscribe. Raises: ApiError."""
         given = self._given
         answer, block = await self._ask(f"$JS.API.CONSUMER.RESET.{given.name}.{self._names[1].decode()}".encode())
         if (error := answer.get("error")) is not None:
@@ -94,7 +95,7 @@ class Deliveries:
         self._subscriptions.append(self._bus.subscribe(self._to, self._queue_messages))
 
     async def _ask(self, subject: bytes) -> tuple[dict[str, Any], bytes]:
-        """The answer of an API request, and its headers."""
+        """Send an API request; return the answer and its headers."""
         answered: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
         def on_answer(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
@@ -119,7 +120,7 @@ class Deliveries:
 
     def _queue_messages(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         if source is not None:
-            return  # a client's: consumers deliver as the broker itself
+            return  # from a client: consumers deliver as the broker itself
         if self._bytes < WAITING_BYTES_MAX:
             run = ops[start:end]
             self._waiting += run
@@ -127,7 +128,7 @@ class Deliveries:
         self._arrived.set()
 
     async def read(self) -> Batch | FlowRequest:
-        """What comes next. Raises: Lost."""
+        """Wait for the next batch or request. Raises: Lost."""
         while True:
             while self._waiting:
                 if (found := self._next()) is not None:
@@ -140,7 +141,7 @@ class Deliveries:
                 raise Lost("the consumer sends nothing") from None
 
     def _next(self) -> Batch | FlowRequest | None:
-        """The messages that came up to the next status, or that status' request; None: nothing to do."""
+        """Return the messages received up to the next status, or the request of that status; None: nothing to do."""
         batch, size = Batch(), 0
         while self._waiting and len(batch.seqs) < MSGS_AT_ONCE and size < BYTES_AT_ONCE:
             subject, reply, hlen, body = self._waiting[0]
@@ -152,7 +153,7 @@ class Deliveries:
             self._drop()
             numbers = self._numbers(reply)
             if numbers is None:
-                continue  # not of this consumer
+                continue  # not a delivery of this consumer
             deliveries, stream_seq, consumer_seq, time_ns, pending = numbers
             if deliveries > 1 or consumer_seq != self.consumer_seq + 1:
                 raise Lost(f"delivery {consumer_seq} came after {self.consumer_seq}")
@@ -177,7 +178,7 @@ class Deliveries:
         self._bytes -= len(self._waiting.popleft()[3])
 
     def _numbers(self, reply: bytes) -> list[int] | None:
-        """The numbers of an ack subject of this consumer, in either format; None: it is not one."""
+        """Return the numbers of an ack subject of this consumer, in either format; None if it is not one."""
         tokens = reply.split(b".")
         names = tokens[2:4] if len(tokens) == 9 else tokens[4:6]
         if tokens[:2] != [b"$JS", b"ACK"] or tuple(names) != self._names:

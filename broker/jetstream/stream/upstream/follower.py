@@ -1,12 +1,12 @@
-"""Follows one origin: finds it, reads on when it grows, starts over when it is replaced.
+"""Follows one origin: finds it, reads new messages when it grows, begins again when it is replaced.
 
-Owns: the task, its waiting and its errors, and its part of stream info. Does not own: where to begin and what is stored
-(``start`` and ``store`` of mirror and source).
+Owns: the task, its waiting and its errors, and its part of stream info. Does not own: the first sequence and the
+storing of messages (``start`` and ``store`` of mirror and source).
 
-A consumer that is named delivers instead of being read: reset ──> deliveries ──> store, answers to flow control.
+If a consumer is named, it delivers the messages instead: reset ──> deliveries ──> store, answers to flow control.
 
-    find ──> start ──> read ──> store ──> read ── nothing new ──> wait for the origin to grow or go away ──> find
-      └── not there: shown as error; looked for when a stream appears            └── store fails: again after a pause
+    find ──> start ──> read ──> store ──> read ── nothing new ──> wait until the origin grows or is deleted ──> find
+      └── not there: shown as error; found again when a stream is created └── store fails: retry after a pause
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.5, 30.0
 _FIND_SECONDS = 10.0
-"""An origin that is reached through imports is looked for this often: they may change at any time."""
+"""Interval at which an origin that is reached through imports is found again: imports may change at any time."""
 
 _TRIED_MAX = 64
-"""Transforms that are tried one after the other, and made without a thread."""
+"""Up to this many transforms are tried one after the other, and compiled without a thread."""
 
 _HEARTBEAT_NS = 1_000_000_000
-"""An origin counts as heard from this often, even when it has nothing new."""
+"""An origin counts as active at least this often, even if it has nothing new."""
 
 
 class Target(Protocol):
@@ -66,7 +66,7 @@ class Target(Protocol):
 class Follower(ABC):
     """One mirror or source of a stream.
 
-    Attributes: ``error``: why its origin cannot be read, or None.
+    Attributes: ``error``: the reason why its origin cannot be read, or None.
     """
 
     MIRRORS: ClassVar[bool] = False
@@ -81,32 +81,31 @@ class Follower(ABC):
         self._reader: OriginReader | None = None
         self._deliveries: Deliveries | None = None
         self._received = False
-        """Whether anything was stored since the last pause, of what a consumer delivered."""
-
+        """True if any delivered message was stored since the last pause."""
         self._last_read_ns = 0
         self._logged = ""
         self._transforms: list[SubjectTransform] = []
         self._first: FirstMatch | None = None
-        """Finds the transform of a subject, if they are very many."""
+        """Finds the transform of a subject if there are very many transforms; otherwise None."""
         self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"follow {given.name}")
 
     @property
     def filters(self) -> Sequence[str]:
-        """What is copied, as filters; none: all."""
+        """The filters of the copied messages; none: all messages are copied."""
         given = self.given
         return [one.src for one in given.subject_transforms] or ([given.filter_subject] if given.filter_subject else [])
 
     def wake(self) -> None:
-        """The origin grew, or may have been replaced."""
+        """Wake the task, because the origin grew or may have been replaced."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Copy nothing more. Stored messages stay."""
+        """Stop copying. Stored messages stay."""
         self._detach()
         self._task.cancel()
 
     def info(self) -> dict[str, Any]:
-        """StreamSourceInfo. Source: nats-server, server/stream.go, sourceInfo."""
+        """Return StreamSourceInfo. Source: nats-server, server/stream.go, sourceInfo."""
         given, reader = self.given, self._reader or self._deliveries
         shown: dict[str, Any] = {"name": given.name}
         if given.external is not None:
@@ -115,7 +114,11 @@ class Follower(ABC):
         if seq := self.position():
             shown["seq"] = seq
         idle_ns = self._clock.monotonic_ns() - self._last_read_ns
-        shown["active"] = -1 if not self._last_read_ns else min(idle_ns, _HEARTBEAT_NS) if reader is not None else idle_ns
+        if not self._last_read_ns:
+            idle_ns = -1
+        elif reader is not None:
+            idle_ns = min(idle_ns, _HEARTBEAT_NS)
+        shown["active"] = idle_ns
         if self.error is not None:
             shown["error"] = self.error.to_json()
         if given.filter_subject and (self._last_read_ns or not self.MIRRORS):
@@ -125,7 +128,7 @@ class Follower(ABC):
         return shown
 
     def subject(self, subject: bytes) -> bytes:
-        """The subject under which a message of the origin is stored here: its own, if a transform would make it too long."""
+        """Return the subject under which a message is stored here: its own if a transform would make it too long."""
         transforms: Sequence[SubjectTransform] = self._transforms
         if self._first is not None:
             at = self._first.of(subject)
@@ -135,26 +138,27 @@ class Follower(ABC):
                 return made or subject
         return subject
 
-    # --- what mirrors and sources do differently ----------------------------------------------------------------------
+    # --- differences between mirrors and sources ----------------------------------------------------------------------
 
     @abstractmethod
     async def start(self, origin: Origin) -> int:
-        """The sequence of the origin to read from. Raises: StoreError, FormatError, ApiError."""
+        """Return the origin's sequence to read from. Raises: StoreError, FormatError, ApiError."""
 
     @abstractmethod
     def reached(self, deliveries: Deliveries) -> int:
-        """The last sequence of the origin that is not to be stored, of what a consumer will deliver."""
+        """Return the last of the origin's sequences that need not be stored when a consumer delivers them."""
 
     @abstractmethod
     async def store(self, identity: str, batch: Batch) -> ApiError | None:
-        """Store a batch of the origin with this identity, or its first messages and return the error that stopped it."""
+        """Store a batch of the origin with this identity. If storing stops, return the error; earlier messages are
+        stored."""
 
     @abstractmethod
     def next_seq(self, batch: Batch) -> int:
-        """Where to read on after ``store``."""
+        """Return the sequence at which reading continues after ``store``."""
 
     def position(self) -> int:
-        """The origin's sequence of the last message copied, for stream info; 0: not shown."""
+        """Return the origin's sequence of the last copied message, for stream info; 0: not shown."""
         return 0
 
     # --- the task -----------------------------------------------------------------------------------------------------
@@ -200,7 +204,7 @@ class Follower(ABC):
             self._first = FirstMatch([one.src for one in self._transforms])
 
     async def _attach(self) -> OriginReader | None:
-        """A reader of the current origin; None while there is none."""
+        """Return a reader of the current origin; None while there is no origin."""
         try:
             origin = self._parts.find(self.given, self.MIRRORS)
         except ApiError as error:
@@ -224,7 +228,7 @@ class Follower(ABC):
             self._reader = None
 
     async def _copy(self, reader: OriginReader) -> bool:
-        """Copy what there is, then wait until there is more; returns whether anything was stored."""
+        """Copy the next messages, or wait until there are some; return whether any was stored."""
         found = reader.read()
         if found is None:
             await self._wait_for_change()
@@ -241,7 +245,7 @@ class Follower(ABC):
         return True
 
     async def _receive(self) -> None:
-        """Store what the consumer delivers, until it has to be reset. Raises: Lost, and what stops copying."""
+        """Store the deliveries of the consumer until it must be reset. Raises: Lost, and errors that stop copying."""
         parts = self._parts
         with Deliveries(parts.bus, self.given, mirror=self.MIRRORS) as deliveries:
             try:
@@ -278,7 +282,7 @@ class Follower(ABC):
                 await self._woken.wait()
 
     def _log_once(self, error: Exception) -> None:
-        """Log what prevents copying, once until something is copied again."""
+        """Log an error that prevents copying, once until something is copied again."""
         if (text := str(error)) != self._logged:
             self._logged = text
             _log.warning("stream %s waits before it copies more of %s: %s", self._target.name, self.given.name, text)

@@ -1,9 +1,10 @@
 """A mirror: each message of the origin under its own sequence and time.
 
-Messages that the origin has removed, or that filters exclude, are gaps here too. The stream's last sequence is also the
-mirror's position, from which it continues after a restart. Messages that the origin removes later stay.
+Messages that the origin has removed, or that filters exclude, are gaps in the mirror too. The mirror's last sequence is
+also its position, from which it continues after a restart. Messages that the origin removes later stay in the mirror.
 
-Source: nats-server, server/stream.go, setupMirrorConsumer, processInboundMirrorMsg; server/consumer.go, selectStartingSeqNo.
+Source: nats-server, server/stream.go, setupMirrorConsumer, processInboundMirrorMsg; server/consumer.go,
+selectStartingSeqNo.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Mirror(Follower):
     MIRRORS = True
 
     async def start(self, origin: Origin) -> int:
-        """A re-created origin has nothing to copy until it is past the last sequence here."""
+        """Return the first sequence to read. A re-created origin is copied only from past the last sequence here."""
         given, last_seq = self.given, self._target.last_seq
         if last_seq:
             seq = last_seq + 1
@@ -48,7 +49,7 @@ class Mirror(Follower):
         return self._target.last_seq
 
     async def store(self, identity: str, batch: Batch) -> ApiError | None:
-        """Store as runs with consecutive sequences in the origin and one time."""
+        """Store a batch as runs; a run has consecutive sequences in the origin and one time."""
         runs: list[Run] = []
         seqs, times_ns = batch.seqs, batch.times_ns
         msgs = [(self.subject(subject), b"", hlen, body)

@@ -1,7 +1,7 @@
-"""What a mirror or source reads from: another stream, as a sequence of batches.
+"""Reads the stream that a mirror or source copies from, as a sequence of batches.
 
-Owns: reading what the origin has stored, from a sequence on, through filters. Does not own: which stream that is
-(``Find``, provided by the account), where a reader begins, what happens to the messages (mirror, source).
+Owns: reading the persisted messages of the origin from a sequence on, through filters. Does not own: the choice of the
+origin (``Find``, provided by the account), the first sequence to read, and storing the messages (mirror, source).
 
 An origin in this process is read directly: no consumer is created, nothing is acked, and a slow reader costs the origin
 nothing. A stream of another server would be another ``Origin``; nothing else here depends on where an origin is.
@@ -28,10 +28,10 @@ __all__ = ["Batch", "Find", "Origin", "OriginReader", "identity_of"]
 
 MSGS_AT_ONCE = 256
 BYTES_AT_ONCE = 1 << 20
-"""Read and stored at once: a few milliseconds. A larger message makes a batch of its own."""
+"""Limits of one batch, which takes a few milliseconds to read and store. A larger message is a batch of its own."""
 
 _EXPECTATIONS = re.compile(rb"\r\nNats-(?:Expected|Batch)-[^\r\n]*")
-"""Headers that were meant only for the origin."""
+"""Headers that are meant only for the origin."""
 
 _EMPTY_BLOCK = b"NATS/1.0\r\n\r\n"
 
@@ -56,16 +56,22 @@ class Origin(Protocol):
 
 
 def identity_of(origin: Origin) -> str:
-    """Differs for any later stream of the same name. The API also returns it to creators of consumers for sources."""
+    """Return an identity that differs for any later stream of the same name.
+
+    The API also returns it to creators of consumers for sources.
+    """
     return short_hash(format_time(origin.created_ns))
 
 
 Find = Callable[[StreamSource, bool], Origin]
-"""The stream that a mirror (True) or source names. Raises: ApiError, as the origin's API would answer, if there is none."""
+"""Returns the stream that a mirror (True) or source names.
+
+Raises: ApiError, the same as the origin's API, if none exists.
+"""
 
 
 class Batch:
-    """Messages of one origin in order, as columns. ``end_seq``: where to read on."""
+    """Messages of one origin in order, as columns. ``end_seq``: the sequence at which reading continues."""
 
     __slots__ = ("bodies", "end_seq", "hlens", "seqs", "subjects", "times_ns")
 
@@ -78,7 +84,7 @@ class Batch:
         self.end_seq = 0
 
     def add(self, seq: int, subject: bytes, hlen: int, body: bytes, time_ns: int) -> int:
-        """Add a message, without the headers that were meant only for its origin; returns its size."""
+        """Add a message without the headers that are meant only for its origin; return its size."""
         if hlen and _EXPECTATIONS.search(body, 0, hlen):
             hlen, body = _without_expectations(hlen, body)
         self.seqs.append(seq)
@@ -90,7 +96,10 @@ class Batch:
 
 
 class OriginReader:
-    """Reads one origin from ``next_seq`` on. ``read`` moves it past non-matches, the caller past what it stored."""
+    """Reads one origin from ``next_seq`` on.
+
+    ``read`` advances ``next_seq`` past messages that do not match; the caller advances it past messages that it stored.
+    """
 
     def __init__(self, origin: Origin, filters: Sequence[str], next_seq: int) -> None:
         self.origin = origin
@@ -101,11 +110,11 @@ class OriginReader:
 
     @property
     def lag(self) -> int:
-        """Sequences of the origin that are still to be read; with filters, an upper bound on messages."""
+        """Number of the origin's sequences that are left to read; with filters, an upper bound of messages."""
         return max(self.origin.last_seq + 1 - max(self.next_seq, self.origin.first_seq), 0)
 
     def read(self) -> Batch | Loading | None:
-        """The next messages; or what has to be loaded first; or None: there is nothing new."""
+        """Return the next messages; or a Loading that must end first; or None if nothing is new."""
         while True:
             found = self.origin.next_chunk(self.next_seq, self._filters)
             if found is None:
@@ -132,7 +141,8 @@ class OriginReader:
             if seq > last_seq:
                 break
             subject = chunk.subjects[at]
-            if seq < first_seq or (dead is not None and seq in dead) or (filters is not None and not filters.match(subject)):
+            if (seq < first_seq or (dead is not None and seq in dead)
+                    or (filters is not None and not filters.match(subject))):
                 continue
             hlen, body = hlens[at] if hlens is not None else 0, chunk.bodies[at]
             if batch.seqs and (len(batch.seqs) >= MSGS_AT_ONCE or size + len(body) > BYTES_AT_ONCE):

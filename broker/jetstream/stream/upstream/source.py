@@ -1,9 +1,10 @@
-"""A source: messages of the origin, each as the next message of a stream, with a header that says where it came from.
+"""A source: copies messages of the origin as next messages of a stream, with a header that locates them in the origin.
 
-    Nats-Stream-Source: <origin> <its sequence there> <filters> <destinations> <its subject there> <identity of the origin>
+    Nats-Stream-Source: <origin> <its sequence there> <filters> <destinations> <its subject there> <identity of the
+    origin>
 
-Its position is stored with the messages (positions), so a restart neither repeats nor skips anything, even if all
-copied messages have been removed since.
+Its position is stored with the messages (positions), so a restart neither repeats nor skips any message, even if all
+copied messages have been removed since then.
 
 Source: nats-server, server/stream.go, trySetupSourceConsumer, processInboundSourceMsg, genSourceHeader.
 """
@@ -30,7 +31,7 @@ __all__ = ["Source"]
 
 
 class Source(Follower):
-    """One source of a stream; ``name`` tells it apart from others of the stream."""
+    """One source of a stream; ``name`` distinguishes it from the stream's other sources."""
 
     def __init__(self, target: Target, given: StreamSource, parts: FollowerParts) -> None:
         self.name = source_name(given)
@@ -38,7 +39,7 @@ class Source(Follower):
         super().__init__(target, given, parts)
 
     async def start(self, origin: Origin) -> int:
-        """After the last message copied from this same origin; otherwise as configured."""
+        """Return the sequence after the last message copied from this same origin; otherwise as configured."""
         given = self.given
         position = self._target.positions.of(self.name)
         if seq := position.seq_in(identity_of(origin)):

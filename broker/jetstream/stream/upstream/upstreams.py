@@ -1,4 +1,4 @@
-"""The mirrors and sources of one account's streams, as the streams' configurations name them."""
+"""The mirrors and sources of one account's streams, according to the streams' configurations."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 __all__ = ["External", "Upstreams"]
 
 _AT_ONCE: Final = 256
-"""Sources started or stopped in one step: some 5 ms."""
+"""Sources started or stopped in one step: about 5 ms."""
 
 _MIRROR = ""
 """A mirror's key among the followers of its stream: no source has this name."""
 
 
 class External(Protocol):
-    """The followers, in all accounts, whose origins are named with ``external``."""
+    """The followers, in all accounts, whose origins are given with ``external``."""
 
     def add(self, follower: Follower) -> None: ...
     def discard(self, follower: Follower) -> None: ...
@@ -34,12 +34,12 @@ class Upstreams:
         self._external = external
         self._followers: dict[str, dict[str, Follower]] = {}
         self._by_origin: dict[str, dict[Follower, str]] = {}
-        """Name of an origin → follower → name of the stream that copies."""
+        """Name of an origin → follower → name of the stream that copies it."""
 
     def configure(self, stream: Target) -> Generator[None, None, None]:
         """Follow the streams that the configuration names, and no others. Unchanged sources continue undisturbed.
 
-        The generator yields between two steps of long work; it ends early if the stream leaves between them.
+        The generator yields between two steps of long work; it ends early if the stream is deleted between them.
         """
         from broker.jetstream.config.upstream_rules import source_name
         from broker.jetstream.stream.upstream.mirror import Mirror
@@ -67,7 +67,7 @@ class Upstreams:
             del self._followers[stream.name]
 
     def stop(self, name: str) -> Generator[None, None, None]:
-        """The stream is deleted: stop its mirror or sources. Completed even if the generator is closed."""
+        """Stop the mirror or sources of a deleted stream. Completed even if the generator is closed."""
         followers = list(self._followers.pop(name, {}).values())
         try:
             while followers:
@@ -87,20 +87,20 @@ class Upstreams:
                 pass
 
     def changed(self, name: str) -> None:
-        """A stream of that name was created or removed: followers of it look for it again."""
+        """Wake the followers of a stream of that name, which was created or removed, so that they find it again."""
         for follower in self._by_origin.get(name, ()):
             follower.wake()
         self._external.changed(name)
 
     def info(self, stream: Target) -> dict[str, Any]:
-        """Members of a stream's info: its mirror, or its sources. May be called in a thread."""
+        """Return the members of a stream's info: its mirror, or its sources. May be called in a thread."""
         followers = dict(self._followers.get(stream.name, {}))
         if _MIRROR in followers:
             return {"mirror": followers[_MIRROR].info()}
         return {"sources": [follower.info() for follower in followers.values()]} if followers else {}
 
     def mirror_of(self, name: str) -> str | None:
-        """The name of a stream that mirrors ``name``, or None."""
+        """Return the name of a stream that mirrors ``name``, or None."""
         from broker.jetstream.stream.upstream.mirror import Mirror
 
         for follower, stream in self._by_origin.get(name, {}).items():
