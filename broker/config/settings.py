@@ -356,8 +356,8 @@ class ServerLimits(Section):
     """JetStream's limits for the whole server: bytes (-1 = none), and a jetstream block's ``limits`` (0 = none)."""
 
     max_memory: int = setting(
-        -1, kinds.size(-1), "Bytes of all messages in `storage: memory` streams, past which publishes to them are "
-        "refused (10023); -1: three quarters of the memory of the machine, or of the container.",
+        -1, kinds.size(-1), "Bytes of all messages in `storage: memory` streams; beyond that, publishes are refused "
+        "(10023). -1: three quarters of the memory of machine or container.",
         "jetstream.max_memory_store", "jetstream.max_mem_store", "jetstream.max_mem")
     max_storage: int = setting(
         -1, kinds.size(-1), "Bytes of all messages in stored streams, past which publishes to them are refused "
@@ -462,8 +462,8 @@ class StorageSettings(Section):
     cache_directory_bytes: int = setting(
         10 * GIB, kinds.size(64 * MIB), "Bytes that it may take.", "jetblock.cache_directory_bytes")
     reserve_bytes: int = setting(
-        16 * MIB, kinds.size(0), "Room kept in a directory, or in a bucket that may have a quota, for when it is full: so that "
-        "purges and deletes can be stored, which make room; at most a sixteenth of a disk. 0: none.", "jetblock.reserve")
+        16 * MIB, kinds.size(0), "Room kept in a directory or bucket, so that purges and deletes can be stored when it is "
+        "full; at most a sixteenth of a disk. 0: none.", "jetblock.reserve")
     lease_ns: int = setting(
         15 * SECOND, kinds.duration_ns(100 * MS), "On S3: time without a sign of life after which a standby takes "
         "over, and an owner that could not write stops answering.", "jetblock.lease")
@@ -471,9 +471,8 @@ class StorageSettings(Section):
         5 * SECOND, kinds.duration_ns(50 * MS), "Longest time for one request to the store before it is tried again.",
         "jetblock.put_timeout")
     reader_grace_ns: int = setting(
-        10 * MINUTE, kinds.duration_ns(0), "How long the store keeps an object after nothing names it: a Spark query has at "
-        "least so long, from its plan, to read it, except while the store is full. Costs the space of what is removed in that "
-        "time.", "jetblock.reader_grace")
+        10 * MINUTE, kinds.duration_ns(0), "Time for which the store keeps objects that nothing names any more, unless it is full: "
+        "Spark queries that planned to read them need it.", "jetblock.reader_grace")
     inbox_interval_ns: int = setting(
         60 * SECOND, kinds.duration_ns(0), "How often the broker looks for requests to let staged messages join a stream, one "
         "listing each time; 0: only when it is asked to.", "jetblock.inbox_interval")

@@ -1,14 +1,15 @@
-"""Writes docs/COMPATIBILITY.md: ``python docs/generators/compatibility.py``.
+"""Write docs/COMPATIBILITY.md: ``python docs/generators/compatibility.py``.
 
-The features are in compatibility.toml. Which tests show a feature is read from the tests: from the mark
-``shows("area.feature", …)`` of a test or, as ``pytestmark``, of a module, and from the table ``SHOWS`` of a module whose
-tests are data by name. A feature that no test shows is not there, whatever anybody says; a test compares the page.
+The features are in compatibility.toml. The tests say which features they show: by the mark ``shows("area.feature", …)``
+of a test or, as ``pytestmark``, of a module, and by the table ``SHOWS`` of a module whose tests are data by name. A
+feature without a test is listed as missing. A test compares the page.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
 import tomllib
 from collections import Counter
@@ -25,6 +26,8 @@ PAGE = ROOT / "docs" / "COMPATIBILITY.md"
 NAMED_DATA = ("SCENARIOS", "DIALOGUES", "GUARDED", "CONFIGURED")
 """The tables in which a module with ``SHOWS`` has its tests by name."""
 NOT_RUN = ("skip", "skipif", "xfail")
+CELL_MAX = 160
+"""Characters in a cell, without the addresses of links: tests/docs/test_markdown.py has the same bound."""
 
 HEAD = """# Compatibility
 
@@ -87,7 +90,7 @@ class Shown:
 
 
 def areas() -> list[Area]:
-    """What compatibility.toml has."""
+    """Read compatibility.toml."""
     found = []
     for area, table in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items():
         rows = {}
@@ -98,11 +101,11 @@ def areas() -> list[Area]:
     return found
 
 
-# ---- what tests say
+# ---- the marks of the tests
 
 
 def shown(tests: Path = TESTS) -> dict[str, list[Shown]]:
-    """The tests by the features that they name, known or not."""
+    """Return the tests by the features that they name, known or unknown."""
     found: dict[str, set[Shown]] = {}
     for path in sorted(tests.rglob("*.py")):
         source = path.read_text()
@@ -144,7 +147,7 @@ def _named_data(where: str) -> list[str]:
 
 
 def _features_of(marks: list[ast.expr]) -> list[str]:
-    """What those marks say is shown: nothing where one keeps the test from running, or from mattering."""
+    """Return the features that these marks name; none if a mark skips the test, or ignores its failure."""
     found: list[str] = []
     for mark in marks:
         called, args = (mark.func, mark.args) if isinstance(mark, ast.Call) else (mark, [])
@@ -160,7 +163,7 @@ def _features_of(marks: list[ast.expr]) -> list[str]:
 
 
 def page() -> str:
-    """The page as it should be.
+    """Return the page as it should be.
 
     Raises: ValueError if a test names an unknown feature, or unknown data.
     """
@@ -190,7 +193,7 @@ def _error_codes() -> Iterator[str]:
 
 
 def scenarios() -> int:
-    """How many there are beside the real nats-server."""
+    """Return the number of scenarios that are played beside the real nats-server."""
     paths = [path for path in (TESTS / "jetstream" / "differential").glob("*.py") if "\nSCENARIOS" in path.read_text()]
     return sum(len(_named_data(path.relative_to(TESTS).as_posix())) for path in paths)
 
@@ -201,16 +204,34 @@ def _verdict(row: Feature, tests: list[Shown]) -> str:
 
 def _row(row: Feature, tests: list[Shown]) -> str:
     text = "<br>".join(filter(None, (row.text, row.absent or row.differs)))
-    return f"| {text} | **{_verdict(row, tests)}** | {'; '.join(_tests(tests))} |\n"
+    return f"| {text} | **{_verdict(row, tests)}** | {_tests(tests)} |\n"
 
 
-def _tests(tests: list[Shown]) -> Iterator[str]:
-    """Each file once, with the names of its tests."""
-    for path in dict.fromkeys(one.path for one in tests):
-        names = [f"*{_escaped(one.name)}*" if one.data else _escaped(one.name)
-                 for one in tests if one.path == path and one.name]
-        link = f"[{path.removesuffix('.py')}](../tests/{path})"
-        yield f"{link}: {', '.join(names)}" if names else link
+def _tests(tests: list[Shown]) -> str:
+    """Return a cell with each file once, and as many names of each file's tests as there is room for."""
+    for count in range(max(map(len, _by_file(tests).values()), default=0), -1, -1):
+        cell = "; ".join(_file(path, names, count) for path, names in _by_file(tests).items())
+        if len(re.sub(r"\]\([^)]*\)", "]", cell)) <= CELL_MAX:
+            break
+    return cell
+
+
+def _by_file(tests: list[Shown]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for one in tests:
+        names = found.setdefault(one.path, [])
+        if one.name:
+            names.append(f"*{_escaped(one.name)}*" if one.data else _escaped(one.name))
+    return found
+
+
+def _file(path: str, names: list[str], count: int) -> str:
+    link = f"[{path.removesuffix('.py')}](../tests/{path})"
+    if not names:
+        return link
+    if not count:
+        return f"[{Path(path).stem}](../tests/{path})"
+    return f"{link}: {', '.join(names[:count])}" + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def _escaped(name: str) -> str:

@@ -1,6 +1,6 @@
-"""Writes docs/CONFIGURATION.md from the table of settings: ``python docs/generators/configuration.py``.
+"""Write docs/CONFIGURATION.md from the table of settings: ``python docs/generators/configuration.py``.
 
-A test compares the two, so a setting cannot appear without its line.
+A test compares the two, so that each setting is on the page.
 """
 
 from __future__ import annotations
@@ -19,27 +19,34 @@ PAGE = Path(__file__).resolve().parent.parent / "CONFIGURATION.md"
 
 HEAD = """# Settings
 
-Made by `docs/generators/configuration.py`; change `broker/config/settings.py` instead.
+This page lists all settings of the broker. `docs/generators/configuration.py` makes it from
+`broker/config/settings.py`.
 
 A setting can come from the command line, from the environment (`JETBLOCK_…`) and from a configuration file
-(`-c FILE`): flags beat the environment, which beats the file. The file is written in nats-server's language, with its
-keys; jetblock's own settings are in a block `jetblock { … }`. An unknown key is refused with its file, line
-and column, and so is a nats-server key that jetblock does not support, with the reason; a key that would change nothing
-here is accepted, and the log says why it has no effect.
+(`-c FILE`). Flags override the environment, which overrides the file. The file is written in nats-server's language,
+with its keys; jetblock's own settings are in a block `jetblock { … }`.
 
-Durations are written `100ms`, `2s`, `1m30s` (a bare number is seconds), sizes `64KB`, `4MB`, `1GiB` (`k` is 1000; `kb`,
-`ki`, `kib` are 1024). `jetblock -t -c FILE` checks a file and names the nearest key for an unknown
-one; `jetblock --print-config` prints what flags, environment and file come to as a file that can be read back once
-the secret itself stands in place of each `[REDACTED]`.
+* An unknown key is refused, and the error names its file, line and column. So is a nats-server key that jetblock does
+  not support, with the reason.
+* A key that would change nothing here is accepted, and the log says why it has no effect.
+* Durations are written `100ms`, `2s`, `1m30s` (a bare number is seconds).
+* Sizes are written `64KB`, `4MB`, `1GiB` (`k` is 1000; `kb`, `ki`, `kib` are 1024).
+* `jetblock -t -c FILE` checks a file. If a key is unknown, it names the nearest one.
+* `jetblock --print-config` prints the effective configuration of flags, environment and file, as a file. Before you
+  use that file, replace each `[REDACTED]` by the secret.
 
-Where streams are stored, in a file: one of `jetstream { store_dir: DIR }`, `jetblock { store: URL }` and
+In a file, the store is one of `jetstream { store_dir: DIR }`, `jetblock { store: URL }` and
 `jetstream { object_store { bucket, path_prefix } }`. JetStream is on by `-js`, `--store`, a `jetstream` block that is
-not disabled, or a store named in any way but `-sd`. For S3, whatever is not set here comes from `AWS_*` and the usual
-AWS credential chain.
+not disabled, or a store named in any way but `-sd`. For S3, settings that are missing here come from `AWS_*` and the
+usual AWS credential chain.
 
-Also in files: `listen: "HOST:PORT"`, `http: PORT` or `"HOST:PORT"`, users and accounts with nats-server's keys
-(`authorization { users: [ { user, password, permissions } ] }`, `accounts { NAME { users, limits, jetstream } }`),
-`include FILE` (relative to the including file), and `$NAME`: a key set earlier, or an environment variable.
+A file can also have:
+
+* `listen: "HOST:PORT"`, and `http: PORT` or `"HOST:PORT"`;
+* users and accounts with nats-server's keys: `authorization { users: [ { user, password, permissions } ] }`,
+  `accounts { NAME { users, limits, jetstream } }`;
+* `include FILE`, relative to the including file;
+* `$NAME`: a key set earlier, or an environment variable.
 
 With `yes` under *reload*, SIGHUP applies a new value while the broker runs; any other setting needs a restart.
 
@@ -51,8 +58,8 @@ With `yes` under *reload*, SIGHUP applies a new value while the broker runs; any
 KEYS_HEAD = """
 ## Keys of nats-server
 
-Every key that nats-server 2.15 knows, and what becomes of it; `A` stands for a name. A refused block is refused with
-all its keys.
+This table has every key that nats-server 2.15 knows, and says what jetblock does with it. `A` stands for a name. A
+block that is refused is refused with all its keys.
 
 | in | keys | here |
 |---|---|---|
@@ -60,7 +67,7 @@ all its keys.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return HEAD + "".join(map(_row, settings_table())) + KEYS_HEAD + "".join(table())
 
 

@@ -1,4 +1,4 @@
-"""What becomes of each key of nats-server's configuration: found out by giving jetblock a file with it.
+"""The treatment of each key of nats-server's configuration, found by giving jetblock a file with the key.
 
 ``nats_server_keys.txt`` has every key that nats-server 2.15 knows, by its path (``[]``: in a list, ``A``: a name).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 
 from broker.config.file import read_file
 from broker.config.settings import ConfigError
@@ -18,19 +19,21 @@ KEYS = (Path(__file__).parent / "nats_server_keys.txt").read_text().split()
 
 _REFUSED = re.compile(r'"(\S+)" ((?:is not supported|needs other servers|is nothing that jetblock).*)')
 _NO_EFFECT = re.compile(r"(\S+) has no effect here: (.*)")
-TAKEN = "taken"
+ACCEPTED = "accepted"
+CELL_MAX = 150
+"""Characters of the keys in one row of the table."""
 SAMPLES = {
     "authorization.users.[].nkey": "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4",
     "accounts.A.nkey": "AAAACAQDAQCQMBYIBEFAWDANBYHRAEISCMKBKFQXDAMRUGY4DUPB776S",
     "accounts.A.jetstream.cluster_traffic": "owner",
     **dict.fromkeys(("accounts.A.limits.max_leafnodes", "accounts.A.limits.max_leafs"), "1")}
-"""Values of those keys that are only refused, or without effect, where their value is right."""
+"""Valid values of keys that are refused, or have no effect, only with a valid value."""
 
 
 def fate(key: str) -> tuple[str, str]:
-    """What is said of a key: which part of it is meant, and "taken", or why it is refused or has no effect.
+    """Return the part of a key that jetblock's answer is about, and "accepted", or why it is refused or has no effect.
 
-    Raises: ValueError if jetblock does not know it.
+    Raises: ValueError if jetblock does not know the key.
     """
     *_, last = parts = key.split(".")
     value = SAMPLES.get(key, "true")
@@ -50,15 +53,16 @@ def fate(key: str) -> tuple[str, str]:
             return key, f"has no effect here: {found[2]}"
         if f'nknown field "{last}"' in line:
             raise ValueError(f"{key} is refused as unknown: {line}")
-    return key, TAKEN
+    return key, ACCEPTED
 
 
 def table() -> Iterator[str]:
-    """A row for each block, and each thing that is said of its keys."""
+    """Yield the rows: one for each block and treatment of its keys, or several if there are many keys."""
     rows: dict[tuple[str, str], dict[str, None]] = {}
     for key in KEYS:
         block, words = fate(key)
         above, _, last = block.rpartition(".")
         rows.setdefault((above.replace(".[]", ""), words), {})[last] = None
     for (above, words), keys in sorted(rows.items()):
-        yield f"| {f'`{above}`' if above else ''} | {' '.join(f'`{key}`' for key in keys)} | {words} |\n"
+        for line in wrap(" ".join(f"`{key}`" for key in keys), CELL_MAX, break_on_hyphens=False):
+            yield f"| {f'`{above}`' if above else ''} | {line} | {words} |\n"

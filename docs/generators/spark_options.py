@@ -1,12 +1,13 @@
-"""Writes the tables of options and columns in docs/SPARK.md: ``python docs/generators/spark_options.py``.
+"""Write the table of options and the list of columns in docs/SPARK.md: ``python docs/generators/spark_options.py``.
 
-A test compares the two, so an option or a column cannot appear without its line.
+A test compares the two, so that each option and each column is on the page.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import wrap
 
 from broker.pipeline.plan.options import OPTIONS, VIEWS, Option
 from broker.pipeline.plan.schema import VIEWS as COLUMNS
@@ -18,11 +19,11 @@ _KINDS = {"both": "both", "batch": "batch", "stream": "streaming"}
 
 
 def page() -> str:
-    """The whole page, with its tables as the code has them."""
+    """Return the whole page, with options and columns as the code has them."""
     text = PAGE.read_text()
-    for name, table in (("options", _options()), ("columns", _columns())):
-        text, found = re.subn(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda match, table=table: match[1] + table + match[2],
-                              text, flags=re.DOTALL)
+    for name, part in (("options", _options()), ("columns", _columns())):
+        text, found = re.subn(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+                              lambda match, part=part: match[1] + part + match[2], text, flags=re.DOTALL)
         assert found == 1, f"docs/SPARK.md has no place for {name}"
     return text
 
@@ -38,9 +39,15 @@ def _views(option: Option) -> str:
 
 
 def _columns() -> str:
-    rows = "".join(f"| `{view}` | {', '.join(_column(c) for c in columns if not c.optional)} "
-                   f"| {', '.join(_column(c) for c in columns if c.optional)} |\n" for view, columns in COLUMNS.items())
-    return "| view | columns | when `.schema(…)` names them |\n|---|---|---|\n" + rows
+    lines = []
+    for view, columns in COLUMNS.items():
+        text = f"**`{view}`**: {', '.join(_column(one) for one in columns if not one.optional)}."
+        if optional := [_column(one) for one in columns if one.optional]:
+            text += f" Only if `.schema(…)` names them: {', '.join(optional)}."
+        for part in re.findall("`[^`]*`", text):  # a line does not end within code
+            text = text.replace(part, part.replace(" ", "\0"))
+        lines += wrap(text, 120, initial_indent="* ", subsequent_indent="  ", break_long_words=False)
+    return "".join(f"{line}\n" for line in lines).replace("\0", " ")
 
 
 def _column(column: Column) -> str:

@@ -72,10 +72,6 @@ def test_broken_tables_are_found() -> None:
 
 PHRASE_MAX = 160
 """Characters in a cell, without the addresses of links."""
-PARAGRAPHS = {"ARCHITECTURE.md", "CONTRIBUTING.md", "docs/BACKUP.md", "docs/COMPATIBILITY.md", "docs/CONFIGURATION.md",
-              "docs/DEPENDENCIES.md", "docs/FAULTS.md", "docs/FORMAT.md", "docs/MONITORING.md", "docs/SPARK.md",
-              "docs/STORES.md", "docs/UPGRADES.md"}
-"""Pages that may still have longer cells."""
 
 
 def long_cells(text: str) -> list[str]:
@@ -90,8 +86,7 @@ def long_cells(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_cells_hold_phrases(page: Path) -> None:
     """No cell of a table is a paragraph: that belongs below the table."""
-    found = long_cells(page.read_text("utf-8"))
-    assert found == [] or str(page.relative_to(ROOT)) in PARAGRAPHS
+    assert long_cells(page.read_text("utf-8")) == []
 
 
 def long_lines(text: str) -> list[int]:
