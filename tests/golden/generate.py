@@ -1,10 +1,10 @@
-"""Writes the golden objects: ``python -m tests.golden.generate`` adds the ones that are missing, and changes none.
+"""Writes the golden objects: ``python -m tests.golden.generate`` adds missing ones, and changes none.
 
-Each is ``blocks/<what it is, or what is wrong with it>.bin``; a ``.json`` beside it has the key's parts, and either all
-that a reader gets from it or the error it must end in. They are kept for ever: a later version of the format adds its
-own, and still reads these.
+Each is ``blocks/<what it is, or what is wrong with it>.bin``. A ``.json`` beside it has the parts of the key, and
+either the values that a reader gets from it or the error that reading it must raise. They are kept for ever: a later
+version of the format adds its own, and still reads these.
 
-Objects whose name ends in ``-format-4`` were made by this generator. Those of versions 1 and 2 were made by the generators
+Objects whose name ends in ``-format-4`` were made by this generator. Those of versions 1 and 2 were made by generators
 of earlier releases: they cannot be made again, and some of them exist in these versions only.
 """
 
@@ -79,11 +79,12 @@ def _everything() -> list[OpenBlock[None]]:
 
 
 def _every_record() -> list[OpenBlock[None]]:
-    """A record of each kind, with all of its keys, as plain values: bytes that no schema had a say in."""
+    """A record of each kind, with all of its keys, as plain values: the bytes do not depend on any schema."""
     config = {"name": "ORDERS", "subjects": ["orders.>"]}
     column = struct.pack("<9q", *range(1, 10))
     shard: OpenBlock[None] = OpenBlock(0, None)
-    shard.add_record(RecordKind.OPENING, {"owner": "broker-a", "reader_version": 1, "at_ns": T0, "ends": [[1, 17], [2, 0]]})
+    shard.add_record(RecordKind.OPENING, {"owner": "broker-a", "reader_version": 1, "at_ns": T0,
+                                          "ends": [[1, 17], [2, 0]]})
     shard.add_record(RecordKind.RELEASE, {"segments": [[1, 3, 9], [2, 0, 0]], "pages": [[1, 9]], "roots": [[1, 8]],
                                           "done": [[1, 2]]})
     block = _one_message()
@@ -106,7 +107,7 @@ def _every_record() -> list[OpenBlock[None]]:
 
 
 def _expiring() -> list[OpenBlock[None]]:
-    """Messages that expire: few, and more than a column lists."""
+    """Messages that expire: a few, and more than a column stores as a list."""
     few = open_block(STREAM, [[Row(8, T0, b"a", 0, b"1"), Row(9, T0, b"a", 0, b"1")]])
     many = open_block(STREAM + 1, [[Row(1, T0, b"a", 0, b"1")]])
     few.add_record(RecordKind.EXPIRY, {"seqs": [8, 9], "expires_at_ns": [T0 + 1_000_000_000, (1 << 63) - 1]})
@@ -122,19 +123,21 @@ def _scheduled() -> OpenBlock[None]:
 
 
 def _adoption() -> OpenBlock[None]:
-    """Two blocks of a run, of two streams, take the places of others; runs are released."""
+    """Two blocks of a run, of two streams, replace others; runs are released."""
     other = open_block(STREAM + 1, [[Row(9, T0, b"logs", 0, b"a")], [Row(11, T0, b"logs", 0, b"b")]])
     sealed = [seal_block(block, AT, object_id=77) for block in (_one_message(), other)]
     encode_segment(AT, NONCE, sealed, kind=ObjectKind.RUN, object_id=77, place=BlockPlace.RUN)
     shard: OpenBlock[None] = OpenBlock(0, None)
     shard.add_record(RecordKind.ADOPTION, {"blocks": [[1, 1, sealed[0].packed], [2, 40, sealed[1].packed]]})
-    shard.add_record(RecordKind.RELEASE, {"runs": ["v1/shards/0/runs/00000003-00000000002a-000000000000004d",
-                                                   "v1/streams/%24%47/s/0123456789abcdef/runs/00000003-00000000002a-0000000000000005"]})
+    shard.add_record(RecordKind.RELEASE, {"runs": [
+        "v1/shards/0/runs/00000003-00000000002a-000000000000004d",
+        "v1/streams/%24%47/s/0123456789abcdef/runs/00000003-00000000002a-0000000000000005"]})
     return shard
 
 
 def _staged() -> list[ToPut]:
-    """Two blocks, whose messages know neither their sequences nor, some of them, their times; and the request for them."""
+    """Two staged blocks, whose writer did not know the sequences of the messages, nor all their times; and the
+    request."""
     writer = RunWriter("$G", "ORDERS", STREAM, now_ns=T0, block_messages=3, randbytes=random.Random(15).randbytes)
     for subject, payload, headers, time_ns, msg_id in (
             (b"orders.eu", b"one", b"", None, b"id-1"), (b"orders.us", b"two", b"NATS/1.0\r\nA: b\r\n\r\n", None, None),
@@ -144,7 +147,7 @@ def _staged() -> list[ToPut]:
 
 
 def _staged_refs() -> list[BlockRef]:
-    """Where the stream has them: after its message 70 000."""
+    """The stream's references to them, after its message 70 000."""
     run, _ = _staged()
     assert run.entry is not None
     head = head_of(b"".join(run.data), run.entry.position, kind=ObjectKind.RUN, object_id=run.entry.run_id)
@@ -153,7 +156,7 @@ def _staged_refs() -> list[BlockRef]:
 
 
 def _appended(*dead: list[Any]) -> OpenBlock[None]:
-    """They join, but for some that are duplicates; a message is published after them."""
+    """Both blocks join, without some messages that are duplicates; a message is published after them."""
     block: OpenBlock[None] = OpenBlock(STREAM, None)
     block.add_record(RecordKind.APPEND, {"blocks": [ref.pack() for ref in _staged_refs()], "dead": list(dead)})
     block.append_run(70_005, [b"orders.eu"], None, [b"five"], T0 + 10)
@@ -168,7 +171,7 @@ def _many_subjects() -> OpenBlock[None]:
 
 
 def _few_subjects_of_many_tokens() -> OpenBlock[None]:
-    """More than a summary has; differences above 255 among the filter's values."""
+    """More subjects than a summary has, with differences above 255 among the filter's values."""
     rows = [Row(9 + i, T0, b".".join([b"deep"] * (i + 1)) + b".\xff", 0, b"") for i in range(20)]
     return open_block(STREAM + 1, [rows], first_seq=9, last_seq=28, msgs=20)
 
@@ -189,7 +192,7 @@ def _changed(data: bytes, at: int, patch: bytes) -> bytes:
 
 
 def _sealed_anew(data: bytes, start: int, end: int) -> bytes:
-    """``data`` with the CRC that ends ``start..end`` made to fit what it covers."""
+    """Return ``data`` with the CRC at the end of ``start..end`` computed again."""
     return _changed(data, end - 4, crc32(data[start:end - 4]).to_bytes(4, "little"))
 
 
@@ -219,7 +222,8 @@ def _sound() -> Iterator[Golden]:
     yield Golden("segment-of-several-frames", encode(_frames()))
     yield Golden("segment-of-an-adoption", encode(_adoption()))
     yield Golden("segment-of-staged-blocks", encode(_appended([70_003, 70_003, 1, 62])))
-    yield Golden("segment-of-staged-blocks-less-scattered-ones", encode(_appended([70_001, 70_003, 2, 107, b"\x05"])))
+    yield Golden("segment-of-staged-blocks-less-scattered-ones", encode(_appended(
+        [70_001, 70_003, 2, 107, b"\x05"])))
     run, asked = _staged()
     assert run.entry is not None
     yield Golden("run-of-staged-blocks", b"".join(run.data), ObjectKind.RUN, run.entry.position, run.entry.run_id)
@@ -237,7 +241,8 @@ def _sound() -> Iterator[Golden]:
         yield Golden(f"segment-that-says-{landed}-had-landed", b"".join(encode_segment(
             AT, NONCE, [seal_block(_one_message(), AT)], UNCOMPRESSED, landed=landed)))
     yield Golden("heartbeat", b"".join(encode_segment(AT, NONCE, [], landed=AT.number - 1)))
-    yield Golden("seal-that-says-what-had-landed", Seal(AT, "broker-b", 4, NONCE, T0, AT.number - 1).encode(), ObjectKind.SEAL)
+    yield Golden("seal-that-says-what-had-landed", Seal(AT, "broker-b", 4, NONCE, T0, AT.number - 1).encode(),
+                 ObjectKind.SEAL)
     yield Golden("seal", Seal(AT, "broker-b", 4, NONCE, T0).encode(), ObjectKind.SEAL)
     yield Golden("claim", Claim(3, "broker-a", NONCE, T0).encode(), ObjectKind.CLAIM, Position(3, 0))
     yield Golden("format", StoreFormat.make(NONCE, T0).encode(), ObjectKind.FORMAT, Position(0, 0))
@@ -248,24 +253,27 @@ def _sound() -> Iterator[Golden]:
     yield Golden("pages", b"".join(buffers), ObjectKind.PAGES)
     yield Golden("root", Root(AT, Position(3, 40), tuple(refs), {"letgo": []}).encode(NONCE), ObjectKind.ROOT)
     offline = {"segments": [[3, 1, 42]], "opening": {}, "letgo": [], "held": [[STREAM, [[3, 7], [3, 9]]]],
-               "roots": [[[3, 20], [[3, 4]]], [list(AT), [[3, 4], [3, 5]]]], "roots_held": [[[3, 20], [[3, 2, 3], [3, 5, 5]]]]}
+               "roots": [[[3, 20], [[3, 4]]], [list(AT), [[3, 4], [3, 5]]]],
+               "roots_held": [[[3, 20], [[3, 2, 3], [3, 5, 5]]]]}
     yield Golden("root-with-an-offline-stream", Root(AT, AT, tuple(refs), offline).encode(NONCE), ObjectKind.ROOT)
     head = head_of(encode(_many_subjects()))
     filtered = head.ref(0, head.core(0))
     assert filtered is not None
-    buffers, refs = encode_pages(AT, NONCE, [Page(PageKind.BLOCKS, AT, STREAM, [1023, [[filtered.pack()]]], filters=True)])
+    buffers, refs = encode_pages(AT, NONCE, [Page(PageKind.BLOCKS, AT, STREAM, [1023, [[filtered.pack()]]],
+                                                  filters=True)])
     yield Golden("pages-with-a-subject-filter", b"".join(buffers), ObjectKind.PAGES)
-    buffers, refs = encode_pages(AT, NONCE, [Page(PageKind.BLOCKS, AT, STREAM, [1022, [[ref.pack()] for ref in _staged_refs()]],
-                                                  staged=True)])
+    buffers, refs = encode_pages(AT, NONCE, [Page(
+        PageKind.BLOCKS, AT, STREAM, [1022, [[ref.pack()] for ref in _staged_refs()]], staged=True)])
     yield Golden("pages-with-staged-blocks", b"".join(buffers), ObjectKind.PAGES)
     yield Golden("pages-with-summaries", b"".join(encode_pages(AT, NONCE, [_directory_with_summaries()])[0]),
                  ObjectKind.PAGES)
 
 
 def _directory_with_summaries() -> Page:
-    """A stream with a table inline and one with a page of its own: blocks in segments of two epochs, and in runs."""
+    """A stream with an inline table and one with a page of its own: blocks in segments of two epochs, and in runs."""
     def reference(stream: int, seq: int, place: BlockPlace, position: Position, run_id: int) -> BlockRef:
-        return BlockRef(place, position, run_id, stream, 144, 160, 304, 120, 424, 90, seq, seq + 1, 2, 88, T0 + seq, T0 + seq,
+        return BlockRef(place, position, run_id, stream, 144, 160, 304, 120, 424, 90, seq, seq + 1, 2, 88, T0 + seq,
+                        T0 + seq,
                         ((b"orders.eu", 2, seq, seq + 1),))
 
     places = [(BlockPlace.RUN, Position(2, 8), 77)] * 2 + [(BlockPlace.STREAM_RUN, Position(3, 1), 78)] + [
@@ -285,7 +293,7 @@ def _directory_with_summaries() -> Page:
 
 
 def _landed(position: Position, before: int) -> bytes:
-    """A segment that says that all had landed up to ``before`` numbers before it."""
+    """A segment whose ``landed`` field is ``before``: all numbers up to so many before it were stored."""
     front = b"".join(encode_segment(position, NONCE, [], landed=position.number - 1))
     return _sealed_anew(_changed(front, 68, bytes((before,))), 64, 104)
 
@@ -301,7 +309,8 @@ def _damaged() -> Iterator[Golden]:
         Seal(AT, "broker-b", 4, NONCE, T0).encode(), 10, b"\x05"), 0, HEADER_BYTES), ObjectKind.SEAL)
     yield Golden("landed-before-the-epoch", _landed(Position(3, 4), 5), position=Position(3, 4))
     yield Golden("landed-longer-ago-than-can-be", _landed(AT, 17))
-    yield Golden("seal-of-what-had-landed-beyond-it", Seal(AT, "broker-b", 4, NONCE, T0, AT.number).encode(), ObjectKind.SEAL)
+    yield Golden("seal-of-what-had-landed-beyond-it", Seal(AT, "broker-b", 4, NONCE, T0, AT.number).encode(),
+                 ObjectKind.SEAL)
     yield Golden("segment-of-another-key", encode(_one_message(), position=Position(3, 0x2B)))
     yield Golden("seal-instead-of-segment", Seal(AT, "broker-b", 4, NONCE, T0).encode())
     yield Golden("cut-in-directory", good[:150])
@@ -342,36 +351,37 @@ def _damaged() -> Iterator[Golden]:
     buffers, (ref,) = encode_pages(AT, NONCE, [Page(PageKind.BLOCKS, AT, 1, ["page"])])
     data = b"".join(buffers)
     yield Golden("page-flipped", _changed(data, ref.offset + 60, b"\xff"), ObjectKind.PAGES)
-    yield Golden("page-with-cipher", _sealed_anew(_changed(data, ref.offset + 53, b"\x01"), ref.offset, ref.offset + 60),
-                 ObjectKind.PAGES)
+    yield Golden("page-with-cipher", _sealed_anew(
+        _changed(data, ref.offset + 53, b"\x01"), ref.offset, ref.offset + 60), ObjectKind.PAGES)
 
 
 def expectation(golden: Golden) -> dict[str, Any]:
-    """What the reader of today makes of an object."""
-    said: dict[str, Any] = {"kind": golden.kind.name, "position": list(golden.position), "object_id": golden.object_id}
+    """Return the result of reading an object with the reader of today."""
+    expected: dict[str, Any] = {"kind": golden.kind.name, "position": list(golden.position),
+                                "object_id": golden.object_id}
     try:
-        said["values"] = decode_plain(golden.data, golden.kind, golden.position, golden.object_id)
+        expected["values"] = decode_plain(golden.data, golden.kind, golden.position, golden.object_id)
     except FormatError as error:
-        said["error"] = {"type": type(error).__name__, "section": error.section, "offset": error.offset}
-    return said
+        expected["error"] = {"type": type(error).__name__, "section": error.section, "offset": error.offset}
+    return expected
 
 
-def _json(said: dict[str, Any]) -> str:
-    """One line for each block, record or message: short, and still a useful diff."""
-    return re.sub(r"\n {5,}", " ", json.dumps(said, indent=1)) + "\n"
+def _json(expected: dict[str, Any]) -> str:
+    """Return JSON with one line for each block, record or message: short, but with useful diffs."""
+    return re.sub(r"\n {5,}", " ", json.dumps(expected, indent=1)) + "\n"
 
 
 def main() -> None:
-    """Add what is missing."""
+    """Add the missing objects."""
     HERE.mkdir(exist_ok=True)
     for golden, readable in [(one, True) for one in sound()] + [(one, False) for one in damaged()]:
         path = HERE / f"{golden.name}.bin"
         if path.exists():
             continue
-        said = expectation(golden)
-        assert ("values" in said) == readable, (golden.name, said)
+        expected = expectation(golden)
+        assert ("values" in expected) == readable, (golden.name, expected)
         path.write_bytes(golden.data)
-        path.with_suffix(".json").write_text(_json(said))
+        path.with_suffix(".json").write_text(_json(expected))
         print(f"added {golden.name}")
 
 

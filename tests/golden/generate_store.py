@@ -1,7 +1,7 @@
-"""Writes a whole store as this version writes it: ``python -m tests.golden.generate_store NAME``.
+"""Writes a whole store in the format of this version: ``python -m tests.golden.generate_store NAME``.
 
-Run it at each release that changes what is stored, and keep what it wrote for ever: ``stores/NAME.tar.xz`` has the store and
-``expected.json``, which is what a client saw of each stream.
+Run it at each release that changes what is stored, and keep the result for ever: ``stores/NAME.tar.xz`` has the store
+and ``expected.json``, the view that a client had of each stream.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tests.migration.kinds import FILLED, fill, seen
 STORES = Path(__file__).parent / "stores"
 
 LASTING = tuple(name for name in FILLED if name not in ("MEMORY", "AGED", "KV_config"))
-"""Streams that are the same in years."""
+"""Streams whose view does not change in years."""
 PAGED = "PAGED"
-"""A stream of so many blocks that the checkpoint has its subjects; in stores of versions that did so."""
+"""A stream with so many blocks that the checkpoint has its subjects; in stores of versions that wrote such pages."""
 
 
 IDS = "IDS"
-"""A stream whose checkpoint has a page of message ids, and some inline; they stay duplicates for fifty years."""
+"""A stream whose checkpoint has a page of message ids, and some ids inline. They are duplicates for fifty years."""
 IDS_PAGED, IDS_LISTED = 150, 10
 
 
 async def expectation(client: Client, names: Iterable[str] = (*LASTING, PAGED, IDS)) -> dict[str, Any]:
-    """What a client sees of them, less what time changes."""
+    """Return the view that a client has of these streams, without values that time changes."""
     found = {}
     for name in names:
         found[name] = await seen(client, name)
@@ -47,7 +47,8 @@ async def expectation(client: Client, names: Iterable[str] = (*LASTING, PAGED, I
 
 
 async def fill_paged(client: Client) -> None:
-    """The stream PAGED: the last two messages of each of fifty subjects, and a block for each that was published."""
+    """Fill the stream PAGED: the last two messages of each of fifty subjects, and a block for each published
+    message."""
     js = client.jetstream()
     await js.add_stream(name=PAGED, subjects=["paged.*"], max_msgs_per_subject=2)
     for i in range(130):
@@ -55,19 +56,19 @@ async def fill_paged(client: Client) -> None:
 
 
 async def fill_ids(client: Client, first: int, last: int) -> None:
-    """Messages first..last of the stream IDS, each with an id of its own."""
+    """Publish messages first..last of the stream IDS, each with an id of its own."""
     for seq in range(first, last + 1):
         assert await publish_id(client, seq) == (seq, None)
 
 
 async def publish_id(client: Client, seq: int) -> tuple[int, bool | None]:
-    """The sequence that message ``seq`` gets, and whether it was a duplicate."""
+    """Publish message ``seq`` of the stream IDS. Returns: its sequence, and whether it was a duplicate."""
     ack = await client.jetstream().publish("ids", b"%d" % seq, headers={"Nats-Msg-Id": f"the id of message {seq}"})
     return ack.seq, ack.duplicate
 
 
 async def write(name: str) -> None:
-    """Streams of every kind, merged in part; a clean stop, a little more, and a kill."""
+    """Write streams of every kind, partly merged: then stop cleanly, publish a little more, and kill."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         often = compaction(segments=16, quiet_ns=300_000_000)

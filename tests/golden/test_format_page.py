@@ -24,7 +24,7 @@ SOUND = {path.stem: json.loads(path.read_text()) for path in sorted(HERE.glob("*
 
 
 VERSIONS = ["", "-format-4"]
-"""What the names of objects end in: nothing in those of version 1."""
+"""The suffixes of the objects' names: empty for those of version 1."""
 
 
 @cache
@@ -40,7 +40,8 @@ def layout(name: str) -> dict[str, tuple[int, int]]:
 
 
 def fields(name: str, data: bytes, at: int = 0) -> dict[str, Any]:
-    """The values of a layout that begins ``at`` (offsets of the page count from there): integers, and raw bytes."""
+    """Return the values of a layout that begins ``at``, as integers or raw bytes. The page's offsets count from
+    ``at``."""
     values: dict[str, Any] = {}
     for field, (offset, size) in layout(name).items():
         raw = data[at + offset:at + offset + size]
@@ -49,32 +50,35 @@ def fields(name: str, data: bytes, at: int = 0) -> dict[str, Any]:
 
 
 def end_of(name: str) -> int:
-    """The offset behind a layout's last field."""
+    """Return the offset after a layout's last field."""
     offset, size = list(layout(name).values())[-1]
     return offset + size
 
 
 def section_of(name: str, data: bytes, at: int = 0) -> tuple[bytes, bytes]:
-    """The section whose header stands in the fixed part ``name``, which begins ``at``; and what follows the section. In version 1,
-    the fixed part says the lengths itself."""
+    """Return the section whose header is in the fixed part ``name``, which begins ``at``; and the bytes after the
+    section.
+
+    In version 1, the fixed part has the lengths itself.
+    """
     if data[at + 4] == 1:
-        said, end = fields(f"{name}, version 1", data, at), at + end_of(f"{name}, version 1")
+        section, end = fields(f"{name}, version 1", data, at), at + end_of(f"{name}, version 1")
         compressed = bool(data[at + 6] & 1)
-        assert compressed == (said["raw_bytes"] != said["stored_bytes"])
+        assert compressed == (section["raw_bytes"] != section["stored_bytes"])
     else:
         end = at + end_of(name)
-        said = header_of(data, at + layout(name)["header"][0])
-        compressed = said["compression"] == 1
-        said["body_crc"] = said.pop("crc")
+        section = header_of(data, at + layout(name)["header"][0])
+        compressed = section["compression"] == 1
+        section["body_crc"] = section.pop("crc")
         assert not data[at + 6] & 1
     check(data, at, end - 4, int.from_bytes(data[end - 4:end], "little"))
-    stop = end + said["stored_bytes"]
-    check(data, end, stop, said["body_crc"])
-    return unpacked(data[end:stop], said["raw_bytes"], compressed), data[stop:]
+    stop = end + section["stored_bytes"]
+    check(data, end, stop, section["body_crc"])
+    return unpacked(data[end:stop], section["raw_bytes"], compressed), data[stop:]
 
 
 def header_of(data: bytes, at: int) -> dict[str, Any]:
-    """A section header of a section that this page describes."""
+    """Return the section header at ``at``, which must have a form that this page describes."""
     header = fields("section header", data, at)
     assert (header["cipher"], header["key"]) == (0, 0)
     return header
@@ -91,7 +95,7 @@ def unpacked(stored: bytes, size: int, compressed: bool) -> bytes:
 
 
 def columns(data: bytes, at: int, lengths: list[int]) -> tuple[list[list[int]], int]:
-    """Columns of these lengths as values, width 0 as the base; and where they end."""
+    """Return columns of these lengths as values, for width 0 the base; and the offset after them."""
     described = [(int.from_bytes(data[at + 9 * i:at + 9 * i + 8], "little"), data[at + 9 * i + 8])
                  for i in range(len(lengths))]
     at += 9 * len(lengths)
@@ -104,7 +108,7 @@ def columns(data: bytes, at: int, lengths: list[int]) -> tuple[list[list[int]], 
 
 
 def core_of(data: bytes) -> dict[str, Any]:
-    """A core with its sections."""
+    """Return a core with its sections."""
     core = fields("core", data)
     assert core["magic"] == b"JBLK"
     sections, rest = section_of("core", data)
@@ -127,7 +131,7 @@ def core_of(data: bytes) -> dict[str, Any]:
 
 
 def messages_of(data: bytes, frames: bytes) -> list[tuple[int, int, bytes, int, bytes]]:
-    """The messages of an index and its frames: sequence, time, subject, header bytes, body."""
+    """Return the messages of an index and its frames: sequence, time, subject, header bytes, body."""
     index = fields("index", data)
     assert index["magic"] == b"JIDX"
     body, rest = section_of("index", data)
@@ -160,20 +164,20 @@ def messages_of(data: bytes, frames: bytes) -> list[tuple[int, int, bytes, int, 
 
 
 def entries(subject: bytes) -> list[bytes]:
-    """A subject and its beginnings before a dot."""
+    """Return a subject and its beginnings before a dot."""
     tokens = subject.split(b".")
     return [b".".join(tokens[:n]) for n in range(1, len(tokens) + 1)]
 
 
 def in_filter(data: bytes, names: set[bytes]) -> float:
-    """The share of ``names`` that a subject filter seems to have."""
+    """Return the share of ``names`` that a subject filter seems to have."""
     places, values = int.from_bytes(data[:4], "little"), set(accumulate(data[4:]))
     return sum(crc32(name) % places in values for name in names) / len(names)
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_headers(name: str) -> None:
-    """Each sound object begins with the page's header."""
+    """Shows that each sound object begins with the page's header."""
     data = (HERE / f"{name}.bin").read_bytes()
     header = fields("header", data)
     assert header["magic"] == b"JETBLOCK"
@@ -182,11 +186,11 @@ def test_headers(name: str) -> None:
     check(data, 0, 60, header["crc"])
 
 
-@pytest.mark.parametrize("name", [name for name, said in SOUND.items() if said["kind"] in ("SEGMENT", "RUN")])
+@pytest.mark.parametrize("name", [name for name, expected in SOUND.items() if expected["kind"] in ("SEGMENT", "RUN")])
 def test_segments_and_runs(name: str) -> None:
-    """Blocks, records and messages are those of the JSON beside the object."""
+    """Shows that blocks, records and messages are those of the JSON beside the object."""
     data = (HERE / f"{name}.bin").read_bytes()
-    fixed, said = fields("fixed part", data), SOUND[name]["values"]["blocks"]
+    fixed, expected = fields("fixed part", data), SOUND[name]["values"]["blocks"]
     first = end_of("fixed part")
     rows = [fields("directory row", data, first + i * end_of("directory row")) for i in range(fixed["blocks"])]
     core_at = first + len(rows) * end_of("directory row")
@@ -198,8 +202,8 @@ def test_segments_and_runs(name: str) -> None:
     index_at = core_at + fixed["cores_bytes"]
     frames_at = index_at + fixed["indexes_bytes"]
     assert frames_at + fixed["frames_bytes"] == len(data)
-    assert len(said) == len(rows)
-    for row, block in zip(rows, said, strict=True):
+    assert len(expected) == len(rows)
+    for row, block in zip(rows, expected, strict=True):
         core = core_of(data[core_at:core_at + row["core_bytes"]])
         assert core["stream"] == row["stream"] == block["stream_id"]
         assert [core[f"out_{name}"] for name in ("first_seq", "last_seq", "messages", "bytes", "first_time")] == (
@@ -221,8 +225,8 @@ def test_segments_and_runs(name: str) -> None:
         if core["messages"]:
             found = messages_of(data[index_at:index_at + row["index_bytes"]],
                                 data[frames_at:frames_at + row["frames_bytes"]])
-            assert [[seq, time_ns, subject.decode("latin-1"), header] for seq, time_ns, subject, header, _ in found] == [
-                message[:4] for message in block["messages"]]
+            assert [[seq, time_ns, subject.decode("latin-1"), header]
+                    for seq, time_ns, subject, header, _ in found] == [message[:4] for message in block["messages"]]
             for (*_, body), message in zip(found, block["messages"], strict=True):
                 if " B, sha256 " in message[4]:
                     assert message[4].startswith(f"{len(body)} B")
@@ -233,10 +237,10 @@ def test_segments_and_runs(name: str) -> None:
         frames_at += row["frames_bytes"]
 
 
-@pytest.mark.parametrize("name", [name for name, said in SOUND.items()
-                                  if said["kind"] in ("FORMAT", "CLAIM", "SEAL", "ROOT", "INBOX")])
+@pytest.mark.parametrize("name", [name for name, expected in SOUND.items()
+                                  if expected["kind"] in ("FORMAT", "CLAIM", "SEAL", "ROOT", "INBOX")])
 def test_small_objects(name: str) -> None:
-    """One map each, behind its length and checksum."""
+    """Shows that each has one map, after its length and checksum."""
     data = (HERE / f"{name}.bin").read_bytes()
     if fields("header", data)["version"] == 1:
         document = fields("document, version 1", data)
@@ -257,7 +261,7 @@ def test_small_objects(name: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["pages", "pages-with-a-subject-filter", "pages-with-staged-blocks"])
 def test_pages(name: str, version: str) -> None:
-    """Each page at its place, whole; one with subject filters says so."""
+    """Shows that each page is whole and at its place, and that flags show subject filters and staged blocks."""
     data = (HERE / f"{name}{version}.bin").read_bytes()
     fixed, first, size = fields("pages", data), end_of("pages"), end_of("page row")
     check(data, first, first + size * fixed["pages"], fixed["directory_crc"])
@@ -272,7 +276,8 @@ def test_pages(name: str, version: str) -> None:
         assert body is not None
         if head["flags"] & 16:
             assert [reference[0] for [reference] in body[1]] == [4, 4]
-        assert head["flags"] & 22 == {"pages": 0, "pages-with-a-subject-filter": 2, "pages-with-staged-blocks": 16}[name]
+        assert head["flags"] & 22 == {"pages": 0, "pages-with-a-subject-filter": 2,
+                                      "pages-with-staged-blocks": 16}[name]
         if head["flags"] & 2:
             _, [[reference]] = body
             assert in_filter(reference[-1], {b"sensor", b"sensor.7", b"sensor.7.temp"}) == 1
@@ -280,7 +285,7 @@ def test_pages(name: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_summaries(version: str) -> None:
-    """A table's summary says what its blocks say: inline, and of a page elsewhere."""
+    """Shows that a table's summary agrees with its blocks: inline, and of a page elsewhere."""
     data = (HERE / f"pages-with-summaries{version}.bin").read_bytes()
     row = fields("page row", data, end_of("pages"))
     page = data[row["offset"]:row["offset"] + row["bytes"]]
@@ -293,9 +298,9 @@ def test_summaries(version: str) -> None:
         size, stored = inline
         raw = unpacked(stored, size, size != len(stored))
     else:
-        said, stored = header_of(inline, 0), inline[end_of("section header"):]
-        check(stored, 0, said["stored_bytes"], said["crc"])
-        raw = unpacked(stored, said["raw_bytes"], said["compression"] == 1)
+        section, stored = header_of(inline, 0), inline[end_of("section header"):]
+        check(stored, 0, section["stored_bytes"], section["crc"])
+        raw = unpacked(stored, section["raw_bytes"], section["compression"] == 1)
     inside, entries = msgpack.unpackb(raw)
     refs = [entry[0] for entry in entries]
     assert (inside, room) == (room, 1024 - len(refs))
@@ -317,7 +322,7 @@ TYPES = {"str": str, "int": int, "map": dict, "list": list, "column": (list, byt
 
 
 def record_table(kind: int) -> dict[str, tuple[tuple[Any, ...], bool]] | None:
-    """Types, and whether it may be missing, by key; None where the section has no table."""
+    """Return types, and whether the key may be missing, by key; None if the section has no table."""
     section = re.split(rf"^### {kind}: ", PAGE, flags=re.MULTILINE)[1].split("\n#")[0]
     table = {}
     for keys, value in re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", section, re.MULTILINE):
@@ -328,7 +333,7 @@ def record_table(kind: int) -> dict[str, tuple[tuple[Any, ...], bool]] | None:
 
 
 def follows_the_page(kind: int, body: Any) -> None:
-    """A record's body has the keys and types that its section names."""
+    """Check that a record's body has the keys and types that its section names."""
     table = record_table(kind)
     if table is None:
         return
@@ -341,6 +346,6 @@ def follows_the_page(kind: int, body: Any) -> None:
 
 @pytest.mark.parametrize("kind", list(RecordKind), ids=lambda kind: kind.name)
 def test_every_kind_of_record_has_its_section(kind: RecordKind) -> None:
-    """Shows that none was added without being described."""
+    """Shows that each kind of record is described."""
     assert len(re.findall(rf"^### {int(kind)}: ", PAGE, re.MULTILINE)) == 1
     assert record_table(kind) or kind in (RecordKind.STREAM_DELETE, RecordKind.MESSAGE_IDS)

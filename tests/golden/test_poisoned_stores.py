@@ -1,4 +1,5 @@
-"""Stores into which an earlier version wrote times that it could not read back: today's broker opens them, with all messages."""
+"""Stores in which an earlier version stored times that it could not read back: today's broker opens them, with all
+messages."""
 
 from __future__ import annotations
 
@@ -17,16 +18,19 @@ from tests.golden.generate_store import STORES
 from tests.harness import BrokerProcess
 
 POISONED = STORES / "poisoned"
-"""Each has ``expected.json``: for each stream, the sequences that were acknowledged on its subject ``STREAM.data``.
+"""Stores with an ``expected.json``: for each stream, the sequences that were acknowledged on its subject
+``STREAM.data``.
 
-schedule-after-2262: three streams with schedules that are due in 2300, 2266 and 2554, which were stored although their publishers
-got no answer; messages and consumers' acks before and after these; then a start that took the three offline, and a kill.
+schedule-after-2262: three streams with schedules that are due in 2300, 2266 and 2554. These were stored although their
+publishers got no answer. There are messages and consumers' acks before and after them; then a start that took the three
+streams offline, and a kill.
 """
 
 
 @pytest.mark.parametrize("name", ["schedule-after-2262"])
 async def test_all_acknowledged_messages_are_there(name: str, tmp_path: Path) -> None:
-    """Reads every message by its sequence, publishes one more, and finds the same after a stop, which cuts a checkpoint."""
+    """Shows that every message is read by its sequence, one more can be published, and a stop with a checkpoint changes
+    nothing."""
     with tarfile.open(POISONED / f"{name}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     acked: dict[str, list[int]] = json.loads((tmp_path / "expected.json").read_text())

@@ -1,4 +1,4 @@
-"""Whole stores that earlier versions wrote: today's broker reads them, goes on, and leaves them sound."""
+"""Whole stores of earlier versions: today's broker reads them, continues to write, and leaves them sound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.harness import BrokerProcess
 
 @pytest.mark.parametrize("path", sorted(STORES.glob("*.tar.xz")), ids=lambda path: path.name.removesuffix(".tar.xz"))
 async def test_an_upgrade(path: Path, tmp_path: Path) -> None:
-    """Each stream, message and consumer is as it was; more is published; after a stop the store is sound, with all of it."""
+    """Shows that each stream, message and consumer is unchanged, that more can be published, and that after a stop the
+    store is sound and complete."""
     with tarfile.open(path) as archive:
         archive.extractall(tmp_path, filter="data")
     wanted = json.loads((tmp_path / "expected.json").read_text())
@@ -39,7 +40,7 @@ async def test_an_upgrade(path: Path, tmp_path: Path) -> None:
         client = await nats.connect(broker.url)
         again = await expectation(client, wanted)
         assert again["HOLES"]["state"]["messages"] == wanted["HOLES"]["state"]["messages"] + 1
-        # Whose sources and mirrors have gone on.
+        # The sources and mirrors of HOLES and ALL have received the new message.
         for name in wanted.keys() - {"HOLES", "ALL"}:
             assert again[name] == wanted[name]
         await client.close()

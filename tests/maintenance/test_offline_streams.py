@@ -24,7 +24,7 @@ async def with_an_offline_stream(world: Owners) -> None:
     await world.open(newer=True, segments=1 << 20)
     await world.publish(T, 10)
     await world.publish(S, 20)
-    await world.from_the_future()
+    await world.write_unknown_record()
     for _ in range(20):
         await world.publish_together(S, U)
     await asyncio.sleep(20)
@@ -60,7 +60,7 @@ def test_what_an_offline_stream_needs_is_no_orphan() -> None:
         copied = await Copier(source, Destination(copy)).run(verifying=True)
         assert copied.whole
         world.shared = copy
-        await world.repaired()
+        await world.check_newer_version()
     owners(main)
 
 

@@ -1,4 +1,4 @@
-"""Owners of one shard, one after the other, of which some know a record that the others do not."""
+"""Successive owners of one shard, of which only some know a certain kind of record."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FromTheFuture(RecordBody):
 
 
 class Owners:
-    """Owners of one shard, one after the other, and the messages that its streams must have."""
+    """Successive owners of one shard, and the messages that its streams must have."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -66,14 +66,15 @@ class Owners:
         return self.shard.state.is_offline(S)
 
     async def open(self, *, newer: bool, segments: int = 16, compaction: bool = True) -> None:
-        """A new owner takes the shard; ``segments`` start a checkpoint."""
+        """Let a new owner take the shard; after ``segments`` segments it writes a checkpoint."""
         BODIES.pop(200, None)
         if newer:
             BODIES[200] = FromTheFuture
         self._opened += 1
         self.rig = Rig(self.shared, self.clock, f"b{self._opened}", self._opened, settings=ShardSettings(
-            log=LogSettings(), checkpoint=CheckpointSettings(segments=segments, replayed_segments=1 << 30, replayed_epochs=1 << 30,
-                                                             interval_ns=None if segments > 1000 else 60 * SECOND),
+            log=LogSettings(), checkpoint=CheckpointSettings(
+                segments=segments, replayed_segments=1 << 30, replayed_epochs=1 << 30,
+                interval_ns=None if segments > 1000 else 60 * SECOND),
             sweep_grace_ns=SECOND,
             compaction=CompactionSettings(segments=8, quiet_ns=5 * SECOND, few=4) if compaction else None))
         await self.rig.open()
@@ -123,13 +124,14 @@ class Owners:
             stream.first_seq = min(have, default=stream.last_seq + 1)
             await self.shard.log.persisted()
 
-    async def from_the_future(self) -> None:
-        """The newer owner writes the record that older ones do not know."""
+    async def write_unknown_record(self) -> None:
+        """Write, as a newer owner, the record that older ones do not know."""
         self.stream(S).record(200, {})
         await self.shard.log.persisted()
 
-    async def repaired(self) -> None:
-        """Check that a newer version has every message, from each checkpoint that is kept, and that nothing else is kept."""
+    async def check_newer_version(self) -> None:
+        """Check that a newer version has every message, from each kept checkpoint, and that no other objects are
+        kept."""
         known = BODIES.get(200)
         BODIES[200] = FromTheFuture
         try:
@@ -150,7 +152,7 @@ class Owners:
 
 
 def owners(main: Callable[[Owners], Any]) -> None:
-    """Run ``main`` in virtual time. What it adds to the records that are known is taken back."""
+    """Run ``main`` in virtual time, and restore the known kinds of records after it."""
     async def begin(clock: ManualClock) -> None:
         world = Owners(clock)
         await world.shared.put(FORMAT, [StoreFormat.make(bytes(16), 1).encode()])

@@ -1,13 +1,14 @@
-"""A file system that loses power: what the disk may hold then, worked out from the syncs that a store has made.
+"""A file system that loses power: computes the contents of the disk from the syncs that a store has made.
 
-The store under test writes to a real directory. Its syncs are noted instead of done, so at any moment it is known which data
-and which names are durable, and ``crashed`` builds one of the directories that a power cut may leave:
+The store under test writes to a real directory. Its syncs are recorded instead of executed, so at any moment it is
+known which data and which names are durable. ``crashed`` builds one of the directories that a power cut may leave:
 
-    a name      synced with its folder: there. New since: there or not, each for itself
-    deleted     since its folder was synced: all of these are back, or none. File systems with a journal keep the order of
-                deletes, and a directory's deletes are not synced: a root that is back alone would be a fault for fsck
-    data        synced: as written. Otherwise: whole, empty, cut short, or with zeros for some of it
-    the mark    is written over in place: what was synced last, what was written last, or neither
+    a name      present if it was synced with its folder. A newer name is present or not, independently of others
+    a delete    since its folder was synced: all such files are back, or none. File systems with a journal keep the
+                order of deletes, and a directory's deletes are not synced: if a single root were back, fsck would
+                report a fault
+    data        unchanged if it was synced. Otherwise: whole, empty, cut short, or with zeros in some of it
+    the mark    is overwritten in place: it has its last synced content, its last written content, or neither
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ __all__ = ["InlineStore", "PowerDisk"]
 
 
 class InlineStore(FileStore):
-    """A directory whose calls are made on the loop: the same program runs the same way each time."""
+    """A directory store whose calls are made on the loop, so that the same program runs the same way each time."""
 
     async def _in_thread(self, call: Callable[..., Any], *args: object) -> Any:
         return call(*args)
 
 
 class PowerDisk:
-    """Notes the syncs of all stores below any directory while ``patched``; ``boot`` is the running system's name."""
+    """Records the syncs of all stores below any directory while ``patched``; ``boot`` stands for the running system."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.boot = 0
         self.syncs = 0
         self.on_sync: Callable[[], object] = lambda: None
-        """Called before each sync has an effect: where the power may go."""
+        """Called before each sync has an effect: a point at which the power may fail."""
         self._data: dict[int, bytes] = {}
-        """What is durable of a file, by inode. Objects never change, so an inode that was used again is noticed."""
+        """The durable content of each file, by inode. Objects never change, so a reused inode is noticed."""
         self._deleted_are_back = False
         self._names: dict[str, dict[str, tuple[int, bytes | None]]] = {}
-        """Durable names of each folder, with inode and content; None for a folder."""
+        """The durable names of each folder, with inode and content; content None: a folder."""
 
     def patched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "fsync", self._fsync)
@@ -83,7 +84,7 @@ class PowerDisk:
     root: Path
 
     def use(self, root: Path) -> None:
-        """From now on ``root`` is the file system; what is in it is durable."""
+        """Use ``root`` as the file system from now on; everything in it is durable."""
         self.root = root
         self._data.clear()
         self._names.clear()
@@ -92,7 +93,7 @@ class PowerDisk:
         self.on_sync = calls
 
     def crashed(self, to: Path) -> Path:
-        """Make ``to`` what the disk may hold if the power goes now."""
+        """Fill ``to`` with what the disk may have if the power fails now."""
         self._deleted_are_back = self.rng.random() < 0.5
         self._rebuild(str(self.root), to)
         return to
@@ -110,7 +111,7 @@ class PowerDisk:
                 continue
             changed = (was and was[0]) != now.get(name)
             if changed and self.rng.random() < 0.5:
-                if was is not None and was[1] is not None:  # replaced since: as it was
+                if was is not None and was[1] is not None:  # it was replaced: restore the old content
                     (to / name).write_bytes(was[1])
             elif name in now:
                 if os.path.isdir(path):

@@ -1,4 +1,4 @@
-"""For tests of the log and the modules around it: virtual time, a scripted stream, a shard."""
+"""Helpers for tests of the log and the modules around it: virtual time, a scripted stream, a shard."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ T = TypeVar("T")
 C = TypeVar("C", bound=ManualClock)
 
 
-def in_virtual_time(main: Callable[[C], Coroutine[Any, Any, T]], make_clock: Callable[[], C] = ManualClock) -> T:  # type: ignore[assignment]
-    """Run ``main(clock)`` on a loop whose sleeps take no time. Fails when the loop's exception handler was called."""
+def in_virtual_time(main: Callable[[C], Coroutine[Any, Any, T]],
+                    make_clock: Callable[[], C] = ManualClock) -> T:  # type: ignore[assignment]
+    """Run ``main(clock)`` on a loop whose sleeps take no time. Fail if the loop's exception handler was called."""
     clock = make_clock()
     loop = SimLoop(clock)
     try:
@@ -57,7 +58,7 @@ def in_virtual_time(main: Callable[[C], Coroutine[Any, Any, T]], make_clock: Cal
 
 
 class Stream:
-    """A stream that only counts: messages are all alike, its outcome is what was added and removed."""
+    """A stream that only counts: its messages are all alike, and its outcome counts added and removed messages."""
 
     def __init__(self, log: Log, stream_id: int = 7, name: str = "s", last_seq: int = 0, msgs: int = 0) -> None:
         self.log = log
@@ -68,13 +69,13 @@ class Stream:
         self.msgs = msgs
         self.lazy_records: list[tuple[int, object]] = []
         self.expires_at_ns: dict[int, int] = {}
-        """Of live messages that expire; removing one deletes its entry here."""
+        """The expiry times of live messages; removing a message deletes its entry."""
         self.persisted_blocks: list[SealedBlock[Any]] = []
         self.failures: list[Exception] = []
 
     def create(self) -> None:
-        self.log.block(self).add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": self.name, "config": {"n": 1},
-                                                                  "created_ns": 1})
+        self.log.block(self).add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": self.name,
+                                                                  "config": {"n": 1}, "created_ns": 1})
         self.log.urgent()
 
     def publish(self, count: int = 1, body: bytes = b"hello", subject: bytes = b"foo", urgent: bool = True) -> None:
@@ -105,7 +106,7 @@ class Stream:
         if expiring := [seq for seq in self.expires_at_ns if block.first_seq <= seq]:
             block.add(Expiry(expiring, [self.expires_at_ns[seq] for seq in expiring]))
         if self.expires_at_ns:
-            # The first of them is due again in every block, as schedules that have fired are.
+            # The first of them is due again in every block, like schedules that have fired.
             seqs = sorted({min(self.expires_at_ns), *expiring})
             block.add(Schedule(seqs, [self.last_seq] * len(seqs)))
         block.outcome = Outcome(self.first_seq, self.last_seq, self.msgs, self.msgs * 43, 1000 if self.msgs else 0)
@@ -121,7 +122,7 @@ class Stream:
 
 
 class Counting(Wrapper):
-    """Counts calls, and records puts."""
+    """A store that records its calls."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -145,7 +146,7 @@ class Counting(Wrapper):
 
 
 class Rig:
-    """One broker's shard on a shared memory store, with a FaultyStore of its own in between."""
+    """A broker's shard on a shared memory store, behind a FaultyStore of its own."""
 
     def __init__(self, shared: ObjectStore, clock: ManualClock, name: str = "a", seed: int = 1,
                  faults: Faults | None = None, settings: ShardSettings | None = None) -> None:
@@ -169,8 +170,8 @@ class Rig:
 
     async def open(self) -> Shard:
         taken = await self.take()
-        self.shard = await Shard.open(self.store, PATHS, taken.epoch, self.me.nonce, self.clock, self.rng, self.settings,
-                                      began_ns=taken.began_ns)
+        self.shard = await Shard.open(self.store, PATHS, taken.epoch, self.me.nonce, self.clock, self.rng,
+                                      self.settings, began_ns=taken.began_ns)
         return self.shard
 
     def log_keys(self) -> list[Position]:
@@ -201,7 +202,7 @@ class Publisher:
         self.rig.log.wait(self._ack, self.stream.last_seq, body)
 
     async def publish_many(self, count: int) -> None:
-        """One after the other, each acknowledged. Raises: Fenced."""
+        """Publish messages one after the other, each acknowledged. Raises: Fenced."""
         for _ in range(count):
             self.publish()
             await self.rig.log.persisted()
@@ -211,7 +212,7 @@ class Publisher:
 
 
 async def read_all(store: ObjectStore, name: str = "s") -> dict[int, bytes]:
-    """Every live message of a stream, by sequence, as a reader without a broker finds it."""
+    """Return every live message of a stream, by sequence, as a reader without a broker finds it."""
     state = (await read_snapshot(store, 0)).state
     stream = state.stream("$G", name)
     found: dict[int, bytes] = {}
@@ -230,12 +231,12 @@ async def read_all(store: ObjectStore, name: str = "s") -> dict[int, bytes]:
 
 
 def fast(**log: Any) -> ShardSettings:
-    """Settings with these log settings."""
+    """Return shard settings with these log settings."""
     return ShardSettings(log=LogSettings(**log))
 
 
 def dump(state: ShardState) -> dict[str, Any]:
-    """Everything that a replay must arrive at, as plain values."""
+    """Return everything that a replay must reproduce, as plain values."""
     return {
         "position": state.position,
         "names": dict(sorted(state.names.items())),

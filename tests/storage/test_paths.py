@@ -30,7 +30,8 @@ ids = st.integers(0, (1 << 64) - 1)
 @example("a/../../b")
 @example("~" * 130)
 def test_an_escaped_name_stays_in_its_place(name: str) -> None:
-    """Shows the alphabet and length of every part: no slash, no dot, no upper case, nothing a file system folds."""
+    """Shows the alphabet and length of every part: no slash, no dot, no upper case, nothing that a file system
+    folds."""
     part = escape(name)
     assert set(part) <= set(string.ascii_lowercase + string.digits + "_-%~")
     assert 1 <= len(part) <= NAME_BYTES_MAX
@@ -40,13 +41,13 @@ def test_an_escaped_name_stays_in_its_place(name: str) -> None:
 
 
 @given(names, names)
-def test_two_names_never_meet(one: str, other: str) -> None:
-    """Shows injectivity on a file system that folds case (and the names differ by case, or by their end, too)."""
+def test_two_names_never_have_one_key(one: str, other: str) -> None:
+    """Shows that escaping is injective on a file system that folds case, also for names that differ by case or end."""
     for first, second in ((one, other), (one, one.swapcase()), (one, one + other), (one + other, one + one)):
         assert (escape(first).casefold() == escape(second).casefold()) == (first == second)
 
 
-def test_long_names_are_cut_at_escapes_and_told_apart_by_their_hash() -> None:
+def test_long_names_are_cut_at_escapes_and_distinguished_by_their_hash() -> None:
     """Shows the cut: 120 bytes at most, and names that differ only beyond it stay distinct."""
     for lead in range(6):
         one, other = (escape("a" * lead + "É" * 100 + end) for end in "xy")
@@ -60,7 +61,7 @@ def test_long_names_are_cut_at_escapes_and_told_apart_by_their_hash() -> None:
 
 @given(st.integers(0, (1 << 32) - 1), positions, ids, names, names)
 def test_every_key_reads_back(shard: int, position: Position, one_id: int, account: str, stream: str) -> None:
-    """Shows the round trip of each kind of key, and that none of them is another's."""
+    """Shows the round trip of each kind of key, and that each key has only one kind."""
     here = ShardPaths(shard)
     of_stream = StreamPaths(account, stream, one_id)
     expected = {
@@ -102,7 +103,7 @@ def test_key_order_is_log_order(one: Position, other: Position) -> None:
 @example("v1/streams/a/%41/0000000000000001/runs/00000001-000000000001-0000000000000001/")
 @example("v1/streams/a/%61/0000000000000001/runs/00000001-000000000001-0000000000000001")
 def test_what_no_builder_builds_is_no_key(text: str) -> None:
-    """Shows that parsing takes canonical keys only: two spellings never name one object."""
+    """Shows that parsing accepts canonical keys only: two spellings never name one object."""
     assert parse(text) is None or text == paths.FORMAT
 
 

@@ -1,8 +1,10 @@
-"""Power cuts on a directory that syncs later: what is left is a whole prefix of what was acknowledged, and all that was synced.
+"""Power cuts on a directory that syncs later: a whole prefix of the acknowledged messages is left, with all synced
+ones.
 
-The real engine (log, checkpoints, compaction, sweeper, recovery) runs in virtual time on a real directory, of which it is known
-what a disk may hold when the power goes (``power``). Histories are drawn; each ends in a cut, some in a second one while the
-next owner recovers; then a reader without a broker, ``fsck`` and the next owner look at the same directory.
+The real engine (log, checkpoints, compaction, sweeper, recovery) runs in virtual time on a real directory, for which
+the possible contents of the disk after a power cut are known (``power``). Histories are generated. Each ends in a cut,
+some in a second one while the next owner recovers. Then a reader without a broker, ``fsck`` and the next owner read the
+same directory.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ ACTIONS = ["publish"] * 6 + ["burst", "remove", "checkpoint", "checkpoint", "wai
 
 
 class Counted(Stream):
-    """A stream whose numbers are right, as fsck compares them with what is there."""
+    """A stream with correct numbers, since fsck compares them with the messages."""
 
     def sealing(self, block: OpenBlock[Any]) -> None:
         super().sealing(block)
@@ -57,7 +59,7 @@ class Counted(Stream):
 
 
 class World:
-    """One store through many owners, and what its clients know."""
+    """One store with many owners, and the knowledge of its clients."""
 
     def __init__(self, folder: Path, disk: PowerDisk, seed: int) -> None:
         self.folder = folder
@@ -68,13 +70,13 @@ class World:
         InlineStore(self.root)._put(FORMAT, [StoreFormat.make(bytes(16), 1).encode()])
         disk.use(self.root)
         self.bodies: dict[int, bytes] = {}
-        """Of every message that may be in the store."""
+        """The body of every message that may be in the store."""
         self.acked = 0
         self.safe = 0
-        """Acknowledged when the last sync began that ended."""
+        """The last message that was acknowledged when the last complete sync began."""
         self.cut_at: int | None = None
         self.left: tuple[Path, int, int] | None = None
-        """What the cut left: the directory, and ``acked`` and ``safe`` at that moment."""
+        """The result of the cut: the directory, and ``acked`` and ``safe`` at that moment."""
         disk.on_sync = self.maybe_cut
         self.shard: Shard | None = None
         self.sync_interval_ns: int | None = HOUR_NS
@@ -84,7 +86,7 @@ class World:
         return self.folder / f"tree-{self.trees}"
 
     def arm(self, syncs: int) -> None:
-        """Cut the power before the sync after so many."""
+        """Cut the power after ``syncs`` more syncs, before the next one."""
         self.cut_at, self.left = self.disk.syncs + syncs + 1, None
 
     def maybe_cut(self) -> None:
@@ -96,7 +98,7 @@ class World:
             self.left = self.disk.crashed(self.new_tree()), self.acked, self.safe
 
     async def open(self, clock: ManualClock) -> None:
-        """As ``runtime.shard_owner`` does."""
+        """Open the shard, as ``runtime.shard_owner`` does."""
         store = self.store = InlineStore(self.root, sync_interval_ns=self.sync_interval_ns)
         repair_tail(store, PATHS)
         self.me = Identity("a", self.rng.randbytes(16))
@@ -156,7 +158,7 @@ class World:
             self.safe = self.acked
 
     def noting(self, sync_files: Callable[..., None]) -> Callable[..., None]:
-        """``sync_files``, after which what was acknowledged before it is safe."""
+        """Return ``sync_files`` wrapped so that messages acknowledged before it count as safe after it."""
         def noted(*args: Any) -> None:
             acked = self.acked
             sync_files(*args)
@@ -165,7 +167,7 @@ class World:
         return noted
 
     def play(self, actions: list[str]) -> None:
-        """One owner's life, and perhaps its restarts, until the power goes."""
+        """Play one owner's life, perhaps with restarts, until the power fails."""
         async def main(clock: ManualClock) -> None:
             try:
                 await self.open(clock)
@@ -183,7 +185,7 @@ class World:
         in_virtual_time(main)
 
     def reboot(self) -> None:
-        """The machine starts again with what the cut left."""
+        """Start the machine again with the result of the cut."""
         assert self.left is not None
         self.root, self.acked, self.safe = self.left
         self.cut_at = self.left = None
@@ -191,7 +193,7 @@ class World:
         self.disk.use(self.root)
 
     def check(self) -> None:
-        """What is left, for a reader, for fsck and for the next owner."""
+        """Check the directory after a cut, for a reader, for fsck and for the next owner."""
         seen = self.read_as_reader()
         last = max(seen, default=0)
         first = min(seen, default=0)
@@ -230,7 +232,10 @@ async def _closing(store: FileStore, work: Any) -> Any:
 
 
 def run(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch, plan: list[str] | None = None) -> World:
-    """Two lives of a store, each ended by a power cut, and what must hold after each; ``plan``: what is done in the first."""
+    """Play two lives of a store, each ended by a power cut, and check the store after each.
+
+    Args: ``plan`` are the actions of the first life; None: generated ones.
+    """
     rng = random.Random(seed)
     disk = PowerDisk(seed)
     shutil.rmtree(folder, ignore_errors=True)
@@ -260,9 +265,10 @@ def run(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch, plan: list[str
 
 EXAMPLES = 12
 QUIET = ["publish", "checkpoint"] * 5 + ["wait", "publish", "checkpoint"] * 3
-"""So few objects between two syncs that each is synced alone, and the mark's last write is not; the first are swept."""
+"""A history with so few objects between two syncs that each is synced alone, and the mark's last write is not. The
+first segments are swept."""
 SWEPT = [*QUIET, "remove", "wait", "publish", "checkpoint", "wait", "wait", "wait"]
-"""Objects are deleted last."""
+"""A history that ends with deletes of objects."""
 
 
 def histories(count: int, folder: Path) -> None:
@@ -277,19 +283,20 @@ def histories(count: int, folder: Path) -> None:
 
 @pytest.mark.shows("store.sync_interval")
 def test_what_a_power_cut_leaves(tmp_path: Path) -> None:
-    """Whatever was done, and wherever the power goes, also in the recovery from the last time: a whole prefix of what was
-    acknowledged, and all that was synced; the same for a reader, fsck and the next owner, who finds no fault."""
+    """Shows that a whole prefix of the acknowledged messages is left, with all synced ones, after any actions and a cut
+    at any time, also during the recovery from the last cut. A reader, fsck and the next owner agree, and none finds a
+    fault."""
     histories(EXAMPLES, tmp_path / "store")
 
 
 @pytest.mark.soak
 def test_what_many_power_cuts_leave(tmp_path: Path) -> None:
-    """The same, for longer."""
+    """Shows the same for more histories."""
     histories(100 * EXAMPLES, tmp_path / "store")
 
 
 def test_segments_that_were_swept_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mark may be older than the newest root: what that includes need not be there."""
+    """Shows that the mark may be older than the newest root: segments that the root includes may be missing."""
     for seed in range(4):
         run(tmp_path / "store", seed, monkeypatch, QUIET)
 
@@ -332,17 +339,17 @@ def only_the_first_torn_one_set_aside(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(unsynced_tail, "find_tail", first_alone)
 
 
-def roots_not_asked(patch: pytest.MonkeyPatch) -> None:
+def roots_are_ignored(patch: pytest.MonkeyPatch) -> None:
     positions = unsynced_tail._positions
     patch.setattr(unsynced_tail, "_positions",
                   lambda store, prefix, after="": [] if "checkpoint" in prefix else positions(store, prefix, after))
 
 
-def settled_without_a_sync(patch: pytest.MonkeyPatch) -> None:
+def repaired_without_a_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FileStore, "sync_folder", lambda self, folder, keys: True)
 
 
-def heads_checked_alone(patch: pytest.MonkeyPatch) -> None:
+def only_heads_are_checked(patch: pytest.MonkeyPatch) -> None:
     def head_alone(data: bytes, position: Position) -> int:
         decode_head(data, position, complete=True)
         return 0
@@ -352,15 +359,16 @@ def heads_checked_alone(patch: pytest.MonkeyPatch) -> None:
 
 MISTAKES: list[tuple[Callable[[pytest.MonkeyPatch], None], int, list[str] | None]] = [
     (puts_without_a_sync_before, 0, None), (deletes_without_a_sync_before, 2, SWEPT), (no_mark, 0, None),
-    (a_mark_that_is_ahead, 5, None), (only_the_first_torn_one_set_aside, 0, None), (roots_not_asked, 0, QUIET),
-    (settled_without_a_sync, 0, None), (heads_checked_alone, 5, None)]
-"""Each with the seed that noticed it first, and what is done."""
+    (a_mark_that_is_ahead, 5, None), (only_the_first_torn_one_set_aside, 0, None), (roots_are_ignored, 0, QUIET),
+    (repaired_without_a_sync, 0, None), (only_heads_are_checked, 5, None)]
+"""Each mistake with the first seed that notices it, and the plan."""
 
 
 @pytest.mark.parametrize(("mistake", "seed", "plan"), MISTAKES, ids=lambda value: getattr(value, "__name__", ""))
-def test_mistakes_are_noticed(mistake: Callable[[pytest.MonkeyPatch], None], seed: int, plan: list[str] | None, tmp_path: Path,
+def test_mistakes_are_noticed(mistake: Callable[[pytest.MonkeyPatch], None], seed: int, plan: list[str] | None,
+                              tmp_path: Path,
                               monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rule is needed: without it some history ends in a store that is not what it must be."""
+    """Shows that each rule is needed: without it some history ends in a faulty store."""
     for tried in range(seed, seed + 60):
         try:
             with monkeypatch.context() as patch:

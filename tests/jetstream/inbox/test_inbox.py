@@ -444,7 +444,7 @@ async def test_requests_that_make_no_sense_are_refused_by_name(broker: Inside) -
     for change in ({"messages": 49}, {"blocks": 2}, {"size": len(sound) - 1}):
         writer.entries[0] = (entry := writer.entries[0])._replace(**change)
         await request(broker.store, writer, "job")
-        assert "not what the request says" in await why()
+        assert "does not match the request" in await why()
         writer.entries[0] = entry
     writer.entries *= 2
     await request(broker.store, writer, "job")

@@ -32,7 +32,7 @@ def test_the_objects_of_other_streams_are_deleted(newer_merges: bool) -> None:
         for _ in range(20):
             await world.publish_together(S, T)
             await world.publish(S)
-        await world.from_the_future()
+        await world.write_unknown_record()
         for _ in range(20):
             await world.publish_together(S, U)
             await world.publish(S)
@@ -53,21 +53,21 @@ def test_the_objects_of_other_streams_are_deleted(newer_merges: bool) -> None:
                 await world.publish(T)
                 if at % 40 == 39:
                     await world.remove(T, 1, world.last_seqs[T] - 10)
-                    await world.repaired()
+                    await world.check_newer_version()
             await asyncio.sleep(20 * MINUTE)
             assert world.offline
             assert len(world.data_objects()) < before + 60
-            await world.repaired()
+            await world.check_newer_version()
             if owner < 2:
                 await world.shard.abandon()
         await world.shard.close()
         await world.open(newer=True)
         assert not world.offline
-        await world.repaired()
+        await world.check_newer_version()
         await world.publish(S, 5)
         await asyncio.sleep(20 * MINUTE)
         assert len(world.data_objects()) < 40, "what only an offline stream needed is deleted"
-        await world.repaired()
+        await world.check_newer_version()
     owners(main)
 
 
@@ -77,7 +77,7 @@ def test_deleting_an_offline_stream_releases_what_it_needed() -> None:
         await world.open(newer=True, segments=1 << 20)
         await world.publish(T, 10)
         await world.publish(S, 10)
-        await world.from_the_future()
+        await world.write_unknown_record()
         await world.publish(S, 20)
         await asyncio.sleep(20)
         await world.shard.abandon()
@@ -96,12 +96,12 @@ def test_deleting_an_offline_stream_releases_what_it_needed() -> None:
         await asyncio.sleep(20 * MINUTE)
         assert not kept & world.shared.objects.keys()
         assert len([key for key in runs if key in world.shared.objects]) < len(runs)
-        await world.repaired()
+        await world.check_newer_version()
         await world.shard.close()
         await world.open(newer=True)
         await asyncio.sleep(20 * MINUTE)
         assert len(world.data_objects()) < 30
-        await world.repaired()
+        await world.check_newer_version()
     owners(main)
 
 
@@ -110,7 +110,7 @@ def test_runs_below_the_prefix_of_an_offline_stream_stay_until_it_is_deleted() -
     async def main(world: Owners) -> None:
         await world.open(newer=True, segments=1 << 20, compaction=False)
         await world.publish(S, 3)
-        await world.from_the_future()
+        await world.write_unknown_record()
         await world.publish(T, 3)
         named, orphan = (StreamPaths("$G", name, stream_id).run(Position(1, 2), 99) for name, stream_id in (("s", S), ("t", T)))
         for key in (named, orphan):
@@ -140,7 +140,7 @@ def test_a_kept_checkpoint_that_names_held_segments_keeps_them() -> None:
     async def main(world: Owners) -> None:
         await world.open(newer=True, segments=1 << 20, compaction=False)
         await world.publish(S, 10)
-        await world.from_the_future()
+        await world.write_unknown_record()
         await world.publish(S, 10)
         await world.shard.abandon()
         await world.open(newer=False, segments=1 << 20, compaction=False)
@@ -161,7 +161,7 @@ def test_a_kept_checkpoint_that_names_held_segments_keeps_them() -> None:
             await world.shard.log.persisted()
             await asyncio.sleep(2)
             assert bool(held & world.shared.objects.keys()) == (left > 0), left
-            await world.repaired()
+            await world.check_newer_version()
             await world.shard.abandon()
     owners(main)
 
@@ -192,12 +192,12 @@ def test_random_histories(seed: int) -> None:
                             last += 1
                         await world.remove(stream_id, first, last)
                 elif action < 0.85 and newer and S in world.messages and S in mine:
-                    await world.from_the_future()
+                    await world.write_unknown_record()
                 elif action < 0.95:
                     await asyncio.sleep(rng.choice([1, 10, 100]))
                 else:
                     await world.shard.checkpointer.cut()
-            await world.repaired()
+            await world.check_newer_version()
             state = world.shard.state
             for position in state.streams[S].held if S in state.streams else ():
                 assert state.segments.get(position_key(position))
@@ -209,6 +209,6 @@ def test_random_histories(seed: int) -> None:
         assert not world.offline
         await world.publish(S)
         await asyncio.sleep(20 * MINUTE)
-        await world.repaired()
+        await world.check_newer_version()
         assert len(world.data_objects()) < 60
     owners(main)

@@ -1,4 +1,4 @@
-"""Valid checksums over false fields, from a faulty or malicious writer. Decoding fails and allocates little."""
+"""False fields with valid checksums, from a faulty or malicious writer: decoding fails and allocates little."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CORE, INDEX, REF, FRAMES = _sample()
 
 
 def _patched_fixed(data: bytes, fixed_bytes: int, at: int, patch: bytes) -> bytes:
-    """``data`` with a fixed part changed, and its checksum made to fit."""
+    """Return ``data`` with a fixed part changed, and its checksum computed again."""
     fixed = bytearray(data[:fixed_bytes - 4])
     fixed[at:at + len(patch)] = patch
     return bytes(fixed) + crc32(fixed).to_bytes(4, "little") + data[fixed_bytes:]
@@ -58,7 +58,7 @@ def _index_body() -> bytes:
 
 
 def _index_of(body: bytes, **fields: int) -> bytes:
-    """An index with this body, uncompressed, checksums fitting; fields overwrite counts of the fixed part."""
+    """Return an index with this body, uncompressed, with valid checksums; fields overwrite counts of the fixed part."""
     fixed = bytearray(INDEX[:INDEX_FIXED_BYTES - 4])
     struct.pack_into("<IIII", fixed, 60, len(body), len(body), crc32(body), 0)
     for name, value in fields.items():
@@ -67,7 +67,7 @@ def _index_of(body: bytes, **fields: int) -> bytes:
 
 
 def _peak(call: Callable[[], Any]) -> int:
-    """The peak number of bytes that ``call`` allocated; it must raise a FormatError."""
+    """Return the peak number of bytes that ``call`` allocated; it must raise a FormatError."""
     tracemalloc.start()
     try:
         with pytest.raises(FormatError):
@@ -79,7 +79,7 @@ def _peak(call: Callable[[], Any]) -> int:
 
 @settings(deadline=None, max_examples=400)
 @given(at=st.integers(4, INDEX_FIXED_BYTES - 8), patch=st.binary(min_size=1, max_size=4))
-def test_a_lying_index_header_is_refused(at: int, patch: bytes) -> None:
+def test_a_false_index_header_is_refused(at: int, patch: bytes) -> None:
     """Shows that no field of the fixed part is trusted without being checked against the rest."""
     bad = _patched_fixed(INDEX, INDEX_FIXED_BYTES, at, patch)
     if bad != INDEX:
@@ -89,7 +89,7 @@ def test_a_lying_index_header_is_refused(at: int, patch: bytes) -> None:
 
 @settings(deadline=None, max_examples=600)
 @given(data=st.data())
-def test_a_lying_index_body_is_refused_or_adds_up(data: st.DataObject) -> None:
+def test_a_false_index_body_is_refused_or_consistent(data: st.DataObject) -> None:
     """Shows that for any body, decoding ends in Corrupt or in a consistent table."""
     body = bytearray(_index_body())
     at = data.draw(st.integers(0, len(body) - 1))
@@ -119,9 +119,9 @@ def _walk(head: Head) -> None:
 
 @settings(deadline=None, max_examples=400)
 @given(at=st.integers(4, CORE_FIXED_BYTES - 8), patch=st.binary(min_size=1, max_size=4))
-def test_a_lying_core_header_ends_in_an_error_or_other_counts(at: int, patch: bytes) -> None:
-    """Shows that a core's fixed part never leads outside its bytes; plain counts (44 to 132) cannot be checked, nor whether it
-    had a subject filter (a flag in byte 6)."""
+def test_a_false_core_header_ends_in_an_error_or_other_counts(at: int, patch: bytes) -> None:
+    """Shows that a core's fixed part never leads outside its bytes. Plain counts (bytes 44 to 132) cannot be checked,
+    nor the flag of a subject filter (in byte 6)."""
     bad = _patched_fixed(CORE, CORE_FIXED_BYTES, at, patch)
     if bad == CORE:
         return
@@ -155,12 +155,12 @@ def test_columns_without_cells_cost_no_memory() -> None:
 
 
 def test_removed_ranges_are_bounded_by_their_bytes() -> None:
-    """Shows the same of a core's removed ranges: four constant columns never stand for many rows."""
+    """Shows the same for a core's removed ranges: four constant columns never stand for many rows."""
     bad = _patched_fixed(CORE, CORE_FIXED_BYTES, 132, struct.pack("<I", 0xFFFF_FFFF))
     assert _peak(lambda: decode_core(bad, AT, 9)) < 1 << 20
 
 
-def test_a_zstd_bomb_is_refused_unread() -> None:
+def test_a_zstd_bomb_is_refused_without_decompression() -> None:
     """Shows that a frame's own size must equal that in its table, and that a page is bounded as well."""
     bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 28))
     assert len(bomb) < 20_000
@@ -174,8 +174,8 @@ def test_a_zstd_bomb_is_refused_unread() -> None:
     assert _peak(lambda: decode_page(bad, ref._replace(size=len(bad)))) < 1 << 20
 
 
-def test_newer_blocks_and_unknown_ciphers_are_said_to_be_newer() -> None:
-    """Shows VersionUnknown for version, flags, compression, cipher and key behind an intact checksum."""
+def test_newer_blocks_and_unknown_ciphers_are_reported_as_newer() -> None:
+    """Shows VersionUnknown for version, flags, compression, cipher and key with an intact checksum."""
     for at, value in ((4, 2), (4, 5), (6, 1), (6, 16), (7, 9), (8, 1), (156, 2), (157, 1), (158, 1)):
         with pytest.raises(VersionUnknown):
             decode_core(_patched_fixed(CORE, CORE_FIXED_BYTES, at, bytes([value])), AT, 9)
@@ -191,7 +191,7 @@ def test_newer_blocks_and_unknown_ciphers_are_said_to_be_newer() -> None:
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=20), st.booleans())
 def test_columns_read_back_at_their_least_width(values: list[int], from_low: bool) -> None:
-    """Shows the round trip, and that no narrower width would have held the values."""
+    """Shows the round trip, and that the values do not fit into a narrower width."""
     column = Column.of(values, base=min(values) if from_low else 0)
     read, end = read_column(b"?" + column.cells, 1, column.base, column.width, len(values))
     assert list(read if read is not None else [column.base] * len(values)) == values
@@ -219,13 +219,14 @@ def test_no_value_of_a_column_reaches_2_64(width: int) -> None:
 def test_compressing_together_gives_what_compressing_one_by_one_does(frames: list[bytes]) -> None:
     """Shows that the single call for all frames is only faster, that nothing grows, and that all are returned."""
     together = compress_all(frames)
-    assert [raw if packed is None else decompress(packed, len(raw)) for packed, raw in zip(together, frames, strict=True)] == frames
+    assert [raw if packed is None else decompress(packed, len(raw))
+            for packed, raw in zip(together, frames, strict=True)] == frames
     assert [packed is None for packed in together] == [compress(raw) is None for raw in frames]
     assert all(packed is None or len(packed) < len(raw) for packed, raw in zip(together, frames, strict=True))
 
 
-def test_large_noise_is_stored_as_it_is_and_large_text_is_not() -> None:
-    """Shows that the samples which decide about a large frame tell one from the other, wherever the text begins."""
+def test_large_noise_is_stored_uncompressed_and_large_text_is_compressed() -> None:
+    """Shows that samples distinguish large noise from large text, wherever the text begins."""
     noise = random.Random(3).randbytes(100_000)
     text = noise[:50_000].hex().encode()
     packed = compress(text)
@@ -256,7 +257,7 @@ def test_a_malformed_block_reference_is_corrupt(packed: object) -> None:
         PageRef.unpack(packed)
 
 
-def test_block_references_compare_by_what_they_say() -> None:
+def test_block_references_compare_by_their_values() -> None:
     """Shows equality and hashing."""
     other = BlockRef.unpack(REF.pack())
     assert (other == REF, hash(other) == hash(REF)) == (True, True)

@@ -66,7 +66,7 @@ def test_an_object_under_another_key_is_noticed(kind: ObjectKind, position: Posi
                 decode_document(data, other, position)
 
 
-def test_a_newer_version_is_said_to_be_one() -> None:
+def test_a_newer_version_is_reported_as_newer() -> None:
     """Shows that an intact header of a newer broker is VersionUnknown, and that a broken one is never mistaken for
     it."""
     newer = ObjectHeader(ObjectKind.SEAL, AT, NONCE, 100, version=FORMAT_VERSION + 1).pack()

@@ -1,4 +1,4 @@
-"""Message ids in few bytes: what is packed comes back, joined or not, and anything else is refused."""
+"""Message ids in few bytes: packed ids are read back, joined or not, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = list[tuple[int, int, bytes]]
 
 @st.composite
 def blocks(draw: st.DrawFn) -> list[tuple[int, list[int], int | list[int], list[bytes]]]:
-    """Blocks one after the other, with the ids of some of their messages."""
+    """Generate successive blocks with the ids of some of their messages."""
     found: list[tuple[int, list[int], int | list[int], list[bytes]]] = []
     seq, time_ns = draw(st.integers(1, 1 << 60)), draw(st.integers(0, 1 << 62))
     for _ in range(draw(st.integers(1, 8))):
@@ -33,12 +33,13 @@ def blocks(draw: st.DrawFn) -> list[tuple[int, list[int], int | list[int], list[
 
 def _rows(given_blocks: list[tuple[int, list[int], int | list[int], list[bytes]]]) -> Rows:
     return [(seq + at, times if isinstance(times, int) else times[i], msg_id)
-            for seq, ordinals, times, ids in given_blocks for i, (at, msg_id) in enumerate(zip(ordinals, ids, strict=True))]
+            for seq, ordinals, times, ids in given_blocks
+            for i, (at, msg_id) in enumerate(zip(ordinals, ids, strict=True))]
 
 
 @given(blocks())
-def test_ids_come_back(given_blocks: list[tuple[int, list[int], int | list[int], list[bytes]]]) -> None:
-    """Of the chunks as they are, of those that are joined, and of a page with them."""
+def test_ids_read_back(given_blocks: list[tuple[int, list[int], int | list[int], list[bytes]]]) -> None:
+    """Shows the round trip of single chunks, of joined chunks, and of a page with them."""
     chunks = [pack_ids(*block) for block in given_blocks]
     expected = _rows(given_blocks)
     first, last, count = expected[0][0], expected[-1][0], len(expected)
@@ -51,7 +52,8 @@ def test_ids_come_back(given_blocks: list[tuple[int, list[int], int | list[int],
 
 
 def test_small_chunks_are_joined() -> None:
-    """A thousand blocks of one id each are one chunk, of a third of the bytes; large ones stay as they are."""
+    """Shows that a thousand blocks of one id each become one chunk of two thirds of the bytes; large ones are
+    unchanged."""
     small = [pack_ids(i, [0], i << 20, [b"%020d" % i]) for i in range(1, 1001)]
     large = pack_ids(1001, range(500), 1 << 40, [b"%d" % i for i in range(500)])
     found = list(joined([*small, large, pack_ids(2000, [0], 1 << 41, [b"x"])]))
@@ -62,9 +64,10 @@ def test_small_chunks_are_joined() -> None:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_anything_else_is_refused(seed: int) -> None:
-    """A page with one value or byte changed gives the same counts of rising sequences, or ValueError or TypeError."""
+    """Shows that a page with one changed byte or two gives as many ascending sequences, or ValueError or TypeError."""
     rng = random.Random(seed)
-    chunks = [pack_ids(10 * i + 1, [0, 2, 5], [7 * i + 1, 7 * i + 1, 7 * i + 3], [b"a", b"", b"xyz"]) for i in range(50)]
+    chunks = [pack_ids(10 * i + 1, [0, 2, 5], [7 * i + 1, 7 * i + 1, 7 * i + 3], [b"a", b"", b"xyz"])
+              for i in range(50)]
     body = bytearray(pack_body(1, 496, 150, chunks))
     for _ in range(rng.randrange(1, 3)):
         body[rng.randrange(len(body))] = rng.randrange(256)
@@ -80,7 +83,7 @@ def test_anything_else_is_refused(seed: int) -> None:
 
 @pytest.mark.parametrize("body", [
     None, [], [1, 2, 3], [1, 3, 1, [b""]], [1, 3, 1, None], [1, 3, 1, ["x"]], [1, 3, 1, [pack_value([1])]]])
-def test_what_is_no_page_is_refused(body: object) -> None:
-    """Of any shape: ValueError or TypeError, nothing else."""
+def test_a_value_that_is_no_page_is_refused(body: object) -> None:
+    """Shows that values of any shape raise only ValueError or TypeError."""
     with pytest.raises((ValueError, TypeError)):
         unpack_body(body, 1, 3, 1)

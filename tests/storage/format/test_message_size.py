@@ -19,12 +19,12 @@ ROWS = [
 
 @pytest.mark.parametrize("subject, headers, payload, size", ROWS)
 def test_one_message(subject: bytes, headers: bytes, payload: bytes, size: int) -> None:
-    """As nats-server computes it."""
+    """Shows the size that nats-server computes."""
     assert message_size(subject, len(headers), headers + payload) == size
 
 
 def test_messages_together() -> None:
-    """The sum for many is the sum of each one's."""
+    """Shows that the size of many messages is the sum of their sizes."""
     assert messages_size(0, 0, 0, 0) == 0
     assert messages_size(len(ROWS), sum(bool(row[1]) for row in ROWS), sum(len(row[0]) for row in ROWS),
                          sum(len(row[1] + row[2]) for row in ROWS)) == sum(row[3] for row in ROWS)

@@ -13,7 +13,8 @@ from tests.storage.format.test_segment import values
 from tests.storage.format.whole import AT, NONCE
 
 positions = st.builds(Position, st.integers(0, 9), st.integers(0, (1 << 48) - 1))
-pages = st.builds(Page, st.sampled_from(PageKind), positions, st.integers(0, (1 << 64) - 1), values, st.booleans(), st.booleans())
+pages = st.builds(Page, st.sampled_from(PageKind), positions, st.integers(0, (1 << 64) - 1), values, st.booleans(),
+                  st.booleans())
 
 
 def _object(*some: Page, position: Position = AT) -> tuple[bytes, list[PageRef]]:
@@ -68,7 +69,7 @@ def test_damage_is_noticed() -> None:
 
 
 def test_another_page_is_noticed() -> None:
-    """Shows that pages of another object, kind or key do not pass for the one named."""
+    """Shows that a reference is refused for pages of another object, kind or key."""
     data, refs = _object(*SMALL)
     page = data[refs[1].offset:]
     for wrong in (refs[1]._replace(key=6), refs[1]._replace(kind=PageKind.CONSUMERS),
@@ -77,7 +78,7 @@ def test_another_page_is_noticed() -> None:
             decode_page(page, wrong)
 
 
-def test_a_short_prefix_says_how_much_is_needed() -> None:
+def test_a_short_prefix_returns_the_number_of_bytes_needed() -> None:
     """Shows that a directory can be read without its pages."""
     data, refs = _object(*SMALL)
     for length in range(64, refs[0].offset):

@@ -37,7 +37,7 @@ def test_an_unknown_record_is_skipped_unless_it_must_be_understood() -> None:
         assert _decode(data, everything=True) == [KNOWN, bad]
 
 
-def test_an_unknown_record_concerns_its_own_block_alone() -> None:
+def test_an_unknown_record_concerns_only_its_own_block() -> None:
     """Shows that the error comes from the core of that block, and can be sent between Spark's processes."""
     data = encode_core(BlockCore(7, AT, records=[NEEDED]))
     with pytest.raises(RecordUnknown) as caught:
@@ -49,7 +49,7 @@ def test_an_unknown_record_concerns_its_own_block_alone() -> None:
     assert str(pickle.loads(pickle.dumps(corrupt))) == str(corrupt) == "segment x: index at byte 9: why"
 
 
-def test_the_body_is_a_copy_of_what_was_added() -> None:
+def test_the_body_is_a_copy_of_the_value_that_was_added() -> None:
     """Shows that writer and reader get the same values: tuples are read as lists, text with lone surrogates
     unchanged."""
     config = {"name": "\ud800", "subjects": ("a", "b"), 5: b"\x00"}

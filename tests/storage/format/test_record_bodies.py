@@ -22,17 +22,18 @@ from tests.golden.generate import HERE
 from tests.storage.format.whole import head_of
 
 SEGMENTS = [path for path in sorted(HERE.glob("*.json"))
-            if (said := json.loads(path.read_text()))["kind"] == "SEGMENT" and "values" in said]
+            if (expected := json.loads(path.read_text()))["kind"] == "SEGMENT" and "values" in expected]
 
 
 def _records(name: str) -> list[Record]:
-    said = json.loads((HERE / f"{name}.json").read_text())
-    head = head_of((HERE / f"{name}.bin").read_bytes(), Position(*said["position"]))
+    expected = json.loads((HERE / f"{name}.json").read_text())
+    head = head_of((HERE / f"{name}.bin").read_bytes(), Position(*expected["position"]))
     return [record for i in range(len(head)) for record in head.core(i).records]
 
 
-EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segment-of-expiring-messages", "segment-of-schedules",
-                                                          "segment-of-an-adoption", "segment-of-staged-blocks")
+EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segment-of-expiring-messages",
+                                               "segment-of-schedules", "segment-of-an-adoption",
+                                               "segment-of-staged-blocks")
          for record in _records(name)
          if (record.kind != RecordKind.CONSUMER_STATE or "re" in record.body)  # type: ignore[operator]
          and (record.kind != RecordKind.RELEASE or "done" in record.body)}  # type: ignore[operator]
@@ -40,7 +41,7 @@ EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segme
 
 
 def test_every_kind_has_a_schema_and_a_golden_body() -> None:
-    """Shows that no kind was left out, here or in the golden segment."""
+    """Shows that no kind is missing, here or in the golden segment."""
     assert set(BODIES) == set(RecordKind) == set(EVERY)
     assert all(kind == body.KIND for kind, body in BODIES.items())
 
@@ -51,7 +52,7 @@ def test_golden_bodies_are_written_again_as_they_were(name: str) -> None:
     for record in _records(name):
         again = Record.pack(record.decode(), record.after_seq)
         if record.kind == RecordKind.MESSAGE_IDS and name.startswith("segment-with-everything"):
-            assert again.body == [[0, b"id-0"]]  # made by hand, with text for an id; no broker writes that
+            assert again.body == [[0, b"id-0"]]  # the golden body has an id as text, which no broker writes
             continue
         assert again == record
 
@@ -64,9 +65,11 @@ WRONG: list[tuple[int, str, Any]] = [
     (7, "add", [[1], [2]]), (7, "add", [[1], [2], [3, 4]]), (7, "add", 7), (7, "re", [[1, 2]]), (7, "re", {"a": 1}),
     (7, "x", "k"), (9, "seq", None), (9, "seq", "9"), (10, "segments", [[1, 2]]), (10, "pages", [[1, 2, 3]]),
     (10, "roots", [[-1, 2]]), (10, "done", {}), (11, "owner", 5), (11, "ends", [[1]]), (11, "ends", None),
-    (11, "at_ns", None), (11, "reader_version", "1"), (12, "seqs", None), (12, "seqs", [1.5]), (12, "expires_at_ns", None),
+    (11, "at_ns", None), (11, "reader_version", "1"), (12, "seqs", None), (12, "seqs", [1.5]),
+    (12, "expires_at_ns", None),
     (10, "runs", "key"), (10, "runs", [5]), (14, "blocks", None), (14, "blocks", {}), (14, "blocks", [[1, 2]]),
-    (14, "blocks", [[1, "2", []]]), (15, "blocks", None), (15, "blocks", {}), (15, "dead", {}), (15, "dead", [[1, 2, 3]]),
+    (14, "blocks", [[1, "2", []]]), (15, "blocks", None), (15, "blocks", {}), (15, "dead", {}),
+    (15, "dead", [[1, 2, 3]]),
     (15, "dead", [[3, 2, 1, 1]]), (15, "dead", [[1, 3, 2, 9, b"\5\0"]]), (15, "dead", [[1, 3, 2, 9, b"\7"]]),
     (15, "dead", [[1, 3, 2, 9, b"\x0a"]]), (15, "dead", [[1, 3, 2, 9, "\5"]]), (15, "dead", [[1, 3, -1, 9]]),
     (15, "dead", [[1, 3, 2, 9, b"\5", 1]]),
@@ -87,15 +90,16 @@ def test_a_malformed_body_is_corrupt_and_named(kind: int, key: str, value: Any) 
 
 
 @pytest.mark.parametrize("kind", list(RecordKind), ids=lambda kind: kind.name)
-def test_a_body_that_is_something_else_is_corrupt(kind: RecordKind) -> None:
-    """Shows that bodies of another shape altogether are named too."""
+def test_a_body_of_another_shape_is_corrupt(kind: RecordKind) -> None:
+    """Shows that the error names the record also for bodies of an entirely different shape."""
     for body in (None, 5, "text", [1, 2], [[1]], [[b"id", 0]], [["ab", "cd"]]):
         with pytest.raises(Corrupt, match=rf"record {int(kind)} \("):
             Record.of(kind, 0, body).decode()
 
 
 @given(st.sampled_from(RecordKind), st.recursive(
-    st.none() | st.integers(-2**63, 2**64 - 1) | st.text(max_size=3) | st.binary(max_size=9) | st.floats(allow_nan=False),
+    st.none() | st.integers(-2**63, 2**64 - 1) | st.text(max_size=3) | st.binary(max_size=9)
+    | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
         st.sampled_from(["n", "d", "f", "la", "add", "drop", "re", "x", "name", "config", "ends", "segments", "seqs",
                          "expires_at_ns", "due_at_ns"]) | st.integers(0, 99),
@@ -129,7 +133,7 @@ CREATED = (1, {"account": "$G", "name": "s", "config": {}, "created_ns": 1, "new
 CONSUMER = (4, {"name": "c", "config": {}, "created_ns": 1, "new": 1, "newer": 2, "x": {"k": 1}})
 
 
-def test_unlisted_keys_are_kept_where_the_page_says_so() -> None:
+def test_unlisted_keys_are_kept_where_the_format_requires_it() -> None:
     """Shows that a newer writer's keys are kept in streams, consumers and openings, that nil removes one, and that they
     are ignored in all other records."""
     state = _state(CREATED, (2, {"config": {}, "new": None, "newest": 3}), CONSUMER,
@@ -145,10 +149,10 @@ def test_unlisted_keys_are_kept_where_the_page_says_so() -> None:
     assert state.opening.encode()["new"] == 9
 
 
-def test_what_took_a_stream_off_line_is_named() -> None:
+def test_the_reason_for_an_offline_stream_names_the_record() -> None:
     """Shows that the reason has the segment, the record and the key."""
     state = _state(CREATED, CONSUMER, (7, {"n": "c", "f": [1]}))
-    assert state.streams[7].offline == ("segment 00000001-000000000003 is damaged: record: record 7 (consumer state), f at "
-                                        "byte 0: not a list of two integers")
+    assert state.streams[7].offline == ("segment 00000001-000000000003 is damaged: record: record 7 (consumer state), "
+                                        "f at byte 0: not a list of two integers")
     state = _state((1, {"account": "$G", "name": "s", "config": {}}))
     assert "record 1 (stream create), created_ns" in str(state.streams[7].offline)

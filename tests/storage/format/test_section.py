@@ -1,4 +1,4 @@
-"""Sections: what is sealed is opened again, and nothing else is."""
+"""Sections: sealed sections can be opened, and nothing else can."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ raws = st.binary(max_size=400) | st.integers(0, 5000).map(lambda n: b"abc" * n)
 
 @given(raw=raws, dense=st.booleans())
 def test_a_section_reads_back_as_it_was_sealed(raw: bytes, dense: bool) -> None:
-    """Shows the way there and back, that the header says which way, and that nothing grows."""
+    """Shows the round trip, that the header has the compression, and that nothing grows."""
     compressed = SECTIONS.compress(raw, dense=dense)
     header, stored = SECTIONS.seal(compressed, AT)
     assert unpack_header(pack_header(header)) == header
@@ -66,8 +66,8 @@ def test_a_changed_section_is_refused(raw: bytes, data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=100), st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 32) - 1))
-def test_a_lying_header_is_refused(noise: bytes, raw_bytes: int, form: int) -> None:
-    """Shows that behind a checksum that fits, only plain bytes of the right length are believed."""
+def test_a_false_header_is_refused(noise: bytes, raw_bytes: int, form: int) -> None:
+    """Shows that with a valid checksum, only plain bytes of the right length are accepted."""
     header = (raw_bytes, len(noise), crc32(noise), form)
     if form == 0 and raw_bytes == len(noise):
         assert SECTIONS.open(header, noise, AT) == noise
@@ -83,8 +83,8 @@ def test_only_plain_and_zstd_are_known() -> None:
     assert not is_known(1 << 16)
 
 
-def test_sections_of_earlier_releases_say_compression_by_their_lengths() -> None:
-    """Shows that equal lengths meant uncompressed, and that they mean nothing today."""
+def test_sections_of_earlier_releases_show_compression_by_their_lengths() -> None:
+    """Shows that equal lengths mean uncompressed in version 1, and have no such meaning today."""
     assert header_of_version_1(5, 5, 0)[-1] == 0
     assert header_of_version_1(5, 4, 0)[-1] == 1
     compressed = SECTIONS.compress(b"abc" * 50)[0]

@@ -1,4 +1,4 @@
-"""Segments: anything written is read back, and nothing else is ever read."""
+"""Segments: everything written is read back, and nothing else is ever read."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_a_block_reads_back_as_it_was_written(runs: list[list[Row]], removed: li
 
 @settings(max_examples=60, deadline=None)
 @given(runs=messages().filter(bool))
-def test_an_index_answers_as_a_walk_over_the_messages_does(runs: list[list[Row]]) -> None:
-    """Shows every look-up of a decoded index against the plain list of messages; the sealed one is equal to it."""
+def test_the_methods_of_an_index_agree_with_the_list_of_messages(runs: list[list[Row]]) -> None:
+    """Shows every method of a decoded index against the plain list of messages; the sealed index equals it."""
     rows = [row for run in runs for row in run]
     sealed = seal_block(open_block(1, runs), AT)
     data = b"".join(encode_segment(AT, NONCE, [sealed]))
@@ -139,7 +139,7 @@ def test_an_index_answers_as_a_walk_over_the_messages_does(runs: list[list[Row]]
 
 
 def test_many_subjects_have_no_summary_but_are_all_in_the_index() -> None:
-    """Shows the wide path: 300 subjects over 5000 messages in runs of one, found by the index alone."""
+    """Shows the wide case: 300 subjects over 5000 messages in runs of one, found only by the index."""
     rng = random.Random(5)
     rows = [Row(10 + i, T0 + i, b"s.%d" % rng.randrange(300), 0, b"%d" % i) for i in range(5000)]
     data = encode(open_block(9, [[row] for row in rows]))
@@ -161,8 +161,8 @@ def test_frames_are_cut_at_messages_by_size_and_by_count() -> None:
 
 
 @pytest.mark.parametrize("codec", [SECTIONS, UNCOMPRESSED])
-def test_a_message_of_64_mib_with_headers_goes_through(codec: SectionCodec) -> None:
-    """Shows the largest message that any max_payload allows, headers beside it."""
+def test_a_message_of_64_mib_with_headers_reads_back(codec: SectionCodec) -> None:
+    """Shows the largest message that any max_payload allows, with headers."""
     body = b"NATS/1.0\r\nA: b\r\n\r\n" + random.Random(2).randbytes(1 << 20) * 64
     data = encode(open_block(9, [[Row(1, T0, b"s", 18, body)]]), codec=codec)
     _, rows = block_rows(data, head_of(data), 0)
@@ -176,14 +176,14 @@ def test_a_segment_without_blocks_is_a_heartbeat() -> None:
     assert len(head_of(data)) == 0
 
 
-def test_records_apply_after_the_messages_that_came_before_them() -> None:
+def test_records_apply_after_earlier_messages() -> None:
     """Shows after_seq: 0 before the first message, then the last sequence appended so far."""
     block = open_block(5, [])
     block.add_record(RecordKind.STREAM_CREATE, {"name": "a"})
     block.append_run(7, [b"s", b"s"], None, [b"1", b"2"], T0)
     body = {"seqs": [8]}
     block.add_record(RecordKind.CONSUMER_STATE, body)
-    body["seqs"].append(9)  # the body as added counts, not later changes by its owner
+    body["seqs"].append(9)  # the record has the body as it was added, without later changes
     data = encode(block)
     core = head_of(data).core(0)
     assert [(r.after_seq, r.body) for r in core.records] == [(0, {"name": "a"}), (8, {"seqs": [8]})]
@@ -191,7 +191,7 @@ def test_records_apply_after_the_messages_that_came_before_them() -> None:
     assert OpenBlock(1, None).empty
 
 
-def test_a_short_prefix_says_how_much_is_needed() -> None:
+def test_a_short_prefix_returns_the_number_of_bytes_needed() -> None:
     """Shows recovery's first read: any prefix gives either the head or a larger number of bytes that suffices."""
     data = encode(*(open_block(i, [[Row(i, T0, b"s.%d" % i, 0, b"x" * i)]]) for i in range(1, 12)))
     whole = head_of(data)
@@ -208,7 +208,7 @@ def test_a_short_prefix_says_how_much_is_needed() -> None:
             decode_head(data[:length], AT, complete=True)
 
 
-def test_every_block_of_an_object_lies_where_its_reference_says() -> None:
+def test_every_block_of_an_object_is_where_its_reference_points() -> None:
     """Shows the layout of many blocks, some without messages, in a run as well as in a segment."""
     blocks = [open_block(i, [[Row(i + j, T0, b"s", 0, bytes([i]) * 100 * i) for j in range(i)]] if i % 3 else [])
               for i in range(1, 30)]
@@ -226,7 +226,7 @@ def test_every_block_of_an_object_lies_where_its_reference_says() -> None:
 
 
 def _small() -> bytes:
-    """A segment with something in every section."""
+    """Return a segment with something in every section."""
     first = open_block(0xABCD, [[Row(1, T0, b"a", 0, b"one"), Row(2, T0, b"b", 12, b"NATS/1.0\r\n\r\n" + b"z" * 200)],
                                 [Row(5, T0 + 9, b"a", 0, b"three" * 40)]], first_seq=1, last_seq=5, msgs=2)
     first.remove(1, 1, 1, 40)
@@ -237,7 +237,7 @@ def _small() -> bytes:
 
 
 def test_any_flipped_bit_is_noticed() -> None:
-    """Shows that a checksum covers every byte: each bit of a small segment, flipped, ends in Corrupt, naming where."""
+    """Shows that a checksum covers every byte: each flipped bit of a small segment ends in Corrupt, with its place."""
     data = _small()
     decode_plain(data, ObjectKind.SEGMENT, AT)
     for at in range(len(data)):
@@ -261,7 +261,7 @@ def test_cut_and_extended_objects_are_noticed() -> None:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_damaged_bytes_never_give_other_rows(data: st.DataObject) -> None:
-    """Shows that whatever overwrites part of a segment, reading it raises a FormatError or returns the original."""
+    """Shows that reading a partly overwritten segment raises a FormatError or returns the original."""
     good = _small()
     start = data.draw(st.integers(0, len(good) - 1))
     patch = data.draw(st.binary(min_size=1, max_size=80) | st.integers(1, 200).map(bytes))
@@ -276,7 +276,7 @@ def test_damaged_bytes_never_give_other_rows(data: st.DataObject) -> None:
 @settings(max_examples=200, deadline=None)
 @given(noise=st.binary(max_size=400), keep=st.integers(0, 300))
 def test_noise_is_refused(noise: bytes, keep: int) -> None:
-    """Shows that bytes that are no segment, or only begin like one, raise nothing but a FormatError."""
+    """Shows that bytes that are no segment, or only begin like one, raise only a FormatError."""
     with pytest.raises(FormatError):
         decode_plain(_small()[:keep] + noise, ObjectKind.SEGMENT, AT)
 
@@ -294,7 +294,7 @@ def test_an_object_under_another_key_is_noticed() -> None:
     moved, mine = (encode(block, position=position) for position in (other, AT))
     head, mine_head = head_of(moved, other), head_of(mine)
     row = head.rows[0]
-    spliced = mine[:row.core_offset] + moved[row.core_offset:]  # another object's parts behind our own directory
+    spliced = mine[:row.core_offset] + moved[row.core_offset:]  # another object's parts after our own directory
     assert len(spliced) == len(mine)
     with pytest.raises(Corrupt, match="belongs to another object"):
         head_of(spliced).core(0)
@@ -304,7 +304,7 @@ def test_an_object_under_another_key_is_noticed() -> None:
         decode_index(moved[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
 
 
-def test_two_blocks_of_a_stream_do_not_pass_for_one_another() -> None:
+def test_blocks_of_one_stream_are_not_mistaken_for_each_other() -> None:
     """Shows that swapped parts of two blocks in one object, and swapped frames of one block, are refused."""
     blocks = [seal_block(open_block(1, [[Row(seq, T0, b"a", 0, b"b")]]), AT) for seq in (1, 2)]
     data = b"".join(encode_segment(AT, NONCE, blocks))
@@ -328,21 +328,21 @@ def test_two_blocks_of_a_stream_do_not_pass_for_one_another() -> None:
     assert len(decode_frame(index, 1, stored)) == second.messages
 
 
-def test_the_head_alone_is_enough_to_know_the_writer() -> None:
-    """Shows how an unanswered put is settled: 64 bytes say kind, position and nonce."""
+def test_the_header_is_enough_to_know_the_writer() -> None:
+    """Shows how an unanswered put is resolved: 64 bytes have kind, position and nonce."""
     header = ObjectHeader.unpack(_small()[:HEADER_BYTES])
     assert (header.kind, header.position, header.nonce) == (ObjectKind.SEGMENT, AT, NONCE)
 
 
 def test_equal_blocks_give_equal_bytes() -> None:
-    """Shows that encoding draws nothing at random: a retried put carries the same bytes."""
+    """Shows that encoding uses nothing random: a retried put has the same bytes."""
     assert _small() == _small()
     head = head_of(_small())
     assert isinstance(head, SegmentHead)
 
 
-def test_times_of_a_staged_block_are_those_of_its_stream_however_often_it_is_read() -> None:
-    """Shows that an index which was decoded before is not taken at its word about times."""
+def test_times_of_a_staged_block_are_those_of_its_stream_also_when_it_is_read_again() -> None:
+    """Shows that an index which was decoded before is checked again for its times."""
     rows = [Row(1 + i, 1_000 + 10 * i, b"S.%d" % i, 0, b"x") for i in range(5)]
     sealed = seal_block(open_block(1, [[row] for row in rows]), AT)
     data = b"".join(encode_segment(AT, NONCE, [sealed]))

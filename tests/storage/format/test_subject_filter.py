@@ -1,4 +1,4 @@
-"""Subject filters: a present subject is never excluded, whatever the pattern; few others pass."""
+"""Subject filters: a present subject is never excluded, for any pattern; few others are included."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from broker.storage.format.subject_filter import (
     subject_hash,
 )
 
-TOKENS = st.sampled_from([b"a", b"b", b"orders", b"eu", b"17", b"", b"*", b">", b"\xff", "é".encode(), b"a b"]) | st.binary(
-    max_size=6)
+TOKENS = st.sampled_from([b"a", b"b", b"orders", b"eu", b"17", b"", b"*", b">", b"\xff", "é".encode(), b"a b"]
+                         ) | st.binary(max_size=6)
 SUBJECTS = st.lists(TOKENS, min_size=1, max_size=5).map(b".".join)
 MANY = st.lists(SUBJECTS, min_size=1, max_size=60, unique=True)
 
 
 @given(MANY, SUBJECTS, st.integers(0, 8))
-def test_what_is_there_is_never_excluded(subjects: list[bytes], pattern: bytes, cut: int) -> None:
-    """Any subjects, however odd: as literals, by patterns and by the bytes that they begin with."""
+def test_a_present_subject_is_never_excluded(subjects: list[bytes], pattern: bytes, cut: int) -> None:
+    """Shows that any present subjects are included: as literals, by patterns and by the bytes that they begin with."""
     data = encode_filter(sorted(subjects))
     assert data is not None
     assert check_filter(data) == data
@@ -54,8 +54,9 @@ def test_what_is_there_is_never_excluded(subjects: list[bytes], pattern: bytes, 
 
 @pytest.mark.parametrize("name", ["k.%d", "sensor.eu.%08d", "$KV.bucket.%x", "device.%d.temperature"])
 @pytest.mark.parametrize("count", [17, 100, 500, 1000])
-def test_few_others_pass_and_it_takes_a_byte_an_entry(name: str, count: int) -> None:
-    """Subjects that differ in a few characters, as most do: at most 3 in 100 pass, at 1.1 bytes an entry."""
+def test_few_others_are_included_and_an_entry_takes_a_byte(name: str, count: int) -> None:
+    """Shows for subjects that differ in a few characters, as most do: at most 3 % are included, at 1.1 bytes an
+    entry."""
     rng = random.Random(count)
     numbers = rng.sample(range(1 << 20), count + 3000)
     subjects = [(name % one).encode() for one in numbers[:count]]
@@ -67,8 +68,8 @@ def test_few_others_pass_and_it_takes_a_byte_an_entry(name: str, count: int) -> 
 
 
 def test_long_subjects() -> None:
-    """A subject of 60 000 bytes and 1500 tokens, beside others: all its beginnings are in the filter, and no more memory is used
-    than some times the subject."""
+    """Shows a subject of 60 000 bytes and 1500 tokens among others: all its beginnings are in the filter, and the
+    memory used is at most some times the subject's length."""
     long = b".".join([b"token" * 8] * 1500)
     subjects = [b"orders.eu", long, long[:1000] + b".x"]
     tracemalloc.start()
@@ -85,8 +86,8 @@ def test_long_subjects() -> None:
     assert encode_filter([b"a." * 3000 + b"a"]) is None
 
 
-def test_several_hashes_are_asked_for_at_once() -> None:
-    """One of any number of subjects is enough."""
+def test_several_hashes_are_checked_at_once() -> None:
+    """Shows that one present subject among any number is enough."""
     data = encode_filter([b"a.%d" % i for i in range(50)])
     assert data is not None
     absent = [subject_hash(b"b.%d" % i) for i in range(200)]
@@ -98,7 +99,7 @@ def test_several_hashes_are_asked_for_at_once() -> None:
     assert not may_hold(data, ())
 
 
-def test_patterns_without_a_beginning_conclude_nothing() -> None:
+def test_patterns_without_a_beginning_exclude_nothing() -> None:
     data = encode_filter([b"a.b"])
     assert data is not None
     assert [pattern_hash(one) for one in (b">", b"*", b"*.b", b".*")] == [None] * 4
@@ -115,7 +116,7 @@ def test_too_many_entries_are_no_filter() -> None:
 
 
 def test_very_deep_subjects_take_no_memory() -> None:
-    """2000 subjects of 1000 tokens have two million beginnings: the filter gives up early."""
+    """Shows that the filter gives up early: 2000 subjects of 1000 tokens have two million beginnings."""
     deep = [b"%d." % i + b"a." * 1000 + b"z" for i in range(2000)]
     tracemalloc.start()
     assert encode_filter(deep) is None
@@ -124,6 +125,6 @@ def test_very_deep_subjects_take_no_memory() -> None:
 
 
 @pytest.mark.parametrize("data", [None, "text", b"", b"\x05\0\0\0", bytes(5), b"\x05" + bytes(1 << 16)])
-def test_what_is_no_filter_is_refused(data: object) -> None:
+def test_a_value_that_is_no_filter_is_refused(data: object) -> None:
     with pytest.raises(ValueError, match="filter"):
         check_filter(data)

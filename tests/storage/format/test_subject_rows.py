@@ -1,4 +1,4 @@
-"""The rows of a page of subjects: what goes in comes out, whatever was dead, and damage is an error, never other rows."""
+"""The rows of a page of subjects: live messages are read back, and damage is an error, never other rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Msg = tuple[int, bytes, int, bytes]
 
 @st.composite
 def _blocks(draw: st.DrawFn) -> list[list[Msg]]:
-    """Neighbouring blocks of messages: sequence, subject, length of headers, body. There may be gaps."""
+    """Generate successive blocks of messages: sequence, subject, length of headers, body. There may be gaps."""
     seq, blocks = draw(st.sampled_from([0, 5, 1 << 33])), []
     for _ in range(draw(st.integers(1, 4))):
         some: list[Msg] = []
@@ -49,8 +49,8 @@ def _listed(rows: SubjectRows) -> list[tuple[int, bytes, int]]:
 
 
 @given(_blocks(), st.sets(st.integers(0, 60)), st.data())
-def test_rows_are_those_of_the_blocks_that_are_not_dead(blocks: list[list[Msg]], places: set[int], data: st.DataObject) -> None:
-    """By way of heads and of earlier pages, packed and unpacked."""
+def test_rows_are_those_of_the_live_messages(blocks: list[list[Msg]], places: set[int], data: st.DataObject) -> None:
+    """Shows the rows by way of heads and of earlier pages, packed and unpacked."""
     everything = [msg for msgs in blocks for msg in msgs]
     gone = sorted(everything[at][0] for at in places if at < len(everything))
     spans = [(seq, seq) for seq in gone]
@@ -58,7 +58,8 @@ def test_rows_are_those_of_the_blocks_that_are_not_dead(blocks: list[list[Msg]],
     writer = SubjectRowsWriter(first)
     for msgs in blocks:
         writer.add_head(_head(msgs), msgs[0][0], msgs[-1][0], spans)
-    expected = [(seq, subject, message_size(subject, hlen, body)) for seq, subject, hlen, body in everything if seq not in gone]
+    expected = [(seq, subject, message_size(subject, hlen, body))
+                for seq, subject, hlen, body in everything if seq not in gone]
     rows = writer.rows()
     if not expected:
         assert rows is None
@@ -74,7 +75,7 @@ def test_rows_are_those_of_the_blocks_that_are_not_dead(blocks: list[list[Msg]],
         subjects, ones, seqs = one.between(0, one.count)
         assert list(zip(seqs, subjects, strict=True)) == [(seq, subject) for seq, subject, _ in expected]
         assert list(ones) == [1] * one.count
-    # A page of a part of it, joined with what follows.
+    # Join a page of a part of them with a later block.
     cut = data.draw(st.integers(0, len(expected)))
     dead = [(seq, seq) for seq, _, _ in expected[:cut]]
     joined = SubjectRowsWriter(first)
@@ -86,8 +87,8 @@ def test_rows_are_those_of_the_blocks_that_are_not_dead(blocks: list[list[Msg]],
 
 
 @given(_blocks(), st.randoms())
-def test_what_is_not_packed_rows_is_refused(blocks: list[list[Msg]], rng: random.Random) -> None:
-    """One field replaced: an error, or rows that are within all bounds."""
+def test_other_values_than_packed_rows_are_refused(blocks: list[list[Msg]], rng: random.Random) -> None:
+    """Shows that a page with one replaced field is an error, or has rows within all bounds."""
     writer = SubjectRowsWriter(1)
     for msgs in blocks:
         writer.add_head(_head(msgs), 1, msgs[-1][0], [])
@@ -95,7 +96,8 @@ def test_what_is_not_packed_rows_is_refused(blocks: list[list[Msg]], rng: random
     assert rows is not None
     packed = rows.pack()
     at = rng.randrange(len(packed))
-    packed[at] = rng.choice([0, -1, 1 << 70, b"", b"xx", None, [], [0, 0, b""], [0, 1, b"\0"], [1, 9, b"\0"], ["", 0, b""], "x"])
+    packed[at] = rng.choice([0, -1, 1 << 70, b"", b"xx", None, [], [0, 0, b""], [0, 1, b"\0"], [1, 9, b"\0"],
+                             ["", 0, b""], "x"])
     try:
         found = SubjectRows.unpack(packed)
     except (TypeError, ValueError, IndexError, AttributeError, OverflowError):
@@ -106,27 +108,28 @@ def test_what_is_not_packed_rows_is_refused(blocks: list[list[Msg]], rng: random
 
 
 def test_a_count_costs_no_memory() -> None:
-    """A page that says to have 2^60 messages, all alike."""
+    """Shows that a page with a count of 2^60 equal messages is refused."""
     with pytest.raises(ValueError, match="out of bounds"):
         SubjectRows.unpack([1, 1 << 60, 1 << 60, [1, 0, b""], [0, 0, b""], [40, 0, b""], [1, 0, b""], 1, b"a"])
 
 
 @pytest.mark.parametrize("change", [
     {"ids": array("B", [0, 7])}, {"seqs": array("Q", [6, 5])}, {"seqs": array("Q", [5, 99])}, {"names": [b"b", b"a"]},
-    {"names": [b"a", b"a"]}], ids=["a subject that is not there", "sequences that fall", "a sequence beyond the range",
-                                   "names that fall", "a name twice"])
+    {"names": [b"a", b"a"]}], ids=["a subject that is missing", "sequences that descend",
+                                   "a sequence beyond the range", "names that descend", "a name twice"])
 def test_rows_out_of_bounds_are_refused(change: dict[str, object]) -> None:
-    """Each bound of its own."""
+    """Shows each bound."""
     sound = {"seqs": array("Q", [5, 7]), "ids": array("B", [0, 1]), "names": [b"a", b"b"]}
     given_: dict[str, object] = {**sound, **change}
-    make = lambda some: SubjectRows(5, 9, 5, some["seqs"], some["ids"], array("I", [40, 40]), some["names"])  # noqa: E731
+    make = lambda some: SubjectRows(  # noqa: E731
+        5, 9, 5, some["seqs"], some["ids"], array("I", [40, 40]), some["names"])
     assert SubjectRows.unpack(make(sound).pack()).count == 2
     with pytest.raises(ValueError, match="page of subjects"):
         SubjectRows.unpack(make(given_).pack())
 
 
 def test_rows_of_many_are_made_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More messages and names than one call looks at: the same rows, and no call sorts more."""
+    """Shows that more messages and names than one call processes give the same rows, and that no call sorts more."""
     monkeypatch.setattr(subject_rows, "_AT_ONCE", 7)
     longest = []
     monkeypatch.setattr(subject_rows, "sorted", lambda some: longest.append(len(some)) or sorted(some), raising=False)
@@ -137,7 +140,8 @@ def test_rows_of_many_are_made_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
         writer.add_head(_head(msgs[at:at + 100]), 1, msgs[at + 99][0], [(20, 40), (150, 150)])
     rows = writer.rows()
     assert rows is not None
-    expected = [(seq, name, message_size(name, hlen, body)) for seq, name, hlen, body in msgs if not 20 <= seq <= 40 and seq != 150]
+    expected = [(seq, name, message_size(name, hlen, body))
+                for seq, name, hlen, body in msgs if not 20 <= seq <= 40 and seq != 150]
     assert _listed(rows) == expected
     assert _listed(SubjectRows.unpack(rows.pack())) == expected
     assert list(rows.names) == sorted({name for _, name, _ in expected})

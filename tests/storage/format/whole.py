@@ -1,4 +1,4 @@
-"""Whole objects to plain values and back, for the format's tests."""
+"""Converts whole objects to plain values and back, for the format's tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AT = Position(3, 0x2A)
 
 
 class Row(NamedTuple):
-    """One message as a reader sees it."""
+    """A message as a reader decodes it."""
 
     seq: int
     time_ns: int
@@ -35,14 +35,14 @@ class Row(NamedTuple):
 
 
 def chunk_rows(chunk: Chunk) -> list[Row]:
-    """The messages of a chunk."""
+    """Return the messages of a chunk."""
     assert chunk.last_seq == chunk.seq(len(chunk) - 1)
     return [Row(chunk.seq(i), chunk.times[i], chunk.subjects[i], 0 if chunk.hlens is None else chunk.hlens[i],
                 chunk.bodies[i]) for i in range(len(chunk))]
 
 
 def open_block(stream_id: int, runs: Sequence[Sequence[Row]], **outcome: int) -> OpenBlock[None]:
-    """A block of these messages; those of one run are adjacent in sequence and have one time."""
+    """Return a block of these messages; those of one run are adjacent in sequence and have one time."""
     block: OpenBlock[None] = OpenBlock(stream_id, None)
     for run in runs:
         hlens = [row.hlen for row in run]
@@ -53,19 +53,19 @@ def open_block(stream_id: int, runs: Sequence[Sequence[Row]], **outcome: int) ->
 
 
 def encode(*blocks: OpenBlock[Any], position: Position = AT, codec: SectionCodec = SECTIONS) -> bytes:
-    """A segment of these blocks."""
+    """Return a segment of these blocks."""
     return b"".join(encode_segment(position, NONCE, [seal_block(block, position) for block in blocks], codec))
 
 
 def head_of(data: bytes, position: Position = AT, **which: Any) -> SegmentHead:
-    """The head of a whole object."""
+    """Return the head of a whole object."""
     head = decode_head(data, position, complete=True, **which)
     assert isinstance(head, SegmentHead)
     return head
 
 
 def block_rows(data: bytes, head: SegmentHead, i: int) -> tuple[BlockCore, list[Row]]:
-    """One block of a whole object, read as a reader does: core, index, every frame."""
+    """Read one block of a whole object as a reader does: core, index, every frame."""
     core = head.core(i)
     for record in core.records:
         assert record.body is record.body
@@ -83,7 +83,7 @@ def block_rows(data: bytes, head: SegmentHead, i: int) -> tuple[BlockCore, list[
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it; bytes as latin-1 text, which is readable for text and lossless for the rest."""
+    """Return ``value`` in the types of JSON; bytes as latin-1 text, which is lossless and readable for text."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, dict):
@@ -94,7 +94,7 @@ def plain(value: Any) -> Any:
 
 
 def decode_plain(data: bytes, kind: ObjectKind, position: Position, object_id: int = 0) -> Any:
-    """An object's whole content, as JSON values. Raises: FormatError."""
+    """Return an object's whole content, as JSON values. Raises: FormatError."""
     if kind in (ObjectKind.SEGMENT, ObjectKind.RUN):
         return _segment(data, kind, position, object_id)
     if kind is ObjectKind.PAGES:
@@ -131,5 +131,5 @@ def _segment(data: bytes, kind: ObjectKind, position: Position, object_id: int) 
 
 
 def _short(body: bytes) -> bytes:
-    """``body``, or for a long one a digest that identifies it."""
+    """Return ``body``, or for a long one a digest that identifies it."""
     return body if len(body) <= 100 else b"%d B, sha256 %b" % (len(body), hashlib.sha256(body).hexdigest().encode())
