@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class SubjectCounts(dict[str, int]):
-    """One page of matching subjects, in order, with their messages; ``total``: number of matching subjects."""
+    """A page of matching subjects, in order, with their messages; ``total``: number of matching subjects."""
 
     def __init__(self, total: int) -> None:
         super().__init__()

@@ -123,7 +123,7 @@ class Stream:
         self.domain = domain
         self.listeners = Listeners(self.name, {} if listeners is None else listeners)
         self.on_failed: Callable[[Stream], object] = lambda stream: stream.close()
-        """Called when the stream can no longer store anything; ``offline`` says why."""
+        """Called when the stream can no longer store anything; ``offline`` has the reason."""
         self.on_loaded: Callable[[], object] = lambda: None
         """Called when blocks have been loaded into memory."""
         self.stored = config.storage != "memory"
@@ -141,8 +141,8 @@ class Stream:
         self.queries = Queries(live, self.heads, self.subjects, search, reader, self.chunks)
         self.queue = PublishQueue(log, bytes_max=bytes_max)
         parts = StreamParts(self, account, self.name, stream_id, created_ns, domain, self.stored, log, reader, bus,
-                            clock, rng, self.tasks, self.listeners, live, self.heads, self.subjects, search, self.queries,
-                            self.queue)
+                            clock, rng, self.tasks, self.listeners, live, self.heads, self.subjects, search,
+                            self.queries, self.queue)
         self._info = StreamInfo(parts)
         self.ceiling = SequenceCeiling(parts, state.ceiling if state is not None else 0)
         self.retention = Retention(parts)

@@ -1,4 +1,4 @@
-"""One publish on its way through a stream's checks."""
+"""A publish on its way through a stream's checks."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _IDS_A_TURN = 2048
 """Ids loaded or removed in one turn of the loop: about 2 ms."""
 
 _ONE_TIME_NS = 100_000_000
-"""If a block spans at most this time, the last message's time is used for all its ids."""
+"""Maximum time span of a block for which the last message's time is used for all its ids."""
 
 _last_time: Callable[[LiveBlock], int] = attrgetter("last_time_ns")
 _first_seq: Callable[[LiveBlock], int] = attrgetter("first_seq")

@@ -51,9 +51,9 @@ class Pending:
         self.due: list[tuple[int, int]] = []
         """(sequence, time) of schedules among the messages, and of schedules that are due again."""
         self.totals: dict[bytes, Total] = {}
-        """For counters: subject → total including its last message."""
+        """Totals of counters: subject → total including its last message."""
         self.values: list[int] = []
-        """For counters: the total including each message."""
+        """Totals of counters: the total including each message."""
 
     @property
     def last_seq(self) -> int:

@@ -60,7 +60,7 @@ SWEEP = "sweep"
 it."""
 
 LEAVING = "leaving"
-"""The same member for a work queue.
+"""Extra member of a work queue, like ``sweep``.
 
 Earlier releases ignore it; their sweeps would empty a work queue without consumers.
 """

@@ -46,7 +46,7 @@ Run = tuple["Sequence[Msg]", int, int, "Source | None", int]
 
 
 class PublishQueue:
-    """One stream's queue.
+    """The queue of one stream.
 
     Attributes: ``closed``: True if publishes must pass through the queue; ``refused``: number of messages refused so
         far.

@@ -453,7 +453,7 @@ class SubjectState:
 
 
 def _needs_rows(block: LiveBlock) -> bool:
-    """Return whether only its rows tell which subjects some messages of a block have."""
+    """Return whether only its rows show which subjects some messages of a block have."""
     return block.subjects is None or len(block.subjects) > 1 or not block.gapless or block.dead is not None
 
 

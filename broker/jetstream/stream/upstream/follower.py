@@ -64,7 +64,7 @@ class Target(Protocol):
 
 
 class Follower(ABC):
-    """One mirror or source of a stream.
+    """A mirror or source of a stream.
 
     Attributes: ``error``: the reason why its origin cannot be read, or None.
     """

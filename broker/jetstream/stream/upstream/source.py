@@ -31,7 +31,7 @@ __all__ = ["Source"]
 
 
 class Source(Follower):
-    """One source of a stream; ``name`` distinguishes it from the stream's other sources."""
+    """A source of a stream; ``name`` distinguishes it from the stream's other sources."""
 
     def __init__(self, target: Target, given: StreamSource, parts: FollowerParts) -> None:
         self.name = source_name(given)
